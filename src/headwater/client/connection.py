@@ -1,0 +1,277 @@
+"""The client: one object for sending, reading and following, over a folder or over HTTP."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from headwater.client.consumer import Consumer
+from headwater.client.producer import Producer
+from headwater.client.rows import Attributes, Incoming
+from headwater.client.table import TableReader
+from headwater.errors import BadEventError, BadSettingError, Place
+from headwater.events import Clock, Event, Receipt, SystemClock, from_row
+from headwater.log import EventLog, LogBatch, Receipts, Rows, Start, Topic
+from headwater.log.protocol import Log
+from headwater.log.reader import Reader
+from headwater.units import duration
+
+__all__ = ["Client", "connect"]
+
+
+def connect(where: str | Path | None = None, *, clock: Clock | None = None) -> Client:
+    """A client for the log in a folder, or for a node.
+
+    Args:
+        where: A folder (default: `HEADWATER_DATA`, else ".headwater" here), or a node's "http://127.0.0.1:8642".
+        clock: What time it is, for tests.
+
+    Example:
+        >>> import tempfile
+        >>> client = connect(tempfile.mkdtemp())
+        >>> client.topics()
+        []
+    """
+    place = str(where or os.environ.get("HEADWATER_DATA") or ".headwater")
+    if place.startswith(("http://", "https://")):
+        from headwater.log.http import HttpLog  # httpx is slow to import and not needed for a folder
+
+        return Client(HttpLog(place), clock or SystemClock())
+    if "://" in place:
+        what = f"cannot connect to {place!r}"
+        raise BadSettingError(what, detail="it can be a folder, or http://host:port", fix='hw.connect(".headwater")')
+    return Client(EventLog(place, clock=clock), clock or SystemClock())
+
+
+class Client:
+    """Sends to and reads from topics; safe to share between threads. Made by `hw.connect`."""
+
+    def __init__(self, log: Log, clock: Clock) -> None:
+        self.log = log
+        self._clock = clock
+        self._incoming: dict[str, Incoming] = {}
+
+    # -- topics --------------------------------------------------------------------------------------------------
+
+    def create_topic(self, name: str, type_: object, **options: Any) -> Topic:
+        """Create a topic, or bring an existing one up to this type and these options.
+
+        Args:
+            name: Letters, digits, `.`, `_`, `-`.
+            type_: Dataclass, pydantic model, msgspec struct, Spark DDL text or Arrow schema.
+            options: `key`, `time`, `lateness`, `partitions`, `durability`, `retention`, `compact`, `overload`,
+                `idle`, `ahead`, `segment_size`.
+
+        Example:
+            >>> import tempfile
+            >>> client = connect(tempfile.mkdtemp())
+            >>> topic = client.create_topic("orders", "customer_id int, amount int", key="customer_id", partitions=3)
+            >>> topic.partitions
+            3
+        """
+        topic = self.log.create(Topic.declare(name, type_, place=_caller(), **options))
+        self._incoming.pop(name, None)
+        return topic
+
+    def topics(self) -> list[str]:
+        """Names of all topics."""
+        return self.log.topics()
+
+    def topic(self, name: str) -> Topic:
+        """A topic's definition."""
+        return self.log.topic(name)
+
+    # -- in ------------------------------------------------------------------------------------------------------
+
+    def send(self, topic: str, value: Any, *, key: Any = None, **about: Any) -> Receipt:
+        """Send one event and wait until it is as safe as the topic's durability says.
+
+        Args:
+            topic: Where to.
+            value: A dict, or an instance of the topic's type.
+            key: For topics without a key column; otherwise it fills the key column or must equal it.
+            about: `id`, `occurred_at`, `sent_at`, `headers`, `traceparent`, `source`.
+
+        Example:
+            >>> import tempfile
+            >>> client = connect(tempfile.mkdtemp())
+            >>> _ = client.create_topic("orders", "order_id string")
+            >>> client.send("orders", {"order_id": "a"}).offset
+            0
+        """
+        attributes = Attributes(key, **about)
+        return self._append(topic, lambda incoming, now: incoming.one(value, attributes, now))[0]
+
+    def send_many(self, topic: str, rows: Any, *, keys: Sequence[Any] | None = None) -> Receipts:
+        """Send many events at once; those of one partition are appended whole or not at all.
+
+        Args:
+            topic: Where to.
+            rows: Dicts or instances of the topic's type; an Arrow table or batch; a pandas or Polars frame.
+            keys: For topics without a key column: one per row.
+
+        Example:
+            >>> import tempfile
+            >>> client = connect(tempfile.mkdtemp())
+            >>> _ = client.create_topic("orders", "order_id string")
+            >>> len(client.send_many("orders", [{"order_id": "a"}, {"order_id": "b"}]))
+            2
+        """
+        return self._append(topic, lambda incoming, now: incoming.many(rows, keys, now))
+
+    def send_json(self, topic: str, lines: Sequence[bytes]) -> Receipts:
+        """Send events given as JSON objects, one per line."""
+        return self._append(topic, lambda incoming, now: incoming.json(lines, now))
+
+    def delete(self, topic: str, key: Any) -> Receipt:
+        """Delete a key from a compacted topic, by a tombstone.
+
+        Example:
+            >>> import tempfile
+            >>> client = connect(tempfile.mkdtemp())
+            >>> _ = client.create_topic("products", "product_id int, name string", key="product_id", compact=True)
+            >>> _ = client.send("products", {"product_id": 7, "name": "pen"})
+            >>> _ = client.delete("products", 7)
+            >>> client.table("products").rows()
+            []
+        """
+        return self._append(topic, lambda incoming, now: incoming.tombstone(key, now))[0]
+
+    def producer(self, topic: str, *, id: str | None = None) -> Producer:
+        """A producer that sends in the background; with an `id`, never twice."""
+        return Producer(self.log, self._clock, self._known(topic), id)
+
+    def _append(self, topic: str, rows_of: Any) -> Receipts:
+        incoming = self._known(topic)
+        try:
+            rows: Rows = rows_of(incoming, self._clock.micros())
+        except BadEventError:  # the type may have grown since this client looked
+            newest = self._known(topic, fresh=True)
+            if newest.topic.version == incoming.topic.version:
+                raise
+            rows = rows_of(newest, self._clock.micros())
+        return self.log.append(topic, rows)
+
+    def _known(self, topic: str, *, fresh: bool = False) -> Incoming:
+        found = self._incoming.get(topic)
+        if found is None or fresh:
+            found = self._incoming[topic] = Incoming(self.log.topic(topic))
+        return found
+
+    # -- out -----------------------------------------------------------------------------------------------------
+
+    def read(
+        self,
+        topic: str,
+        start: Start = "earliest",
+        stop: Start | None = "end",
+        *,
+        partitions: Sequence[int] | None = None,
+        as_: type | None = None,
+    ) -> Iterator[Event]:
+        """Events of a topic, in order within each partition.
+
+        Args:
+            topic: What to read.
+            start: "earliest", "latest", an offset, or a time (the first offset at which event time reaches it).
+            stop: "end" for what is there now, an offset or a time (exclusive), or None to follow for ever.
+            partitions: Only these.
+            as_: The class to make of each value; dicts if left out.
+
+        Example:
+            >>> import tempfile
+            >>> client = connect(tempfile.mkdtemp())
+            >>> _ = client.create_topic("orders", "order_id string")
+            >>> _ = client.send("orders", {"order_id": "a"})
+            >>> [(event.offset, event.value) for event in client.read("orders")]
+            [(0, {'order_id': 'a'})]
+        """
+        for batch in self._batches(topic, start, stop, partitions):
+            if as_ is None:
+                yield from batch.events()
+            else:
+                for event in batch.events():
+                    yield event if event.value is None else _typed(event, as_)
+
+    def read_arrow(
+        self,
+        topic: str,
+        start: Start = "earliest",
+        stop: Start | None = "end",
+        *,
+        partitions: Sequence[int] | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        """The same as typed Arrow columns, much faster; tombstones are left out."""
+        for batch in self._batches(topic, start, stop, partitions):
+            if batch.values.num_rows:
+                yield batch.select(~batch.deleted).values if "_hw.deleted" in batch.envelope else batch.values
+
+    def _batches(
+        self, topic: str, start: Start, stop: Start | None, partitions: Sequence[int] | None
+    ) -> Iterator[LogBatch]:
+        numbers = range(self.log.topic(topic).partitions) if partitions is None else partitions
+        positions = {number: self.log.find(topic, number, start) for number in numbers}
+        last = None if stop is None else "latest" if stop == "end" else stop
+        stops = None if last is None else {number: self.log.find(topic, number, last) for number in numbers}
+        reader = Reader(self.log, topic, positions, stops)
+        try:
+            yield from reader
+        finally:
+            reader.close()
+
+    def consumer(
+        self,
+        topic: str,
+        *,
+        group: str,
+        start: Start = "earliest",
+        timeout: str | timedelta | None = None,
+        session: str | timedelta = "5 minutes",
+    ) -> Consumer:
+        """A member of a consumer group.
+
+        Args:
+            topic: What to read.
+            group: Members of one group share the partitions.
+            start: Where a new group begins.
+            timeout: Iteration ends after this long without events; it waits for ever if left out.
+            session: A member that does not come back for more within this time loses its partitions.
+        """
+        wait = None if timeout is None else duration(timeout)
+        return Consumer(self.log, topic, group, start=start, timeout=wait, session=duration(session))
+
+    def table(self, topic: str) -> TableReader:
+        """A compacted topic as the table it stands for."""
+        return TableReader(self.log, topic)
+
+    def close(self) -> None:
+        """Finish what waits and let go of files and connections."""
+        self.log.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _typed(event: Event, as_: type) -> Event:
+    return msgspec.structs.replace(event, value=from_row(as_, event.value or {}))
+
+
+def _caller() -> Place | None:
+    """Where in the user's code the client was called."""
+    here = str(Path(__file__).parents[1])
+    for frame in inspect.stack(1)[1:]:
+        if not frame.filename.startswith(here):
+            source = (frame.code_context or [""])[0].strip()
+            return Place(os.path.relpath(frame.filename), frame.lineno, source)
+    return None
+

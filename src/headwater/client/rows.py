@@ -1,0 +1,155 @@
+"""From what a user hands over to typed columns: values checked, keys and clocks filled in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+
+from headwater.errors import BadEventError, BadKeyError
+from headwater.events import Codec, checked_headers, checked_traceparent, key_bytes, keys_of, storage_schema, to_row
+from headwater.log import Rows, Topic
+from headwater.units import micros, moment
+
+__all__ = ["Attributes", "Incoming"]
+
+_ZONED = pa.timestamp("us", "UTC")
+
+
+@dataclass(frozen=True)
+class Attributes:
+    """What may be said about an event besides its value."""
+
+    key: Any = None
+    id: str | None = None
+    occurred_at: datetime | str | None = None
+    sent_at: datetime | str | None = None
+    headers: Mapping[str, str] | None = None
+    traceparent: str | None = None
+    source: str | None = None
+
+
+class Incoming:
+    """Makes `Rows` for one topic under one version of its type."""
+
+    def __init__(self, topic: Topic) -> None:
+        self.topic = topic
+        self.codec = Codec(topic.schema)
+        self._stored = storage_schema(topic.schema)
+
+    def one(self, value: Any, about: Attributes, sent_at: int) -> Rows:
+        """A single event."""
+        row = value
+        if self.topic.key and about.key is not None:
+            row = self._keyed(to_row(value), about.key)
+        envelope = self._envelope(about, sent_at)
+        return Rows(self.codec.encode([row]), self.topic.version, envelope)
+
+    def many(self, values: Any, keys: Sequence[Any] | None, sent_at: int) -> Rows:
+        """A sequence of values, or an Arrow table or batch, pandas or Polars frame."""
+        batch = self.codec.encode(values) if isinstance(values, list | tuple) else self._frame(values)
+        rows = batch.num_rows
+        envelope = {}
+        if keys is not None:
+            envelope["_hw.key"] = self._key_column(keys, rows)
+        envelope["_hw.sent_at"] = pa.repeat(pa.scalar(sent_at, _ZONED), rows)
+        return Rows(batch, self.topic.version, envelope)
+
+    def json(self, lines: Sequence[bytes], sent_at: int) -> Rows:
+        """Values as JSON objects, one per line."""
+        batch = self.codec.decode_json(lines)
+        envelope = {"_hw.sent_at": pa.repeat(pa.scalar(sent_at, _ZONED), batch.num_rows)}
+        return Rows(batch, self.topic.version, envelope)
+
+    def tombstone(self, key: Any, sent_at: int) -> Rows:
+        """The row that deletes a key."""
+        if not self.topic.key:
+            what = f'topic "{self.topic.name}" has no key, so nothing can be deleted from it'
+            raise BadKeyError(what, fix='create the topic with key="…"', topic=self.topic.name)
+        parts = dict(zip(self.topic.key, self._key_parts(key), strict=True))
+        columns = []
+        for field in self._stored:
+            try:
+                columns.append(pa.array([parts.get(field.name)], field.type))
+            except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+                what = f"{parts[field.name]!r} cannot be a key of topic {self.topic.name!r}"
+                raise BadKeyError(what, detail=str(error), topic=self.topic.name) from None
+        envelope = {
+            "_hw.sent_at": pa.array([sent_at], _ZONED),
+            "_hw.deleted": pa.array([True]),
+        }
+        return Rows(pa.RecordBatch.from_arrays(columns, schema=self._stored), self.topic.version, envelope)
+
+    def key_of(self, rows: Rows) -> bytes | None:
+        """The canonical key of a single row."""
+        if self.topic.key:
+            keys = keys_of([rows.values.column(name) for name in self.topic.key])
+        else:
+            keys = rows.envelope.get("_hw.key")
+        return None if keys is None else keys[0].as_py()
+
+    def _frame(self, values: Any) -> pa.RecordBatch:
+        if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__len__"):
+            values = list(values) if hasattr(values, "__iter__") and not isinstance(values, str | bytes) else values
+            if not isinstance(values, list) or not all(map(_is_row, values[:1])):
+                what = f"send_many takes rows or a frame, not {type(values).__name__}"
+                raise BadEventError(what, fix="client.send(topic, value) for one event")
+            return self.codec.encode(values)
+        return self.codec.encode_frame(values)
+
+    def _keyed(self, row: dict[str, Any], key: Any) -> dict[str, Any]:
+        parts = self._key_parts(key)
+        for name, part in zip(self.topic.key, parts, strict=True):
+            if row.get(name) is not None and key_bytes(row[name]) != key_bytes(part):
+                raise BadKeyError(
+                    f'the key {part!r} is not the event\'s "{name}", which is {row[name]!r}',
+                    detail=f'topic "{self.topic.name}" is keyed by {", ".join(self.topic.key)}',
+                    fix="leave the key out: it is taken from the event",
+                    topic=self.topic.name,
+                )
+        return row | {
+            name: part if row.get(name) is None else row[name]
+            for name, part in zip(self.topic.key, parts, strict=True)
+        }
+
+    def _key_parts(self, key: Any) -> tuple[Any, ...]:
+        parts = tuple(key) if isinstance(key, tuple | list) else (key,)
+        if len(parts) != len(self.topic.key) or any(part is None for part in parts):
+            what = f"{key!r} is no key of topic {self.topic.name!r}"
+            raise BadKeyError(what, detail=f"its key is ({', '.join(self.topic.key)})", topic=self.topic.name)
+        return parts
+
+    def _key_column(self, keys: Sequence[Any], rows: int) -> pa.Array:
+        if self.topic.key:
+            what = f'topic "{self.topic.name}" takes its keys from {", ".join(self.topic.key)}'
+            raise BadKeyError(what, fix="leave keys= out", topic=self.topic.name)
+        if len(keys) != rows:
+            raise BadKeyError(f"{len(keys)} keys for {rows} events", topic=self.topic.name)
+        return pa.array([None if key is None else key_bytes(key) for key in keys], pa.binary())
+
+    def _envelope(self, about: Attributes, sent_at: int) -> dict[str, pa.Array]:
+        """Columns of one row, in the order of the frame's bits; what is not given is left out."""
+        envelope: dict[str, pa.Array] = {}
+        if about.key is not None and not self.topic.key:
+            envelope["_hw.key"] = pa.array([key_bytes(about.key)], pa.binary())
+        if about.id is not None:
+            envelope["_hw.id"] = pa.array([str(about.id)])
+        if about.occurred_at is not None:
+            envelope["_hw.occurred_at"] = pa.array([micros(moment(about.occurred_at))], _ZONED)
+        given = sent_at if about.sent_at is None else micros(moment(about.sent_at))
+        envelope["_hw.sent_at"] = pa.array([given], _ZONED)
+        if about.headers:
+            pairs = [list(checked_headers(about.headers).items())]
+            envelope["_hw.headers"] = pa.array(pairs, pa.map_(pa.string(), pa.string()))
+        if about.traceparent is not None:
+            envelope["_hw.traceparent"] = pa.array([checked_traceparent(about.traceparent)])
+        if about.source is not None:
+            envelope["_hw.source"] = pa.array([about.source])
+        return envelope
+
+
+def _is_row(value: Any) -> bool:
+    return not isinstance(value, str | bytes | int | float)

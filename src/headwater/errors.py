@@ -1,0 +1,455 @@
+"""Every error Headwater raises, in one tree and one form.
+
+    HeadwaterError
+    ├── UsageError                 the caller can put it right
+    │   ├── BadNameError           a name that cannot be a topic, group or field
+    │   ├── BadTypeError           a declared type that cannot become a schema
+    │   ├── BadEventError          an event that does not fit its topic's schema
+    │   │   └── BadJsonError       a line that is not JSON at all
+    │   ├── BadKeyError            a key that is missing, or of no usable type
+    │   ├── BadOffsetError         an offset outside what the partition holds
+    │   ├── BadTimeError           a time, duration or size that cannot be read
+    │   ├── BadFilterError         a condition that cannot be evaluated
+    │   ├── BadSettingError        a setting or option with an impossible value
+    │   ├── BadAppError            an app file that cannot be loaded
+    │   ├── TimeColumnMissingError the event-time column is not in the type
+    │   ├── TooLargeError          an event, line or body over its limit
+    │   ├── UnknownTopicError      no topic of that name
+    │   ├── UnknownGroupError      no consumer group of that name
+    │   └── UnknownCodeError       no error of that code
+    ├── RefusedError               allowed in principle, not like this
+    │   ├── SchemaConflictError    a type that old events cannot be read under
+    │   ├── TopicExistsError       the topic is there with other settings
+    │   ├── FencedError            a newer owner has taken over
+    │   ├── LockedError            another process holds an exclusive role
+    │   ├── NeedsConfirmationError a change of data without a yes
+    │   └── ForbiddenError         an address, host or origin that is not served
+    ├── OverloadedError            the buffer at the door is full
+    ├── DataError                  something in the log is not as it should be
+    │   ├── DataGoneError          the offsets asked for were removed by retention
+    │   ├── DamagedError           a checksum does not match
+    │   └── NewerFormatError       written by a newer version of Headwater
+    └── EnvironmentFaultError      the machine said no
+        ├── DiskFullError          no space left
+        ├── DiskFailedError        a write or sync failed
+        ├── NotWritableError       the data folder cannot be written
+        ├── PortTakenError         the address is in use
+        └── UnreachableError       no node answers there
+
+One error says: code, what failed, where in the user's file, detail, fix. `render` prints
+it for a terminal, `problem` as problem+json, and `headwater help CODE` prints the class's
+docstring.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+__all__ = [
+    "BadAppError",
+    "BadEventError",
+    "BadFilterError",
+    "BadJsonError",
+    "BadKeyError",
+    "BadNameError",
+    "BadOffsetError",
+    "BadSettingError",
+    "BadTimeError",
+    "BadTypeError",
+    "DamagedError",
+    "DataError",
+    "DataGoneError",
+    "DiskFailedError",
+    "DiskFullError",
+    "EnvironmentFaultError",
+    "FencedError",
+    "ForbiddenError",
+    "HeadwaterError",
+    "LockedError",
+    "NeedsConfirmationError",
+    "NewerFormatError",
+    "NotWritableError",
+    "OverloadedError",
+    "Place",
+    "PortTakenError",
+    "RefusedError",
+    "SchemaConflictError",
+    "TimeColumnMissingError",
+    "TooLargeError",
+    "TopicExistsError",
+    "UnknownCodeError",
+    "UnknownGroupError",
+    "UnknownTopicError",
+    "UnreachableError",
+    "UsageError",
+    "by_code",
+]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in the user's file something was written."""
+
+    file: str
+    line: int
+    source: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+class HeadwaterError(Exception):
+    """The root: catch it to catch everything Headwater raises on purpose.
+
+    Args:
+        what: What failed, lower case, no full stop.
+        detail: More facts, one line each.
+        fix: The next thing to type.
+        place: Where in the user's file the cause stands.
+        data: Facts for programs; they become attributes of `data`.
+
+    Example:
+        >>> error = UnknownTopicError("no topic \\"order\\"", fix="orders", topic="order")
+        >>> error.code, error.status, error.data["topic"]
+        ('UNKNOWN_TOPIC', 404, 'order')
+        >>> print(error.render())
+        error UNKNOWN_TOPIC: no topic "order"
+          fix: orders          docs: headwater help UNKNOWN_TOPIC
+    """
+
+    code: ClassVar[str] = "ERROR"
+    status: ClassVar[int] = 500
+    exit_code: ClassVar[int] = 1
+    retryable: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        detail: str | None = None,
+        fix: str | None = None,
+        place: Place | None = None,
+        **data: Any,
+    ) -> None:
+        super().__init__(what)
+        self.what = what
+        self.detail = detail
+        self.fix = fix
+        self.place = place
+        self.data = data
+
+    def __str__(self) -> str:
+        lines = [f"{self.code}: {self.what}"]
+        lines += [f"{self.place}"] if self.place else []
+        lines += [self.detail] if self.detail else []
+        lines += [f"fix: {self.fix}"] if self.fix else []
+        return "\n  ".join(lines)
+
+    def render(self) -> str:
+        """The error as a person reads it in a terminal."""
+        lines = [f"error {self.code}: {self.what}"]
+        if self.place:
+            lines.append(f"  {self.place}   {self.place.source}".rstrip())
+        lines += [f"  {line}" for line in (self.detail or "").splitlines()]
+        docs = f"docs: headwater help {self.code}"
+        lines.append(f"  fix: {self.fix}          {docs}" if self.fix else f"  {docs}")
+        return "\n".join(lines)
+
+    def problem(self) -> dict[str, Any]:
+        """The error as an application/problem+json document (RFC 9457)."""
+        fields = {
+            "type": f"urn:headwater:error:{self.code}",
+            "title": self.what,
+            "status": self.status,
+            "code": self.code,
+            "detail": self.detail,
+            "fix": self.fix,
+            "place": str(self.place) if self.place else None,
+            "retryable": self.retryable,
+            "data": self.data,
+        }
+        return {name: value for name, value in fields.items() if value not in (None, {})}
+
+    @classmethod
+    def from_problem(cls, problem: dict[str, Any]) -> HeadwaterError:
+        """The error that a node answered with, as the same class as on its side.
+
+        Example:
+            >>> sent = BadKeyError("the key is missing", topic="orders").problem()
+            >>> received = HeadwaterError.from_problem(sent)
+            >>> type(received).__name__, received.data
+            ('BadKeyError', {'topic': 'orders'})
+        """
+        known = by_code().get(problem.get("code", ""), HeadwaterError)
+        return known(
+            problem.get("title", "the node answered with an error"),
+            detail=problem.get("detail"),
+            fix=problem.get("fix"),
+            **problem.get("data", {}),
+        )
+
+
+class UsageError(HeadwaterError):
+    """The caller asked for something that cannot be; nothing was done."""
+
+    code = "BAD_USAGE"
+    status = 400
+    exit_code = 2
+
+
+class BadNameError(UsageError):
+    """A topic, group or producer name is not usable.
+
+    Names have 1 to 249 characters out of letters, digits, `.`, `_` and `-`; they are not `.` or `..`,
+    and no two may differ only by case or by `.` against `_`, so that a name is a safe file name on every
+    system and a valid topic name in Kafka.
+    """
+
+    code = "BAD_NAME"
+
+
+class BadTypeError(UsageError):
+    """A declared event type holds a field that no schema can express; the message names the field."""
+
+    code = "BAD_TYPE"
+
+
+class BadEventError(UsageError):
+    """An event does not fit its topic's schema; no event of that call was written.
+
+    `data` has `row` (counted from 0) and `field`.
+    """
+
+    code = "BAD_EVENT"
+
+
+class BadJsonError(BadEventError):
+    """A line or body is not valid JSON; no event of that call was written. `data` has `row`."""
+
+    code = "BAD_JSON"
+
+
+class BadKeyError(UsageError):
+    """A key is missing where one is needed, differs from the event's key field, or has no usable type."""
+
+    code = "BAD_KEY"
+
+
+class BadOffsetError(UsageError):
+    """An offset is not a number, or lies beyond the end of its partition. `data` has `offset` and `end`."""
+
+    code = "BAD_OFFSET"
+
+
+class BadTimeError(UsageError):
+    """A time, duration or size cannot be read. Times are RFC 3339 with a zone, or relative like `-10m`."""
+
+    code = "BAD_TIME"
+
+
+class BadFilterError(UsageError):
+    """A condition such as `amount > 100` cannot be evaluated on the topic's columns."""
+
+    code = "BAD_FILTER"
+
+
+class BadSettingError(UsageError):
+    """A setting or option has a value it cannot have; the message lists the ones it can."""
+
+    code = "BAD_SETTING"
+
+
+class BadAppError(UsageError):
+    """An app file cannot be found or loaded, or defines no `hw.App`."""
+
+    code = "BAD_APP"
+
+
+class TimeColumnMissingError(UsageError):
+    """A topic's `time=` names a column that its type does not have, or that holds no timestamps."""
+
+    code = "TIME_COLUMN_MISSING"
+
+
+class TooLargeError(UsageError):
+    """An event, a line or a request body is over its limit; `data` has the `limit` in bytes."""
+
+    code = "TOO_LARGE"
+    status = 413
+
+
+class UnknownTopicError(UsageError):
+    """There is no topic of that name; near names are listed."""
+
+    code = "UNKNOWN_TOPIC"
+    status = 404
+
+
+class UnknownGroupError(UsageError):
+    """There is no consumer group of that name on that topic."""
+
+    code = "UNKNOWN_GROUP"
+    status = 404
+
+
+class UnknownCodeError(UsageError):
+    """`headwater help` was asked for an error code that does not exist."""
+
+    code = "UNKNOWN_CODE"
+    status = 404
+
+
+class RefusedError(HeadwaterError):
+    """Understood, but not allowed as asked; nothing was changed."""
+
+    code = "REFUSED"
+    status = 409
+    exit_code = 4
+
+
+class SchemaConflictError(RefusedError):
+    """A topic's new type would make its old events unreadable; the difference is shown.
+
+    Adding an optional or defaulted field and widening a number are taken. Dropping, renaming or retyping a
+    field is refused: write to a new topic instead.
+    """
+
+    code = "SCHEMA_CONFLICT"
+
+
+class TopicExistsError(RefusedError):
+    """The topic exists with other settings that cannot be changed in place, such as its partitions or key."""
+
+    code = "TOPIC_EXISTS"
+
+
+class FencedError(RefusedError):
+    """A newer generation owns these partitions; the old owner's commit was not taken."""
+
+    code = "FENCED"
+
+
+class LockedError(RefusedError):
+    """Another process holds a role that only one may have; `data` has its `pid`."""
+
+    code = "LOCKED_BY"
+    status = 423
+
+
+class NeedsConfirmationError(RefusedError):
+    """A command that changes data was called without a terminal and without `--yes`."""
+
+    code = "NEEDS_CONFIRMATION"
+
+
+class ForbiddenError(RefusedError):
+    """The node serves this machine only: other addresses, hosts and origins are refused."""
+
+    code = "FORBIDDEN"
+    status = 403
+
+
+class OverloadedError(HeadwaterError):
+    """The buffer in front of the log is full and the topic's policy says to push back; try again later."""
+
+    code = "OVERLOADED"
+    status = 429
+    exit_code = 3
+    retryable = True
+
+
+class DataError(HeadwaterError):
+    """Stored data is missing, damaged or not readable by this version."""
+
+    code = "DATA"
+    exit_code = 5
+
+
+class DataGoneError(DataError):
+    """The offsets asked for have been removed by retention; `data` has `first`, `last` and `start`.
+
+    Nothing is skipped in silence: choose where to go on, for instance
+    `headwater reset GROUP --topic TOPIC --to earliest`.
+    """
+
+    code = "DATA_GONE"
+    status = 410
+
+
+class DamagedError(DataError):
+    """A checksum does not match: bytes on disk changed after they were written.
+
+    `data` has the `segment`, the `offset` of the batch and the byte `position`. Other segments stay readable;
+    `headwater verify` lists all damage.
+    """
+
+    code = "DAMAGED"
+
+
+class NewerFormatError(DataError):
+    """The data folder was written by a newer version of Headwater; nothing was touched."""
+
+    code = "NEWER_FORMAT"
+
+
+class EnvironmentFaultError(HeadwaterError):
+    """The disk, the network or the operating system refused."""
+
+    code = "ENVIRONMENT"
+    exit_code = 3
+
+
+class DiskFullError(EnvironmentFaultError):
+    """No space is left; nothing acknowledged is lost, reads go on, appends work again once there is room."""
+
+    code = "DISK_FULL"
+    status = 507
+    retryable = True
+
+
+class DiskFailedError(EnvironmentFaultError):
+    """A write or sync failed, so the events were not acknowledged.
+
+    The segment is closed at its last acknowledged batch and never written again: after a failed sync, a later
+    one that succeeds proves nothing.
+    """
+
+    code = "DISK_FAILED"
+    retryable = True
+
+
+class NotWritableError(EnvironmentFaultError):
+    """The data folder cannot be created or written by this user."""
+
+    code = "NOT_WRITABLE"
+
+
+class PortTakenError(EnvironmentFaultError):
+    """Another program listens on the node's port; choose another with `--port`."""
+
+    code = "PORT_TAKEN"
+
+
+class UnreachableError(EnvironmentFaultError):
+    """No Headwater node answers at that address."""
+
+    code = "UNREACHABLE"
+    status = 503
+    retryable = True
+
+
+def by_code() -> dict[str, type[HeadwaterError]]:
+    """All error classes by their code.
+
+    Example:
+        >>> by_code()["DISK_FULL"].status
+        507
+    """
+    found: dict[str, type[HeadwaterError]] = {}
+    waiting: list[type[HeadwaterError]] = [HeadwaterError]
+    while waiting:
+        error = waiting.pop()
+        found[error.code] = error
+        waiting.extend(error.__subclasses__())
+    return found

@@ -1,0 +1,52 @@
+"""What an event is: its envelope, key and clocks, its type and how that may change, and `Change`.
+
+Declared types come in (`arrow_schema`), rows, JSON lines and frames become checked Arrow batches (`Codec`) and come
+out again as events (`events_of`). Enter at `declared.py` for types, at `codec.py` for data.
+"""
+
+from headwater.events.change import Change, Position, Row, Transaction
+from headwater.events.clock import Clock, ManualClock, SystemClock
+from headwater.events.codec import Codec, Limits, storage_schema
+from headwater.events.ddl import from_ddl, to_ddl
+from headwater.events.declared import Precision, arrow_schema, from_row
+from headwater.events.envelope import Event, Receipt, checked_headers, checked_traceparent, events_of
+from headwater.events.evolution import Difference, FieldChange, compare, merge, upgrade
+from headwater.events.key import key_bytes, keys_of, murmur2, partition_of, partitions_of
+from headwater.events.values import to_row, values_of
+from headwater.events.where import Where
+
+__all__ = [
+    "Change",
+    "Clock",
+    "Codec",
+    "Difference",
+    "Event",
+    "FieldChange",
+    "Limits",
+    "ManualClock",
+    "Position",
+    "Precision",
+    "Receipt",
+    "Row",
+    "SystemClock",
+    "Transaction",
+    "Where",
+    "arrow_schema",
+    "checked_headers",
+    "checked_traceparent",
+    "compare",
+    "events_of",
+    "from_ddl",
+    "from_row",
+    "key_bytes",
+    "keys_of",
+    "merge",
+    "murmur2",
+    "partition_of",
+    "partitions_of",
+    "storage_schema",
+    "to_ddl",
+    "to_row",
+    "upgrade",
+    "values_of",
+]

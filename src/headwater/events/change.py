@@ -1,0 +1,260 @@
+"""One change of one row: what captures, compacted topics and views all speak."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+import pyarrow as pa
+
+from headwater.errors import BadEventError
+from headwater.events.shape import Shape
+from headwater.events.values import json_form, moment_text, shown
+from headwater.units import moment
+
+__all__ = ["Change", "Position", "Row", "Transaction"]
+
+Row: TypeAlias = dict[str, Any]
+
+_OPS = ("read", "insert", "update", "delete", "truncate")
+_POSITION = re.compile(r"(.+)@((?:\d+:\d+(?:\.\d+)*(?:,(?!$)|$))*)")
+_TYPED = (datetime, date, Decimal, bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far a reader has come in one source.
+
+    A source has lanes: the partitions of a log, or the one lane of a database. In each lane a position stands at a
+    place, a tuple of numbers such as (offset,) or (LSN, index in the transaction). One position is before another
+    when it is behind in some lane and ahead in none; two that are each ahead in some lane are in no order.
+    To users it is opaque text.
+
+    Example:
+        >>> early, later = Position.of("orders", {0: 5, 1: 7}), Position.of("orders", {0: 6, 1: 7})
+        >>> early < later, str(later), Position.parse("orders@0:6,1:7") == later
+        (True, 'orders@0:6,1:7', True)
+    """
+
+    source: str
+    lanes: tuple[tuple[int, tuple[int, ...]], ...]
+
+    @classmethod
+    def of(cls, source: str, lanes: Mapping[int, int | tuple[int, ...]]) -> Position:
+        """A position from places by lane.
+
+        Example:
+            >>> Position.of("shop", {0: (1234, 2)})
+            Position(source='shop', lanes=((0, (1234, 2)),))
+        """
+        places = {lane: place if isinstance(place, tuple) else (place,) for lane, place in lanes.items()}
+        return cls(source, tuple(sorted(places.items())))
+
+    @classmethod
+    def parse(cls, text: str) -> Position:
+        """The position a text stands for.
+
+        Raises:
+            BadEventError: The text is not a position.
+        """
+        match = _POSITION.fullmatch(text) if isinstance(text, str) else None
+        if match is None:
+            what = f"{shown(text)} is not a position"
+            raise BadEventError(what, detail="use the text of a position as you were given it", field="position")
+        pairs = [lane.split(":") for lane in match[2].split(",") if lane]
+        return cls.of(match[1], {int(lane): tuple(map(int, place.split("."))) for lane, place in pairs})
+
+    def __str__(self) -> str:
+        lanes = (f"{lane}:{'.'.join(map(str, place))}" for lane, place in self.lanes)
+        return f"{self.source}@{','.join(lanes)}"
+
+    def __le__(self, other: Position) -> bool:
+        self._check(other)
+        ahead = dict(other.lanes)
+        return all(lane in ahead and place <= ahead[lane] for lane, place in self.lanes)
+
+    def __lt__(self, other: Position) -> bool:
+        return self <= other and self != other
+
+    def __ge__(self, other: Position) -> bool:
+        return other <= self
+
+    def __gt__(self, other: Position) -> bool:
+        return other < self
+
+    def joined(self, other: Position) -> Position:
+        """The first position that is not before either: the further place of every lane.
+
+        Example:
+            >>> str(Position.of("orders", {0: 5}).joined(Position.of("orders", {0: 3, 1: 7})))
+            'orders@0:5,1:7'
+        """
+        self._check(other)
+        lanes: dict[int, int | tuple[int, ...]] = dict(self.lanes)
+        for lane, place in other.lanes:
+            lanes[lane] = max(place, dict(self.lanes).get(lane, place))
+        return Position.of(self.source, lanes)
+
+    def _check(self, other: Position) -> None:
+        if self.source != other.source:
+            what = f"positions of {self.source!r} and {other.source!r} cannot be compared"
+            raise BadEventError(what, detail="a position orders the changes of one source", field="position")
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """The transaction a change was committed in.
+
+    Attributes:
+        id: The source's name for it.
+        committed_at: When it was committed.
+        index: The place of this change in it, from 0.
+        last: Whether this is its final change: all of the transaction is there once this one is.
+    """
+
+    id: str
+    committed_at: datetime
+    index: int = 0
+    last: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One change of one row, as the source committed it.
+
+    Attributes:
+        op: What happened; "read" is a row of a snapshot.
+        table: The table or topic, such as "public.products".
+        key: The primary key after the change; the old one for a delete; () for a truncate.
+        before: The row before, as far as `before_holds` says.
+        before_holds: Whether `before` is the whole row, its key only, or nothing.
+        after: The row after; None for a delete and a truncate.
+        unchanged: Columns the source did not send: keep the value you have.
+        position: Where in the source it stands.
+        transaction: The transaction it is part of.
+        schema: The version in the topic's schema history.
+
+    Example:
+        >>> at = Transaction("77", moment("2026-01-01T00:00:00Z"))
+        >>> change = Change("insert", "products", (7,), None, "nothing", {"id": 7}, frozenset(),
+        ...                 Position.of("shop", {0: 12}), at, 1)
+        >>> Change.from_json(change.to_json()) == change
+        True
+    """
+
+    op: Literal["read", "insert", "update", "delete", "truncate"]
+    table: str
+    key: tuple[Any, ...]
+    before: Row | None
+    before_holds: Literal["row", "key", "nothing"]
+    after: Row | None
+    unchanged: frozenset[str]
+    position: Position
+    transaction: Transaction
+    schema: int
+
+    def __post_init__(self) -> None:
+        for sound, field, reason in (
+            (self.op in _OPS, "op", f"is one of {', '.join(_OPS)}"),
+            (self.before_holds in ("row", "key", "nothing"), "before_holds", "is row, key or nothing"),
+            ((self.before is None) == (self.before_holds == "nothing"), "before", "is there unless it holds nothing"),
+            ((self.after is None) == (self.op in ("delete", "truncate")), "after", "is there unless the row is gone"),
+            ((self.key == ()) <= (self.op == "truncate"), "key", "is empty for a truncate only"),
+            (not self.unchanged & (self.after or {}).keys(), "unchanged", "names no column that was sent"),
+        ):
+            if not sound:
+                raise BadEventError(f"a change of {self.table}: {field} {reason}", field=field, table=self.table)
+
+    def to_json(self) -> bytes:
+        """The change as one JSON object; decimals, times and bytes inside rows are text."""
+        document = {
+            "op": self.op,
+            "table": self.table,
+            "key": json_form(self.key),
+            "before": json_form(self.before),
+            "before_holds": self.before_holds,
+            "after": json_form(self.after),
+            "unchanged": sorted(self.unchanged),
+            "position": str(self.position),
+            "transaction": {
+                "id": self.transaction.id,
+                "committed_at": moment_text(self.transaction.committed_at),
+                "index": self.transaction.index,
+                "last": self.transaction.last,
+            },
+            "schema": self.schema,
+        }
+        return msgspec.json.encode(document)
+
+    @classmethod
+    def from_json(
+        cls, text: bytes | str, *, schema: pa.Schema | None = None, key: tuple[str, ...] = ()
+    ) -> Change:
+        """The change a JSON object stands for.
+
+        Args:
+            text: What `to_json` gave.
+            schema: The schema of its rows: with it, values get their types back; without it they stay as in JSON.
+            key: The names of the key's columns in that schema, to give the key's values their types.
+
+        Raises:
+            BadEventError: The text is not a change, or a row does not fit the schema.
+        """
+        try:
+            document = _DECODER.decode(text)
+            typed = _Typed(schema)
+            return cls(
+                op=document.op,
+                table=document.table,
+                key=typed.key(document.key, key),
+                before=typed.row(document.before),
+                before_holds=document.before_holds,
+                after=typed.row(document.after),
+                unchanged=frozenset(document.unchanged),
+                position=Position.parse(document.position),
+                transaction=document.transaction,
+                schema=document.schema,
+            )
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
+            raise BadEventError(f"the text is not a change: {error}", detail=shown(text)) from None
+
+
+class _Document(msgspec.Struct, forbid_unknown_fields=True):
+    op: Literal["read", "insert", "update", "delete", "truncate"]
+    table: str
+    key: list[Any]
+    before: Row | None
+    before_holds: Literal["row", "key", "nothing"]
+    after: Row | None
+    unchanged: list[str]
+    position: str
+    transaction: Transaction
+    schema: int
+
+
+_DECODER = msgspec.json.Decoder(_Document)
+
+
+class _Typed:
+    """Gives the values of rows that may lack columns their types back."""
+
+    def __init__(self, schema: pa.Schema | None) -> None:
+        fields = [] if schema is None else [pa.field(field.name, field.type) for field in schema]
+        self._struct = Shape(fields).struct if fields else None
+
+    def row(self, row: Row | None) -> Row | None:
+        if row is None or self._struct is None:
+            return row
+        typed: Row = msgspec.to_builtins(msgspec.convert(row, self._struct), builtin_types=_TYPED)
+        return typed
+
+    def key(self, values: list[Any], names: tuple[str, ...]) -> tuple[Any, ...]:
+        if len(names) != len(values) or self._struct is None:
+            return tuple(values)
+        row = self.row(dict(zip(names, values, strict=True))) or {}
+        return tuple(row[name] for name in names)

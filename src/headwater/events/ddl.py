@@ -1,0 +1,282 @@
+"""Spark DDL text such as `id BIGINT NOT NULL, tags ARRAY<STRING>` to an Arrow schema and back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from headwater.errors import BadTypeError
+from headwater.events.shape import check_fields
+from headwater.events.values import shown
+
+__all__ = ["from_ddl", "to_ddl"]
+
+_WORDS: dict[str, pa.DataType] = {
+    "BOOLEAN": pa.bool_(),
+    "TINYINT": pa.int8(),
+    "BYTE": pa.int8(),
+    "SMALLINT": pa.int16(),
+    "SHORT": pa.int16(),
+    "INT": pa.int32(),
+    "INTEGER": pa.int32(),
+    "BIGINT": pa.int64(),
+    "LONG": pa.int64(),
+    "FLOAT": pa.float32(),
+    "REAL": pa.float32(),
+    "DOUBLE": pa.float64(),
+    "STRING": pa.string(),
+    "BINARY": pa.binary(),
+    "DATE": pa.date32(),
+    "TIMESTAMP": pa.timestamp("us", "UTC"),
+    "TIMESTAMP_LTZ": pa.timestamp("us", "UTC"),
+}
+# Spark's canonical word for each type: the first that stands for it above, apart from the synonyms.
+_CANONICAL = {kind: word for word, kind in reversed(_WORDS.items())}
+_REFUSED = {
+    "TIMESTAMP_NTZ": "a time without a zone means another moment on every machine; use TIMESTAMP",
+    "VARCHAR": "its length would not be checked; use STRING",
+    "CHAR": "its length would not be checked; use STRING",
+    "INTERVAL": "use BIGINT with a unit of your choice",
+    "VARIANT": "an event has typed fields; use STRUCT, MAP or STRING",
+    "VOID": "a field without a type holds nothing",
+    "TIME": "use STRING with ISO text",
+}
+_TOKEN = re.compile(
+    r"""\s+ | --[^\n]* | /\*.*?\*/
+    | (?P<word> [A-Za-z0-9_]+ )
+    | ` (?P<quoted> (?:[^`]|``)+ ) `
+    | ' (?P<single> (?:[^'\\]|\\.|'')* ) '
+    | " (?P<double> (?:[^"\\]|\\.|"")* ) "
+    | (?P<mark> [<>(),:] )""",
+    re.VERBOSE | re.DOTALL,
+)
+_BARE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_DEEPEST = 64
+
+
+def from_ddl(text: str) -> pa.Schema:
+    """The Arrow schema of a Spark DDL text: columns, or one `STRUCT<…>`.
+
+    A comment stands in the field's metadata.
+
+    Example:
+        >>> schema = from_ddl("id BIGINT NOT NULL, price DECIMAL(12, 2), tags ARRAY<STRING>")
+        >>> to_ddl(schema)
+        'id BIGINT NOT NULL, price DECIMAL(12,2), tags ARRAY<STRING>'
+
+    Raises:
+        BadTypeError: The text is not DDL, or names a type no event can have; `data` has the `position`.
+    """
+    parser = _Parser(text)
+    fields = parser.document()
+    check_fields(fields, "the schema")
+    return pa.schema(fields)
+
+
+def to_ddl(schema: pa.Schema) -> str:
+    """The Spark DDL text of a schema; `from_ddl` of it gives the same types, nullability and comments.
+
+    Example:
+        >>> to_ddl(pa.schema([pa.field("two words", pa.map_(pa.string(), pa.int32()))]))
+        '`two words` MAP<STRING, INT>'
+    """
+    return ", ".join(_column_text(field, " ") for field in schema)
+
+
+def _column_text(field: pa.Field, separator: str) -> str:
+    name = field.name if _BARE.fullmatch(field.name) else "`" + field.name.replace("`", "``") + "`"
+    text = f"{name}{separator}{_type_text(field.type)}"
+    if not field.nullable:
+        text += " NOT NULL"
+    comment = (field.metadata or {}).get(b"comment")
+    if comment is not None:
+        escaped = comment.decode().replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n")
+        text += f" COMMENT '{escaped}'"
+    return text
+
+
+def _type_text(kind: pa.DataType) -> str:
+    if pa.types.is_struct(kind):
+        return f"STRUCT<{', '.join(_column_text(field, ': ') for field in kind)}>"
+    if pa.types.is_map(kind):
+        return f"MAP<{_type_text(kind.key_type)}, {_type_text(kind.item_type)}>"
+    if pa.types.is_list(kind):
+        return f"ARRAY<{_type_text(kind.value_type)}>"
+    if pa.types.is_decimal(kind):
+        return f"DECIMAL({kind.precision},{kind.scale})"
+    if kind not in _CANONICAL:
+        raise BadTypeError(f"the Arrow type {kind} has no Spark DDL", type=str(kind))
+    return _CANONICAL[kind]
+
+
+@dataclass(frozen=True)
+class _Token:
+    kind: str
+    text: str
+    position: int
+
+
+def _tokens(text: str) -> Iterator[_Token]:
+    position = 0
+    while position < len(text):
+        match = _TOKEN.match(text, position)
+        if match is None:
+            raise BadTypeError(
+                f"the DDL cannot be read from {shown(text[position : position + 20])} on",
+                detail="a name with other signs than letters, digits and _ stands in backquotes",
+                position=position,
+            )
+        if match.lastgroup:
+            yield _Token(match.lastgroup, match[match.lastgroup], position)
+        position = match.end()
+    yield _Token("end", "the end", len(text))
+
+
+class _Parser:
+    """Reads tokens from left to right; every method consumes what it describes."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._tokens = list(_tokens(text))
+        self._next = 0
+
+    def document(self) -> list[pa.Field]:
+        if self._sees("STRUCT") and self._tokens[1].text == "<":
+            fields = list(self._type(0))
+        else:
+            fields = self._columns(0)
+        if self._tokens[self._next].kind != "end":
+            raise self._unexpected("a comma or the end")
+        return fields
+
+    def _columns(self, depth: int) -> list[pa.Field]:
+        fields = [self._column(depth)]
+        while self._takes(","):
+            fields.append(self._column(depth))
+        return fields
+
+    def _column(self, depth: int) -> pa.Field:
+        token = self._tokens[self._next]
+        if token.kind not in ("word", "quoted"):
+            raise self._unexpected("a name")
+        self._next += 1
+        self._takes(":")
+        kind = self._type(depth)
+        nullable = True
+        metadata = None
+        while self._tokens[self._next].kind == "word":
+            if self._sees("NOT"):
+                self._next += 1
+                self._word("NULL")
+                nullable = False
+            elif self._sees("COMMENT"):
+                self._next += 1
+                metadata = {"comment": self._comment()}
+            else:
+                raise self._unexpected("NOT NULL, COMMENT, a comma or the end")
+        return pa.field(token.text.replace("``", "`"), kind, nullable, metadata)
+
+    def _type(self, depth: int) -> pa.DataType:
+        token = self._tokens[self._next]
+        word = token.text.upper()
+        if depth > _DEEPEST:
+            raise BadTypeError(f"the DDL is nested deeper than {_DEEPEST} levels", position=token.position)
+        if token.kind != "word":
+            raise self._unexpected("a type")
+        if word in _REFUSED:
+            raise BadTypeError(f"the type {word} cannot be kept: {_REFUSED[word]}", position=token.position, type=word)
+        self._next += 1
+        match word:
+            case "ARRAY":
+                return pa.list_(pa.field("element", self._arguments(depth, 1)[0]))
+            case "MAP":
+                return self._map(depth, token)
+            case "STRUCT":
+                self._mark("<")
+                fields = self._columns(depth + 1)
+                self._mark(">")
+                return pa.struct(fields)
+            case "DECIMAL" | "DEC" | "NUMERIC":
+                return self._decimal(token)
+        if word not in _WORDS:
+            raise BadTypeError(
+                f"there is no type {shown(token.text)}",
+                detail=f"types: {', '.join(_WORDS)}, DECIMAL(p,s), ARRAY<…>, MAP<STRING, …>, STRUCT<…>",
+                position=token.position,
+                type=token.text,
+            )
+        return _WORDS[word]
+
+    def _map(self, depth: int, token: _Token) -> pa.DataType:
+        key, item = self._arguments(depth, 2)
+        if key != pa.string():
+            raise BadTypeError("the keys of a map are STRING", position=token.position, type="MAP")
+        return pa.map_(key, pa.field("value", item))
+
+    def _arguments(self, depth: int, count: int) -> list[pa.DataType]:
+        self._mark("<")
+        kinds = [self._type(depth + 1)]
+        while len(kinds) < count:
+            self._mark(",")
+            kinds.append(self._type(depth + 1))
+        self._mark(">")
+        return kinds
+
+    def _decimal(self, token: _Token) -> pa.DataType:
+        digits, scale = 10, 0  # what Spark takes a bare DECIMAL for
+        if self._takes("("):
+            digits = self._number()
+            scale = self._number() if self._takes(",") else 0
+            self._mark(")")
+        if not (1 <= digits <= 38 and scale <= digits):
+            what = f"no decimal has {digits} digits with {scale} after the point"
+            raise BadTypeError(what, detail="1 to 38 digits, no more after the point than there are", type=token.text)
+        return pa.decimal128(digits, scale)
+
+    def _number(self) -> int:
+        token = self._tokens[self._next]
+        if not (token.kind == "word" and token.text.isdecimal() and len(token.text) < 4):
+            raise self._unexpected("a number")
+        self._next += 1
+        return int(token.text)
+
+    def _comment(self) -> str:
+        token = self._tokens[self._next]
+        if token.kind not in ("single", "double"):
+            raise self._unexpected("the text of the comment in quotes")
+        self._next += 1
+        quote = "'" if token.kind == "single" else '"'
+        return re.sub(r"\\(.)", _unescaped, token.text.replace(quote * 2, quote), flags=re.DOTALL)
+
+    def _sees(self, word: str) -> bool:
+        token = self._tokens[self._next]
+        return token.kind == "word" and token.text.upper() == word
+
+    def _takes(self, mark: str) -> bool:
+        found = self._tokens[self._next].kind == "mark" and self._tokens[self._next].text == mark
+        self._next += found
+        return found
+
+    def _mark(self, mark: str) -> None:
+        if not self._takes(mark):
+            raise self._unexpected(mark)
+
+    def _word(self, word: str) -> None:
+        if not self._sees(word):
+            raise self._unexpected(word)
+        self._next += 1
+
+    def _unexpected(self, wanted: str) -> BadTypeError:
+        token = self._tokens[self._next]
+        return BadTypeError(
+            f"the DDL has {shown(token.text)} where {wanted} should stand",
+            detail=f"{shown(self._text)}, at {token.position}",
+            position=token.position,
+        )
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    return {"n": "\n", "t": "\t", "r": "\r"}.get(match[1], match[1])

@@ -1,0 +1,224 @@
+"""What travels with an event's value: where it stands, its key, its clocks, its headers and its trace."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
+from itertools import repeat
+from typing import Any
+
+import msgspec
+
+from headwater.errors import BadEventError
+from headwater.events.key import key_bytes
+from headwater.events.values import json_form, moment_text, shown
+
+__all__ = ["Event", "Receipt", "checked_headers", "checked_traceparent", "events_of"]
+
+_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+class Event(msgspec.Struct, frozen=True, gc=False):
+    """One event as it was read from a topic.
+
+    A frozen `msgspec.Struct`: it reads like a dataclass and is made seven times as fast, which is what reading
+    hundreds of thousands of events a second needs.
+
+    Attributes:
+        topic: The topic it was read from.
+        partition: The partition of the topic.
+        offset: Its place in the partition.
+        key: The value of its key, None without one.
+        value: Its fields; None for a tombstone, which deletes its key from a compacted topic.
+        id: The same on every delivery; "{topic}/{partition}/{offset}" unless the producer chose one.
+        occurred_at: When it happened, by the producer's clock.
+        sent_at: When the producer sent it, by the same clock.
+        received_at: When the log took it, by the node's clock.
+        headers: Text the producer attached.
+        traceparent: The W3C trace it belongs to.
+        source: Who produced it, as a URI reference.
+        type: What kind of event it is.
+        late: Whether it came later than its topic's lateness allows.
+
+    Example:
+        >>> event = Event("orders", 0, 12, key="ada", value={"amount": 3})
+        >>> event.id, event.value["amount"]
+        ('orders/0/12', 3)
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    key: Any = None
+    value: dict[str, Any] | None = None
+    id: str = ""
+    occurred_at: datetime | None = None
+    sent_at: datetime | None = None
+    received_at: datetime | None = None
+    headers: dict[str, str] = msgspec.field(default_factory=dict)
+    traceparent: str | None = None
+    source: str | None = None
+    type: str | None = None
+    late: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.id:
+            msgspec.structs.force_setattr(self, "id", f"{self.topic}/{self.partition}/{self.offset}")
+
+    @property
+    def tombstone(self) -> bool:
+        """Whether this event deletes its key."""
+        return self.value is None
+
+    def cloud_event(self) -> dict[str, Any]:
+        """The event as a CloudEvents 1.0 JSON document in structured mode.
+
+        The key is `partitionkey`, the offset `sequence`, the log's clock `recordedtime` (all three documented
+        extensions); headers travel as one JSON text, since attribute names cannot hold theirs.
+
+        Example:
+            >>> Event("orders", 0, 12, key="ada", value={"amount": 3}).cloud_event()["source"]
+            '/topics/orders'
+        """
+        attributes = {
+            "specversion": "1.0",
+            "id": self.id,
+            "source": self.source or f"/topics/{self.topic}",
+            "type": self.type or self.topic,
+            "time": _text_or_none(self.occurred_at),
+            "partitionkey": None if self.key is None else key_bytes(self.key).decode(errors="replace"),
+            "partition": self.partition,
+            "sequence": str(self.offset),
+            "senttime": _text_or_none(self.sent_at),
+            "recordedtime": _text_or_none(self.received_at),
+            "traceparent": self.traceparent,
+            "headers": msgspec.json.encode(self.headers).decode() if self.headers else None,
+            "tombstone": True if self.tombstone else None,
+            "datacontenttype": None if self.tombstone else "application/json",
+            "data": json_form(self.value),
+        }
+        return {name: value for name, value in attributes.items() if value is not None}
+
+
+def _text_or_none(at: datetime | None) -> str | None:
+    return None if at is None else moment_text(at)
+
+
+class Receipt(msgspec.Struct, frozen=True):
+    """Proof that an event is in the log, or the reason why it is not.
+
+    Attributes:
+        topic: The topic it was sent to.
+        partition: Its partition, -1 for an event dropped at the door.
+        offset: Its offset; for a duplicate, the offset of the first copy; -1 for a dropped one.
+        duplicate: Whether the log had it already (same producer and sequence).
+        dropped: Why the overload policy dropped it, None when it was written.
+
+    Example:
+        >>> Receipt("orders", 2, 41)
+        Receipt(topic='orders', partition=2, offset=41, duplicate=False, dropped=None)
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    duplicate: bool = False
+    dropped: str | None = None
+
+
+def events_of(
+    topic: str,
+    partition: int,
+    offsets: Iterable[int],
+    values: Iterable[dict[str, Any] | None],
+    *,
+    keys: Iterable[Any] | None = None,
+    ids: Iterable[str] | None = None,
+    occurred_at: Iterable[datetime | None] | None = None,
+    sent_at: Iterable[datetime | None] | None = None,
+    received_at: Iterable[datetime | None] | None = None,
+    headers: Iterable[dict[str, str]] | None = None,
+    traceparents: Iterable[str | None] | None = None,
+    sources: Iterable[str | None] | None = None,
+    types: Iterable[str | None] | None = None,
+    late: Iterable[bool] | None = None,
+) -> Iterator[Event]:
+    """The events of one partition from their columns, without a line of Python per event.
+
+    Columns left out have their default in every event; one that is the same everywhere may be a
+    `itertools.repeat`. An empty id stands for the default id.
+
+    Example:
+        >>> [event.id for event in events_of("orders", 0, range(5, 7), [{"a": 1}, None])]
+        ['orders/0/5', 'orders/0/6']
+    """
+    places = list(offsets)
+    return map(
+        Event,
+        repeat(topic),
+        repeat(partition),
+        places,
+        _column(keys, None),
+        values,
+        map(f"{topic}/{partition}/".__add__, map(str, places)) if ids is None else ids,
+        _column(occurred_at, None),
+        _column(sent_at, None),
+        _column(received_at, None),
+        ({} for _ in repeat(None)) if headers is None else headers,
+        _column(traceparents, None),
+        _column(sources, None),
+        _column(types, None),
+        _column(late, False),
+    )
+
+
+def _column(column: Iterable[Any] | None, default: Any) -> Iterable[Any]:
+    return repeat(default) if column is None else column
+
+
+def checked_traceparent(text: str) -> str:
+    """A W3C `traceparent` header, checked.
+
+    Example:
+        >>> checked_traceparent("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")[:2]
+        '00'
+
+    Raises:
+        BadEventError: It is not version-traceid-parentid-flags in lower-case hexadecimal, or an id is all zeros.
+    """
+    if isinstance(text, str) and _TRACEPARENT.fullmatch(text):
+        return text
+    raise BadEventError(
+        f"the traceparent {shown(text)} is not valid",
+        detail="W3C form: 2, 32, 16 and 2 lower-case hexadecimal digits joined by -, no id all zeros",
+        field="traceparent",
+    )
+
+
+def checked_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
+    """Headers as a dict of text, checked.
+
+    Example:
+        >>> checked_headers({"tenant": "acme"}), checked_headers(None)
+        ({'tenant': 'acme'}, {})
+
+    Raises:
+        BadEventError: A name or value is not text, or is not valid Unicode.
+    """
+    found = dict(headers or {})
+    for name, value in found.items():
+        if not (_sound(name) and name and _sound(value)):
+            raise BadEventError(
+                f"the header {shown(name)}: {shown(value)} is not text",
+                detail="header names and values are text, names not empty",
+                field="headers",
+            )
+    return found
+
+
+def _sound(text: Any) -> bool:
+    try:
+        return isinstance(text, str) and bool(text.encode() or True)
+    except UnicodeEncodeError:
+        return False

@@ -1,0 +1,243 @@
+"""Frames of other libraries (Arrow, pandas, Polars) fitted to a schema, column by column, without loss.
+
+What a row in a dict may hold, a column may hold: text for times and decimals, any whole number that is in range,
+floats for decimals by their shortest digits. Text never becomes a number, and nothing is rounded.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.events.shape import MisfitError, Shape, default_of, out_of_range
+
+__all__ = ["fitted"]
+
+
+def fitted(frame: Any, schema: pa.Schema) -> list[pa.Array]:
+    """The columns of a frame in the order, types and nullability of a schema.
+
+    Example:
+        >>> schema = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("note", pa.string())])
+        >>> [str(column.type) for column in fitted(pa.table({"id": pa.array([1], pa.int8())}), schema)]
+        ['int64', 'string']
+
+    Raises:
+        MisfitError: A column is unknown, missing, of another kind, or holds what does not fit.
+    """
+    batch = _batch(frame)
+    return _members(batch.schema.names, batch.columns, list(schema), batch.num_rows)
+
+
+def _batch(frame: Any) -> pa.RecordBatch:
+    if isinstance(frame, pa.RecordBatch):
+        return frame
+    try:
+        table = frame if isinstance(frame, pa.Table) else _table(frame)
+        batches = table.combine_chunks().to_batches()
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise MisfitError(f"{type(frame).__name__} cannot be read as a frame: {error}", None) from None
+    if len(batches) == 1:
+        return batches[0]
+    return pa.concat_batches(batches) if batches else _empty(table.schema)
+
+
+def _empty(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
+
+
+def _table(frame: Any) -> pa.Table:
+    """From whatever speaks Arrow's stream protocol; pandas also brings its unnamed index, which is no column."""
+    table = pa.table(frame)
+    indexes = [name for name in table.schema.names if name.startswith("__index_level_")]
+    return table.drop_columns(indexes) if indexes else table
+
+
+def _members(names: list[str], columns: list[pa.Array], fields: list[pa.Field], rows: int) -> list[pa.Array]:
+    """One array per field: given, or made of the field's default."""
+    given = dict(zip(names, columns, strict=True))
+    if len(given) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise MisfitError("the column stands twice", None, twice)
+    known = {field.name for field in fields}
+    for name in names:
+        if name not in known:
+            raise MisfitError("unknown to the type", None, name)
+    return [_member(field, given.get(field.name), rows) for field in fields]
+
+
+def _member(field: pa.Field, column: pa.Array | None, rows: int) -> pa.Array:
+    if column is None:
+        return absent(field, rows)
+    try:
+        fit = _fit(column, field.type)
+        if not field.nullable and fit.null_count:
+            raise MisfitError("null, and the type requires a value", _first(fit.is_null()))
+    except MisfitError as misfit:
+        raise misfit.inside(field.name) from None
+    return fit
+
+
+def absent(field: pa.Field, rows: int) -> pa.Array:
+    """The column of a field that the rows do not have: its default, or nulls.
+
+    Raises:
+        MisfitError: The field is required and has no default.
+    """
+    default = default_of(field)
+    if default is None and not field.nullable:
+        raise MisfitError("missing, and the type requires it", None, field.name)
+    if default is None:
+        return pa.nulls(rows, field.type)
+    shape = Shape([field])
+    one = shape.columns(msgspec.convert([{}], list[shape.struct]))[0]
+    return one.take(pa.array(np.zeros(rows, np.int64)))
+
+
+def _fit(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if pa.types.is_null(column.type):
+        return pa.nulls(len(column), kind)
+    if pa.types.is_nested(kind):
+        return _fit_nested(column, kind)
+    if column.type != kind:
+        column = _cast(column, kind)
+    row = out_of_range(column)
+    if row is not None:
+        raise MisfitError(f"{column[row]} does not fit {kind}", row)
+    return column
+
+
+def _first(mask: pa.Array) -> int:
+    return int(np.flatnonzero(mask.to_numpy(zero_copy_only=False))[0])
+
+
+def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """A safe cast between types that mean the same.
+
+    A float becomes a decimal by its shortest digits, so that 12.1 is 12.10 and not 12.0999999999999996.
+    """
+    if not _same_meaning(column.type, kind):
+        naive = pa.types.is_timestamp(column.type) and pa.types.is_timestamp(kind)
+        raise MisfitError("it has no zone" if naive else f"a column of {column.type} does not fit {kind}", None)
+    if pa.types.is_floating(column.type) and pa.types.is_decimal(kind):
+        row = out_of_range(column)
+        if row is not None:
+            raise MisfitError(f"{column[row]} does not fit {kind}", row)
+        column = column.cast(pa.string())
+    try:
+        return column.cast(kind)
+    except (pa.ArrowException, ValueError):
+        raise _misfit_in(column, kind) from None
+
+
+def _same_meaning(source: pa.DataType, kind: pa.DataType) -> bool:
+    number = pa.types.is_integer(source) or pa.types.is_floating(source)
+    text = pa.types.is_string(source) or pa.types.is_large_string(source) or pa.types.is_string_view(source)
+    if pa.types.is_integer(kind):
+        return pa.types.is_integer(source)
+    if pa.types.is_floating(kind):
+        return number
+    if pa.types.is_decimal(kind):
+        return number or text or pa.types.is_decimal(source)
+    if pa.types.is_timestamp(kind):
+        return text or (pa.types.is_timestamp(source) and source.tz is not None)
+    if pa.types.is_date(kind):
+        return text or pa.types.is_date(source)
+    if pa.types.is_string(kind):
+        return text
+    if pa.types.is_binary(kind):
+        return any(test(source) for test in _BINARIES)
+    return False
+
+
+_BINARIES = (
+    pa.types.is_large_binary,
+    pa.types.is_fixed_size_binary,
+    pa.types.is_binary_view,
+)
+
+
+def _misfit_in(column: pa.Array, kind: pa.DataType) -> MisfitError:
+    """The first value that cannot be cast, by halving."""
+    low, high = 0, len(column)
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            column.slice(low, middle - low).cast(kind)
+        except (pa.ArrowException, ValueError):
+            high = middle
+        else:
+            low = middle
+    return MisfitError(f"{column[low]} does not fit {kind}", low)
+
+
+def _fit_nested(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Structs member by member; lists and maps by their items, which must fit in turn."""
+    if pa.types.is_struct(kind) and pa.types.is_struct(column.type):
+        return _fit_struct(column, kind)
+    if pa.types.is_map(kind):
+        return _fit_map(column, kind)
+    if pa.types.is_list(kind) and _is_listed(column.type):
+        column = column.cast(pa.list_(column.type.value_type))
+        items = _fit_items(column, column.flatten(), kind.value_field)
+        return pa.ListArray.from_arrays(_offsets(column), items, type=kind, mask=_mask(column))
+    raise MisfitError(f"a column of {column.type} does not fit {kind}", None)
+
+
+def _is_listed(kind: pa.DataType) -> bool:
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+
+
+def _fit_struct(column: pa.Array, kind: pa.StructType) -> pa.Array:
+    names = [field.name for field in column.type]
+    # Only the rows that have the struct must have its members.
+    present = column.drop_null() if column.null_count else column
+    members = _members(names, present.flatten(), list(kind), len(present))
+    whole = pa.StructArray.from_arrays(members, fields=list(kind))
+    if not column.null_count:
+        return whole
+    places = pc.subtract(pc.cumulative_sum(column.is_valid().cast(pa.int64())), 1)
+    return whole.take(pc.if_else(column.is_valid(), places, pa.scalar(None, pa.int64())))
+
+
+def _fit_map(column: pa.Array, kind: pa.MapType) -> pa.Array:
+    if pa.types.is_map(column.type):
+        keys, items = column.keys, column.items
+    elif _is_listed(column.type) and pa.types.is_struct(column.type.value_type):
+        column = column.cast(pa.list_(column.type.value_type))
+        keys, items = column.values.flatten()[:2]
+    else:
+        raise MisfitError(f"a column of {column.type} does not fit {kind}: send such rows as dicts", None)
+    start, end = column.offsets[0].as_py(), column.offsets[-1].as_py()
+    keys = _fit_items(column, keys.slice(start, end - start), kind.key_field)
+    items = _fit_items(column, items.slice(start, end - start), kind.item_field)
+    return pa.MapArray.from_arrays(_offsets(column), keys, items, type=kind, mask=_mask(column))
+
+
+def _offsets(column: pa.Array) -> pa.Array:
+    return pc.subtract(column.offsets, column.offsets[0])
+
+
+def _mask(column: pa.Array) -> pa.Array | None:
+    return column.is_null() if column.null_count else None
+
+
+def _fit_items(column: pa.Array, items: pa.Array, field: pa.Field) -> pa.Array:
+    try:
+        fit = _fit(items, field.type)
+        if not field.nullable and fit.null_count:
+            raise MisfitError("null, and the type requires a value", _first(fit.is_null()))
+    except MisfitError as misfit:
+        row = None
+        if misfit.row is not None:
+            row = int(np.searchsorted(_offsets(column).to_numpy(), misfit.row, side="right")) - 1
+        raise misfit.inside("[]", row) from None
+    return fit

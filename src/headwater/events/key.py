@@ -1,0 +1,241 @@
+"""An event's key: its canonical bytes, and the partition they belong to.
+
+A key has the same bytes whether it comes from a Python value, JSON or a typed column, and the same partition as
+in Kafka (murmur2 of the bytes), so that a topic can move there and back without moving its keys.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from datetime import date, datetime, time
+from decimal import Decimal
+from enum import Enum
+from typing import Any
+from uuid import UUID
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.errors import BadKeyError
+from headwater.events.values import decimal_text, moment_text, shown, values_of
+
+__all__ = ["key_bytes", "keys_of", "murmur2", "partition_of", "partitions_of"]
+
+_ALLOWED = "a key is text, a number, bytes, true or false, a date or time, a UUID, or a tuple of those"
+_MULTIPLIER = 0x5BD1E995
+_SEED = 0x9747B28C
+_MASK = 0xFFFFFFFF
+# Keys longer than this are hashed one by one: the vectorised loop runs once per four bytes of the longest key.
+_LONG = 256
+
+
+def key_bytes(value: Any) -> bytes:
+    """The bytes of a key, the same for equal values.
+
+    Example:
+        >>> key_bytes("ada"), key_bytes(7), key_bytes(Decimal("1.50")), key_bytes(("de", 7))
+        (b'ada', b'7', b'1.5', b'["de",7]')
+
+    Raises:
+        BadKeyError: The value is missing, not a number, or of a type that has no canonical bytes.
+    """
+    if isinstance(value, Enum):
+        return key_bytes(value.value)
+    if isinstance(value, str):
+        return _encoded(value)
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value)
+    if isinstance(value, tuple):
+        return _tuple_bytes(value)
+    plain = _plain(value)
+    return _encoded(plain) if isinstance(plain, str) else msgspec.json.encode(plain)
+
+
+def _encoded(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise BadKeyError(f"the key {shown(text)} is not valid Unicode", detail=_ALLOWED) from None
+
+
+def _tuple_bytes(parts: tuple[Any, ...]) -> bytes:
+    plain = [_plain(part) for part in parts]
+    try:
+        return msgspec.json.encode(plain)
+    except UnicodeEncodeError:
+        raise BadKeyError(f"the key {shown(parts)} is not valid Unicode", detail=_ALLOWED) from None
+
+
+def _plain(value: Any) -> str | int | float | bool | bytes:
+    """One part of a key as a JSON scalar (bytes become base64 text inside a tuple)."""
+    match value:
+        case Enum():
+            return _plain(value.value)
+        case bool() | bytes():
+            return value
+        case str():
+            return str(value)
+        case int() if -(2**63) <= value < 2**64:
+            return int(value)
+        case float() if math.isfinite(value):
+            return float(value) + 0.0  # turns -0.0 into 0.0: equal values, equal keys
+        case UUID():
+            return str(value)
+        case Decimal() | datetime():
+            return _number_or_moment(value)
+        case date() | time():
+            return value.isoformat()
+    raise BadKeyError(f"{shown(value)} ({type(value).__name__}) cannot be a key", detail=_ALLOWED)
+
+
+def _number_or_moment(value: Decimal | datetime) -> str:
+    try:
+        return decimal_text(value) if isinstance(value, Decimal) else moment_text(value)
+    except (ValueError, OverflowError) as error:
+        raise BadKeyError(f"a key cannot be formed: {error}", detail=_ALLOWED) from None
+
+
+def keys_of(columns: Sequence[pa.Array]) -> pa.Array:
+    """The keys of many rows from their typed key columns: `key_bytes` of every row, as a binary column.
+
+    One column gives the key of its value; several give the key of the tuple of their values.
+
+    Example:
+        >>> keys_of([pa.array([7, 12])]).to_pylist()
+        [b'7', b'12']
+        >>> keys_of([pa.array(["de", "fr"]), pa.array([7, 12])]).to_pylist()
+        [b'["de",7]', b'["fr",12]']
+
+    Raises:
+        BadKeyError: A key is null, or a column's type has no canonical bytes; `data` has the `row` of a null.
+    """
+    for column in columns:
+        if column.null_count:
+            row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
+            raise BadKeyError(f"the key of row {row} is missing", detail=_ALLOWED, row=row)
+    if len(columns) == 1:
+        text = _text_column(columns[0])
+        if text is not None:
+            return text
+        return pa.array(map(key_bytes, values_of(columns[0])), pa.binary())
+    parts = [_json_column(column) for column in columns]
+    if all(part is not None for part in parts):
+        joined = pc.binary_join_element_wise(*parts, ",")
+        return pc.binary_join_element_wise("[", joined, "]", "").cast(pa.binary())
+    rows = zip(*map(values_of, columns), strict=True)
+    return pa.array(map(key_bytes, rows), pa.binary())
+
+
+def _text_column(column: pa.Array) -> pa.Array | None:
+    """The canonical bytes of a column that Arrow can write as text itself, else None."""
+    kind = column.type
+    if pa.types.is_binary(kind):
+        return column
+    if pa.types.is_string(kind):
+        return column.view(pa.binary())
+    if pa.types.is_large_string(kind) or pa.types.is_large_binary(kind):
+        return column.cast(pa.binary())
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+        return column.cast(pa.string()).view(pa.binary())
+    return None
+
+
+def _json_column(column: pa.Array) -> pa.Array | None:
+    """A column as JSON text where no value needs escaping, else None."""
+    kind = column.type
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+        return column.cast(pa.string())
+    if pa.types.is_string(kind) and not pc.any(pc.match_substring_regex(column, r'["\\\x00-\x1f]')).as_py():
+        return pc.binary_join_element_wise('"', column, '"', "")
+    return None
+
+
+def murmur2(key: bytes) -> int:
+    """Kafka's 32-bit hash of a key, as an unsigned number.
+
+    Example:
+        >>> murmur2(b"21")
+        3321034988
+    """
+    value = _SEED ^ len(key)
+    whole = len(key) & ~3
+    for start in range(0, whole, 4):
+        word = int.from_bytes(key[start : start + 4], "little") * _MULTIPLIER & _MASK
+        word = (word ^ word >> 24) * _MULTIPLIER & _MASK
+        value = value * _MULTIPLIER & _MASK ^ word
+    if whole < len(key):
+        value = (value ^ int.from_bytes(key[whole:], "little")) * _MULTIPLIER & _MASK
+    value = (value ^ value >> 13) * _MULTIPLIER & _MASK
+    return value ^ value >> 15
+
+
+def partition_of(key: bytes, partitions: int) -> int:
+    """The partition of a key, the same as Kafka's default partitioner gives.
+
+    Example:
+        >>> partition_of(b"ada", 3)
+        1
+    """
+    return (murmur2(key) & 0x7FFFFFFF) % partitions
+
+
+def partitions_of(keys: pa.Array | Iterable[bytes], partitions: int) -> npt.NDArray[np.int64]:
+    """The partitions of many keys at once: a binary, text or whole-number column, or a list of bytes.
+
+    Example:
+        >>> partitions_of([b"ada", b"bob"], 3).tolist() == [partition_of(b"ada", 3), partition_of(b"bob", 3)]
+        True
+        >>> partitions_of(pa.array([7]), 3).tolist() == [partition_of(b"7", 3)]
+        True
+
+    Raises:
+        BadKeyError: A key is null.
+    """
+    column = keys if isinstance(keys, pa.Array) else pa.array(keys, pa.binary())
+    hashes = _murmur2_column(keys_of([column]))
+    return (hashes & np.uint32(0x7FFFFFFF)).astype(np.int64) % partitions
+
+
+def _murmur2_column(keys: pa.Array) -> npt.NDArray[np.uint32]:
+    _, offset_buffer, data_buffer = keys.buffers()
+    if len(keys) == 0 or data_buffer is None:
+        return np.full(len(keys), murmur2(b""), np.uint32)
+    offsets = np.frombuffer(offset_buffer, np.int32)[keys.offset : keys.offset + len(keys) + 1]
+    first, last = int(offsets[0]), int(offsets[-1])
+    # Three more bytes, so that the last, partial word of the last key can be read as a whole one.
+    data = np.zeros(last - first + 4, np.uint8)
+    data[:-4] = np.frombuffer(data_buffer, np.uint8)[first:last]
+    starts = (offsets[:-1] - first).astype(np.int64)
+    lengths = np.diff(offsets)
+    hashes = _murmur2_words(data, starts, np.minimum(lengths, _LONG))
+    for row in np.flatnonzero(lengths > _LONG):
+        hashes[row] = murmur2(data[starts[row] : starts[row] + lengths[row]].tobytes())
+    return hashes
+
+
+def _murmur2_words(
+    data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int32]
+) -> npt.NDArray[np.uint32]:
+    """Hashes all keys side by side, four bytes of each per step; uint32 arithmetic wraps as Java's int does."""
+    words = np.ndarray((len(data) - 3,), "<u4", buffer=data, strides=(1,))
+    multiplier = np.uint32(_MULTIPLIER)
+    hashes = np.uint32(_SEED) ^ lengths.astype(np.uint32)
+    counts = lengths >> 2
+    for step in range(int(counts.max())):
+        active: Any = slice(None) if step < counts.min() else np.flatnonzero(counts > step)
+        word = words[starts[active] + 4 * step] * multiplier
+        word ^= word >> np.uint32(24)
+        word *= multiplier
+        hashes[active] = hashes[active] * multiplier ^ word
+    rest = lengths & 3
+    kept = np.array([0, 0xFF, 0xFFFF, 0xFFFFFF], np.uint32)[rest]
+    mixed = (hashes ^ (words[starts + 4 * counts] & kept)) * multiplier
+    hashes = np.where(rest > 0, mixed, hashes)
+    hashes ^= hashes >> np.uint32(13)
+    hashes *= multiplier
+    hashes ^= hashes >> np.uint32(15)
+    return hashes

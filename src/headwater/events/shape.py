@@ -1,0 +1,322 @@
+"""The shape rows must have to fit a schema: msgspec checks them, then they become columns.
+
+A `Shape` is built once per schema. Its `struct` is what msgspec converts rows and JSON lines to (fast, strict, and
+with the path of what does not fit); `columns` turns the structs into Arrow arrays, nested ones included.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
+from decimal import Decimal
+from itertools import accumulate, chain
+from operator import attrgetter
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from msgspec import UNSET, Meta, UnsetType
+
+from headwater.errors import BadTypeError
+from headwater.events.values import shown
+
+__all__ = ["MisfitError", "Shape", "check_fields", "default_of", "out_of_range"]
+
+Build = Callable[[list[Any]], pa.Array]
+
+
+
+def _whole(bits: int) -> Any:
+    return Annotated[int, Meta(ge=-(2 ** (bits - 1)), le=2 ** (bits - 1) - 1)]
+
+
+_LEAVES: dict[pa.DataType, Any] = {
+    pa.bool_(): bool,
+    pa.int8(): _whole(8),
+    pa.int16(): _whole(16),
+    pa.int32(): _whole(32),
+    pa.int64(): _whole(64),
+    pa.float32(): float,
+    pa.float64(): float,
+    pa.string(): str,
+    pa.binary(): bytes,
+    pa.date32(): date,
+    pa.timestamp("us", "UTC"): Annotated[datetime, Meta(tz=True)],
+}
+_ALLOWED = (
+    f"allowed: {', '.join(map(str, _LEAVES))}, decimal128(p, s), and list, struct and map with string keys of those"
+)
+_DEEPEST = 64
+# Arrow looks for memory, or falls over, on exponents far outside of any column (1E-99999999 ends the process).
+_FURTHEST_DIGIT = 100
+_FIRST_MOMENT = -62_135_596_800_000_000  # 0001-01-01 and 9999-12-31, what a Python datetime can hold
+_LAST_MOMENT = 253_402_300_799_999_999
+_FIRST_DAY = -719_162
+_LAST_DAY = 2_932_896
+
+
+class MisfitError(ValueError):
+    """A value passed the type check and still does not fit its column; `row` counts from 0."""
+
+    def __init__(self, reason: str, row: int | None, path: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.row = row
+        self.path = path
+
+    def inside(self, name: str, row: int | None = None) -> MisfitError:
+        """The same misfit, as seen from the column that contains this one."""
+        return MisfitError(self.reason, self.row if row is None else row, f"{name}.{self.path}".rstrip("."))
+
+
+@dataclass(frozen=True)
+class _Member:
+    attribute: str
+    field: pa.Field
+    hint: Any
+    build: Build
+    required: bool
+    default: Any
+
+
+class Shape:
+    """What the rows of a schema, or of a struct inside one, must look like.
+
+    Example:
+        >>> shape = Shape([pa.field("id", pa.int64(), nullable=False)])
+        >>> [column.to_pylist() for column in shape.columns(msgspec.convert([{"id": 7}], list[shape.struct]))]
+        [[7]]
+    """
+
+    def __init__(self, fields: Sequence[pa.Field]) -> None:
+        check_fields(fields, "the schema")
+        self._members = [_member(index, field) for index, field in enumerate(fields)]
+        self.struct: Any = msgspec.defstruct(
+            "Row",
+            [(m.attribute, m.hint) if m.required else (m.attribute, m.hint | UnsetType, UNSET) for m in self._members],
+            rename={m.attribute: m.field.name for m in self._members},
+            forbid_unknown_fields=True,
+            frozen=True,
+            gc=False,
+            # Attributes are m0, m1, ...: a field of the user's may be called `class` or `two words`.
+        )
+
+    def columns(self, structs: Sequence[Any]) -> list[pa.Array]:
+        """The structs as one array per field.
+
+        Raises:
+            MisfitError: A value is out of its column's range.
+        """
+        return [self._column(member, list(map(attrgetter(member.attribute), structs))) for member in self._members]
+
+    @staticmethod
+    def _column(member: _Member, values: list[Any]) -> pa.Array:
+        if not member.required:
+            values = [member.default if value is UNSET else value for value in values]
+        try:
+            return member.build(values)
+        except MisfitError as misfit:
+            raise misfit.inside(member.field.name) from None
+
+    def column(self, values: list[Any], kind: pa.StructType) -> pa.Array:
+        """The structs as one struct column; None gives a null."""
+        absent = [value is None for value in values]
+        if not any(absent):
+            return pa.StructArray.from_arrays(self.columns(values), fields=list(kind))
+        present = [value for value in values if value is not None]
+        rows = [row for row, value in enumerate(values) if value is not None]
+        try:
+            dense = self.columns(present)
+        except MisfitError as misfit:
+            raise MisfitError(misfit.reason, rows[misfit.row], misfit.path) from None
+        places = pa.array(np.where(absent, 0, np.cumsum(~np.array(absent)) - 1), pa.int64())
+        spread = [_spread(column, places, len(present)) for column in dense]
+        return pa.StructArray.from_arrays(spread, fields=list(kind), mask=pa.array(absent))
+
+
+def _spread(column: pa.Array, places: pa.Array, count: int) -> pa.Array:
+    return column.take(places) if count else pa.nulls(len(places), column.type)
+
+
+def _member(index: int, field: pa.Field) -> _Member:
+    hint, build = _plan(field.type)
+    default = default_of(field)
+    if field.nullable:
+        hint = hint | None
+    if default is not None:
+        default = msgspec.convert(default, hint)
+    required = not field.nullable and default is None
+    return _Member(f"m{index}", field, hint, build, required, default)
+
+
+def default_of(field: pa.Field) -> Any:
+    """The declared default of a field as JSON holds it, or None.
+
+    Example:
+        >>> default_of(pa.field("n", pa.int64(), metadata={"default": "3"}))
+        3
+    """
+    text = (field.metadata or {}).get(b"default")
+    return None if text is None else json.loads(text)
+
+
+def check_fields(fields: Sequence[pa.Field], owner: str, depth: int = 1) -> None:
+    """Refuses fields no event can have: of other types, without names, or with names that differ only by case.
+
+    To Spark two names that differ only by case are the same.
+
+    Example:
+        >>> check_fields([pa.field("id", pa.int64())], "Order")
+
+    Raises:
+        BadTypeError: `data` has the `field`.
+    """
+    if not fields or depth > _DEEPEST:
+        raise BadTypeError(f"{owner} has no fields" if not fields else f"{owner} is nested too deep", type=owner)
+    seen: set[str] = set()
+    for field in fields:
+        name = field.name.casefold()
+        if not name or name in seen:
+            reason = "differs from another only by case, or not at all" if name else "is empty"
+            raise BadTypeError(f"{owner}: the name {field.name!r} {reason}", field=field.name, type=owner)
+        seen.add(name)
+        _check_type(field.type, f"{owner}.{field.name}", field.name, depth + 1)
+
+
+def _check_type(kind: pa.DataType, where: str, name: str, depth: int) -> None:
+    if pa.types.is_struct(kind):
+        check_fields(list(kind), where, depth)
+    elif pa.types.is_map(kind) and kind.key_type == pa.string():
+        _check_type(kind.item_type, where, name, depth)
+    elif pa.types.is_list(kind):
+        _check_type(kind.value_type, where, name, depth)
+    elif kind not in _LEAVES and not (pa.types.is_decimal128(kind) and 0 <= kind.scale <= kind.precision):
+        raise BadTypeError(
+            f"{where}: no event can hold the Arrow type {kind}", detail=_ALLOWED, field=name, type=str(kind)
+        )
+
+
+def _plan(kind: pa.DataType) -> tuple[Any, Build]:
+    """The annotation msgspec checks a value against, and the function that makes the column."""
+    if pa.types.is_struct(kind):
+        shape = Shape(list(kind))
+        return shape.struct, lambda values: shape.column(values, kind)
+    if pa.types.is_map(kind):
+        return _map_plan(kind)
+    if pa.types.is_list(kind):
+        hint, build = _plan(kind.value_type)
+        item = hint | None if kind.value_field.nullable else hint
+        return list[item], lambda values: _list_column(values, kind, build)
+    return _leaf_hint(kind), lambda values: _leaf_column(values, kind)
+
+
+def _map_plan(kind: pa.MapType) -> tuple[Any, Build]:
+    hint, build = _plan(kind.item_type)
+    item = hint | None if kind.item_field.nullable else hint
+    return dict[str, item], lambda values: _map_column(values, kind, build)
+
+
+def _leaf_hint(kind: pa.DataType) -> Any:
+    return Decimal if pa.types.is_decimal(kind) else _LEAVES[kind]
+
+
+def _list_column(values: list[Any], kind: pa.ListType, build: Build) -> pa.Array:
+    offsets = _offsets(values)
+    items = _items(values, list(chain.from_iterable(value or () for value in values)), build)
+    return pa.ListArray.from_arrays(offsets, items, type=kind, mask=_mask(values))
+
+
+def _map_column(values: list[Any], kind: pa.MapType, build: Build) -> pa.Array:
+    offsets = _offsets(values)
+    keys = _items(values, list(chain.from_iterable(value or () for value in values)), _map_keys)
+    flat = list(chain.from_iterable(value.values() for value in values if value))
+    items = _items(values, flat, build)
+    mask = _mask(values)
+    return pa.MapArray.from_arrays(offsets, keys, items, type=kind, mask=mask)
+
+
+def _map_keys(values: list[Any]) -> pa.Array:
+    return _leaf_column(values, pa.string())
+
+
+def _offsets(values: list[Any]) -> pa.Array:
+    return pa.array(accumulate((len(value) if value else 0 for value in values), initial=0), pa.int32())
+
+
+def _mask(values: list[Any]) -> pa.Array | None:
+    absent = [value is None for value in values]
+    return pa.array(absent) if any(absent) else None
+
+
+def _items(values: list[Any], flat: list[Any], build: Build) -> pa.Array:
+    try:
+        return build(flat)
+    except MisfitError as misfit:
+        ends = np.cumsum([len(value) if value else 0 for value in values])
+        row = int(np.searchsorted(ends, misfit.row, side="right"))
+        raise misfit.inside("[]", row) from None
+
+
+def _leaf_column(values: list[Any], kind: pa.DataType) -> pa.Array:
+    if pa.types.is_decimal(kind):
+        _check_digits(values, kind)
+    try:
+        column = pa.array(values, kind)
+    except (pa.ArrowException, ValueError, OverflowError, TypeError):
+        row = _first_bad(values, kind)
+        raise MisfitError(f"{shown(values[row])} does not fit {kind}", row) from None
+    row = out_of_range(column)
+    if row is not None:
+        raise MisfitError(f"{shown(values[row])} does not fit {kind}", row)
+    return column
+
+
+def _check_digits(values: list[Decimal | None], kind: pa.DataType) -> None:
+    for row, value in enumerate(values):
+        if value is not None and not -_FURTHEST_DIGIT < value.adjusted() < _FURTHEST_DIGIT:
+            raise MisfitError(f"{shown(value)} does not fit {kind}", row)
+
+
+def _first_bad(values: list[Any], kind: pa.DataType) -> int:
+    """The first row Arrow refuses, by halving."""
+    low, high = 0, len(values)
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            pa.array(values[low:middle], kind)
+        except (pa.ArrowException, ValueError, OverflowError, TypeError):
+            high = middle
+        else:
+            low = middle
+    return low
+
+
+def out_of_range(column: pa.Array) -> int | None:
+    """The first row with a number that is not finite, or a date outside of the years 1 to 9999.
+
+    JSON and Python cannot hold those, so no event does.
+
+    Example:
+        >>> out_of_range(pa.array([1.0, float("nan")])), out_of_range(pa.array([1.0]))
+        (1, None)
+    """
+    kind = column.type
+    if pa.types.is_floating(kind):
+        sound = pc.is_finite(column)
+    elif pa.types.is_timestamp(kind):
+        sound = _between(column.cast(pa.int64()), _FIRST_MOMENT, _LAST_MOMENT)
+    elif pa.types.is_date32(kind):
+        sound = _between(column.cast(pa.int32()), _FIRST_DAY, _LAST_DAY)
+    else:
+        return None
+    if pc.all(sound).as_py() in (True, None):
+        return None
+    return int(pc.index(sound, False).as_py())
+
+
+def _between(column: pa.Array, low: int, high: int) -> pa.Array:
+    return pc.and_(pc.greater_equal(column, low), pc.less_equal(column, high))

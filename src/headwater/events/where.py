@@ -1,0 +1,246 @@
+"""Conditions in SQL such as `amount > 100`, evaluated on batches by DuckDB and by nothing that reaches further.
+
+The condition is parsed first and refused unless it is one expression of columns, constants, operators and the
+functions listed here: no subqueries, no files, no settings, no clock. DuckDB then runs it with external access off
+and its configuration locked.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from headwater.errors import BadFilterError
+from headwater.events.values import shown
+
+if TYPE_CHECKING:
+    import duckdb
+
+__all__ = ["Where"]
+
+_LONGEST = 4_000
+_DEEPEST = 100
+_CLASSES = frozenset(
+    ["BETWEEN", "CASE", "CAST", "COLUMN_REF", "COMPARISON", "CONJUNCTION", "CONSTANT", "FUNCTION", "OPERATOR", "TYPE"]
+)
+# Pure functions whose result is not much larger than their input: nothing here can read, wait or fill memory.
+_FUNCTIONS = frozenset(
+    """
+    + - * / // % ** ^ || ~~ !~~ ~~* !~~* ~~~ ~ & | << >> @ ^@ like_escape ilike_escape not_like_escape not_ilike_escape
+    abs ceil ceiling exp floor greatest isfinite isinf isnan least ln log log10 log2 mod pow power round sign sqrt trunc
+    concat contains ends_with instr lcase left len length lower ltrim ord position prefix regexp_extract
+    regexp_full_match regexp_matches right rtrim split_part starts_with strip_accents strlen strpos substr substring
+    suffix trim ucase unicode upper
+    date_diff date_part date_trunc datediff datepart datetrunc day dayname dayofmonth dayofweek dayofyear epoch epoch_ms
+    epoch_us hour isodow isoyear microsecond millisecond minute month monthname quarter second strftime week weekday
+    weekofyear year yearweek
+    array_contains array_extract array_length array_position cardinality element_at list_contains list_element
+    list_extract list_has list_has_all list_has_any list_position list_value map_contains map_extract map_keys
+    map_values struct_extract
+    ifnull nullif
+    """.split()
+)
+_CASTS = frozenset(
+    """
+    BIGINT BLOB BOOLEAN DATE DECIMAL DOUBLE FLOAT HUGEINT INTEGER INTERVAL SMALLINT TIME TIMESTAMP TINYINT UUID VARCHAR
+    """.split()
+) | {"TIMESTAMP WITH TIME ZONE"}
+# Reserved words an expression is made of; any other reserved word can only be meant as a column, like `offset`.
+_GRAMMAR = frozenset(
+    """
+    all and any array as between both case cast collate distinct else end escape false from glob ilike in interval is
+    isnull leading like not notnull null or similar some symmetric then to trailing true try_cast when
+    """.split()
+)
+_SETTINGS = {
+    "enable_external_access": "false",
+    "autoinstall_known_extensions": "false",
+    "autoload_known_extensions": "false",
+    "allow_community_extensions": "false",
+    "allow_unsigned_extensions": "false",
+    "python_enable_replacements": "false",
+    "memory_limit": "512MB",
+    "temp_directory": "",
+    "threads": "1",
+}
+
+
+class Where:
+    """A condition on events; rows for which it is null are left out.
+
+    Columns are the fields of the value and, when they are given, `key`, `partition`, `offset`, `occurred_at`,
+    `headers` (a field of the value with such a name comes first). Times are compared in UTC.
+
+    Example:
+        >>> batch = pa.RecordBatch.from_pylist([{"amount": 50}, {"amount": 150}])
+        >>> Where("amount > 100").mask(batch).tolist()
+        [False, True]
+
+    Raises:
+        BadFilterError: The text is not one condition, or uses what a condition may not use.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        if not isinstance(text, str) or not 0 < len(text.strip()) <= _LONGEST or "\0" in text:
+            raise BadFilterError(f"a condition is text of 1 to {_LONGEST} characters", text=shown(text))
+        self._cursor = _connection().cursor()
+        self._lock = Lock()
+        self._expression = _with_columns_quoted(text, self._cursor)
+        for problem in _problems(_parsed(self._expression, self._cursor, text), 0):
+            raise _refused(text, problem)
+
+    def mask(self, batch: pa.RecordBatch, envelope: Mapping[str, pa.Array] | None = None) -> npt.NDArray[np.bool_]:
+        """Which rows of a batch meet the condition.
+
+        Args:
+            batch: The values.
+            envelope: Columns beside the values, such as `key` and `offset`, of the same length.
+
+        Raises:
+            BadFilterError: A column is not there, or types do not go together; `data` has `text` and `columns`.
+        """
+        columns = {**(envelope or {}), **dict(zip(batch.schema.names, batch.columns, strict=True))}
+        table = pa.table(columns)
+        result = self._answer(table)
+        if result.type != pa.bool_():
+            raise BadFilterError(
+                f"{shown(self.text)} is a value of {result.type}, not true or false",
+                fix=f"compare it, such as {self.text.strip()[:40]} = ...",
+                text=self.text,
+                columns=table.schema.names,
+            )
+        return np.asarray(result.fill_null(False).to_numpy(zero_copy_only=False), dtype=np.bool_)
+
+    def check(self, schema: pa.Schema) -> None:
+        """Raises `BadFilterError` if the condition does not fit a schema, without any rows."""
+        self.mask(pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], names=schema.names))
+
+    def _answer(self, table: pa.Table) -> pa.Array:
+        import duckdb
+
+        with self._lock:
+            self._cursor.register("batch", table)
+            try:
+                # Rows come back in the order of the batch: one thread, and insertion order is kept by default.
+                answer = self._cursor.execute(f"SELECT ({self._expression}\n) AS kept FROM batch")
+                found = answer.to_arrow_table().column("kept").combine_chunks()
+            except (duckdb.Error, RuntimeError, ValueError) as error:
+                reason = str(error).splitlines()[0]
+                raise BadFilterError(
+                    f"{shown(self.text)} cannot be evaluated: {reason[:200]}",
+                    detail=f"columns: {', '.join(table.schema.names[:40])}",
+                    text=self.text,
+                    columns=table.schema.names,
+                ) from None
+            finally:
+                self._cursor.unregister("batch")
+        return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
+
+
+@lru_cache(maxsize=1)
+def _connection() -> duckdb.DuckDBPyConnection:
+    import duckdb
+
+    connection = duckdb.connect(":memory:", config=dict(_SETTINGS))
+    connection.execute("SET TimeZone = 'UTC'")
+    connection.execute("SET lock_configuration = true")
+    return connection
+
+
+@lru_cache(maxsize=1)
+def _reserved_words() -> frozenset[str]:
+    """Words DuckDB does not take as a column's name unless they are quoted."""
+    found = (
+        _connection()
+        .cursor()
+        .execute("SELECT keyword_name FROM duckdb_keywords() WHERE keyword_category IN ('reserved', 'type_function')")
+        .fetchall()
+    )
+    return frozenset(word for (word,) in found) - _GRAMMAR
+
+
+def _with_columns_quoted(text: str, cursor: duckdb.DuckDBPyConnection) -> str:
+    """The condition with reserved words that name columns (`offset`, `order`) in quotes; functions stay as they are."""
+    import duckdb
+
+    encoded = text.encode()
+    try:
+        starts = [start for start, _ in duckdb.tokenize(text)]
+    except duckdb.Error as error:
+        raise _refused(text, str(error).splitlines()[0]) from None
+    pieces: list[bytes] = []
+    for start, end in zip([0, *starts], [*starts, len(encoded)], strict=True):
+        piece = encoded[start:end]
+        word = piece.decode(errors="replace").strip()
+        called = encoded[end : end + 1] == b"("
+        quoted = word.casefold() in _reserved_words() and not called
+        pieces.append(piece.replace(word.encode(), f'"{word}"'.encode()) if quoted else piece)
+    return b"".join(pieces).decode(errors="replace")
+
+
+def _parsed(expression: str, cursor: duckdb.DuckDBPyConnection, text: str) -> Any:
+    """The syntax tree of the one expression in `SELECT (…)`; anything that is more than that is refused."""
+    import duckdb
+
+    try:
+        row = cursor.execute("SELECT json_serialize_sql($1::VARCHAR)", [f"SELECT ({expression}\n)"]).fetchone()
+        answer = json.loads(row[0]) if row else {"error": True}
+    except (duckdb.Error, ValueError, RecursionError, RuntimeError) as error:
+        raise _refused(text, str(error).splitlines()[0]) from None
+    if answer["error"]:
+        raise _refused(text, answer.get("error_message", "it cannot be parsed"))
+    statements = answer["statements"]
+    node = statements[0]["node"]
+    parts = ("where_clause", "having", "qualify", "sample", "modifiers", "group_expressions")
+    single = (
+        len(statements) == 1
+        and node["type"] == "SELECT_NODE"
+        and len(node["select_list"]) == 1
+        and node["from_table"]["type"] == "EMPTY"
+        and not node["cte_map"]["map"]
+        and not any(node[part] for part in parts)
+    )
+    if not single:
+        raise _refused(text, "it is more than one condition")
+    return node["select_list"][0]
+
+
+def _problems(tree: Any, depth: int) -> Iterator[str]:
+    """What in a syntax tree a condition may not use."""
+    if depth > _DEEPEST:
+        yield "it is nested too deep"
+    elif isinstance(tree, list):
+        for item in tree:
+            yield from _problems(item, depth + 1)
+    elif isinstance(tree, dict):
+        yield from _node_problems(tree)
+        for item in tree.values():
+            yield from _problems(item, depth + 1)
+
+
+def _node_problems(node: dict[str, Any]) -> Iterator[str]:
+    kind = node.get("class")
+    if kind is not None and kind not in _CLASSES:
+        yield f"{kind.lower().replace('_', ' ')} is not allowed in a condition"
+    if kind == "FUNCTION" and node["function_name"].lower() not in _FUNCTIONS:
+        yield f"the function {node['function_name']} is not allowed in a condition"
+    if kind == "FUNCTION" and (node["schema"] or node["catalog"] or node["filter"] or node["distinct"]):
+        yield f"the function {node['function_name']} is called as a condition cannot call it"
+    if kind == "TYPE" and (node["type_name"].upper() not in _CASTS or node["schema"] or node["catalog"]):
+        yield f"a cast to {node['type_name']} is not allowed in a condition"
+
+
+def _refused(text: str, reason: str) -> BadFilterError:
+    return BadFilterError(
+        f"{shown(text)} is not a condition: {reason[:200]}",
+        detail='such as "amount > 100 and country in (\'de\', \'fr\')"',
+        text=shown(text),
+    )

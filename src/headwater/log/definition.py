@@ -1,0 +1,225 @@
+"""A topic as the user describes it: frozen data, checked, nothing touched yet."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass, field, replace
+from datetime import timedelta
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from headwater.errors import BadNameError, BadSettingError, Place, TimeColumnMissingError
+from headwater.events import arrow_schema
+from headwater.log.overload import Overload, WhenFull, overload_named
+from headwater.units import duration, size
+
+__all__ = ["Durability", "Retention", "Topic", "check_name", "same_file"]
+
+_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+
+
+class Durability(StrEnum):
+    """What an acknowledgement means."""
+
+    DURABLE = "durable"
+    """On stable storage: survives kill -9 and a power cut."""
+    FAST = "fast"
+    """Handed to the operating system: survives kill -9; a power cut may lose the last seconds."""
+    MEMORY = "memory"
+    """In shared memory: survives kill -9; a restart of the machine loses everything."""
+
+
+@dataclass(frozen=True)
+class Retention:
+    """How long events are kept; no limit means for ever.
+
+    Args:
+        time: Segments whose newest event arrived longer ago than this are removed.
+        size: Oldest segments of a partition are removed while it is larger than this.
+        force: Remove even what a consumer group has not read yet; without it, such segments wait for the group.
+    """
+
+    time: timedelta | None = None
+    size: int | None = None
+    force: bool = False
+
+    @classmethod
+    def of(
+        cls, time: str | timedelta | None = None, size_: str | int | None = None, *, force: bool = False
+    ) -> Retention:
+        """From text such as "7 days" and "10 GB"."""
+        return cls(None if time is None else duration(time), None if size_ is None else size(size_), force)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topic:
+    """A topic's definition; make one with `Topic.declare`.
+
+    `version` is the schema's number in the topic's history, 0 until a log knows the topic. `given` names the options
+    the user wrote: only those change a topic that exists.
+    """
+
+    name: str
+    schema: pa.Schema
+    version: int = 0
+    key: tuple[str, ...] = ()
+    time: str | None = None
+    lateness: timedelta = timedelta(seconds=10)
+    partitions: int = 1
+    durability: Durability = Durability.DURABLE
+    retention: Retention = field(default_factory=Retention)
+    compact: bool = False
+    overload: Overload = field(default_factory=Overload)
+    idle: timedelta = timedelta(seconds=30)
+    ahead: timedelta = timedelta(minutes=5)
+    segment_size: int = 64 << 20
+    place: Place | None = field(default=None, compare=False)
+    given: frozenset[str] = field(default=frozenset(), compare=False)
+
+    @classmethod
+    def declare(
+        cls, name: str, type_: object, *, place: Place | None = None, **options: Any
+    ) -> Topic:
+        """Check and complete what a user wrote.
+
+        Args:
+            name: Letters, digits, `.`, `_`, `-`.
+            type_: Dataclass, pydantic model, msgspec struct, Spark DDL text or Arrow schema.
+            place: Where the user wrote it.
+            options: `key`, `time`, `lateness`, `partitions`, `durability`, `retention`, `compact`, `overload`,
+                `idle`, `ahead`, `segment_size`; durations and sizes may be text.
+
+        Example:
+            >>> topic = Topic.declare("orders", "order_id string, at timestamp", time="at", lateness="1 minute")
+            >>> topic.lateness, topic.partitions
+            (datetime.timedelta(seconds=60), 1)
+        """
+        known = set(cls.__dataclass_fields__) - {"name", "schema", "version", "place", "given"}
+        if unknown := sorted(set(options) - known):
+            what = f"topic {name!r} has no option {unknown[0]!r}"
+            raise BadSettingError(what, detail=f"options: {', '.join(sorted(known))}", place=place)
+        read = _read_options(options)
+        given = frozenset(options) & frozenset(read)
+        topic = cls(name=check_name(name), schema=arrow_schema(type_), place=place, given=given, **read)
+        topic._check()
+        return topic
+
+    def _check(self) -> None:
+        names = self.schema.names
+        if self.partitions < 1:
+            raise self._bad(f"{self.partitions} partitions", "use 1 or more")
+        for column in self.key:
+            if column not in names:
+                raise self._bad(f"no key column {column!r}", f"columns: {', '.join(names)}")
+        if self.compact and not self.key:
+            raise self._bad("compaction without a key", 'say which: key="product_id"')
+        if self.time is not None and (
+            self.time not in names or not pa.types.is_timestamp(self.schema.field(self.time).type)
+        ):
+            times = [column.name for column in self.schema if pa.types.is_timestamp(column.type)]
+            raise TimeColumnMissingError(
+                f'topic "{self.name}" has no time column "{self.time}"',
+                detail=f"its type has: {', '.join(names)}",
+                fix=f'time="{times[0]}"' if times else "add a timestamp field to the type",
+                place=self.place,
+                topic=self.name,
+                column=self.time,
+            )
+
+    def _bad(self, what: str, hint: str) -> BadSettingError:
+        return BadSettingError(f"topic {self.name!r}: {what}", detail=hint, place=self.place, topic=self.name)
+
+    def to_json(self) -> bytes:
+        """The settings as JSON; schemas are kept apart."""
+        fields = {
+            **{name: getattr(self, name) for name in ("name", "version", "key", "time", "partitions", "compact")},
+            **{name: getattr(self, name).total_seconds() for name in ("lateness", "idle", "ahead")},
+            "durability": self.durability,
+            "segment_size": self.segment_size,
+            "retention": _plain(asdict(self.retention)),
+            "overload": _plain(asdict(self.overload)),
+        }
+        return msgspec.json.format(msgspec.json.encode(fields), indent=2)
+
+    @classmethod
+    def from_json(cls, data: bytes, schema: pa.Schema) -> Topic:
+        """The definition whose `to_json` this is."""
+        fields = msgspec.json.decode(data)
+        overload, retention = fields.pop("overload"), fields.pop("retention")
+        for name in ("lateness", "idle", "ahead"):
+            fields[name] = timedelta(seconds=fields[name])
+        return cls(
+            **fields
+            | {
+                "schema": schema,
+                "key": tuple(fields["key"]),
+                "durability": Durability(fields["durability"]),
+                "retention": Retention(_span(retention["time"]), retention["size"], retention["force"]),
+                "overload": Overload(
+                    WhenFull(overload["when_full"]),
+                    overload["events"],
+                    _span(overload["timeout"]),
+                    overload["one_in"],
+                ),
+            }
+        )
+
+    def with_schema(self, schema: pa.Schema, version: int) -> Topic:
+        """The same topic under another version of its type."""
+        return replace(self, schema=schema, version=version)
+
+
+def check_name(name: str, *, what: str = "topic") -> str:
+    """The name itself if it is safe as a file name and valid in Kafka.
+
+    Example:
+        >>> check_name("orders.eu")
+        'orders.eu'
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or name in (".", ".."):
+        raise BadNameError(
+            f"{name!r} cannot be the name of a {what}",
+            detail="names have 1 to 249 letters, digits, dots, underscores or hyphens",
+            name=str(name),
+        )
+    return name
+
+
+def same_file(name: str) -> str:
+    """Two names that give the same text here would clash on some file system or in Kafka's metrics."""
+    return name.casefold().replace(".", "_")
+
+
+def _read_options(options: dict[str, Any]) -> dict[str, Any]:
+    read = dict(options)
+    key = options.get("key")
+    read["key"] = () if key is None else (key,) if isinstance(key, str) else tuple(key)
+    for name in ("lateness", "idle", "ahead"):
+        if name in read:
+            read[name] = duration(read[name])
+    if "durability" in read:
+        words = [level.value for level in Durability]
+        if read["durability"] not in words:
+            what = f"unknown durability {read['durability']!r}"
+            raise BadSettingError(what, detail=f"it can be: {', '.join(words)}", fix='durability="durable"')
+        read["durability"] = Durability(read["durability"])
+    if "segment_size" in read:
+        read["segment_size"] = size(read["segment_size"])
+    if "overload" in read:
+        read["overload"] = overload_named(read["overload"] or Overload())
+    if not isinstance(read.get("retention", Retention()), Retention):
+        read["retention"] = Retention.of(read["retention"])
+    return {name: value for name, value in read.items() if value is not None or name == "time"}
+
+
+def _plain(fields: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: value.total_seconds() if isinstance(value, timedelta) else value for name, value in fields.items()
+    }
+
+
+def _span(seconds: float | None) -> timedelta | None:
+    return None if seconds is None else timedelta(seconds=seconds)

@@ -1,0 +1,321 @@
+"""The embedded log: a folder of topics that several processes append to and read at once."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from headwater.errors import (
+    BadNameError,
+    BadOffsetError,
+    NewerFormatError,
+    TopicExistsError,
+    UnknownTopicError,
+)
+from headwater.events import Clock, SystemClock, merge
+from headwater.log.batch import LogBatch
+from headwater.log.definition import Durability, Topic, check_name, same_file
+from headwater.log.door import Entry
+from headwater.log.groups import Groups
+from headwater.log.receipts import Receipts
+from headwater.log.storage import Disk
+from headwater.log.storage.segment import FORMAT
+from headwater.log.topic import OpenTopic, Rows
+from headwater.log.wakeup import Wakeup
+from headwater.units import micros, moment
+
+__all__ = ["EventLog", "PartitionRange", "Start"]
+
+Start = str | int | datetime
+
+
+@dataclass(frozen=True)
+class PartitionRange:
+    """What a partition holds: offsets `[start, end)`, its event time, and when the last batch arrived.
+
+    `running_max` and `appended_at` are microseconds since 1970.
+    """
+
+    partition: int
+    start: int
+    end: int
+    running_max: int
+    appended_at: int
+
+
+class EventLog:
+    """Topics in a folder.
+
+    Args:
+        folder: Created when it does not exist.
+        disk: How files are touched; tests put faulty ones here.
+        clock: What time it is; tests put their own here.
+
+    Example:
+        >>> import tempfile
+        >>> log = EventLog(tempfile.mkdtemp())
+        >>> topic = log.create(Topic.declare("orders", "order_id string, amount int"))
+        >>> log.topics()
+        ['orders']
+    """
+
+    def __init__(self, folder: str | Path, *, disk: Disk | None = None, clock: Clock | None = None) -> None:
+        self.folder = Path(folder).absolute()
+        self.disk = disk or Disk()
+        self.clock = clock or SystemClock()
+        self._open: dict[str, OpenTopic] = {}
+        self._mutex = threading.RLock()
+        self.disk.make_folder(self.folder / "topics")
+        self.id = self._identity()
+        shared = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else self.folder / "memory"  # noqa: S108
+        self._memory = shared / f"headwater-{self.id}"
+        self.groups = Groups(self.disk, self.clock, self.folder / "groups", self)
+
+    def _identity(self) -> str:
+        path = self.folder / "log.json"
+        data = self.disk.read_file(path)
+        if data is None:
+            data = msgspec.json.encode({"format": FORMAT, "id": os.urandom(8).hex()})
+            self.disk.write_file(path, data)
+            data = self.disk.read_file(path) or data  # another process may have been first
+        known: dict[str, Any] = msgspec.json.decode(data)
+        if known["format"] > FORMAT:
+            raise NewerFormatError(
+                f"{self.folder} was written by a newer version (format {known['format']}, this one reads {FORMAT})",
+                fix="pip install --upgrade headwater",
+                format=known["format"],
+            )
+        return str(known["id"])
+
+    # -- topics --------------------------------------------------------------------------------------------------
+
+    def topics(self) -> list[str]:
+        """Names of all topics."""
+        names = self.disk.names(self.folder / "topics")
+        return [name for name in names if (self.folder / "topics" / name / "topic.json").exists()]
+
+    def topic(self, name: str) -> Topic:
+        """A topic's definition under its newest type."""
+        return self.opened(name).reload()
+
+    def create(self, topic: Topic) -> Topic:
+        """Create a topic, or bring an existing one up to this definition.
+
+        Raises:
+            SchemaConflictError: Old events could not be read under the new type.
+            TopicExistsError: The partitions, the key or the time column differ.
+        """
+        handle = self.disk.open(self.folder / "lock")
+        with self._mutex:
+            self.disk.lock(handle)
+            try:
+                if topic.name in self.topics():
+                    return self._bring_up(self.topic(topic.name), topic)
+                self._refuse_clash(topic.name)
+                return self._write(replace(topic, version=1))
+            finally:
+                self.disk.unlock(handle)
+                self.disk.close(handle)
+
+    def _refuse_clash(self, name: str) -> None:
+        for other in self.topics():
+            if same_file(other) == same_file(name):
+                raise BadNameError(
+                    f"{name!r} is too close to the topic {other!r}",
+                    detail="names that differ only by case or by . against _ clash in file systems and in Kafka",
+                    name=name,
+                )
+
+    def _bring_up(self, known: Topic, wanted: Topic) -> Topic:
+        for what in ("partitions", "key", "time"):
+            if getattr(known, what) != getattr(wanted, what):
+                raise TopicExistsError(
+                    f'topic "{known.name}" exists with {what} {getattr(known, what)!r}',
+                    detail=f"it cannot become {getattr(wanted, what)!r} in place",
+                    fix="choose another name",
+                    place=wanted.place,
+                    topic=known.name,
+                )
+        if (known.durability is Durability.MEMORY) != (wanted.durability is Durability.MEMORY):
+            raise TopicExistsError(
+                f'topic "{known.name}" exists with durability {known.durability.value}',
+                detail="events in memory and events on disk cannot be mixed",
+                place=wanted.place,
+                topic=known.name,
+            )
+        changed = {name: getattr(wanted, name) for name in wanted.given}
+        schema = merge(known.schema, wanted.schema)
+        version = known.version + (not schema.equals(known.schema, check_metadata=True))
+        new = replace(known, **changed, schema=schema, version=version)
+        return known if new == known else self._write(new)
+
+    def _write(self, topic: Topic) -> Topic:
+        folder = self.folder / "topics" / topic.name
+        self.disk.make_folder(folder)
+        schema = folder / f"schema-{topic.version:04d}.arrow"
+        self.disk.write_file(schema, topic.schema.serialize().to_pybytes())
+        self.disk.write_file(folder / "topic.json", topic.to_json())
+        self.disk.sync_folder(self.folder / "topics")
+        self._forget(topic.name)
+        return topic
+
+    def _forget(self, name: str) -> None:
+        with self._mutex:
+            self._open.pop(name, None)
+
+    def opened(self, name: str) -> OpenTopic:
+        """The topic with its partitions; opened once per process."""
+        found = self._open.get(name)
+        if found is not None:
+            return found
+        with self._mutex:
+            if name not in self._open:
+                folder = self.folder / "topics" / check_name(name)
+                if not (folder / "topic.json").exists():
+                    raise self._unknown(name)
+                self._open[name] = OpenTopic(self.disk, self.clock, folder, self._memory)
+            return self._open[name]
+
+    def _unknown(self, name: str) -> UnknownTopicError:
+        near = difflib.get_close_matches(name, self.topics(), n=3) or self.topics()[:5]
+        return UnknownTopicError(
+            f'no topic "{name}"',
+            detail=f"topics: {', '.join(near)}" if near else "there are no topics yet",
+            fix=near[0] if near else 'client.create_topic("orders", Order)',
+            topic=name,
+        )
+
+    # -- in ------------------------------------------------------------------------------------------------------
+
+    def append(self, name: str, rows: Rows) -> Receipts:
+        """Append rows; comes back when they are as safe as the topic's durability says."""
+        topic = self.opened(name)
+        return topic.receipts(topic.pass_through(rows))
+
+    def put(self, name: str, rows: Rows) -> Entry:
+        """Hand rows to the door and come back at once; `finish` waits."""
+        return self.opened(name).put(rows)
+
+    def finish(self, name: str, entry: Entry) -> Receipts:
+        """Wait for rows that were `put`."""
+        topic = self.opened(name)
+        topic.door.finish(entry)
+        return topic.receipts(entry)
+
+    def last_sequences(self, name: str, producer: str) -> list[int]:
+        """Highest sequence of a producer in each partition; -1 where it has none."""
+        return [partition.last_sequence(producer) for partition in self.opened(name).partitions]
+
+    def counts(self, name: str) -> dict[str, int]:
+        """What the topic's door decided so far, over all processes."""
+        return self.opened(name).counts.read()
+
+    # -- out -----------------------------------------------------------------------------------------------------
+
+    def ends(self, name: str) -> list[PartitionRange]:
+        """What each partition holds now."""
+        slots = [(partition.number, partition.slot()) for partition in self.opened(name).partitions]
+        return [
+            PartitionRange(number, slot.start_offset, slot.next_offset, slot.running_max, slot.appended_at)
+            for number, slot in slots
+        ]
+
+    def fetch(
+        self,
+        name: str,
+        positions: Mapping[int, int],
+        *,
+        max_bytes: int = 1 << 20,
+        timeout: float = 0,
+        waiter: Wakeup | None = None,
+    ) -> list[LogBatch]:
+        """Batches from these offsets on, partition by partition; waits up to `timeout` seconds for a change.
+
+        Comes back with nothing when the change was another one: look again.
+
+        Args:
+            name: The topic.
+            positions: Offset to read from, per partition.
+            max_bytes: About how much to read of each partition.
+            timeout: Seconds to wait when there is nothing.
+            waiter: From `watch`; saves making one for each call.
+        """
+        topic = self.opened(name)
+        found = self._look(topic, positions, max_bytes)
+        if found or timeout <= 0:
+            return found
+        own = None if waiter else self.watch(name)
+        try:
+            (waiter or own or self.watch(name)).wait(timeout)
+        finally:
+            if own:
+                own.close()
+        return self._look(topic, positions, max_bytes)
+
+    def _look(self, topic: OpenTopic, positions: Mapping[int, int], max_bytes: int) -> list[LogBatch]:
+        return [
+            topic.decode(partition, frame, data).since(offset)
+            for partition, offset in positions.items()
+            for frame, data in self._partition(topic, partition).fetch(offset, max_bytes)
+        ]
+
+    def _partition(self, topic: OpenTopic, number: int) -> Any:
+        if not 0 <= number < len(topic.partitions):
+            what = f'topic "{topic.definition.name}" has no partition {number}'
+            raise BadOffsetError(what, detail=f"it has {len(topic.partitions)}", partition=number)
+        return topic.partitions[number]
+
+    def watch(self, name: str, group: str | None = None) -> Wakeup:
+        """A wake-up for every append to the topic, by any process, and for changes of a group."""
+        members = [] if group is None else [self.groups.folder(group, name)]
+        return Wakeup([self.opened(name).ends.path, *members])
+
+    def find(self, name: str, partition: int, start: Start) -> int:
+        """The offset to start from.
+
+        Args:
+            name: The topic.
+            partition: One of its partitions.
+            start: "earliest", "latest", an offset, or a time: the first offset at which the partition's event
+                time reaches it. Text is read as an offset or a time, too.
+        """
+        topic = self.opened(name)
+        slot = self._partition(topic, partition).slot()
+        if start in ("earliest", "latest"):
+            return slot.start_offset if start == "earliest" else slot.next_offset
+        if isinstance(start, int) or (isinstance(start, str) and start.isdigit()):
+            if int(start) > slot.next_offset:
+                what = f"offset {start} is beyond the end of partition {partition}, which is {slot.next_offset}"
+                raise BadOffsetError(what, offset=int(start), end=slot.next_offset, partition=partition)
+            return int(start)
+        time = micros(moment(start, now=self.clock.now()))
+        reached = topic.partitions[partition].reach(time)
+        if reached is None:
+            return slot.next_offset
+        batch = topic.decode(partition, *reached)
+        rows = np.flatnonzero(batch.running_max[1:] >= time)
+        if not batch.values.num_rows:
+            return batch.frame.base_offset
+        return int(batch.offsets[rows[0] if len(rows) else -1])
+
+    def close(self) -> None:
+        """Append what waits at the doors and close all files."""
+        with self._mutex:
+            for topic in self._open.values():
+                topic.close()
+            self._open.clear()
+
+    def __enter__(self) -> EventLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,103 @@
+"""What a client needs of a log, wherever it is: in a folder, behind HTTP, or on another engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, Protocol
+
+from headwater.log.batch import LogBatch
+from headwater.log.definition import Topic
+from headwater.log.event_log import PartitionRange, Start
+from headwater.log.groups import GroupState, Membership
+from headwater.log.receipts import Receipts
+from headwater.log.topic import Rows
+
+__all__ = ["GroupBook", "Log", "Waiter"]
+
+
+class Waiter(Protocol):
+    """Waits for new events on one topic, or for changes in one group."""
+
+    def wait(self, timeout: float | None) -> bool:
+        """True as soon as something changed."""
+
+    def close(self) -> None:
+        """Stop waiting."""
+
+
+class GroupBook(Protocol):
+    """Consumer groups: who reads what, and how far they have come."""
+
+    def join(self, group: str, topic: str, *, start: Start, session: timedelta) -> Membership:
+        """Become a member."""
+
+    def sync(self, membership: Membership) -> Membership:
+        """Stay a member; learn what is mine now."""
+
+    def commit(self, membership: Membership, offsets: Mapping[int, int]) -> None:
+        """Everything below these offsets is done."""
+
+    def leave(self, membership: Membership) -> None:
+        """Give the partitions back."""
+
+    def states(self) -> list[GroupState]:
+        """All groups."""
+
+    def state(self, group: str, topic: str) -> GroupState:
+        """One group."""
+
+    def watch(self, group: str, topic: str) -> Waiter:
+        """A wake-up for changes of a group."""
+
+    def reset(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
+        """Set where a group goes on."""
+
+
+class Log(Protocol):
+    """Topics that can be appended to and read."""
+
+    @property
+    def groups(self) -> GroupBook:
+        """Its consumer groups."""
+
+    def create(self, topic: Topic) -> Topic:
+        """Create a topic or bring it up to this definition."""
+
+    def topics(self) -> list[str]:
+        """Names of all topics."""
+
+    def topic(self, name: str) -> Topic:
+        """A topic's definition under its newest type."""
+
+    def append(self, name: str, rows: Rows) -> Receipts:
+        """Append rows and wait for the acknowledgement."""
+
+    def put(self, name: str, rows: Rows) -> Any:
+        """Hand rows over and come back at once."""
+
+    def finish(self, name: str, entry: Any) -> Receipts:
+        """Wait for rows that were `put`."""
+
+    def last_sequences(self, name: str, producer: str) -> list[int]:
+        """Highest sequence of a producer per partition."""
+
+    def counts(self, name: str) -> dict[str, int]:
+        """What the topic's door decided."""
+
+    def ends(self, name: str) -> list[PartitionRange]:
+        """What each partition holds."""
+
+    def find(self, name: str, partition: int, start: Start) -> int:
+        """The offset to start from."""
+
+    def fetch(
+        self, name: str, positions: Mapping[int, int], *, max_bytes: int, timeout: float, waiter: Waiter | None
+    ) -> list[LogBatch]:
+        """Batches from these offsets on; waits for the first."""
+
+    def watch(self, name: str, group: str | None = None) -> Waiter:
+        """A wake-up for appends to a topic and, with `group`, for changes of that group."""
+
+    def close(self) -> None:
+        """Let go of files and connections."""

@@ -1,0 +1,182 @@
+"""The one place where the log touches the file system.
+
+Everything the log does to files goes through a `Disk`, so that a test can put another one in its place and
+fail, tear, delay or forget any of these calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from headwater.errors import DiskFailedError, DiskFullError, HeadwaterError, NotWritableError
+
+__all__ = ["Disk", "boot"]
+
+_fdatasync = getattr(os, "fdatasync", os.fsync)
+
+
+class Disk:
+    """Files by descriptor, folders by path; errors of the operating system become ours.
+
+    Example:
+        >>> import tempfile
+        >>> disk, path = Disk(), Path(tempfile.mkdtemp()) / "file"
+        >>> handle = disk.open(path)
+        >>> disk.write(handle, 0, b"hello"); disk.sync(handle); disk.read(handle, 0, 5)
+        b'hello'
+    """
+
+    def open(self, path: Path, *, create: bool = True) -> int:
+        """Open for reading and writing; creates the file unless told not to."""
+        with _translated(path):
+            return os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o644)
+
+    def look(self, path: Path) -> int:
+        """Open for reading only; closing it wakes nobody."""
+        with _translated(path):
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def close(self, handle: int) -> None:
+        """Give the descriptor back."""
+        os.close(handle)
+
+    def size(self, handle: int) -> int:
+        """Length of the file in bytes."""
+        return os.fstat(handle).st_size
+
+    def read(self, handle: int, position: int, length: int) -> bytes:
+        """Up to `length` bytes from `position`; fewer at the end of the file."""
+        with _translated("read"):
+            return os.pread(handle, length, position)
+
+    def write(self, handle: int, position: int, data: bytes) -> None:
+        """Write all of `data` at `position`, or raise."""
+        with _translated("write"):
+            written = os.pwrite(handle, data, position)
+            while written < len(data):
+                written += os.pwrite(handle, data[written:], position + written)
+
+    def sync(self, handle: int) -> None:
+        """Return only when the file's data is on stable storage."""
+        with _translated("sync"):
+            _fdatasync(handle)
+
+    def truncate(self, handle: int, length: int) -> None:
+        """Cut the file to `length` bytes."""
+        with _translated("truncate"):
+            os.ftruncate(handle, length)
+
+    def replace(self, source: Path, target: Path) -> None:
+        """Rename over an existing file, atomically, and make the rename durable."""
+        with _translated(target):
+            os.replace(source, target)
+        self.sync_folder(target.parent)
+
+    def remove(self, path: Path) -> None:
+        """Delete a file; readers that have it open keep it."""
+        with _translated(path), contextlib.suppress(FileNotFoundError):
+            path.unlink()
+
+    def remove_folder(self, path: Path) -> None:
+        """Delete a folder and all in it."""
+        shutil.rmtree(path, ignore_errors=True)
+
+    def make_folder(self, path: Path) -> None:
+        """Create a folder and its parents."""
+        with _translated(path):
+            path.mkdir(parents=True, exist_ok=True)
+
+    def names(self, path: Path) -> list[str]:
+        """Sorted names in a folder; none when it does not exist."""
+        try:
+            return sorted(os.listdir(path))
+        except FileNotFoundError:
+            return []
+
+    def sync_folder(self, path: Path) -> None:
+        """Make created, renamed and removed names in a folder durable."""
+        with _translated(path):
+            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+
+    def read_file(self, path: Path) -> bytes | None:
+        """The whole file, or None when it does not exist."""
+        try:
+            return path.read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def write_file(self, path: Path, data: bytes, *, sync: bool = True) -> None:
+        """Replace a small file atomically: readers see the old bytes or the new ones."""
+        new = path.with_name(f"{path.name}.{os.getpid()}.new")
+        handle = self.open(new)
+        try:
+            self.truncate(handle, 0)
+            self.write(handle, 0, data)
+            if sync:
+                self.sync(handle)
+        finally:
+            self.close(handle)
+        if sync:
+            self.replace(new, path)
+        else:
+            os.replace(new, path)
+
+    def lock(self, handle: int, *, wait: bool = True) -> bool:
+        """Take the file's exclusive lock; False when another holds it and `wait` is off.
+
+        The kernel frees the lock of a process that dies, however it dies.
+        """
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            return False
+        return True
+
+    def unlock(self, handle: int) -> None:
+        """Give the lock back."""
+        fcntl.flock(handle, fcntl.LOCK_UN)
+
+
+def boot() -> int:
+    """A number that changes when the machine restarts: what is not synced before it may be gone after it."""
+    try:
+        text = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+    except OSError:
+        return 0
+    return int(text.strip().replace("-", "")[:15], 16)
+
+
+@contextlib.contextmanager
+def _translated(subject: object) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise translate(error, subject) from error
+
+
+def translate(error: OSError, subject: object) -> HeadwaterError | OSError:
+    """The operating system's error as ours, where a user can do something about it."""
+    what = f"{subject}: {error.strerror or error}"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFullError(
+            f"no space left on the disk ({what})", fix="free some space; appends then work again"
+        )
+    if error.errno in (errno.EIO, errno.EFBIG):
+        return DiskFailedError(f"the disk refused: {what}", fix="headwater verify", errno=error.errno)
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR):
+        return NotWritableError(
+            f"the data folder cannot be written: {what}",
+            detail=str(error.filename or subject),
+            fix="choose another folder with --data, or change its owner",
+        )
+    return error

@@ -1,0 +1,188 @@
+"""One batch of events as bytes: a fixed header, the producer's id, an Arrow record batch.
+
+    header (112 bytes) | producer id, padded to 8 | Arrow IPC record batch, padded to 8
+
+The header has a checksum of itself and one of the rest, so that headers can be walked without reading bodies.
+Offsets inside a batch run from `base_offset` without gaps unless the batch was rewritten by compaction; then
+the column `_hw.offset` holds them. In general, an envelope column that says no more than the header is left
+out; `columns` has a bit for each that is there.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import lru_cache
+from typing import Final
+
+import pyarrow as pa
+
+__all__ = [
+    "ENVELOPE",
+    "HEADER_SIZE",
+    "LOWEST_TIME",
+    "Frame",
+    "Kind",
+    "decode_columns",
+    "encode_frame",
+    "parse_header",
+    "with_envelope",
+]
+
+MAGIC: Final = b"HWB1"
+LOWEST_TIME: Final = -(2**63)
+_ZONED = pa.timestamp("us", "UTC")
+
+# The order is the order of the bits in `Frame.columns`: append only.
+ENVELOPE: Final[tuple[pa.Field, ...]] = (
+    pa.field("_hw.key", pa.binary()),
+    pa.field("_hw.id", pa.string()),
+    pa.field("_hw.occurred_at", _ZONED),
+    pa.field("_hw.sent_at", _ZONED),
+    pa.field("_hw.received_at", _ZONED),
+    pa.field("_hw.headers", pa.map_(pa.string(), pa.string())),
+    pa.field("_hw.traceparent", pa.string()),
+    pa.field("_hw.source", pa.string()),
+    pa.field("_hw.deleted", pa.bool_()),
+    pa.field("_hw.offset", pa.int64()),
+    pa.field("_hw.running_max", pa.int64()),
+)
+_BIT = {field.name: 1 << index for index, field in enumerate(ENVELOPE)}
+
+#            magic crc_header crc_body length | kind producer columns schema count | base next | five times | sequences
+_LAYOUT = struct.Struct("<4sIII BxHIII qq qqqqq qq 8x")
+HEADER_SIZE: Final = _LAYOUT.size
+_CRC_FROM = 8
+
+
+class Kind(IntEnum):
+    """What a frame carries."""
+
+    EVENTS = 1
+    """Events."""
+    MARK = 2
+    """A time mark: it takes one offset and raises the running maximum."""
+    HEAD = 3
+    """First frame of a segment: what is known at its start; takes no offset."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A frame's header, and where it lies.
+
+    `lowest`, `highest`: event times in the batch. `running_before`, `running_max`: highest event time of the
+    partition before and after it, leaving out times too far ahead. All times in microseconds since 1970.
+    """
+
+    kind: Kind
+    base_offset: int
+    next_offset: int
+    count: int = 0
+    schema: int = 0
+    columns: int = 0
+    appended_at: int = 0
+    lowest: int = LOWEST_TIME
+    highest: int = LOWEST_TIME
+    running_before: int = LOWEST_TIME
+    running_max: int = LOWEST_TIME
+    first_sequence: int = -1
+    last_sequence: int = -1
+    producer: str = ""
+    length: int = 0
+    body_at: int = 0
+    body_crc: int = 0
+    position: int = 0
+
+    def body(self, data: memoryview) -> memoryview | None:
+        """The body out of the frame's bytes; None when the checksum does not match."""
+        if zlib.crc32(data[HEADER_SIZE : self.length]) != self.body_crc:
+            return None
+        return data[self.body_at : self.length]
+
+
+def encode_frame(frame: Frame, body: bytes | pa.Buffer) -> bytes:
+    """The bytes of a frame with this header and body."""
+    producer = frame.producer.encode()
+    rest = b"".join((producer, bytes(-len(producer) % 8), memoryview(body), bytes(-len(body) % 8)))
+    packed = _LAYOUT.pack(
+        MAGIC,
+        0,
+        zlib.crc32(rest),
+        HEADER_SIZE + len(rest),
+        frame.kind,
+        len(producer),
+        frame.columns,
+        frame.schema,
+        frame.count,
+        frame.base_offset,
+        frame.next_offset,
+        frame.appended_at,
+        frame.lowest,
+        frame.highest,
+        frame.running_before,
+        frame.running_max,
+        frame.first_sequence,
+        frame.last_sequence,
+    )
+    crc = zlib.crc32(packed[_CRC_FROM:]).to_bytes(4, "little")
+    return b"".join((packed[:4], crc, packed[_CRC_FROM:], rest))
+
+
+def parse_header(data: memoryview, at: int = 0, position: int = 0) -> Frame | None:
+    """The header at `data[at:]`, or None when there is no whole, undamaged one.
+
+    Args:
+        data: Bytes of a segment.
+        at: Where in `data` the header starts.
+        position: Where in the segment that is; kept in the frame.
+    """
+    if len(data) - at < HEADER_SIZE:
+        return None
+    fields = _LAYOUT.unpack_from(data, at)
+    if fields[0] != MAGIC or zlib.crc32(data[at + _CRC_FROM : at + HEADER_SIZE]) != fields[1]:
+        return None
+    producer = ""
+    length = fields[5]
+    body_at = HEADER_SIZE + length + (-length % 8)
+    if length:
+        producer = bytes(data[at + HEADER_SIZE : at + HEADER_SIZE + length]).decode(errors="replace")
+    return Frame(
+        kind=Kind(fields[4]),
+        columns=fields[6],
+        schema=fields[7],
+        count=fields[8],
+        base_offset=fields[9],
+        next_offset=fields[10],
+        appended_at=fields[11],
+        lowest=fields[12],
+        highest=fields[13],
+        running_before=fields[14],
+        running_max=fields[15],
+        first_sequence=fields[16],
+        last_sequence=fields[17],
+        producer=producer,
+        length=fields[3],
+        body_at=body_at,
+        body_crc=fields[2],
+        position=position,
+    )
+
+
+@lru_cache(maxsize=256)
+def with_envelope(schema: pa.Schema, columns: int) -> pa.Schema:
+    """The schema of a stored batch: the type's columns, then the envelope columns whose bit is set."""
+    return pa.schema(
+        [*schema, *(field for index, field in enumerate(ENVELOPE) if columns & (1 << index))]
+    )
+
+
+def columns_of(envelope: dict[str, pa.Array]) -> int:
+    """The bits of these envelope columns."""
+    return sum(_BIT[name] for name in envelope)
+
+
+def decode_columns(frame: Frame, body: memoryview, schema: pa.Schema) -> pa.RecordBatch:
+    """The stored columns of a frame, without copying; `schema` is the type's at the frame's version."""
+    return pa.ipc.read_record_batch(pa.py_buffer(body), with_envelope(schema, frame.columns))

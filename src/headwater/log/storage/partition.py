@@ -1,0 +1,370 @@
+"""One partition: an ordered run of events in segment files, shared by several processes.
+
+Append: take the partition's lock, lay the batches out behind the last acknowledged byte, write, sync, publish the
+new end, release. A process that dies on the way leaves bytes behind the published end; the next writer keeps them if
+they form whole batches and cuts them off if not. Read: look up the published end, read below it, compare checksums.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from headwater.errors import BadOffsetError, DataGoneError, DiskFailedError, DiskFullError
+from headwater.events import Clock
+from headwater.log.storage.disk import Disk, boot
+from headwater.log.storage.ends import Ends, Slot
+from headwater.log.storage.frame import Frame, Kind, encode_frame
+from headwater.log.storage.layout import Appended, Part, lay_out
+from headwater.log.storage.producers import Producers
+from headwater.log.storage.recovery import recover
+from headwater.log.storage.segment import Head, Segment, base_of
+
+__all__ = ["Partition", "Written"]
+
+
+@dataclass(frozen=True)
+class Written:
+    """How a partition writes: the part of the topic's settings that concerns it (times in microseconds)."""
+
+    durable: bool = True
+    segment_size: int = 64 << 20
+    segment_age: int = 86_400 * 1_000_000
+    ahead: int = 300 * 1_000_000
+
+
+class Partition:
+    """Appends to and reads from one partition."""
+
+    def __init__(
+        self, disk: Disk, clock: Clock, folder: Path, ends: Ends, number: int, written: Written
+    ) -> None:
+        self.number = number
+        self.folder = folder
+        self.disk = disk
+        self._clock = clock
+        self._ends = ends
+        self._written = written
+        disk.make_folder(folder)
+        self._lock_handle = disk.open(folder / "lock")
+        self._mutex = threading.RLock()
+        self._files = threading.Lock()  # guards what is cached of the files; never held across a sync
+        self._depth = 0
+        self._segments: dict[int, Segment] = {}
+        self._bases: list[int] = []
+        self._producers: Producers | None = None
+        self._producers_at: tuple[int, int] = (-1, -1)  # segment and length up to which they are known
+        self._cursors: dict[int, tuple[Segment, int]] = {}  # offset -> where the read that ended there stopped
+        self._born: tuple[int, int] = (-1, 0)  # segment and time of its first batch
+        self._edition = -1
+        self._checked = False
+
+    # -- state ---------------------------------------------------------------------------------------------------
+
+    def slot(self) -> Slot:
+        """The published state, repaired first if it is missing or does not fit the files."""
+        slot = self._ends.read(self.number)
+        if slot is not None and not slot.dirty and slot.boot == boot() and (self._checked or self._sound(slot)):
+            self._checked = True
+            return self._noticed(slot)
+        with self.locked() as repaired:
+            return repaired
+
+    def _noticed(self, slot: Slot) -> Slot:
+        if slot.edition != self._edition:
+            self.forget_files()
+            self._edition = slot.edition
+        return slot
+
+    def publish(self, slot: Slot) -> None:
+        """Make this the partition's state; only under the lock."""
+        self._ends.write(self.number, replace(slot, boot=boot()))
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[Slot]:
+        """Hold the partition's lock across threads and processes; yields a state that fits the files."""
+        with self._mutex:
+            if self._depth == 0:
+                self.disk.lock(self._lock_handle)
+            self._depth += 1
+            try:
+                slot = self._ends.read(self.number)
+                if slot is None or slot.dirty or slot.boot != boot() or not self._sound(slot, whole=True):
+                    slot = recover(self, slot)
+                self._checked = True
+                yield self._noticed(slot)
+            finally:
+                self._depth -= 1
+                if self._depth == 0:
+                    self.disk.unlock(self._lock_handle)
+
+    def _sound(self, slot: Slot, *, whole: bool = False) -> bool:
+        """Whether the files hold what the slot says; `whole`: and nothing more (only true under the lock)."""
+        try:
+            segment = self.segment(slot.segment)
+            length = self.disk.size(segment.handle)
+        except FileNotFoundError:
+            return False
+        if length < slot.length or (whole and length > slot.length):
+            return False
+        if self._checked:
+            return True
+        if slot.segment < max(self.bases(fresh=True), default=0):
+            return False
+        last = next(segment.walk(slot.last_frame, slot.length, check=True), None)
+        return last is not None and last.position + last.length == slot.length
+
+    def segment(self, base: int) -> Segment:
+        """The segment that starts at this offset."""
+        with self._files:
+            found = self._segments.get(base)
+            if found is None:
+                while len(self._segments) >= 8:  # open files are bounded, however many segments there are
+                    self._segments.pop(next(iter(self._segments)))
+                found = self._segments[base] = Segment(self.disk, self.folder, base)
+            return found
+
+    def bases(self, *, fresh: bool = False) -> list[int]:
+        """First offsets of all segments, in order."""
+        if fresh or not self._bases:
+            names = self.disk.names(self.folder)
+            self._bases = sorted(base for name in names if (base := base_of(name)) is not None)
+        return self._bases
+
+    def forget_files(self) -> None:
+        """Drop what is cached of the files, after they changed."""
+        with self._files:
+            self._segments.clear()
+            self._cursors.clear()
+            self._bases = []
+            self._producers = None
+
+    # -- append --------------------------------------------------------------------------------------------------
+
+    def append(self, parts: list[Part]) -> list[Appended]:
+        """Append batches in order, each whole or not at all, with one sync for all of them."""
+        with self.locked() as slot:
+            slot = self._rolled_if_due(slot)
+            now = self._clock.micros()
+            producers = self._known_producers(slot) if any(part.producer for part in parts) else None
+            laid = lay_out(parts, slot, now, self._written.ahead, producers)
+            if laid.frames:
+                self._write(slot, b"".join(laid.data), laid.frames, now)
+                if producers is not None:
+                    for frame in laid.frames:
+                        producers.note(frame)
+            return laid.appended
+
+    def mark(self, time: int) -> None:
+        """Append a time mark: from here on the partition's event time is at least `time`."""
+        with self.locked() as slot:
+            now = self._clock.micros()
+            frame = Frame(
+                Kind.MARK,
+                slot.next_offset,
+                slot.next_offset + 1,
+                appended_at=now,
+                lowest=time,
+                highest=time,
+                running_before=slot.running_max,
+                running_max=max(slot.running_max, time),
+            )
+            self._write(slot, encode_frame(frame, b""), [frame], now)
+
+    def _write(self, slot: Slot, data: bytes, frames: list[Frame], now: int) -> None:
+        segment = self.segment(slot.segment)
+        try:
+            self.disk.write(segment.handle, slot.length, data)
+            if self._written.durable:
+                self.disk.sync(segment.handle)
+        except DiskFullError:
+            self.disk.truncate(segment.handle, slot.length)
+            raise
+        except DiskFailedError:
+            self._seal_after_failure(slot)
+            raise
+        last = frames[-1]
+        new = Slot(
+            start_offset=slot.start_offset,
+            next_offset=last.next_offset,
+            segment=slot.segment,
+            length=slot.length + len(data),
+            last_frame=slot.length + frames[-1].position,
+            running_max=last.running_max,
+            appended_at=now,
+            edition=slot.edition,
+        )
+        if self._producers_at == (slot.segment, slot.length):
+            self._producers_at = (new.segment, new.length)
+        self.publish(new)
+
+    def _seal_after_failure(self, slot: Slot) -> None:
+        """Never write to this segment again: what the failed sync left in memory and on disk is unknown."""
+        with contextlib.suppress(DiskFailedError, DiskFullError):
+            self.roll(slot)
+            with contextlib.suppress(OSError, DiskFailedError):
+                self.disk.truncate(self.segment(slot.segment).handle, slot.length)
+
+    def _rolled_if_due(self, slot: Slot) -> Slot:
+        if slot.length >= self._written.segment_size or self._too_old(slot):
+            return self.roll(slot)
+        return slot
+
+    def _too_old(self, slot: Slot) -> bool:
+        segment, born = self._born
+        if segment != slot.segment:
+            frames = self.segment(slot.segment).walk(0, slot.length)
+            born = next((frame.appended_at for frame in frames if frame.kind != Kind.HEAD), 0)
+            if not born:
+                return False
+            self._born = (slot.segment, born)
+        return self._clock.micros() - born > self._written.segment_age
+
+    def roll(self, slot: Slot) -> Slot:
+        """Start a new segment at the partition's end; only under the lock."""
+        producers = self._known_producers(slot)
+        self.publish(replace(slot, dirty=True))
+        segment = Segment(self.disk, self.folder, slot.next_offset)
+        head = Head(
+            previous=(slot.segment, slot.length), producers=producers.snapshot(self._clock.micros())
+        )
+        length = segment.create(head, slot.running_max)
+        new = replace(slot, segment=segment.base, length=length, last_frame=0, dirty=False)
+        self._bases = []
+        self._producers_at = (new.segment, new.length)
+        self.publish(new)
+        return new
+
+    def _known_producers(self, slot: Slot) -> Producers:
+        segment, length = self._producers_at
+        if self._producers is None or segment != slot.segment:
+            self._producers = Producers()
+            source = self.segment(slot.segment)
+            frame, head = source.head()
+            self._producers.restore(head.producers, source.walk(frame.length, slot.length))
+        elif length < slot.length:
+            for frame in self.segment(slot.segment).walk(length, slot.length):
+                self._producers.note(frame)
+        self._producers_at = (slot.segment, slot.length)
+        return self._producers
+
+    def last_sequence(self, producer: str) -> int:
+        """Highest sequence this producer has appended here; -1 when it has none."""
+        with self.locked() as slot:
+            return self._known_producers(slot).last(producer)
+
+    def first_offset_of(self, producer: str, sequence: int) -> int | None:
+        """Where a producer's row of this sequence is; None when it is no longer known."""
+        with self.locked() as slot:
+            found = self._known_producers(slot).find(producer, sequence)
+        if found is None:
+            return None
+        per_row = found.count == found.last_sequence - found.first_sequence + 1
+        return found.base_offset + (sequence - found.first_sequence if per_row else 0)
+
+    # -- read ----------------------------------------------------------------------------------------------------
+
+    def fetch(self, offset: int, max_bytes: int) -> list[tuple[Frame, memoryview]]:
+        """Frames from the one that holds `offset` on, whole and checked; none at the end of the partition."""
+        slot = self.slot()
+        self._require_there(offset, slot)
+        found: list[tuple[Frame, memoryview]] = []
+        while not found and offset < slot.next_offset:
+            segment, position, limit = self._locate(offset, slot)
+            for frame, data in segment.read(position, limit, max_bytes):
+                position = frame.position + frame.length
+                if frame.next_offset > offset and frame.kind != Kind.HEAD:
+                    found.append((frame, data))
+            if position < limit:
+                self._remember(found[-1][0].next_offset if found else offset, segment, position)
+            elif not found:
+                offset = self._next_base(segment.base, slot)
+        return found
+
+    def reach(self, time: int) -> tuple[Frame, memoryview] | None:
+        """The first frame at which the partition's event time reaches `time`; None when it has not yet.
+
+        The running maximum never falls, so segments can be searched by halves.
+        """
+        slot = self.slot()
+        if slot.running_max < time:
+            return None
+        bases = self.bases(fresh=True)
+        later = bisect_left(bases, time, key=lambda base: self.segment(base).head()[0].running_before)
+        for base in bases[max(0, later - 1) :]:
+            segment = self.segment(base)
+            for frame in segment.walk(0, self._limit(segment, slot)):
+                if frame.running_max >= time and frame.kind != Kind.HEAD:
+                    return next(segment.read(frame.position, frame.position + frame.length, frame.length))
+        return None
+
+    def _require_there(self, offset: int, slot: Slot) -> None:
+        if offset > slot.next_offset or offset < 0:
+            raise BadOffsetError(
+                f"offset {offset} is outside partition {self.number}, which ends at {slot.next_offset}",
+                offset=offset,
+                end=slot.next_offset,
+                partition=self.number,
+            )
+        if offset < slot.start_offset:
+            raise DataGoneError(
+                f"offsets {offset} to {slot.start_offset - 1} of partition {self.number} are gone",
+                detail=f"retention removed them; the partition now starts at {slot.start_offset}",
+                fix='start="earliest", or headwater reset GROUP --to earliest',
+                partition=self.number,
+                first=offset,
+                last=slot.start_offset - 1,
+                start=slot.start_offset,
+            )
+
+    def _locate(self, offset: int, slot: Slot) -> tuple[Segment, int, int]:
+        """Segment, position and readable bytes for an offset that is there."""
+        known = self._cursors.pop(offset, None)
+        segment = known[0] if known else self.segment(self._base_below(offset, slot))
+        try:
+            limit = self._limit(segment, slot)
+        except FileNotFoundError:  # removed or rewritten since it was listed
+            self.forget_files()
+            fresh = self.slot()
+            self._require_there(offset, fresh)
+            return self._locate(offset, fresh)
+        if known:
+            return segment, known[1], limit
+        if offset == segment.base:
+            return segment, 0, limit
+        frames = segment.walk(0, limit)
+        return segment, next((f.position for f in frames if f.next_offset > offset), limit), limit
+
+    def _limit(self, segment: Segment, slot: Slot) -> int:
+        """How many bytes of a segment count."""
+        if segment.base == slot.segment:
+            return slot.length
+        if segment.sealed_length is None:
+            segment.sealed_length = self.disk.size(segment.handle)
+            previous = self.segment(self._next_base(segment.base, slot)).head()[1].previous
+            if previous and previous[0] == segment.base and not segment.head()[1].covers_until:
+                segment.sealed_length = previous[1]
+        return segment.sealed_length
+
+    def _base_below(self, offset: int, slot: Slot) -> int:
+        bases = self.bases()
+        if not bases or bases[-1] < slot.segment or bases[0] > offset:
+            bases = self.bases(fresh=True)
+        return max((base for base in bases if base <= offset), default=slot.segment)
+
+    def _next_base(self, base: int, slot: Slot) -> int:
+        return min((other for other in self.bases() if other > base), default=slot.next_offset)
+
+    def _remember(self, offset: int, segment: Segment, position: int) -> None:
+        with self._files:
+            while len(self._cursors) >= 64:
+                self._cursors.pop(next(iter(self._cursors)))
+            self._cursors[offset] = (segment, position)
+
+    def close(self) -> None:
+        """Close the lock file; segments close when nobody reads them."""
+        self.disk.close(self._lock_handle)

@@ -1,0 +1,80 @@
+"""What a partition remembers of each producer, so that a repeated send is told apart from a new one."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from headwater.log.storage.frame import Frame
+
+__all__ = ["Batch", "Producers"]
+
+_REMEMBERED: Final = 16
+_FORGET_AFTER: Final = 7 * 86_400 * 1_000_000  # microseconds
+
+
+class Batch(NamedTuple):
+    """One batch of a producer in this partition."""
+
+    first_sequence: int
+    last_sequence: int
+    base_offset: int
+    count: int
+    appended_at: int
+
+
+class Producers:
+    """Last sequence per producer, and where its latest batches lie.
+
+    Example:
+        >>> from headwater.log.storage.frame import Frame, Kind
+        >>> producers = Producers()
+        >>> producers.note(Frame(Kind.EVENTS, 10, 12, count=2, first_sequence=0, last_sequence=1, producer="till-7"))
+        >>> producers.last("till-7"), producers.last("till-8")
+        (1, -1)
+    """
+
+    def __init__(self) -> None:
+        self._batches: dict[str, deque[Batch]] = {}
+
+    def last(self, producer: str) -> int:
+        """Highest sequence appended by this producer; -1 when it has none."""
+        batches = self._batches.get(producer)
+        return batches[-1].last_sequence if batches else -1
+
+    def note(self, frame: Frame) -> None:
+        """Remember a batch that is in the log."""
+        if not frame.producer:
+            return
+        batches = self._batches.setdefault(frame.producer, deque(maxlen=_REMEMBERED))
+        batches.append(
+            Batch(
+                frame.first_sequence,
+                frame.last_sequence,
+                frame.base_offset,
+                frame.count,
+                frame.appended_at,
+            )
+        )
+
+    def find(self, producer: str, sequence: int) -> Batch | None:
+        """The batch that holds this sequence, if it is among the last few."""
+        for batch in reversed(self._batches.get(producer, ())):
+            if batch.first_sequence <= sequence <= batch.last_sequence:
+                return batch
+        return None
+
+    def snapshot(self, now: int) -> dict[str, tuple[int, int, int, int, int]]:
+        """The latest batch of each producer seen in the last seven days, for a segment's head."""
+        return {
+            name: tuple(batches[-1])
+            for name, batches in self._batches.items()
+            if now - batches[-1].appended_at < _FORGET_AFTER
+        }
+
+    def restore(self, snapshot: dict[str, tuple[int, int, int, int, int]], frames: Iterable[Frame]) -> None:
+        """Start from a segment's head and the frames that follow it."""
+        self._batches = {name: deque([Batch(*batch)], _REMEMBERED) for name, batch in snapshot.items()}
+        for frame in frames:
+            self.note(frame)

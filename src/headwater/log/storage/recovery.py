@@ -1,0 +1,123 @@
+"""Make a partition's files and its published state agree again, after a crash or damage to side files.
+
+Runs under the partition's lock. Whole batches behind the published end are kept, a torn tail is set aside in a file of
+its own and cut off, leftovers of an unfinished compaction are removed.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from headwater.log.storage.ends import Slot
+from headwater.log.storage.frame import Frame
+from headwater.log.storage.segment import Head, Segment
+
+if TYPE_CHECKING:
+    from headwater.log.storage.partition import Partition
+
+__all__ = ["recover"]
+
+logger = logging.getLogger("headwater.log")
+
+
+def recover(partition: Partition, published: Slot | None) -> Slot:
+    """The partition's state as its segments tell it, published anew.
+
+    Args:
+        partition: Locked by the caller.
+        published: What its slot said, if it could be read: the start of a partition whose files are gone.
+    """
+    partition.forget_files()
+    _remove_leftovers(partition)
+    bases = partition.bases(fresh=True)
+    if not bases:
+        bases = [_start_anew(partition, published)]
+    segment = partition.segment(bases[-1])
+    size = partition.disk.size(segment.handle)
+    last = _last_frame(segment, segment.head()[0], size)
+    end = last.position + last.length
+    if end < size:
+        _cut(partition, segment, last, end, size)
+    partition.disk.sync(segment.handle)
+    slot = Slot(
+        start_offset=bases[0],
+        next_offset=last.next_offset,
+        segment=segment.base,
+        length=end,
+        last_frame=last.position,
+        running_max=last.running_max,
+        appended_at=last.appended_at or (published.appended_at if published else 0),
+        edition=published.edition + 1 if published else 1,
+    )
+    partition.publish(slot)
+    return slot
+
+
+def _start_anew(partition: Partition, published: Slot | None) -> int:
+    """First segment of a new partition, or of one kept in memory that the machine forgot: offsets go on."""
+    base = published.next_offset if published else 0
+    running_max = published.running_max if published else Slot().running_max
+    Segment(partition.disk, partition.folder, base).create(Head(), running_max)
+    return base
+
+
+def _remove_leftovers(partition: Partition) -> None:
+    """Files that an unfinished roll or compaction left behind; the finished ones say what they cover."""
+    for name in partition.disk.names(partition.folder):
+        if name.endswith(".new"):
+            partition.disk.remove(partition.folder / name)
+    bases = partition.bases(fresh=True)
+    _remove_headless(partition, bases)
+    covered = 0
+    for base in bases:
+        if base < covered:
+            partition.disk.remove(partition.folder / partition.segment(base).path.name)
+            continue
+        if base != bases[-1]:
+            covered = partition.segment(base).head()[1].covers_until
+    partition.forget_files()
+
+
+def _remove_headless(partition: Partition, bases: list[int]) -> None:
+    """A newest segment without any whole frame was being created when the process died: it held nothing yet."""
+    if not bases:
+        return
+    newest = partition.segment(bases[-1])
+    size = partition.disk.size(newest.handle)
+    if next(newest.walk(0, size, check=True), None) is None and newest.next_sound(0, size) is None:
+        _set_aside(partition, newest, 0, size)
+        partition.disk.remove(newest.path)
+        bases.pop()
+
+
+def _last_frame(segment: Segment, head: Frame, size: int) -> Frame:
+    """The last sound frame; one that is damaged with sound ones behind it is damage, not a torn tail."""
+    last = head
+    position: int | None = head.length
+    while position is not None:
+        for frame in segment.walk(position, size, check=True):
+            last = frame
+        position = segment.next_sound(last.position + last.length, size)
+        if position is not None:
+            logger.error("%s", segment.damaged(last.next_offset, last.position + last.length))
+    return last
+
+
+def _cut(partition: Partition, segment: Segment, last: Frame, end: int, size: int) -> None:
+    aside = _set_aside(partition, segment, end, size)
+    partition.disk.truncate(segment.handle, end)
+    logger.warning(
+        "partition %s: cut %d torn bytes behind offset %d; they are kept in %s",
+        partition.folder,
+        size - end,
+        last.next_offset,
+        aside,
+    )
+
+
+def _set_aside(partition: Partition, segment: Segment, start: int, end: int) -> str:
+    aside = segment.path.with_suffix(f".torn-{start}")
+    if end > start:
+        partition.disk.write_file(aside, partition.disk.read(segment.handle, start, end - start))
+    return aside.name

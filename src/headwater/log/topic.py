@@ -1,0 +1,312 @@
+"""A topic that is open in this process: its definition and schema history on disk, its partitions, its door."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from headwater.errors import BadKeyError, DamagedError, HeadwaterError
+from headwater.events import Clock, Codec, keys_of, partitions_of, storage_schema, upgrade
+from headwater.log.batch import LogBatch
+from headwater.log.counts import Counts
+from headwater.log.definition import Durability, Topic
+from headwater.log.door import Door, Entry
+from headwater.log.receipts import Receipts
+from headwater.log.storage import Disk, Ends, Frame, Kind, Part, Partition, Written, decode_columns
+from headwater.log.storage.frame import LOWEST_TIME
+from headwater.log.storage.layout import Appended
+
+__all__ = ["OpenTopic", "Rows"]
+
+_LARGEST_FRAME = 16 << 20
+_MICROSECOND = timedelta(microseconds=1)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows on their way into a topic: columns of its type at `version`, and envelope columns by name.
+
+    With a `producer`, sequences count from `sequence`: one per row, or one for all with `per_row=False`. Rows of a
+    producer name their `partition`, since sequences are kept per partition.
+    """
+
+    values: pa.RecordBatch
+    version: int
+    envelope: dict[str, pa.Array]
+    partition: int | None = None
+    producer: str = ""
+    sequence: int = -1
+    per_row: bool = True
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """The rows of one entry that go to one partition, and their places in the entry (None: all)."""
+
+    partition: int
+    part: Part
+    places: Any = None
+
+
+class OpenTopic:
+    """Everything one process needs of a topic."""
+
+    def __init__(self, disk: Disk, clock: Clock, folder: Path, memory: Path) -> None:
+        self.folder = folder
+        self._disk = disk
+        self._lock = threading.Lock()
+        self._schemas: dict[int, pa.Schema] = {}
+        self._turn = count()
+        self.definition = self.reload()
+        self.ends = Ends(disk, folder / "ends")
+        self.counts = Counts(disk, folder / "counts")
+        in_memory = self.definition.durability is Durability.MEMORY
+        home = memory / folder.name if in_memory else folder
+        written = Written(
+            durable=self.definition.durability is Durability.DURABLE,
+            segment_size=self.definition.segment_size,
+            ahead=self.definition.ahead // _MICROSECOND,
+        )
+        self.partitions = [
+            Partition(disk, clock, home / str(number), self.ends, number, written)
+            for number in range(self.definition.partitions)
+        ]
+        self.door = Door(self._commit, self.definition.overload, self.counts.add)
+
+    # -- definition ----------------------------------------------------------------------------------------------
+
+    def reload(self) -> Topic:
+        """Read the definition again: another process may have evolved it."""
+        data = self._disk.read_file(self.folder / "topic.json")
+        if data is None:
+            raise FileNotFoundError(self.folder / "topic.json")
+        bare = Topic.from_json(data, pa.schema([]))
+        self.definition = bare.with_schema(self._schema(bare.version), bare.version)
+        self.codec = Codec(self.definition.schema)
+        self.stored = storage_schema(self.definition.schema)
+        return self.definition
+
+    def _schema(self, version: int) -> pa.Schema:
+        with self._lock:
+            if version not in self._schemas:
+                data = self._disk.read_file(self.folder / f"schema-{version:04d}.arrow")
+                if data is None:
+                    what = f"schema {version} of topic {self.folder.name!r} is missing"
+                    raise DamagedError(what, detail=str(self.folder), fix="headwater verify")
+                self._schemas[version] = pa.ipc.read_schema(pa.py_buffer(data))
+            return self._schemas[version]
+
+    # -- in ------------------------------------------------------------------------------------------------------
+
+    def pass_through(self, rows: Rows) -> Entry:
+        """Send rows through the door and wait until they are appended or dropped."""
+        return self.door.pass_through(Entry(self._pieces(rows), rows.values.num_rows))
+
+    def put(self, rows: Rows) -> Entry:
+        """Hand rows to the door; `door.finish` waits for them."""
+        return self.door.put(Entry(self._pieces(rows), rows.values.num_rows))
+
+    def receipts(self, entry: Entry) -> Receipts:
+        """The receipts of an entry that is done."""
+        partitions = np.full(entry.rows, -1, np.int64)
+        offsets = np.full(entry.rows, -1, np.int64)
+        repeated = np.zeros(entry.rows, bool)
+        for piece, appended in zip(entry.content, entry.outcome or (), strict=False):
+            places = slice(None) if piece.places is None else piece.places
+            partitions[places] = piece.partition
+            fresh = np.arange(appended.first_offset, appended.first_offset + appended.count)
+            old = self._old_offsets(piece, appended)
+            offsets[places] = np.concatenate((old, fresh))
+            repeated[places] = np.arange(len(old) + len(fresh)) < len(old)
+        return Receipts(self.definition.name, partitions, offsets, repeated, entry.dropped)
+
+    def _old_offsets(self, piece: _Piece, appended: Appended) -> np.ndarray[Any, np.dtype[np.int64]]:
+        if not appended.duplicates:
+            return np.empty(0, np.int64)
+        partition, part = self.partitions[piece.partition], piece.part
+        found = partition.first_offset_of(part.producer, part.sequence)
+        return np.full(appended.duplicates, -1) if found is None else found + np.arange(appended.duplicates)
+
+    def _pieces(self, rows: Rows) -> list[_Piece]:
+        part = Part(
+            rows.values,
+            rows.version,
+            rows.envelope,
+            self._times(rows),
+            rows.producer,
+            rows.sequence,
+            rows.per_row,
+        )
+        keys = self._keys(rows)
+        number = len(self.partitions)
+        if rows.partition is not None or number == 1 or keys is None:
+            partition = next(self._turn) % number if rows.partition is None else rows.partition
+            return [_Piece(partition, piece) for piece in _sized(part)]
+        owners = partitions_of(keys, number)
+        pieces = []
+        for partition in np.unique(owners).tolist():
+            places = np.flatnonzero(owners == partition)
+            taken = pa.array(places)
+            pieces.append(
+                _Piece(
+                    partition,
+                    Part(
+                        part.values.take(taken),
+                        part.schema,
+                        {name: column.take(taken) for name, column in part.envelope.items()},
+                        None if part.times is None else part.times[places],
+                    ),
+                    places,
+                )
+            )
+        return pieces
+
+    def _times(self, rows: Rows) -> np.ndarray[Any, np.dtype[np.int64]] | None:
+        name = self.definition.time
+        column = rows.values.column(name) if name else rows.envelope.get("_hw.occurred_at")
+        if column is None:
+            return None
+        times: np.ndarray[Any, np.dtype[np.int64]] = column.cast(pa.int64()).fill_null(LOWEST_TIME).to_numpy()
+        return times
+
+    def _keys(self, rows: Rows) -> pa.Array | None:
+        if not self.definition.key:
+            return rows.envelope.get("_hw.key")
+        columns = [rows.values.column(name) for name in self.definition.key]
+        for name, column in zip(self.definition.key, columns, strict=True):
+            if column.null_count:
+                raise BadKeyError(
+                    f'the key field "{name}" is missing',
+                    detail=f'topic "{self.definition.name}" is keyed by {", ".join(self.definition.key)}',
+                    topic=self.definition.name,
+                    row=column.is_null().index(True).as_py(),
+                )
+        return keys_of(columns) if len(self.partitions) > 1 and rows.partition is None else None
+
+    def _commit(self, entries: list[Entry]) -> None:
+        by_partition: dict[int, list[tuple[Entry, int]]] = {}
+        for entry in entries:
+            entry.outcome = [None] * len(entry.content)
+            for index, piece in enumerate(entry.content):
+                by_partition.setdefault(piece.partition, []).append((entry, index))
+        for partition, places in by_partition.items():
+            try:
+                self._append_group(partition, places)
+            except (HeadwaterError, OSError) as error:
+                for entry, _ in places:
+                    entry.error = error
+        self._count(entries)
+
+    def _append_group(self, partition: int, places: list[tuple[Entry, int]]) -> None:
+        """One lock and one sync for all; neighbours that fit together share a frame."""
+        groups = list(_joined(places))
+        done = self.partitions[partition].append([part for part, _ in groups])
+        for (_, members), appended in zip(groups, done, strict=True):
+            repeats, offset = appended.duplicates, appended.first_offset
+            for entry, index in members:
+                rows = entry.content[index].part.values.num_rows
+                old = min(rows, repeats)
+                entry.outcome[index] = Appended(offset, rows - old, old)
+                repeats, offset = repeats - old, offset + rows - old
+
+    def _count(self, entries: list[Entry]) -> None:
+        decided = {"offered": 0, "appended": 0, "duplicate": 0, "refused": 0}
+        for entry in entries:
+            decided["offered"] += entry.rows
+            done = [appended for appended in entry.outcome if appended is not None]
+            decided["appended"] += sum(appended.count for appended in done)
+            decided["duplicate"] += sum(appended.duplicates for appended in done)
+            decided["refused"] += entry.rows - sum(a.count + a.duplicates for a in done)
+        self.counts.add(decided)
+
+    # -- out -----------------------------------------------------------------------------------------------------
+
+    def fetch(self, partition: int, offset: int, max_bytes: int) -> list[tuple[Frame, memoryview]]:
+        """Frames of a partition from an offset on, as stored."""
+        return self.partitions[partition].fetch(offset, max_bytes)
+
+    def decode(self, partition: int, frame: Frame, data: memoryview) -> LogBatch:
+        """A frame as a batch of the topic's current type; its checksum has been compared."""
+        if frame.schema > self.definition.version:
+            self.reload()
+        if frame.kind is not Kind.EVENTS:
+            empty = pa.RecordBatch.from_pylist([], self.stored)
+            return LogBatch(self.definition, partition, frame, empty, {}, self.codec)
+        schema = self.stored if frame.schema == self.definition.version else storage_schema(self._schema(frame.schema))
+        columns = decode_columns(frame, data[frame.body_at :], schema)
+        width = len(schema)
+        values = pa.RecordBatch.from_arrays(columns.columns[:width], schema=schema)
+        if schema is not self.stored:
+            values = upgrade(values, self.stored)
+        names = columns.schema.names[width:]
+        envelope = dict(zip(names, columns.columns[width:], strict=True))
+        return LogBatch(self.definition, partition, frame, values, envelope, self.codec)
+
+    def close(self) -> None:
+        """Append what waits at the door and close the files."""
+        self.door.close()
+        for partition in self.partitions:
+            partition.close()
+        with contextlib.suppress(OSError):
+            self.ends.close()
+            self.counts.close()
+
+
+def _sized(part: Part) -> Iterator[Part]:
+    """The part in frames that a reader can hold in memory; one sequence number is always one frame."""
+    rows, nbytes = part.values.num_rows, part.values.nbytes
+    if nbytes <= _LARGEST_FRAME or not part.per_row:
+        yield part
+        return
+    step = max(1, rows * _LARGEST_FRAME // nbytes)
+    for start in range(0, rows, step):
+        yield part.slice(start, min(step, rows - start))
+
+
+def _joined(places: list[tuple[Entry, int]]) -> Iterator[tuple[Part, list[tuple[Entry, int]]]]:
+    """Single events that wait together become one frame: one encoding in place of many."""
+    parts: list[Part] = []
+    members: list[tuple[Entry, int]] = []
+    for entry, index in places:
+        part = entry.content[index].part
+        if parts and not _fits(parts[-1], part):
+            yield _one(parts), members
+            parts, members = [], []
+        parts.append(part)
+        members.append((entry, index))
+    yield _one(parts), members
+
+
+def _fits(before: Part, part: Part) -> bool:
+    return (
+        before.values.num_rows < 64
+        and part.values.num_rows < 64
+        and before.schema == part.schema
+        and before.envelope.keys() == part.envelope.keys()
+        and before.producer == part.producer
+        and (not part.producer or (part.per_row and before.per_row and part.sequence == before.last_sequence + 1))
+    )
+
+
+def _one(parts: list[Part]) -> Part:
+    if len(parts) == 1:
+        return parts[0]
+    first = parts[0]
+    return Part(
+        pa.concat_batches([part.values for part in parts]),
+        first.schema,
+        {name: pa.concat_arrays([part.envelope[name] for part in parts]) for name in first.envelope},
+        None if first.times is None else np.concatenate([part.times for part in parts if part.times is not None]),
+        first.producer,
+        first.sequence,
+        first.per_row,
+    )

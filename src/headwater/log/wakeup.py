@@ -1,0 +1,115 @@
+"""Wait until a file in a folder changes, in this process or another, without looking again and again.
+
+Linux tells through inotify, macOS and the BSDs through kqueue. Elsewhere a wait lasts at most 50 ms.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import struct
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+__all__ = ["Wakeup"]
+
+_MODIFY: Final = 0x2
+_CLOSE_WRITE: Final = 0x8
+_MOVED_TO: Final = 0x80
+_NONBLOCK: Final = os.O_NONBLOCK
+_CLOEXEC: Final = os.O_CLOEXEC
+
+
+class Wakeup:
+    """Watches files and folders; `wait` returns when one of them changed since the last `wait`.
+
+    A change between two waits is not lost: the next wait returns at once. So: look, and if there is nothing, wait.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "file"; _ = path.write_bytes(b"")
+        >>> wakeup = Wakeup([path]); wakeup.wait(0.01)
+        False
+        >>> _ = path.write_bytes(b"x"); wakeup.wait(5)
+        True
+    """
+
+    def __init__(self, paths: list[Path]) -> None:
+        self._source: _Inotify | _Kqueue | _Sleep
+        if sys.platform.startswith("linux"):
+            self._source = _Inotify(paths)
+        elif hasattr(select, "kqueue"):
+            self._source = _Kqueue(paths)
+        else:
+            self._source = _Sleep()
+
+    def wait(self, timeout: float | None) -> bool:
+        """True as soon as something changed; False after `timeout` seconds without a change."""
+        return self._source.wait(timeout)
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._source.close()
+
+
+class _Inotify:
+    def __init__(self, paths: list[Path]) -> None:
+        library = ctypes.CDLL(None, use_errno=True)
+        self._handle = library.inotify_init1(_NONBLOCK | _CLOEXEC)
+        if self._handle < 0:
+            raise OSError(ctypes.get_errno(), "too many watches: raise fs.inotify.max_user_instances")
+        self._poll = select.poll()
+        self._poll.register(self._handle, select.POLLIN)
+        for path in paths:
+            mask = _CLOSE_WRITE | _MOVED_TO if path.is_dir() else _MODIFY
+            if library.inotify_add_watch(self._handle, os.fsencode(path), mask) < 0:
+                raise OSError(ctypes.get_errno(), f"cannot watch {path}: raise fs.inotify.max_user_watches")
+
+    def wait(self, timeout: float | None) -> bool:
+        changed = bool(self._poll.poll(None if timeout is None else max(0.0, timeout) * 1000))
+        while changed:
+            try:
+                if len(os.read(self._handle, 1 << 16)) < (1 << 16) - struct.calcsize("iIII") - 256:
+                    return True
+            except BlockingIOError:
+                return True
+        return False
+
+    def close(self) -> None:
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class _Kqueue:
+    def __init__(self, paths: list[Path]) -> None:
+        self._queue = select.kqueue()
+        self._files = [os.open(path, os.O_RDONLY) for path in paths]
+        flags = select.KQ_EV_ADD | select.KQ_EV_CLEAR
+        notes = select.KQ_NOTE_WRITE | select.KQ_NOTE_EXTEND | select.KQ_NOTE_RENAME
+        changes = [select.kevent(f, select.KQ_FILTER_VNODE, flags, notes) for f in self._files]
+        self._queue.control(changes, 0)
+
+    def wait(self, timeout: float | None) -> bool:
+        return bool(self._queue.control(None, 64, timeout))
+
+    def close(self) -> None:
+        self._queue.close()
+        for handle in self._files:
+            os.close(handle)
+        self._files = []
+
+
+class _Sleep:
+    def wait(self, timeout: float | None) -> bool:
+        time.sleep(0.05 if timeout is None else min(0.05, timeout))
+        return True
+
+    def close(self) -> None:
+        pass
