@@ -18,13 +18,16 @@ from headwater.errors import BadOffsetError, DataGoneError, DiskFailedError, Dis
 from headwater.events import Clock
 from headwater.log.storage.disk import Disk, boot
 from headwater.log.storage.ends import Ends, Slot
+from headwater.log.storage.files import Files
 from headwater.log.storage.frame import Frame, Kind, encode_frame
 from headwater.log.storage.layout import Appended, Part, lay_out
 from headwater.log.storage.producers import Producers
 from headwater.log.storage.recovery import recover
-from headwater.log.storage.segment import Head, Segment, base_of
+from headwater.log.storage.segment import Head, Segment
 
 __all__ = ["Partition", "Written"]
+
+_MOST_CURSORS = 64
 
 
 @dataclass(frozen=True)
@@ -52,12 +55,11 @@ class Partition:
         disk.make_folder(folder)
         self._lock_handle = disk.open(folder / "lock")
         self._mutex = threading.RLock()
-        self._files = threading.Lock()  # guards what is cached of the files; never held across a sync
+        self.files = Files(disk, folder)
         self._depth = 0
-        self._segments: dict[int, Segment] = {}
-        self._bases: list[int] = []
         self._producers: Producers | None = None
         self._producers_at: tuple[int, int] = (-1, -1)  # segment and length up to which they are known
+        self._reads = threading.Lock()
         self._cursors: dict[int, tuple[Segment, int]] = {}  # offset -> where the read that ended there stopped
         self._born: tuple[int, int] = (-1, 0)  # segment and time of its first batch
         self._edition = -1
@@ -76,7 +78,7 @@ class Partition:
 
     def _noticed(self, slot: Slot) -> Slot:
         if slot.edition != self._edition:
-            self.forget_files()
+            self.forget()
             self._edition = slot.edition
         return slot
 
@@ -105,7 +107,7 @@ class Partition:
     def _sound(self, slot: Slot, *, whole: bool = False) -> bool:
         """Whether the files hold what the slot says; `whole`: and nothing more (only true under the lock)."""
         try:
-            segment = self.segment(slot.segment)
+            segment = self.files.segment(slot.segment)
             length = self.disk.size(segment.handle)
         except FileNotFoundError:
             return False
@@ -113,35 +115,16 @@ class Partition:
             return False
         if self._checked:
             return True
-        if slot.segment < max(self.bases(fresh=True), default=0):
+        if slot.segment < max(self.files.bases(fresh=True), default=0):
             return False
         last = next(segment.walk(slot.last_frame, slot.length, check=True), None)
         return last is not None and last.position + last.length == slot.length
 
-    def segment(self, base: int) -> Segment:
-        """The segment that starts at this offset."""
-        with self._files:
-            found = self._segments.get(base)
-            if found is None:
-                while len(self._segments) >= 8:  # open files are bounded, however many segments there are
-                    self._segments.pop(next(iter(self._segments)))
-                found = self._segments[base] = Segment(self.disk, self.folder, base)
-            return found
-
-    def bases(self, *, fresh: bool = False) -> list[int]:
-        """First offsets of all segments, in order."""
-        if fresh or not self._bases:
-            names = self.disk.names(self.folder)
-            self._bases = sorted(base for name in names if (base := base_of(name)) is not None)
-        return self._bases
-
-    def forget_files(self) -> None:
-        """Drop what is cached of the files, after they changed."""
-        with self._files:
-            self._segments.clear()
-            self._cursors.clear()
-            self._bases = []
-            self._producers = None
+    def forget(self) -> None:
+        """Drop what is known of the files, after they changed."""
+        self.files.forget()
+        self._cursors.clear()
+        self._producers = None
 
     # -- append --------------------------------------------------------------------------------------------------
 
@@ -176,7 +159,7 @@ class Partition:
             self._write(slot, encode_frame(frame, b""), [frame], now)
 
     def _write(self, slot: Slot, data: bytes, frames: list[Frame], now: int) -> None:
-        segment = self.segment(slot.segment)
+        segment = self.files.segment(slot.segment)
         try:
             self.disk.write(segment.handle, slot.length, data)
             if self._written.durable:
@@ -205,9 +188,9 @@ class Partition:
     def _seal_after_failure(self, slot: Slot) -> None:
         """Never write to this segment again: what the failed sync left in memory and on disk is unknown."""
         with contextlib.suppress(DiskFailedError, DiskFullError):
+            self.disk.truncate(self.files.segment(slot.segment).handle, slot.length)
+        with contextlib.suppress(DiskFailedError, DiskFullError):
             self.roll(slot)
-            with contextlib.suppress(OSError, DiskFailedError):
-                self.disk.truncate(self.segment(slot.segment).handle, slot.length)
 
     def _rolled_if_due(self, slot: Slot) -> Slot:
         if slot.length >= self._written.segment_size or self._too_old(slot):
@@ -217,7 +200,7 @@ class Partition:
     def _too_old(self, slot: Slot) -> bool:
         segment, born = self._born
         if segment != slot.segment:
-            frames = self.segment(slot.segment).walk(0, slot.length)
+            frames = self.files.segment(slot.segment).walk(0, slot.length)
             born = next((frame.appended_at for frame in frames if frame.kind != Kind.HEAD), 0)
             if not born:
                 return False
@@ -228,13 +211,17 @@ class Partition:
         """Start a new segment at the partition's end; only under the lock."""
         producers = self._known_producers(slot)
         self.publish(replace(slot, dirty=True))
+        if slot.next_offset == slot.segment:  # it holds no events yet: a new file under the same name
+            self.disk.remove(self.files.segment(slot.segment).path)
+            self.files.forget()
         segment = Segment(self.disk, self.folder, slot.next_offset)
         head = Head(
-            previous=(slot.segment, slot.length), producers=producers.snapshot(self._clock.micros())
+            previous=(slot.segment, slot.length, slot.appended_at),
+            producers=producers.snapshot(self._clock.micros()),
         )
         length = segment.create(head, slot.running_max)
         new = replace(slot, segment=segment.base, length=length, last_frame=0, dirty=False)
-        self._bases = []
+        self.files.bases(fresh=True)
         self._producers_at = (new.segment, new.length)
         self.publish(new)
         return new
@@ -243,11 +230,11 @@ class Partition:
         segment, length = self._producers_at
         if self._producers is None or segment != slot.segment:
             self._producers = Producers()
-            source = self.segment(slot.segment)
+            source = self.files.segment(slot.segment)
             frame, head = source.head()
             self._producers.restore(head.producers, source.walk(frame.length, slot.length))
         elif length < slot.length:
-            for frame in self.segment(slot.segment).walk(length, slot.length):
+            for frame in self.files.segment(slot.segment).walk(length, slot.length):
                 self._producers.note(frame)
         self._producers_at = (slot.segment, slot.length)
         return self._producers
@@ -282,7 +269,7 @@ class Partition:
             if position < limit:
                 self._remember(found[-1][0].next_offset if found else offset, segment, position)
             elif not found:
-                offset = self._next_base(segment.base, slot)
+                offset = self.files.next_base(segment.base, slot)
         return found
 
     def reach(self, time: int) -> tuple[Frame, memoryview] | None:
@@ -293,11 +280,11 @@ class Partition:
         slot = self.slot()
         if slot.running_max < time:
             return None
-        bases = self.bases(fresh=True)
-        later = bisect_left(bases, time, key=lambda base: self.segment(base).head()[0].running_before)
+        bases = self.files.bases(fresh=True)
+        later = bisect_left(bases, time, key=lambda base: self.files.segment(base).head()[0].running_before)
         for base in bases[max(0, later - 1) :]:
-            segment = self.segment(base)
-            for frame in segment.walk(0, self._limit(segment, slot)):
+            segment = self.files.segment(base)
+            for frame in segment.walk(0, self.files.limit(segment, slot)):
                 if frame.running_max >= time and frame.kind != Kind.HEAD:
                     return next(segment.read(frame.position, frame.position + frame.length, frame.length))
         return None
@@ -324,11 +311,11 @@ class Partition:
     def _locate(self, offset: int, slot: Slot) -> tuple[Segment, int, int]:
         """Segment, position and readable bytes for an offset that is there."""
         known = self._cursors.pop(offset, None)
-        segment = known[0] if known else self.segment(self._base_below(offset, slot))
+        segment = known[0] if known else self.files.segment(self.files.base_below(offset, slot))
         try:
-            limit = self._limit(segment, slot)
+            limit = self.files.limit(segment, slot)
         except FileNotFoundError:  # removed or rewritten since it was listed
-            self.forget_files()
+            self.forget()
             fresh = self.slot()
             self._require_there(offset, fresh)
             return self._locate(offset, fresh)
@@ -339,29 +326,9 @@ class Partition:
         frames = segment.walk(0, limit)
         return segment, next((f.position for f in frames if f.next_offset > offset), limit), limit
 
-    def _limit(self, segment: Segment, slot: Slot) -> int:
-        """How many bytes of a segment count."""
-        if segment.base == slot.segment:
-            return slot.length
-        if segment.sealed_length is None:
-            segment.sealed_length = self.disk.size(segment.handle)
-            previous = self.segment(self._next_base(segment.base, slot)).head()[1].previous
-            if previous and previous[0] == segment.base and not segment.head()[1].covers_until:
-                segment.sealed_length = previous[1]
-        return segment.sealed_length
-
-    def _base_below(self, offset: int, slot: Slot) -> int:
-        bases = self.bases()
-        if not bases or bases[-1] < slot.segment or bases[0] > offset:
-            bases = self.bases(fresh=True)
-        return max((base for base in bases if base <= offset), default=slot.segment)
-
-    def _next_base(self, base: int, slot: Slot) -> int:
-        return min((other for other in self.bases() if other > base), default=slot.next_offset)
-
     def _remember(self, offset: int, segment: Segment, position: int) -> None:
-        with self._files:
-            while len(self._cursors) >= 64:
+        with self._reads:
+            while len(self._cursors) >= _MOST_CURSORS:
                 self._cursors.pop(next(iter(self._cursors)))
             self._cursors[offset] = (segment, position)
 

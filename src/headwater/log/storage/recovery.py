@@ -28,12 +28,12 @@ def recover(partition: Partition, published: Slot | None) -> Slot:
         partition: Locked by the caller.
         published: What its slot said, if it could be read: the start of a partition whose files are gone.
     """
-    partition.forget_files()
+    partition.forget()
     _remove_leftovers(partition)
-    bases = partition.bases(fresh=True)
+    bases = partition.files.bases(fresh=True)
     if not bases:
         bases = [_start_anew(partition, published)]
-    segment = partition.segment(bases[-1])
+    segment = partition.files.segment(bases[-1])
     size = partition.disk.size(segment.handle)
     last = _last_frame(segment, segment.head()[0], size)
     end = last.position + last.length
@@ -67,23 +67,23 @@ def _remove_leftovers(partition: Partition) -> None:
     for name in partition.disk.names(partition.folder):
         if name.endswith(".new"):
             partition.disk.remove(partition.folder / name)
-    bases = partition.bases(fresh=True)
+    bases = partition.files.bases(fresh=True)
     _remove_headless(partition, bases)
     covered = 0
     for base in bases:
         if base < covered:
-            partition.disk.remove(partition.folder / partition.segment(base).path.name)
+            partition.disk.remove(partition.folder / partition.files.segment(base).path.name)
             continue
         if base != bases[-1]:
-            covered = partition.segment(base).head()[1].covers_until
-    partition.forget_files()
+            covered = partition.files.segment(base).head()[1].covers_until
+    partition.forget()
 
 
 def _remove_headless(partition: Partition, bases: list[int]) -> None:
     """A newest segment without any whole frame was being created when the process died: it held nothing yet."""
     if not bases:
         return
-    newest = partition.segment(bases[-1])
+    newest = partition.files.segment(bases[-1])
     size = partition.disk.size(newest.handle)
     if next(newest.walk(0, size, check=True), None) is None and newest.next_sound(0, size) is None:
         _set_aside(partition, newest, 0, size)

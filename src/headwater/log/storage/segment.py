@@ -38,13 +38,13 @@ class Head(msgspec.Struct, omit_defaults=True):
     """Contents of a head frame.
 
     `covers_until` is set by compaction: the segment stands for all offsets below it, and older files with a base
-    in that range are leftovers. `previous` is the base of the segment before this one and how many of its bytes
-    count: a segment closed after a failed sync may have others behind them. `producers` maps an id to (first and last sequence, base offset, count, time).
+    in that range are leftovers. `previous` tells of the segment before this one: its base, how many of its bytes
+    count (one closed after a failed sync may have others behind them), when its last batch arrived. `producers` maps an id to (first and last sequence, base offset, count, time).
     """
 
     format: int = FORMAT
     covers_until: int = 0
-    previous: tuple[int, int] | None = None
+    previous: tuple[int, int, int] | None = None
     producers: dict[str, tuple[int, int, int, int, int]] = {}
 
 

@@ -1,0 +1,128 @@
+"""What a log needs done from time to time: time marks for quiet partitions, retention, compaction."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+
+from headwater.errors import HeadwaterError, LockedError
+from headwater.log.compaction import Compacted, compact
+from headwater.log.event_log import EventLog
+from headwater.log.retention import Removal, retain
+from headwater.log.storage.ends import Slot
+from headwater.log.storage.frame import LOWEST_TIME
+from headwater.log.topic import OpenTopic
+
+__all__ = ["Upkeep"]
+
+logger = logging.getLogger("headwater.log")
+_LONGEST_PAUSE = timedelta(hours=1)
+_TIDY_EVERY = timedelta(minutes=1)
+
+
+class Upkeep:
+    """Runs in the node; `once` does all of it now.
+
+    A quiet partition gets a time mark after the topic's idle time, then at growing intervals of up to an hour: event
+    time goes on as fast as the clock on the wall, so that windows close. How long it has been quiet is measured on the
+    monotonic clock, so that a jump of the wall clock moves no event time.
+
+    Example:
+        >>> import tempfile
+        >>> log = EventLog(tempfile.mkdtemp())
+        >>> Upkeep(log).once()
+    """
+
+    def __init__(self, log: EventLog) -> None:
+        self._log = log
+        self._quiet: dict[tuple[str, int], tuple[int, float, float]] = {}  # end, since when, next mark after
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def once(self) -> None:
+        """Mark, retain and compact all topics now; what fails is logged and tried again next time."""
+        self.each(self.mark)
+        self.each(self.retain)
+        self.each(self.compact)
+
+    def each(self, work: Callable[[OpenTopic], object]) -> None:
+        """Do something for every topic; a fault of one does not keep the others from it."""
+        for name in self._log.topics():
+            try:
+                work(self._log.opened(name))
+            except LockedError:
+                pass
+            except (HeadwaterError, OSError):
+                logger.exception("upkeep of topic %s failed", name)
+
+    def mark(self, topic: OpenTopic) -> None:
+        """Write the time marks that are due."""
+        slots = [partition.slot() for partition in topic.partitions]
+        furthest = max(slot.running_max for slot in slots)
+        for partition, slot in zip(topic.partitions, slots, strict=True):
+            quiet = self._due((topic.definition.name, partition.number), slot, topic.definition.idle)
+            if quiet is None or furthest == LOWEST_TIME:
+                continue
+            if slot.running_max == LOWEST_TIME:
+                partition.mark(furthest)
+            else:
+                partition.mark(slot.running_max + int(quiet * 1e6))
+
+    def _due(self, place: tuple[str, int], slot: Slot, idle: timedelta) -> float | None:
+        """Seconds of silence to account for, when a mark is due."""
+        now = self._log.clock.monotonic()
+        end, since, pause = self._quiet.get(place, (-1, now, 0.0))
+        if end != slot.next_offset:
+            self._quiet[place] = (slot.next_offset, now, idle.total_seconds())
+            return None
+        if now - since < pause:
+            return None
+        longer = min(2 * pause, max(pause, _LONGEST_PAUSE.total_seconds()))
+        self._quiet[place] = (slot.next_offset + 1, now, longer)
+        return now - since
+
+    def retain(self, topic: OpenTopic) -> list[Removal]:
+        """Apply the topic's retention to each partition."""
+        retention = topic.definition.retention
+        if retention.time is None and retention.size is None:
+            return []
+        name = topic.definition.name
+        groups = [state for state in self._log.groups.states() if state.topic == name]
+        return [
+            retain(
+                partition,
+                retention,
+                self._log.clock,
+                {state.group: state.committed[partition.number] for state in groups},
+            )
+            for partition in topic.partitions
+        ]
+
+    def compact(self, topic: OpenTopic, *, eager: bool = False) -> list[Compacted]:
+        """Compact each partition of a compacted topic."""
+        if not topic.definition.compact:
+            return []
+        now = self._log.clock.micros()
+        return [compact(topic, number, now, eager=eager) for number in range(len(topic.partitions))]
+
+    def start(self) -> None:
+        """Go on in a thread: marks each second, the rest each minute."""
+        self._thread = threading.Thread(target=self._run, name="headwater-upkeep", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        tidied = self._log.clock.monotonic()
+        while not self._stopped.wait(1.0):
+            self.each(self.mark)
+            if self._log.clock.monotonic() - tidied >= _TIDY_EVERY.total_seconds():
+                tidied = self._log.clock.monotonic()
+                self.each(self.retain)
+                self.each(self.compact)
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join(timeout=10)
