@@ -6,4 +6,79 @@ The path of one event, in order:
 2. `log/door.py` lets it wait, or decides what overload does; `log/topic.py` finds its partition.
 3. `log/storage/layout.py` gives it an offset; `log/storage/partition.py` writes, syncs and publishes the new end.
 4. `log/wakeup.py` wakes readers; `log/reader.py` reads on; `client/consumer.py` hands it to the user's loop.
+
+Names are loaded when they are first used, so that `import headwater` costs nothing.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headwater.app import App
+    from headwater.client import (
+        AsyncClient,
+        AsyncConsumer,
+        AsyncProducer,
+        Client,
+        Consumer,
+        Lag,
+        Move,
+        Producer,
+        TableReader,
+        connect,
+        connect_async,
+    )
+    from headwater.errors import HeadwaterError
+    from headwater.events import Change, Event, ManualClock, Position, Precision, Receipt, Transaction
+    from headwater.log import Overload, Receipts, Retention, Topic, backpressure, buffer, drop
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "App",
+    "AsyncClient",
+    "AsyncConsumer",
+    "AsyncProducer",
+    "Change",
+    "Client",
+    "Consumer",
+    "Event",
+    "HeadwaterError",
+    "Lag",
+    "ManualClock",
+    "Move",
+    "Overload",
+    "Position",
+    "Precision",
+    "Producer",
+    "Receipt",
+    "Receipts",
+    "Retention",
+    "TableReader",
+    "Topic",
+    "Transaction",
+    "backpressure",
+    "buffer",
+    "connect",
+    "connect_async",
+    "drop",
+]
+
+_HOMES = {
+    "headwater.app": ("App",),
+    "headwater.errors": ("HeadwaterError",),
+    "headwater.events": ("Change", "Event", "ManualClock", "Position", "Precision", "Receipt", "Transaction"),
+    "headwater.log": ("Overload", "Receipts", "Retention", "Topic", "backpressure", "buffer", "drop"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        message = f"module 'headwater' has no attribute {name!r}"
+        raise AttributeError(message)
+    found = getattr(importlib.import_module(_HOME_OF.get(name, "headwater.client")), name)
+    globals()[name] = found
+    return found

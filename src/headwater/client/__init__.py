@@ -3,9 +3,23 @@
 In come the user's values, out come events and receipts. Enter at `connect`.
 """
 
+from headwater.client.asynchronous import AsyncClient, AsyncConsumer, AsyncProducer, connect_async
 from headwater.client.connection import Client, connect
 from headwater.client.consumer import Consumer
 from headwater.client.producer import Producer
+from headwater.client.progress import Lag, Move
 from headwater.client.table import TableReader
 
-__all__ = ["Client", "Consumer", "Producer", "TableReader", "connect"]
+__all__ = [
+    "AsyncClient",
+    "AsyncConsumer",
+    "AsyncProducer",
+    "Client",
+    "Consumer",
+    "Lag",
+    "Move",
+    "Producer",
+    "TableReader",
+    "connect",
+    "connect_async",
+]

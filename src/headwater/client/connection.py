@@ -14,9 +14,10 @@ import pyarrow as pa
 
 from headwater.client.consumer import Consumer
 from headwater.client.producer import Producer
+from headwater.client.progress import Lag, Move, lag_of, reset_group
 from headwater.client.rows import Attributes, Incoming
 from headwater.client.table import TableReader
-from headwater.errors import BadEventError, BadSettingError, Place
+from headwater.errors import BadEventError, BadSettingError, Place, UnknownGroupError
 from headwater.events import Clock, Event, Receipt, SystemClock, from_row
 from headwater.log import EventLog, LogBatch, Receipts, Rows, Start, Topic
 from headwater.log.protocol import Log
@@ -246,6 +247,37 @@ class Client:
         """
         wait = None if timeout is None else duration(timeout)
         return Consumer(self.log, topic, group, start=start, timeout=wait, session=duration(session))
+
+    def lag(self, group: str | None = None) -> list[Lag]:
+        """How far each group is behind, per partition: in time first, then in events.
+
+        Example:
+            >>> import tempfile
+            >>> client = connect(tempfile.mkdtemp())
+            >>> _ = client.create_topic("orders", "order_id string")
+            >>> with client.consumer("orders", group="billing") as consumer:
+            ...     _ = client.send("orders", {"order_id": "a"})
+            ...     [lag.events for lag in client.lag("billing")]
+            [1]
+        """
+        states = self.log.groups.states()
+        wanted = [state for state in states if group in (None, state.group)]
+        if group is not None and not wanted:
+            known = sorted({state.group for state in states})
+            what = f'no group "{group}"'
+            raise UnknownGroupError(what, detail=f"groups: {', '.join(known) or 'none yet'}", group=group)
+        return [lag for state in wanted for lag in lag_of(self.log, self._clock, state)]
+
+    def reset(self, group: str, topic: str, to: Start, *, dry_run: bool = False) -> list[Move]:
+        """Set where a group goes on; with `dry_run`, only say what would change.
+
+        Args:
+            group: None of its consumers may be running.
+            topic: What it reads.
+            to: "earliest", "latest", an offset or a time.
+            dry_run: Change nothing.
+        """
+        return reset_group(self.log, group, topic, to, dry_run=dry_run)
 
     def table(self, topic: str) -> TableReader:
         """A compacted topic as the table it stands for."""

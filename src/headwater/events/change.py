@@ -15,12 +15,12 @@ import pyarrow as pa
 from headwater.errors import BadEventError
 from headwater.events.shape import Shape
 from headwater.events.values import json_form, moment_text, shown
-from headwater.units import moment
 
 __all__ = ["Change", "Position", "Row", "Transaction"]
 
 Row: TypeAlias = dict[str, Any]
 
+_HELD = ("row", "key", "nothing")
 _OPS = ("read", "insert", "update", "delete", "truncate")
 _POSITION = re.compile(r"(.+)@((?:\d+:\d+(?:\.\d+)*(?:,(?!$)|$))*)")
 _TYPED = (datetime, date, Decimal, bytes)
@@ -65,7 +65,9 @@ class Position:
         match = _POSITION.fullmatch(text) if isinstance(text, str) else None
         if match is None:
             what = f"{shown(text)} is not a position"
-            raise BadEventError(what, detail="use the text of a position as you were given it", field="position")
+            raise BadEventError(
+                what, detail="use the text of a position as you were given it", field="position"
+            )
         pairs = [lane.split(":") for lane in match[2].split(",") if lane]
         return cls.of(match[1], {int(lane): tuple(map(int, place.split("."))) for lane, place in pairs})
 
@@ -140,7 +142,7 @@ class Change:
         schema: The version in the topic's schema history.
 
     Example:
-        >>> at = Transaction("77", moment("2026-01-01T00:00:00Z"))
+        >>> at = Transaction("77", datetime.fromisoformat("2026-01-01T00:00:00Z"))
         >>> change = Change("insert", "products", (7,), None, "nothing", {"id": 7}, frozenset(),
         ...                 Position.of("shop", {0: 12}), at, 1)
         >>> Change.from_json(change.to_json()) == change
@@ -159,16 +161,22 @@ class Change:
     schema: int
 
     def __post_init__(self) -> None:
-        for sound, field, reason in (
-            (self.op in _OPS, "op", f"is one of {', '.join(_OPS)}"),
-            (self.before_holds in ("row", "key", "nothing"), "before_holds", "is row, key or nothing"),
-            ((self.before is None) == (self.before_holds == "nothing"), "before", "is there unless it holds nothing"),
-            ((self.after is None) == (self.op in ("delete", "truncate")), "after", "is there unless the row is gone"),
-            ((self.key == ()) <= (self.op == "truncate"), "key", "is empty for a truncate only"),
-            (not self.unchanged & (self.after or {}).keys(), "unchanged", "names no column that was sent"),
-        ):
-            if not sound:
-                raise BadEventError(f"a change of {self.table}: {field} {reason}", field=field, table=self.table)
+        gone = self.op in ("delete", "truncate")
+        rules = {
+            "op": (self.op in _OPS, f"is one of {', '.join(_OPS)}"),
+            "before_holds": (self.before_holds in _HELD, f"is one of {', '.join(_HELD)}"),
+            "before": (
+                (self.before is None) == (self.before_holds == "nothing"),
+                "is what before_holds says",
+            ),
+            "after": ((self.after is None) == gone, "is there unless the row is gone"),
+            "key": ((self.key == ()) == (self.op == "truncate"), "is empty for a truncate, and only then"),
+            "unchanged": (not self.unchanged & (self.after or {}).keys(), "names no column that was sent"),
+        }
+        for field, (kept, rule) in rules.items():
+            if not kept:
+                what = f"a change of {self.table} is wrong: {field} {rule}"
+                raise BadEventError(what, field=field, table=self.table)
 
     def to_json(self) -> bytes:
         """The change as one JSON object; decimals, times and bytes inside rows are text."""

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import GenericAlias
 from typing import Any
 
 import msgspec
@@ -64,7 +65,7 @@ class Codec:
     def __init__(self, schema: pa.Schema) -> None:
         self.schema = schema
         self._shape = Shape(list(schema))
-        self._rows_type = list[self._shape.struct]  # type: ignore[name-defined]
+        self._rows_type = GenericAlias(list, (self._shape.struct,))
         self._decode = msgspec.json.Decoder(self._shape.struct).decode
         self._encoder = msgspec.json.Encoder()
 
@@ -129,7 +130,11 @@ class Codec:
         """
         text = b"\n".join(lines)
         known = self._encoder.encode(structs)
-        if text.count(b'":') == known.count(b'":') and b"\\u0022" not in text and not _SPACED_COLON.search(text):
+        if (
+            text.count(b'":') == known.count(b'":')
+            and b"\\u0022" not in text
+            and not _SPACED_COLON.search(text)
+        ):
             return
         for row, line in enumerate(lines):
             try:
@@ -199,7 +204,9 @@ class Codec:
         )
 
     def _fields_line(self) -> str:
-        known = [f"{f.name} {f.type}{'' if f.nullable else ' required'}" for f in list(self.schema)[:_MOST_NAMES]]
+        known = [
+            f"{f.name} {f.type}{'' if f.nullable else ' required'}" for f in list(self.schema)[:_MOST_NAMES]
+        ]
         more = len(self.schema) - len(known)
         return f"fields: {', '.join(known)}" + (f" and {more} more" if more > 0 else "")
 

@@ -144,10 +144,8 @@ class _Parser:
         self._next = 0
 
     def document(self) -> list[pa.Field]:
-        if self._sees("STRUCT") and self._tokens[1].text == "<":
-            fields = list(self._type(0))
-        else:
-            fields = self._columns(0)
+        whole = self._sees("STRUCT") and self._tokens[1].text == "<"
+        fields = list(self._type(0)) if whole else self._columns(0)
         if self._tokens[self._next].kind != "end":
             raise self._unexpected("a comma or the end")
         return fields
@@ -182,12 +180,8 @@ class _Parser:
     def _type(self, depth: int) -> pa.DataType:
         token = self._tokens[self._next]
         word = token.text.upper()
-        if depth > _DEEPEST:
-            raise BadTypeError(f"the DDL is nested deeper than {_DEEPEST} levels", position=token.position)
         if token.kind != "word":
             raise self._unexpected("a type")
-        if word in _REFUSED:
-            raise BadTypeError(f"the type {word} cannot be kept: {_REFUSED[word]}", position=token.position, type=word)
         self._next += 1
         match word:
             case "ARRAY":
@@ -195,20 +189,13 @@ class _Parser:
             case "MAP":
                 return self._map(depth, token)
             case "STRUCT":
-                self._mark("<")
+                self._mark("<", depth)
                 fields = self._columns(depth + 1)
                 self._mark(">")
                 return pa.struct(fields)
             case "DECIMAL" | "DEC" | "NUMERIC":
                 return self._decimal(token)
-        if word not in _WORDS:
-            raise BadTypeError(
-                f"there is no type {shown(token.text)}",
-                detail=f"types: {', '.join(_WORDS)}, DECIMAL(p,s), ARRAY<…>, MAP<STRING, …>, STRUCT<…>",
-                position=token.position,
-                type=token.text,
-            )
-        return _WORDS[word]
+        return _simple_type(token)
 
     def _map(self, depth: int, token: _Token) -> pa.DataType:
         key, item = self._arguments(depth, 2)
@@ -217,7 +204,7 @@ class _Parser:
         return pa.map_(key, pa.field("value", item))
 
     def _arguments(self, depth: int, count: int) -> list[pa.DataType]:
-        self._mark("<")
+        self._mark("<", depth)
         kinds = [self._type(depth + 1)]
         while len(kinds) < count:
             self._mark(",")
@@ -233,7 +220,9 @@ class _Parser:
             self._mark(")")
         if not (1 <= digits <= 38 and scale <= digits):
             what = f"no decimal has {digits} digits with {scale} after the point"
-            raise BadTypeError(what, detail="1 to 38 digits, no more after the point than there are", type=token.text)
+            raise BadTypeError(
+                what, detail="1 to 38 digits, no more after the point than there are", type=token.text
+            )
         return pa.decimal128(digits, scale)
 
     def _number(self) -> int:
@@ -260,7 +249,10 @@ class _Parser:
         self._next += found
         return found
 
-    def _mark(self, mark: str) -> None:
+    def _mark(self, mark: str, depth: int = 0) -> None:
+        if depth > _DEEPEST:
+            position = self._tokens[self._next].position
+            raise BadTypeError(f"the DDL is nested deeper than {_DEEPEST} levels", position=position)
         if not self._takes(mark):
             raise self._unexpected(mark)
 
@@ -276,6 +268,15 @@ class _Parser:
             detail=f"{shown(self._text)}, at {token.position}",
             position=token.position,
         )
+
+
+def _simple_type(token: _Token) -> pa.DataType:
+    word = token.text.upper()
+    if word in _WORDS:
+        return _WORDS[word]
+    what = f"the type {word} cannot be kept" if word in _REFUSED else f"there is no type {shown(token.text)}"
+    known = f"types: {', '.join(_WORDS)}, DECIMAL(p,s), ARRAY<…>, MAP<STRING, …>, STRUCT<…>"
+    raise BadTypeError(what, detail=_REFUSED.get(word, known), position=token.position, type=word)
 
 
 def _unescaped(match: re.Match[str]) -> str:

@@ -89,7 +89,7 @@ def arrow_schema(declared: Any) -> pa.Schema:
         return from_ddl(declared)
     if isinstance(declared, pa.Schema):
         check_fields(list(declared), "the schema")
-        return declared
+        return pa.schema([field.with_type(_canonical(field.type)) for field in declared])
     if isinstance(declared, type) and is_record(declared):
         fields = _fields_of(declared, ())
         check_fields(fields, declared.__name__)
@@ -99,6 +99,17 @@ def arrow_schema(declared: Any) -> pa.Schema:
         detail="it is a dataclass, a pydantic model, a msgspec Struct, Spark DDL text or an Arrow schema",
         type=shown(declared),
     )
+
+
+def _canonical(kind: pa.DataType) -> pa.DataType:
+    """The type with the inner names Spark uses: it compares those of a batch with its own."""
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_canonical(field.type)) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(pa.string(), pa.field("value", _canonical(kind.item_type), kind.item_field.nullable))
+    if pa.types.is_list(kind):
+        return pa.list_(pa.field("element", _canonical(kind.value_type), kind.value_field.nullable))
+    return kind
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +141,9 @@ def _declared_fields(cls: Any) -> Iterator[_Declared]:
             yield _Declared(member.encode_name, hints[member.name], (), default)
     else:
         for field in dataclasses.fields(cls):
-            yield _Declared(field.name, hints[field.name], (), _constant(field.default, field.default_factory))
+            yield _Declared(
+                field.name, hints[field.name], (), _constant(field.default, field.default_factory)
+            )
 
 
 def _constant(default: Any, factory: Any) -> Any:

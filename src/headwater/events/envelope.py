@@ -127,7 +127,7 @@ class Receipt(msgspec.Struct, frozen=True):
     dropped: str | None = None
 
 
-def events_of(
+def events_of(  # noqa: PLR0913  one argument per column of an event
     topic: str,
     partition: int,
     offsets: Iterable[int],

@@ -78,7 +78,9 @@ class Difference:
         lines += [change.line("-") for change in self.removed]
         lines += [change.line("~") for change in (*self.widened, *self.relaxed)]
         lines += [change.line("+") for change in self.added]
-        return lines + [f"  was {old} renamed to {new}? a rename is a removal to old events" for old, new in self.renamed]
+        return lines + [
+            f"  was {old} renamed to {new}? old events know only {old}" for old, new in self.renamed
+        ]
 
 
 @dataclass
@@ -105,7 +107,7 @@ class _Findings:
                 self.renamed.append((prefix + item.name, prefix + twin.name))
         for item in fresh:
             fillable = item.nullable or default_of(item) is not None
-            note = "" if fillable else "required, and old events have none: make it optional or give it a default"
+            note = "" if fillable else "required without a default: old events have none"
             change = FieldChange(prefix + item.name, None, _shown(item), note)
             (self.added if fillable else self.tightened).append(change)
 

@@ -6,6 +6,7 @@ floats for decimals by their shortest digits. Text never becomes a number, and n
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -13,7 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.events.shape import MisfitError, Shape, default_of, out_of_range
+from headwater.events.shape import MisfitError, Shape, default_of, out_of_range, too_far
+from headwater.events.values import shown
 
 __all__ = ["fitted"]
 
@@ -52,9 +54,21 @@ def _empty(schema: pa.Schema) -> pa.RecordBatch:
 
 def _table(frame: Any) -> pa.Table:
     """From whatever speaks Arrow's stream protocol; pandas also brings its unnamed index, which is no column."""
+    if not hasattr(frame, "__arrow_c_stream__"):
+        raise TypeError("it has no Arrow stream")
+    if type(frame).__module__.partition(".")[0] == "pandas":
+        _check_objects(frame)
     table = pa.table(frame)
     indexes = [name for name in table.schema.names if name.startswith("__index_level_")]
     return table.drop_columns(indexes) if indexes else table
+
+
+def _check_objects(frame: Any) -> None:
+    """Finds decimals in a pandas frame that would end the process when Arrow looks at them."""
+    for place, kind in enumerate(frame.dtypes):
+        for row, value in enumerate(frame.iloc[:, place] if kind.kind == "O" else ()):
+            if isinstance(value, Decimal) and too_far(value):
+                raise MisfitError(f"{shown(value)} has too many digits", row, str(frame.columns[place]))
 
 
 def _members(names: list[str], columns: list[pa.Array], fields: list[pa.Field], rows: int) -> list[pa.Array]:
@@ -94,7 +108,7 @@ def absent(field: pa.Field, rows: int) -> pa.Array:
     if default is None:
         return pa.nulls(rows, field.type)
     shape = Shape([field])
-    one = shape.columns(msgspec.convert([{}], list[shape.struct]))[0]
+    one = shape.columns([msgspec.convert({}, shape.struct)])[0]
     return one.take(pa.array(np.zeros(rows, np.int64)))
 
 
@@ -126,43 +140,52 @@ def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
     """
     if not _same_meaning(column.type, kind):
         naive = pa.types.is_timestamp(column.type) and pa.types.is_timestamp(kind)
-        raise MisfitError("it has no zone" if naive else f"a column of {column.type} does not fit {kind}", None)
+        raise MisfitError(
+            "it has no zone" if naive else f"a column of {column.type} does not fit {kind}", None
+        )
     if pa.types.is_floating(column.type) and pa.types.is_decimal(kind):
         row = out_of_range(column)
         if row is not None:
             raise MisfitError(f"{column[row]} does not fit {kind}", row)
         column = column.cast(pa.string())
+    if pa.types.is_decimal(kind) and _is_text(column.type):
+        column = column.cast(pa.string())
+        far = pc.match_substring_regex(column, r"[eE][+-]?0*[1-9][0-9]{3}")
+        if pc.any(far).as_py():
+            raise MisfitError(f"a number does not fit {kind}", _first(far.fill_null(False)))
     try:
         return column.cast(kind)
     except (pa.ArrowException, ValueError):
         raise _misfit_in(column, kind) from None
 
 
+def _is_text(kind: pa.DataType) -> bool:
+    return any(test(kind) for test in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view))
+
+
 def _same_meaning(source: pa.DataType, kind: pa.DataType) -> bool:
-    number = pa.types.is_integer(source) or pa.types.is_floating(source)
-    text = pa.types.is_string(source) or pa.types.is_large_string(source) or pa.types.is_string_view(source)
-    if pa.types.is_integer(kind):
-        return pa.types.is_integer(source)
-    if pa.types.is_floating(kind):
-        return number
-    if pa.types.is_decimal(kind):
-        return number or text or pa.types.is_decimal(source)
-    if pa.types.is_timestamp(kind):
-        return text or (pa.types.is_timestamp(source) and source.tz is not None)
-    if pa.types.is_date(kind):
-        return text or pa.types.is_date(source)
-    if pa.types.is_string(kind):
-        return text
-    if pa.types.is_binary(kind):
-        return any(test(source) for test in _BINARIES)
+    text = _is_text(source)
+    if pa.types.is_timestamp(source) and source.tz is None:
+        return False
+    for test, sources in _MEANINGS:
+        if test(kind):
+            return any(found(source) for found in sources) or (text and test in _FROM_TEXT)
     return False
 
 
-_BINARIES = (
-    pa.types.is_large_binary,
-    pa.types.is_fixed_size_binary,
-    pa.types.is_binary_view,
+_BINARIES = (pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
+_NUMBERS = (pa.types.is_integer, pa.types.is_floating)
+# What a column of each kind may be made of, besides text where the kind is in _FROM_TEXT.
+_MEANINGS: tuple[tuple[Any, tuple[Any, ...]], ...] = (
+    (pa.types.is_integer, (pa.types.is_integer,)),
+    (pa.types.is_floating, _NUMBERS),
+    (pa.types.is_decimal, (*_NUMBERS, pa.types.is_decimal)),
+    (pa.types.is_timestamp, (pa.types.is_timestamp,)),
+    (pa.types.is_date, (pa.types.is_date,)),
+    (pa.types.is_string, ()),
+    (pa.types.is_binary, _BINARIES),
 )
+_FROM_TEXT = (pa.types.is_decimal, pa.types.is_timestamp, pa.types.is_date, pa.types.is_string)
 
 
 def _misfit_in(column: pa.Array, kind: pa.DataType) -> MisfitError:
@@ -186,14 +209,14 @@ def _fit_nested(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if pa.types.is_map(kind):
         return _fit_map(column, kind)
     if pa.types.is_list(kind) and _is_listed(column.type):
-        column = column.cast(pa.list_(column.type.value_type))
+        column = _dense(column.cast(pa.list_(column.type.value_type)))
         items = _fit_items(column, column.flatten(), kind.value_field)
         return pa.ListArray.from_arrays(_offsets(column), items, type=kind, mask=_mask(column))
     raise MisfitError(f"a column of {column.type} does not fit {kind}", None)
 
 
 def _is_listed(kind: pa.DataType) -> bool:
-    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    return any(test(kind) for test in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list))
 
 
 def _fit_struct(column: pa.Array, kind: pa.StructType) -> pa.Array:
@@ -210,9 +233,10 @@ def _fit_struct(column: pa.Array, kind: pa.StructType) -> pa.Array:
 
 def _fit_map(column: pa.Array, kind: pa.MapType) -> pa.Array:
     if pa.types.is_map(column.type):
+        column = _dense(column)
         keys, items = column.keys, column.items
     elif _is_listed(column.type) and pa.types.is_struct(column.type.value_type):
-        column = column.cast(pa.list_(column.type.value_type))
+        column = _dense(column.cast(pa.list_(column.type.value_type)))
         keys, items = column.values.flatten()[:2]
     else:
         raise MisfitError(f"a column of {column.type} does not fit {kind}: send such rows as dicts", None)
@@ -220,6 +244,11 @@ def _fit_map(column: pa.Array, kind: pa.MapType) -> pa.Array:
     keys = _fit_items(column, keys.slice(start, end - start), kind.key_field)
     items = _fit_items(column, items.slice(start, end - start), kind.item_field)
     return pa.MapArray.from_arrays(_offsets(column), keys, items, type=kind, mask=_mask(column))
+
+
+def _dense(column: pa.Array) -> pa.Array:
+    """The column with nothing hidden behind its nulls: a null list may still span values."""
+    return column.take(pa.array(np.arange(len(column)))) if column.null_count else column
 
 
 def _offsets(column: pa.Array) -> pa.Array:

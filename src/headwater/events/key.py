@@ -77,24 +77,22 @@ def _plain(value: Any) -> str | int | float | bool | bytes:
             return _plain(value.value)
         case bool() | bytes():
             return value
-        case str():
+        case str() | UUID():
             return str(value)
         case int() if -(2**63) <= value < 2**64:
             return int(value)
         case float() if math.isfinite(value):
             return float(value) + 0.0  # turns -0.0 into 0.0: equal values, equal keys
-        case UUID():
-            return str(value)
-        case Decimal() | datetime():
-            return _number_or_moment(value)
-        case date() | time():
-            return value.isoformat()
+        case Decimal() | date() | time():
+            return _number_or_time(value)
     raise BadKeyError(f"{shown(value)} ({type(value).__name__}) cannot be a key", detail=_ALLOWED)
 
 
-def _number_or_moment(value: Decimal | datetime) -> str:
+def _number_or_time(value: Decimal | date | time) -> str:
     try:
-        return decimal_text(value) if isinstance(value, Decimal) else moment_text(value)
+        if isinstance(value, datetime):
+            return moment_text(value)
+        return decimal_text(value) if isinstance(value, Decimal) else value.isoformat()
     except (ValueError, OverflowError) as error:
         raise BadKeyError(f"a key cannot be formed: {error}", detail=_ALLOWED) from None
 
@@ -178,7 +176,7 @@ def partition_of(key: bytes, partitions: int) -> int:
 
     Example:
         >>> partition_of(b"ada", 3)
-        1
+        2
     """
     return (murmur2(key) & 0x7FFFFFFF) % partitions
 

@@ -13,6 +13,7 @@ from datetime import date, datetime
 from decimal import Decimal
 from itertools import accumulate, chain
 from operator import attrgetter
+from types import GenericAlias
 from typing import Annotated, Any
 
 import msgspec
@@ -24,10 +25,9 @@ from msgspec import UNSET, Meta, UnsetType
 from headwater.errors import BadTypeError
 from headwater.events.values import shown
 
-__all__ = ["MisfitError", "Shape", "check_fields", "default_of", "out_of_range"]
+__all__ = ["MisfitError", "Shape", "check_fields", "default_of", "out_of_range", "too_far"]
 
 Build = Callable[[list[Any]], pa.Array]
-
 
 
 def _whole(bits: int) -> Any:
@@ -48,7 +48,7 @@ _LEAVES: dict[pa.DataType, Any] = {
     pa.timestamp("us", "UTC"): Annotated[datetime, Meta(tz=True)],
 }
 _ALLOWED = (
-    f"allowed: {', '.join(map(str, _LEAVES))}, decimal128(p, s), and list, struct and map with string keys of those"
+    f"allowed: {', '.join(map(str, _LEAVES))}, decimal128, and list, struct, map with string keys of those"
 )
 _DEEPEST = 64
 # Arrow looks for memory, or falls over, on exponents far outside of any column (1E-99999999 ends the process).
@@ -82,6 +82,13 @@ class _Member:
     required: bool
     default: Any
 
+    @property
+    def declaration(self) -> tuple[Any, ...]:
+        """For msgspec: what is missing from a row stays UNSET, so that its default is filled in by the column."""
+        if self.required:
+            return self.attribute, self.hint
+        return self.attribute, self.hint | UnsetType, UNSET
+
 
 class Shape:
     """What the rows of a schema, or of a struct inside one, must look like.
@@ -97,7 +104,7 @@ class Shape:
         self._members = [_member(index, field) for index, field in enumerate(fields)]
         self.struct: Any = msgspec.defstruct(
             "Row",
-            [(m.attribute, m.hint) if m.required else (m.attribute, m.hint | UnsetType, UNSET) for m in self._members],
+            [member.declaration for member in self._members],
             rename={m.attribute: m.field.name for m in self._members},
             forbid_unknown_fields=True,
             frozen=True,
@@ -111,10 +118,11 @@ class Shape:
         Raises:
             MisfitError: A value is out of its column's range.
         """
-        return [self._column(member, list(map(attrgetter(member.attribute), structs))) for member in self._members]
+        return [self._column(member, structs) for member in self._members]
 
     @staticmethod
-    def _column(member: _Member, values: list[Any]) -> pa.Array:
+    def _column(member: _Member, structs: Sequence[Any]) -> pa.Array:
+        values = list(map(attrgetter(member.attribute), structs))
         if not member.required:
             values = [member.default if value is UNSET else value for value in values]
         try:
@@ -132,7 +140,8 @@ class Shape:
         try:
             dense = self.columns(present)
         except MisfitError as misfit:
-            raise MisfitError(misfit.reason, rows[misfit.row], misfit.path) from None
+            row = None if misfit.row is None else rows[misfit.row]
+            raise MisfitError(misfit.reason, row, misfit.path) from None
         places = pa.array(np.where(absent, 0, np.cumsum(~np.array(absent)) - 1), pa.int64())
         spread = [_spread(column, places, len(present)) for column in dense]
         return pa.StructArray.from_arrays(spread, fields=list(kind), mask=pa.array(absent))
@@ -145,8 +154,7 @@ def _spread(column: pa.Array, places: pa.Array, count: int) -> pa.Array:
 def _member(index: int, field: pa.Field) -> _Member:
     hint, build = _plan(field.type)
     default = default_of(field)
-    if field.nullable:
-        hint = hint | None
+    hint = _optional(hint, field)
     if default is not None:
         default = msgspec.convert(default, hint)
     required = not field.nullable and default is None
@@ -176,7 +184,7 @@ def check_fields(fields: Sequence[pa.Field], owner: str, depth: int = 1) -> None
         BadTypeError: `data` has the `field`.
     """
     if not fields or depth > _DEEPEST:
-        raise BadTypeError(f"{owner} has no fields" if not fields else f"{owner} is nested too deep", type=owner)
+        raise BadTypeError(f"{owner} {'is nested too deep' if fields else 'has no fields'}", type=owner)
     seen: set[str] = set()
     for field in fields:
         name = field.name.casefold()
@@ -209,15 +217,21 @@ def _plan(kind: pa.DataType) -> tuple[Any, Build]:
         return _map_plan(kind)
     if pa.types.is_list(kind):
         hint, build = _plan(kind.value_type)
-        item = hint | None if kind.value_field.nullable else hint
-        return list[item], lambda values: _list_column(values, kind, build)
+        return GenericAlias(list, (_optional(hint, kind.value_field),)), lambda values: _list_column(
+            values, kind, build
+        )
     return _leaf_hint(kind), lambda values: _leaf_column(values, kind)
 
 
 def _map_plan(kind: pa.MapType) -> tuple[Any, Build]:
     hint, build = _plan(kind.item_type)
-    item = hint | None if kind.item_field.nullable else hint
-    return dict[str, item], lambda values: _map_column(values, kind, build)
+    return GenericAlias(dict, (str, _optional(hint, kind.item_field))), lambda values: _map_column(
+        values, kind, build
+    )
+
+
+def _optional(hint: Any, field: pa.Field) -> Any:
+    return hint | None if field.nullable else hint
 
 
 def _leaf_hint(kind: pa.DataType) -> Any:
@@ -257,7 +271,7 @@ def _items(values: list[Any], flat: list[Any], build: Build) -> pa.Array:
         return build(flat)
     except MisfitError as misfit:
         ends = np.cumsum([len(value) if value else 0 for value in values])
-        row = int(np.searchsorted(ends, misfit.row, side="right"))
+        row = None if misfit.row is None else int(np.searchsorted(ends, misfit.row, side="right"))
         raise misfit.inside("[]", row) from None
 
 
@@ -269,16 +283,26 @@ def _leaf_column(values: list[Any], kind: pa.DataType) -> pa.Array:
     except (pa.ArrowException, ValueError, OverflowError, TypeError):
         row = _first_bad(values, kind)
         raise MisfitError(f"{shown(values[row])} does not fit {kind}", row) from None
-    row = out_of_range(column)
-    if row is not None:
-        raise MisfitError(f"{shown(values[row])} does not fit {kind}", row)
+    strange = out_of_range(column)
+    if strange is not None:
+        raise MisfitError(f"{shown(values[strange])} does not fit {kind}", strange)
     return column
 
 
 def _check_digits(values: list[Decimal | None], kind: pa.DataType) -> None:
     for row, value in enumerate(values):
-        if value is not None and not -_FURTHEST_DIGIT < value.adjusted() < _FURTHEST_DIGIT:
+        if value is not None and too_far(value):
             raise MisfitError(f"{shown(value)} does not fit {kind}", row)
+
+
+def too_far(value: Decimal) -> bool:
+    """Whether a decimal has digits so far from the point that Arrow must not see it.
+
+    Example:
+        >>> too_far(Decimal("1E-99999999")), too_far(Decimal("12.50"))
+        (True, False)
+    """
+    return not -_FURTHEST_DIGIT < value.adjusted() < _FURTHEST_DIGIT
 
 
 def _first_bad(values: list[Any], kind: pa.DataType) -> int:

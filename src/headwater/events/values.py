@@ -80,7 +80,9 @@ def _moments(column: pa.Array) -> list[datetime | None]:
 def _structs(column: pa.Array, decimal: Callable[[str], Any]) -> list[dict[str, Any] | None]:
     names = [field.name for field in column.type]
     members = [values_of(column.field(index), decimal=decimal) for index in range(len(names))]
-    rows: list[dict[str, Any] | None] = [dict(zip(names, row, strict=True)) for row in zip(*members, strict=True)]
+    rows: list[dict[str, Any] | None] = [
+        dict(zip(names, row, strict=True)) for row in zip(*members, strict=True)
+    ]
     return _blanked(rows, column)
 
 
@@ -154,8 +156,10 @@ def json_form(value: Any) -> Any:
         >>> json_form({"amount": Decimal("10.50"), "raw": b"hi", "day": date(2026, 1, 1)})
         {'amount': '10.5', 'raw': 'aGk=', 'day': '2026-01-01'}
     """
-    if value is None or isinstance(value, (bool, int, float)):
-        return value.value if isinstance(value, Enum) else value
+    if isinstance(value, Enum):
+        return json_form(value.value)
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
     if isinstance(value, Mapping):
         return {str(name): json_form(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -165,22 +169,17 @@ def json_form(value: Any) -> Any:
 
 def _text_form(value: Any) -> Any:
     match value:
-        case Enum():
-            return json_form(value.value)
-        case str():
-            return value
         case bytes():
             return b64encode(value).decode()
         case Decimal():
             return decimal_text(value)
         case datetime():
             return moment_text(value)
-        case date() | time():
+        case date():
             return value.isoformat()
-        case UUID():
-            return str(value)
-        case timedelta():
-            return value // _MICROSECOND
+    plain = _without_class(value)
+    if isinstance(plain, (str, int)):
+        return plain
     raise ValueError(f"{type(value).__name__} has no JSON form")
 
 
@@ -258,9 +257,19 @@ def to_row(value: Any) -> dict[str, Any]:
 def _plain_value(value: Any, depth: int) -> Any:
     if depth > _DEEPEST:
         raise BadEventError(f"the event is nested deeper than {_DEEPEST} levels")
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_plain_value(item, depth + 1) for item in value]
+    members = value if isinstance(value, Mapping) else members_of(value)
+    if members is not None:
+        return {name: _plain_value(item, depth + 1) for name, item in members.items()}
+    return _without_class(value)
+
+
+def _without_class(value: Any) -> Any:
+    """The plain value of an enum, UUID, time or timedelta; anything else as it is."""
     match value:
         case Enum():
-            return _plain_value(value.value, depth)
+            return _without_class(value.value)
         case UUID():
             return str(value)
         case time():
@@ -269,11 +278,6 @@ def _plain_value(value: Any, depth: int) -> Any:
             return value // _MICROSECOND
         case bytearray() | memoryview():
             return bytes(value)
-        case list() | tuple() | set() | frozenset():
-            return [_plain_value(item, depth + 1) for item in value]
-        case Mapping():
-            return {name: _plain_value(item, depth + 1) for name, item in value.items()}
-    members = members_of(value)
-    if members is not None:
-        return {name: _plain_value(item, depth + 1) for name, item in members.items()}
-    return value.item() if type(value).__module__ == "numpy" and value.ndim == 0 else value
+        case np.generic():
+            return value.item()
+    return value

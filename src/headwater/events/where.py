@@ -25,13 +25,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Where"]
 
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 _LONGEST = 4_000
 _DEEPEST = 100
-_CLASSES = frozenset(
-    ["BETWEEN", "CASE", "CAST", "COLUMN_REF", "COMPARISON", "CONJUNCTION", "CONSTANT", "FUNCTION", "OPERATOR", "TYPE"]
-)
+_CLASSES = _words("BETWEEN CASE CAST COLUMN_REF COMPARISON CONJUNCTION CONSTANT FUNCTION OPERATOR TYPE")
 # Pure functions whose result is not much larger than their input: nothing here can read, wait or fill memory.
-_FUNCTIONS = frozenset(
+_FUNCTIONS = _words(
     """
     + - * / // % ** ^ || ~~ !~~ ~~* !~~* ~~~ ~ & | << >> @ ^@ like_escape ilike_escape not_like_escape not_ilike_escape
     abs ceil ceiling exp floor greatest isfinite isinf isnan least ln log log10 log2 mod pow power round sign sqrt trunc
@@ -45,19 +48,19 @@ _FUNCTIONS = frozenset(
     list_extract list_has list_has_all list_has_any list_position list_value map_contains map_extract map_keys
     map_values struct_extract
     ifnull nullif
-    """.split()
+    """
 )
-_CASTS = frozenset(
+_CASTS = _words(
     """
     BIGINT BLOB BOOLEAN DATE DECIMAL DOUBLE FLOAT HUGEINT INTEGER INTERVAL SMALLINT TIME TIMESTAMP TINYINT UUID VARCHAR
-    """.split()
+    """
 ) | {"TIMESTAMP WITH TIME ZONE"}
 # Reserved words an expression is made of; any other reserved word can only be meant as a column, like `offset`.
-_GRAMMAR = frozenset(
+_GRAMMAR = _words(
     """
     all and any array as between both case cast collate distinct else end escape false from glob ilike in interval is
     isnull leading like not notnull null or similar some symmetric then to trailing true try_cast when
-    """.split()
+    """
 )
 _SETTINGS = {
     "enable_external_access": "false",
@@ -97,7 +100,9 @@ class Where:
         for problem in _problems(_parsed(self._expression, self._cursor, text), 0):
             raise _refused(text, problem)
 
-    def mask(self, batch: pa.RecordBatch, envelope: Mapping[str, pa.Array] | None = None) -> npt.NDArray[np.bool_]:
+    def mask(
+        self, batch: pa.RecordBatch, envelope: Mapping[str, pa.Array] | None = None
+    ) -> npt.NDArray[np.bool_]:
         """Which rows of a batch meet the condition.
 
         Args:
@@ -121,7 +126,9 @@ class Where:
 
     def check(self, schema: pa.Schema) -> None:
         """Raises `BadFilterError` if the condition does not fit a schema, without any rows."""
-        self.mask(pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], names=schema.names))
+        self.mask(
+            pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], names=schema.names)
+        )
 
     def _answer(self, table: pa.Table) -> pa.Array:
         import duckdb
@@ -130,7 +137,7 @@ class Where:
             self._cursor.register("batch", table)
             try:
                 # Rows come back in the order of the batch: one thread, and insertion order is kept by default.
-                answer = self._cursor.execute(f"SELECT ({self._expression}\n) AS kept FROM batch")
+                answer: Any = self._cursor.sql(f"SELECT ({self._expression}\n) AS kept FROM batch")
                 found = answer.to_arrow_table().column("kept").combine_chunks()
             except (duckdb.Error, RuntimeError, ValueError) as error:
                 reason = str(error).splitlines()[0]
@@ -158,12 +165,10 @@ def _connection() -> duckdb.DuckDBPyConnection:
 @lru_cache(maxsize=1)
 def _reserved_words() -> frozenset[str]:
     """Words DuckDB does not take as a column's name unless they are quoted."""
-    found = (
-        _connection()
-        .cursor()
-        .execute("SELECT keyword_name FROM duckdb_keywords() WHERE keyword_category IN ('reserved', 'type_function')")
-        .fetchall()
+    question = (
+        "SELECT keyword_name FROM duckdb_keywords() WHERE keyword_category IN ('reserved', 'type_function')"
     )
+    found = _connection().cursor().execute(question).fetchall()
     return frozenset(word for (word,) in found) - _GRAMMAR
 
 
@@ -191,8 +196,9 @@ def _parsed(expression: str, cursor: duckdb.DuckDBPyConnection, text: str) -> An
     import duckdb
 
     try:
-        row = cursor.execute("SELECT json_serialize_sql($1::VARCHAR)", [f"SELECT ({expression}\n)"]).fetchone()
-        answer = json.loads(row[0]) if row else {"error": True}
+        statement = f"SELECT ({expression}\n)"
+        rows = cursor.execute("SELECT json_serialize_sql($1::VARCHAR)", [statement]).fetchall()
+        answer = json.loads(rows[0][0])
     except (duckdb.Error, ValueError, RecursionError, RuntimeError) as error:
         raise _refused(text, str(error).splitlines()[0]) from None
     if answer["error"]:
@@ -241,6 +247,6 @@ def _node_problems(node: dict[str, Any]) -> Iterator[str]:
 def _refused(text: str, reason: str) -> BadFilterError:
     return BadFilterError(
         f"{shown(text)} is not a condition: {reason[:200]}",
-        detail='such as "amount > 100 and country in (\'de\', \'fr\')"',
+        detail="such as \"amount > 100 and country in ('de', 'fr')\"",
         text=shown(text),
     )

@@ -1,0 +1,151 @@
+"""The same client for asyncio: each call runs the synchronous one in a thread, so there is one implementation."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+from headwater.client.connection import Client, connect
+from headwater.client.consumer import Consumer
+from headwater.client.producer import Producer
+from headwater.events import Event, Receipt
+from headwater.log import Receipts, Start, Topic
+
+__all__ = ["AsyncClient", "AsyncConsumer", "AsyncProducer", "connect_async"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_AT_ONCE = 500
+
+
+def connect_async(where: str | Path | None = None, **options: Any) -> AsyncClient:
+    """An asyncio client for the log in a folder, or for a node.
+
+    Example:
+        >>> import asyncio, tempfile
+        >>> async def main():
+        ...     async with connect_async(tempfile.mkdtemp()) as client:
+        ...         await client.create_topic("orders", "order_id string")
+        ...         receipt = await client.send("orders", {"order_id": "a"})
+        ...         return receipt.offset, [event.value async for event in client.read("orders")]
+        >>> asyncio.run(main())
+        (0, [{'order_id': 'a'}])
+    """
+    return AsyncClient(connect(where, **options))
+
+
+class AsyncClient:
+    """Like `Client`, to be awaited. Threads of its own, so that waiting readers do not starve other code."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self._threads = ThreadPoolExecutor(max_workers=64, thread_name_prefix="headwater")
+
+    async def _run(self, call: Callable[P, R], *args: P.args, **options: P.kwargs) -> R:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: call(*args, **options))
+
+    async def create_topic(self, name: str, type_: object, **options: Any) -> Topic:
+        """Create a topic or bring it up to this type."""
+        return await self._run(self.client.create_topic, name, type_, **options)
+
+    async def send(self, topic: str, value: Any, *, key: Any = None, **about: Any) -> Receipt:
+        """Send one event; done when it is safe."""
+        return await self._run(self.client.send, topic, value, key=key, **about)
+
+    async def send_many(self, topic: str, rows: Any, *, keys: Any = None) -> Receipts:
+        """Send many events at once."""
+        return await self._run(self.client.send_many, topic, rows, keys=keys)
+
+    async def delete(self, topic: str, key: Any) -> Receipt:
+        """Delete a key from a compacted topic."""
+        return await self._run(self.client.delete, topic, key)
+
+    async def read(
+        self, topic: str, start: Start = "earliest", stop: Start | None = "end", **options: Any
+    ) -> AsyncIterator[Event]:
+        """Events of a topic; with `stop=None` it follows for ever."""
+        events = self.client.read(topic, start, stop, **options)
+        most = 1 if stop is None else _AT_ONCE  # a follower must not wait for a full hand
+        while chunk := await self._run(_some, events, most):
+            for event in chunk:
+                yield event
+
+    def consumer(self, topic: str, *, group: str, **options: Any) -> AsyncConsumer:
+        """A member of a consumer group, for `async with`."""
+        return AsyncConsumer(self._run, lambda: self.client.consumer(topic, group=group, **options))
+
+    def producer(self, topic: str, *, id: str | None = None) -> AsyncProducer:
+        """A producer, for `async with`."""
+        return AsyncProducer(self._run, lambda: self.client.producer(topic, id=id))
+
+    async def close(self) -> None:
+        """Finish what waits and let go of files and connections."""
+        await self._run(self.client.close)
+        self._threads.shutdown(wait=False)
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+class AsyncConsumer:
+    """Like `Consumer`: `async for event in consumer`, `await consumer.commit()`."""
+
+    def __init__(self, run: Callable[..., Any], make: Callable[[], Consumer]) -> None:
+        self._run = run
+        self._make = make
+
+    async def __aenter__(self) -> AsyncConsumer:
+        self._consumer: Consumer = await self._run(self._make)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._run(self._consumer.close)
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        events = iter(self._consumer)
+        while chunk := await self._run(_some, events, 1):
+            yield chunk[0]
+
+    async def poll(self, timeout: float = 0, most: int = _AT_ONCE) -> list[Event]:
+        """Up to `most` events; waits up to `timeout` seconds for the first."""
+        events: list[Event] = await self._run(self._consumer.poll, timeout, most)
+        return events
+
+    async def commit(self) -> None:
+        """Everything handed out so far is done."""
+        await self._run(self._consumer.commit)
+
+
+class AsyncProducer:
+    """Like `Producer`: `await producer.send(...)`, `await producer.flush()`."""
+
+    def __init__(self, run: Callable[..., Any], make: Callable[[], Producer]) -> None:
+        self._run = run
+        self._make = make
+
+    async def __aenter__(self) -> AsyncProducer:
+        self._producer: Producer = await self._run(self._make)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._run(self._producer.close)
+
+    async def send(self, value: Any, **about: Any) -> None:
+        """Send one event; waits only when the door is full."""
+        await self._run(self._producer.send, value, **about)
+
+    async def flush(self) -> list[Receipt]:
+        """Wait until everything sent so far is safe."""
+        receipts: list[Receipt] = await self._run(self._producer.flush)
+        return receipts
+
+
+def _some(events: Iterator[Event], most: int) -> list[Event]:
+    return list(islice(events, most))
