@@ -100,7 +100,7 @@ class Place:
 
 
 class HeadwaterError(Exception):
-    """The root: catch it to catch everything Headwater raises on purpose.
+    r"""The root: catch it to catch everything Headwater raises on purpose.
 
     Args:
         what: What failed, lower case, no full stop.
@@ -110,7 +110,7 @@ class HeadwaterError(Exception):
         data: Facts for programs; they become attributes of `data`.
 
     Example:
-        >>> error = UnknownTopicError("no topic \\"order\\"", fix="orders", topic="order")
+        >>> error = UnknownTopicError('no topic "order"', fix="orders", topic="order")
         >>> error.code, error.status, error.data["topic"]
         ('UNKNOWN_TOPIC', 404, 'order')
         >>> print(error.render())

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -15,16 +15,18 @@ import pyarrow as pa
 from headwater.client.consumer import Consumer
 from headwater.client.producer import Producer
 from headwater.client.progress import Lag, Move, lag_of, reset_group
-from headwater.client.rows import Attributes, Incoming
+from headwater.client.rows import Incoming
 from headwater.client.table import TableReader
 from headwater.errors import BadEventError, BadSettingError, Place, UnknownGroupError
 from headwater.events import Clock, Event, Receipt, SystemClock, from_row
-from headwater.log import EventLog, LogBatch, Receipts, Rows, Start, Topic
+from headwater.log import EventLog, LogBatch, Receipts, Start, Topic
 from headwater.log.protocol import Log
 from headwater.log.reader import Reader
 from headwater.units import duration
 
 __all__ = ["Client", "connect"]
+
+R = TypeVar("R")
 
 
 def connect(where: str | Path | None = None, *, clock: Clock | None = None) -> Client:
@@ -47,7 +49,9 @@ def connect(where: str | Path | None = None, *, clock: Clock | None = None) -> C
         return Client(HttpLog(place), clock or SystemClock())
     if "://" in place:
         what = f"cannot connect to {place!r}"
-        raise BadSettingError(what, detail="it can be a folder, or http://host:port", fix='hw.connect(".headwater")')
+        raise BadSettingError(
+            what, detail="it can be a folder, or http://host:port", fix='hw.connect(".headwater")'
+        )
     return Client(EventLog(place, clock=clock), clock or SystemClock())
 
 
@@ -107,8 +111,8 @@ class Client:
             >>> client.send("orders", {"order_id": "a"}).offset
             0
         """
-        attributes = Attributes(key, **about)
-        return self._append(topic, lambda incoming, now: incoming.one(value, attributes, now))[0]
+        row = self._made(topic, lambda incoming, now: incoming.one(value, now, key, **about))
+        return self.log.append_one(topic, row)
 
     def send_many(self, topic: str, rows: Any, *, keys: Sequence[Any] | None = None) -> Receipts:
         """Send many events at once; those of one partition are appended whole or not at all.
@@ -125,11 +129,11 @@ class Client:
             >>> len(client.send_many("orders", [{"order_id": "a"}, {"order_id": "b"}]))
             2
         """
-        return self._append(topic, lambda incoming, now: incoming.many(rows, keys, now))
+        return self.log.append(topic, self._made(topic, lambda incoming, now: incoming.many(rows, keys, now)))
 
     def send_json(self, topic: str, lines: Sequence[bytes]) -> Receipts:
         """Send events given as JSON objects, one per line."""
-        return self._append(topic, lambda incoming, now: incoming.json(lines, now))
+        return self.log.append(topic, self._made(topic, lambda incoming, now: incoming.json(lines, now)))
 
     def delete(self, topic: str, key: Any) -> Receipt:
         """Delete a key from a compacted topic, by a tombstone.
@@ -143,22 +147,22 @@ class Client:
             >>> client.table("products").rows()
             []
         """
-        return self._append(topic, lambda incoming, now: incoming.tombstone(key, now))[0]
+        rows = self._made(topic, lambda incoming, now: incoming.tombstone(key, now))
+        return self.log.append(topic, rows)[0]
 
     def producer(self, topic: str, *, id: str | None = None) -> Producer:
         """A producer that sends in the background; with an `id`, never twice."""
         return Producer(self.log, self._clock, self._known(topic), id)
 
-    def _append(self, topic: str, rows_of: Any) -> Receipts:
+    def _made(self, topic: str, make: Callable[[Incoming, int], R]) -> R:
         incoming = self._known(topic)
         try:
-            rows: Rows = rows_of(incoming, self._clock.micros())
+            return make(incoming, self._clock.micros())
         except BadEventError:  # the type may have grown since this client looked
             newest = self._known(topic, fresh=True)
             if newest.topic.version == incoming.topic.version:
                 raise
-            rows = rows_of(newest, self._clock.micros())
-        return self.log.append(topic, rows)
+            return make(newest, self._clock.micros())
 
     def _known(self, topic: str, *, fresh: bool = False) -> Incoming:
         found = self._incoming.get(topic)
@@ -306,4 +310,3 @@ def _caller() -> Place | None:
             source = (frame.code_context or [""])[0].strip()
             return Place(os.path.relpath(frame.filename), frame.lineno, source)
     return None
-

@@ -6,10 +6,10 @@ from collections import deque
 from types import TracebackType
 from typing import Any
 
-from headwater.client.rows import Attributes, Incoming
+from headwater.client.rows import Incoming
 from headwater.errors import HeadwaterError
 from headwater.events import Clock, Receipt, partition_of
-from headwater.log import Rows
+from headwater.log import Row
 from headwater.log.protocol import Log
 
 __all__ = ["Producer"]
@@ -42,6 +42,7 @@ class Producer:
         self._incoming = incoming
         self._name = incoming.topic.name
         self._unfinished: deque[Any] = deque()
+        self._receipts: list[Receipt] = []
         self._sequences = log.last_sequences(self._name, id) if id else []
         self._turn = 0
 
@@ -54,8 +55,12 @@ class Producer:
             sequence: The producer's own number for this event, rising per partition; counted for you if left out.
             about: `id`, `occurred_at`, `sent_at`, `headers`, `traceparent`, `source`.
         """
-        rows = self._incoming.one(value, Attributes(key, **about), self._clock.micros())
-        self._put(self._numbered(rows, sequence) if self.id else rows)
+        row = self._incoming.one(value, self._clock.micros(), key, **about)
+        if self.id:
+            self._number(row, sequence)
+        if len(self._unfinished) >= _MOST_UNFINISHED:
+            self._receipts.append(self._log.finish(self._name, self._unfinished.popleft()))
+        self._unfinished.append(self._log.put(self._name, row))
 
     def flush(self) -> list[Receipt]:
         """Wait until everything sent so far is acknowledged; the receipts since the last flush, in order.
@@ -63,37 +68,32 @@ class Producer:
         Raises:
             HeadwaterError: The first thing that went wrong; the other events were still waited for.
         """
-        receipts: list[Receipt] = []
+        receipts, self._receipts = self._receipts, []
         failed: HeadwaterError | None = None
         while self._unfinished:
             try:
-                receipts.extend(self._log.finish(self._name, self._unfinished.popleft()))
+                receipts.append(self._log.finish(self._name, self._unfinished.popleft()))
             except HeadwaterError as error:
                 failed = failed or error
         if failed is not None:
             raise failed
         return receipts
 
-    def _numbered(self, rows: Rows, sequence: int | None) -> Rows:
-        partition = self._partition(rows)
-        number = self._sequences[partition] + 1 if sequence is None else sequence
-        self._sequences[partition] = max(number, self._sequences[partition])
-        return Rows(rows.values, rows.version, rows.envelope, partition, self.id or "", number)
+    def _number(self, row: Row, sequence: int | None) -> None:
+        row.producer = self.id or ""
+        row.partition = partition = self._partition(row)
+        row.sequence = self._sequences[partition] + 1 if sequence is None else sequence
+        self._sequences[partition] = max(row.sequence, self._sequences[partition])
 
-    def _partition(self, rows: Rows) -> int:
+    def _partition(self, row: Row) -> int:
         number = len(self._sequences)
         if number == 1:
             return 0
-        key = self._incoming.key_of(rows)
+        key = self._incoming.key_of(row)
         if key is None:
             self._turn += 1
             return self._turn % number
         return partition_of(key, number)
-
-    def _put(self, rows: Rows) -> None:
-        if len(self._unfinished) >= _MOST_UNFINISHED:
-            self._log.finish(self._name, self._unfinished.popleft())
-        self._unfinished.append(self._log.put(self._name, rows))
 
     def close(self) -> None:
         """Flush."""

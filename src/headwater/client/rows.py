@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
 
 from headwater.errors import BadEventError, BadKeyError
-from headwater.events import Codec, checked_headers, checked_traceparent, key_bytes, keys_of, storage_schema, to_row
-from headwater.log import Rows, Topic
+from headwater.events import Codec, checked_headers, checked_traceparent, key_bytes, storage_schema, to_row
+from headwater.log import Row, Rows, Topic
 from headwater.units import micros, moment
 
-__all__ = ["Attributes", "Incoming"]
+__all__ = ["Incoming"]
 
 _ZONED = pa.timestamp("us", "UTC")
-
-
-@dataclass(frozen=True)
-class Attributes:
-    """What may be said about an event besides its value."""
-
-    key: Any = None
-    id: str | None = None
-    occurred_at: datetime | str | None = None
-    sent_at: datetime | str | None = None
-    headers: Mapping[str, str] | None = None
-    traceparent: str | None = None
-    source: str | None = None
 
 
 class Incoming:
@@ -40,13 +26,20 @@ class Incoming:
         self.codec = Codec(topic.schema)
         self._stored = storage_schema(topic.schema)
 
-    def one(self, value: Any, about: Attributes, sent_at: int) -> Rows:
-        """A single event."""
-        row = value
-        if self.topic.key and about.key is not None:
-            row = self._keyed(to_row(value), about.key)
-        envelope = self._envelope(about, sent_at)
-        return Rows(self.codec.encode([row]), self.topic.version, envelope)
+    def one(self, value: Any, sent_at: int, key: Any = None, **about: Any) -> Row:
+        """A single event; `about` has any of `id`, `occurred_at`, `sent_at`, `headers`, `traceparent`, `source`."""
+        envelope: dict[str, Any] = {"_hw.sent_at": sent_at}
+        if key is not None and self.topic.key:
+            value = self._keyed(to_row(value), key)
+        elif key is not None:
+            envelope["_hw.key"] = key_bytes(key)
+        for name, given in about.items():
+            if name not in _ABOUT:
+                what = f"an event has no attribute {name!r}"
+                raise BadEventError(what, detail=f"it can have: {', '.join(_ABOUT)}", field=name)
+            if given is not None:
+                envelope[f"_hw.{name}"] = _ABOUT[name](given)
+        return Row(self.codec.checked([value])[0], self.topic.version, envelope)
 
     def many(self, values: Any, keys: Sequence[Any] | None, sent_at: int) -> Rows:
         """A sequence of values, or an Arrow table or batch, pandas or Polars frame."""
@@ -83,17 +76,21 @@ class Incoming:
         }
         return Rows(pa.RecordBatch.from_arrays(columns, schema=self._stored), self.topic.version, envelope)
 
-    def key_of(self, rows: Rows) -> bytes | None:
-        """The canonical key of a single row."""
-        if self.topic.key:
-            keys = keys_of([rows.values.column(name) for name in self.topic.key])
-        else:
-            keys = rows.envelope.get("_hw.key")
-        return None if keys is None else keys[0].as_py()
+    def key_of(self, row: Row) -> bytes | None:
+        """The canonical key of a single event."""
+        if not self.topic.key:
+            key: bytes | None = row.about.get("_hw.key")
+            return key
+        parts = self.codec.members(row.struct, self.topic.key)
+        return key_bytes(parts[0] if len(parts) == 1 else parts)
 
     def _frame(self, values: Any) -> pa.RecordBatch:
         if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__len__"):
-            values = list(values) if hasattr(values, "__iter__") and not isinstance(values, str | bytes) else values
+            values = (
+                list(values)
+                if hasattr(values, "__iter__") and not isinstance(values, str | bytes)
+                else values
+            )
             if not isinstance(values, list) or not all(map(_is_row, values[:1])):
                 what = f"send_many takes rows or a frame, not {type(values).__name__}"
                 raise BadEventError(what, fix="client.send(topic, value) for one event")
@@ -130,26 +127,20 @@ class Incoming:
             raise BadKeyError(f"{len(keys)} keys for {rows} events", topic=self.topic.name)
         return pa.array([None if key is None else key_bytes(key) for key in keys], pa.binary())
 
-    def _envelope(self, about: Attributes, sent_at: int) -> dict[str, pa.Array]:
-        """Columns of one row, in the order of the frame's bits; what is not given is left out."""
-        envelope: dict[str, pa.Array] = {}
-        if about.key is not None and not self.topic.key:
-            envelope["_hw.key"] = pa.array([key_bytes(about.key)], pa.binary())
-        if about.id is not None:
-            envelope["_hw.id"] = pa.array([str(about.id)])
-        if about.occurred_at is not None:
-            envelope["_hw.occurred_at"] = pa.array([micros(moment(about.occurred_at))], _ZONED)
-        given = sent_at if about.sent_at is None else micros(moment(about.sent_at))
-        envelope["_hw.sent_at"] = pa.array([given], _ZONED)
-        if about.headers:
-            pairs = [list(checked_headers(about.headers).items())]
-            envelope["_hw.headers"] = pa.array(pairs, pa.map_(pa.string(), pa.string()))
-        if about.traceparent is not None:
-            envelope["_hw.traceparent"] = pa.array([checked_traceparent(about.traceparent)])
-        if about.source is not None:
-            envelope["_hw.source"] = pa.array([about.source])
-        return envelope
-
 
 def _is_row(value: Any) -> bool:
     return not isinstance(value, str | bytes | int | float)
+
+
+def _micros(at: datetime | str) -> int:
+    return micros(moment(at))
+
+
+_ABOUT: dict[str, Callable[[Any], Any]] = {
+    "id": str,
+    "occurred_at": _micros,
+    "sent_at": _micros,
+    "headers": lambda headers: list(checked_headers(headers).items()),
+    "traceparent": checked_traceparent,
+    "source": str,
+}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from datetime import datetime
+from typing import Any, Literal, cast
 
 from headwater.events import Change, Event, Position, Transaction, key_bytes
 from headwater.log import Start
@@ -67,7 +68,9 @@ class TableReader:
         _apply(rows, event)
         if before is None and event.value is None:
             return None
-        op = "insert" if before is None else "delete" if event.value is None else "update"
+        op: Literal["insert", "update", "delete"] = (
+            "insert" if before is None else "delete" if event.value is None else "update"
+        )
         key = event.key if isinstance(event.key, tuple) else (event.key,)
         return Change(
             op=op,
@@ -78,7 +81,9 @@ class TableReader:
             after=event.value,
             unchanged=frozenset(),
             position=position,
-            transaction=Transaction(id=event.id, committed_at=event.received_at, index=0, last=True),
+            transaction=Transaction(
+                id=event.id, committed_at=cast(datetime, event.received_at), index=0, last=True
+            ),
             schema=self._log.topic(self._topic).version,
         )
 

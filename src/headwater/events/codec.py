@@ -75,12 +75,30 @@ class Codec:
         Raises:
             BadEventError: A row does not fit; `data` has `row`, `field` and `fields`, and nothing was encoded.
         """
+        return self.batch(self.checked(rows))
+
+    def checked(self, rows: Sequence[Any]) -> list[Any]:
+        """The rows as structs of the codec's own, types checked; `batch` makes columns of them.
+
+        Raises:
+            BadEventError: A row does not fit.
+        """
         plain = [row if isinstance(row, dict) else members_of(row) or row for row in rows]
         try:
-            structs = msgspec.convert(plain, self._rows_type)
+            structs: list[Any] = msgspec.convert(plain, self._rows_type)
         except (msgspec.ValidationError, RecursionError, ValueError, OverflowError):
             structs = self._second_try(plain)
-        return self._batch(structs)
+        return structs
+
+    def members(self, struct: Any, names: Sequence[str]) -> tuple[Any, ...]:
+        """Fields of a checked row by name.
+
+        Example:
+            >>> codec = Codec(pa.schema([pa.field("id", pa.int64()), pa.field("note", pa.string())]))
+            >>> codec.members(codec.checked([{"id": 7}])[0], ["id", "note"])
+            (7, None)
+        """
+        return tuple(self._shape.member(struct, name) for name in names)
 
     def _second_try(self, rows: list[Any]) -> Any:
         """Once more with enums, UUIDs, times and nested classes as their plain values."""
@@ -110,7 +128,7 @@ class Codec:
         except (msgspec.DecodeError, RecursionError, ValueError, OverflowError):
             structs = [self._decoded(line, row) for row, line in enumerate(lines)]
         self._refuse_repeats(lines, structs)
-        return self._batch(structs)
+        return self.batch(structs)
 
     def _decoded(self, line: bytes, row: int) -> Any:
         try:
@@ -168,7 +186,12 @@ class Codec:
         columns = [values_of(column, decimal=trimmed) for column in batch.columns]
         return list(map(self._encoder.encode, _rows(batch.schema.names, columns)))
 
-    def _batch(self, structs: Sequence[Any]) -> pa.RecordBatch:
+    def batch(self, structs: Sequence[Any]) -> pa.RecordBatch:
+        """Columns of rows that were `checked`.
+
+        Raises:
+            BadEventError: A value is out of its column's range.
+        """
         try:
             columns = self._shape.columns(structs)
         except MisfitError as misfit:

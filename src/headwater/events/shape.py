@@ -75,6 +75,8 @@ class MisfitError(ValueError):
 
 @dataclass(frozen=True)
 class _Member:
+    """One field. Its attribute is m0, m1, ...: the user may call the field `class` or `two words`."""
+
     attribute: str
     field: pa.Field
     hint: Any
@@ -102,6 +104,7 @@ class Shape:
     def __init__(self, fields: Sequence[pa.Field]) -> None:
         check_fields(fields, "the schema")
         self._members = [_member(index, field) for index, field in enumerate(fields)]
+        self._by_name = {member.field.name: member for member in self._members}
         self.struct: Any = msgspec.defstruct(
             "Row",
             [member.declaration for member in self._members],
@@ -109,8 +112,14 @@ class Shape:
             forbid_unknown_fields=True,
             frozen=True,
             gc=False,
-            # Attributes are m0, m1, ...: a field of the user's may be called `class` or `two words`.
+            kw_only=True,  # optional fields may stand before required ones
         )
+
+    def member(self, struct: Any, name: str) -> Any:
+        """One field of a struct, its default where the row had none."""
+        member = self._by_name[name]
+        value = getattr(struct, member.attribute)
+        return member.default if value is UNSET else value
 
     def columns(self, structs: Sequence[Any]) -> list[pa.Array]:
         """The structs as one array per field.
@@ -283,9 +292,10 @@ def _leaf_column(values: list[Any], kind: pa.DataType) -> pa.Array:
     except (pa.ArrowException, ValueError, OverflowError, TypeError):
         row = _first_bad(values, kind)
         raise MisfitError(f"{shown(values[row])} does not fit {kind}", row) from None
-    strange = out_of_range(column)
-    if strange is not None:
-        raise MisfitError(f"{shown(values[strange])} does not fit {kind}", strange)
+    if pa.types.is_floating(kind):  # Python's own dates and times are in range
+        strange = out_of_range(column)
+        if strange is not None:
+            raise MisfitError(f"{shown(values[strange])} does not fit {kind}", strange)
     return column
 
 

@@ -10,7 +10,7 @@ from headwater.log.event_log import EventLog, PartitionRange, Start
 from headwater.log.groups import GroupState, Membership
 from headwater.log.overload import Overload, backpressure, buffer, drop
 from headwater.log.receipts import Receipts
-from headwater.log.topic import Rows
+from headwater.log.rows import Row, Rows
 from headwater.log.wakeup import Wakeup
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "PartitionRange",
     "Receipts",
     "Retention",
+    "Row",
     "Rows",
     "Start",
     "Topic",

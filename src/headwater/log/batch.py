@@ -57,13 +57,18 @@ class LogBatch:
     @cached_property
     def occurred(self) -> Times:
         """Event time of each row: the type's time column, else what the sender said, else arrival."""
-        column = self.values.column(self.topic.time) if self.topic.time else self.envelope.get("_hw.occurred_at")
+        column = (
+            self.values.column(self.topic.time) if self.topic.time else self.envelope.get("_hw.occurred_at")
+        )
         if column is None:
             return self.received
-        times = column.cast(pa.int64())
-        if times.null_count:
-            return np.where(times.is_null(), self.received, times.fill_null(0))
-        return times.to_numpy()
+        times = column.view(pa.int64())
+        found: Times = (
+            times.to_numpy(zero_copy_only=False)
+            if not times.null_count
+            else np.where(times.is_null(), self.received, times.fill_null(0))
+        )
+        return found
 
     @cached_property
     def running_max(self) -> Times:
@@ -89,7 +94,8 @@ class LogBatch:
         column = self.envelope.get("_hw.deleted")
         if column is None:
             return np.zeros(self.values.num_rows, bool)
-        return column.fill_null(False).to_numpy(zero_copy_only=False)
+        deleted: npt.NDArray[np.bool_] = column.fill_null(False).to_numpy(zero_copy_only=False)
+        return deleted
 
     @cached_property
     def key_bytes(self) -> pa.Array | None:

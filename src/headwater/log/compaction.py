@@ -161,7 +161,7 @@ class _Pass:
     def _keep(self, batch: LogBatch) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         keys = [] if batch.key_bytes is None else batch.key_bytes.to_pylist()
         newest = np.fromiter((self.last.get(key, -1) for key in keys), np.int64, len(keys))
-        keep = (newest < 0) | (newest == batch.offsets)
+        keep: np.ndarray[tuple[int], np.dtype[np.bool_]] = (newest < 0) | (newest == batch.offsets)
         keep &= ~(batch.deleted & (batch.received < self.oldest_tombstone))
         self.seen += len(keep)
         self.kept += int(keep.sum())

@@ -80,9 +80,7 @@ class Topic:
     given: frozenset[str] = field(default=frozenset(), compare=False)
 
     @classmethod
-    def declare(
-        cls, name: str, type_: object, *, place: Place | None = None, **options: Any
-    ) -> Topic:
+    def declare(cls, name: str, type_: object, *, place: Place | None = None, **options: Any) -> Topic:
         """Check and complete what a user wrote.
 
         Args:
@@ -135,7 +133,10 @@ class Topic:
     def to_json(self) -> bytes:
         """The settings as JSON; schemas are kept apart."""
         fields = {
-            **{name: getattr(self, name) for name in ("name", "version", "key", "time", "partitions", "compact")},
+            **{
+                name: getattr(self, name)
+                for name in ("name", "version", "key", "time", "partitions", "compact")
+            },
             **{name: getattr(self, name).total_seconds() for name in ("lateness", "idle", "ahead")},
             "durability": self.durability,
             "segment_size": self.segment_size,
@@ -217,7 +218,8 @@ def _read_options(options: dict[str, Any]) -> dict[str, Any]:
 
 def _plain(fields: dict[str, Any]) -> dict[str, Any]:
     return {
-        name: value.total_seconds() if isinstance(value, timedelta) else value for name, value in fields.items()
+        name: value.total_seconds() if isinstance(value, timedelta) else value
+        for name, value in fields.items()
     }
 
 

@@ -1,8 +1,8 @@
 """The door of a topic: where events wait before they are appended, and where overload is decided.
 
 Senders put entries into a bounded buffer. One of them, the leader, takes all that wait, appends them with one sync and
-hands the lead to the next: while the disk works, the next group gathers. Entries nobody waits for are led by a thread of
-the door's own.
+hands the lead to the next: while the disk works, the next group gathers. Entries nobody waits for are led by a
+thread of the door's own.
 """
 
 from __future__ import annotations

@@ -21,16 +21,17 @@ from headwater.errors import (
     TopicExistsError,
     UnknownTopicError,
 )
-from headwater.events import Clock, SystemClock, merge
+from headwater.events import Clock, Receipt, SystemClock, merge
 from headwater.log.batch import LogBatch
 from headwater.log.definition import Durability, Topic, check_name, same_file
 from headwater.log.door import Entry
 from headwater.log.groups import Groups
 from headwater.log.receipts import Receipts
-from headwater.log.storage import Disk
+from headwater.log.rows import Row, Rows
+from headwater.log.storage import Disk, Partition
 from headwater.log.storage.segment import FORMAT
-from headwater.log.topic import OpenTopic, Rows
-from headwater.log.wakeup import Wakeup
+from headwater.log.topic import OpenTopic
+from headwater.log.wakeup import Waiter, Wakeup
 from headwater.units import micros, moment
 
 __all__ = ["EventLog", "PartitionRange", "Start"]
@@ -76,7 +77,7 @@ class EventLog:
         self._mutex = threading.RLock()
         self.disk.make_folder(self.folder / "topics")
         self.id = self._identity()
-        shared = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else self.folder / "memory"  # noqa: S108
+        shared = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else self.folder / "memory"
         self._memory = shared / f"headwater-{self.id}"
         self.groups = Groups(self.disk, self.clock, self.folder / "groups", self)
 
@@ -101,7 +102,7 @@ class EventLog:
     def topics(self) -> list[str]:
         """Names of all topics."""
         names = self.disk.names(self.folder / "topics")
-        return [name for name in names if (self.folder / "topics" / name / "topic.json").exists()]
+        return [name for name in names if self.disk.exists(self.folder / "topics" / name / "topic.json")]
 
     def topic(self, name: str) -> Topic:
         """A topic's definition under its newest type."""
@@ -180,7 +181,7 @@ class EventLog:
         with self._mutex:
             if name not in self._open:
                 folder = self.folder / "topics" / check_name(name)
-                if not (folder / "topic.json").exists():
+                if not self.disk.exists(folder / "topic.json"):
                     raise self._unknown(name)
                 self._open[name] = OpenTopic(self.disk, self.clock, folder, self._memory)
             return self._open[name]
@@ -201,15 +202,20 @@ class EventLog:
         topic = self.opened(name)
         return topic.receipts(topic.pass_through(rows))
 
-    def put(self, name: str, rows: Rows) -> Entry:
-        """Hand rows to the door and come back at once; `finish` waits."""
-        return self.opened(name).put(rows)
+    def append_one(self, name: str, row: Row) -> Receipt:
+        """Append one event; with others that come at the same time it shares a batch and a sync."""
+        topic = self.opened(name)
+        return topic.receipt(topic.pass_through(row))
 
-    def finish(self, name: str, entry: Entry) -> Receipts:
-        """Wait for rows that were `put`."""
+    def put(self, name: str, row: Row) -> Entry:
+        """Hand one event to the door and come back at once; `finish` waits."""
+        return self.opened(name).put(row)
+
+    def finish(self, name: str, entry: Entry) -> Receipt:
+        """Wait for an event that was `put`."""
         topic = self.opened(name)
         topic.door.finish(entry)
-        return topic.receipts(entry)
+        return topic.receipt(entry)
 
     def last_sequences(self, name: str, producer: str) -> list[int]:
         """Highest sequence of a producer in each partition; -1 where it has none."""
@@ -236,7 +242,7 @@ class EventLog:
         *,
         max_bytes: int = 1 << 20,
         timeout: float = 0,
-        waiter: Wakeup | None = None,
+        waiter: Waiter | None = None,
     ) -> list[LogBatch]:
         """Batches from these offsets on, partition by partition; waits up to `timeout` seconds for a change.
 
@@ -268,7 +274,7 @@ class EventLog:
             for frame, data in self._partition(topic, partition).fetch(offset, max_bytes)
         ]
 
-    def _partition(self, topic: OpenTopic, number: int) -> Any:
+    def _partition(self, topic: OpenTopic, number: int) -> Partition:
         if not 0 <= number < len(topic.partitions):
             what = f'topic "{topic.definition.name}" has no partition {number}'
             raise BadOffsetError(what, detail=f"it has {len(topic.partitions)}", partition=number)
@@ -294,7 +300,9 @@ class EventLog:
             return slot.start_offset if start == "earliest" else slot.next_offset
         if isinstance(start, int) or (isinstance(start, str) and start.isdigit()):
             if int(start) > slot.next_offset:
-                what = f"offset {start} is beyond the end of partition {partition}, which is {slot.next_offset}"
+                what = (
+                    f"offset {start} is beyond the end of partition {partition}, which is {slot.next_offset}"
+                )
                 raise BadOffsetError(what, offset=int(start), end=slot.next_offset, partition=partition)
             return int(start)
         time = micros(moment(start, now=self.clock.now()))

@@ -150,7 +150,7 @@ class Groups:
 
     def state(self, group: str, topic: str) -> GroupState:
         """One group on one topic."""
-        if not self._beside(group, topic, "offsets").exists():
+        if not self._disk.exists(self._beside(group, topic, "offsets")):
             known = [f"{name}" for name in self._disk.names(self._folder)]
             raise UnknownGroupError(
                 f'no group "{group}" on topic "{topic}"',

@@ -6,24 +6,16 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, Protocol
 
+from headwater.events import Receipt
 from headwater.log.batch import LogBatch
 from headwater.log.definition import Topic
 from headwater.log.event_log import PartitionRange, Start
 from headwater.log.groups import GroupState, Membership
 from headwater.log.receipts import Receipts
-from headwater.log.topic import Rows
+from headwater.log.rows import Row, Rows
+from headwater.log.wakeup import Waiter
 
-__all__ = ["GroupBook", "Log", "Waiter"]
-
-
-class Waiter(Protocol):
-    """Waits for new events on one topic, or for changes in one group."""
-
-    def wait(self, timeout: float | None) -> bool:
-        """True as soon as something changed."""
-
-    def close(self) -> None:
-        """Stop waiting."""
+__all__ = ["GroupBook", "Log"]
 
 
 class GroupBook(Protocol):
@@ -73,11 +65,14 @@ class Log(Protocol):
     def append(self, name: str, rows: Rows) -> Receipts:
         """Append rows and wait for the acknowledgement."""
 
-    def put(self, name: str, rows: Rows) -> Any:
-        """Hand rows over and come back at once."""
+    def append_one(self, name: str, row: Row) -> Receipt:
+        """Append one event and wait for the acknowledgement."""
 
-    def finish(self, name: str, entry: Any) -> Receipts:
-        """Wait for rows that were `put`."""
+    def put(self, name: str, row: Row) -> Any:
+        """Hand one event over and come back at once."""
+
+    def finish(self, name: str, entry: Any) -> Receipt:
+        """Wait for an event that was `put`."""
 
     def last_sequences(self, name: str, producer: str) -> list[int]:
         """Highest sequence of a producer per partition."""
@@ -92,7 +87,13 @@ class Log(Protocol):
         """The offset to start from."""
 
     def fetch(
-        self, name: str, positions: Mapping[int, int], *, max_bytes: int, timeout: float, waiter: Waiter | None
+        self,
+        name: str,
+        positions: Mapping[int, int],
+        *,
+        max_bytes: int,
+        timeout: float,
+        waiter: Waiter | None,
     ) -> list[LogBatch]:
         """Batches from these offsets on; waits for the first."""
 

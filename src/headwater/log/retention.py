@@ -30,9 +30,7 @@ class Removal:
     held_by: str | None = None
 
 
-def retain(
-    partition: Partition, retention: Retention, clock: Clock, committed: Mapping[str, int]
-) -> Removal:
+def retain(partition: Partition, retention: Retention, clock: Clock, committed: Mapping[str, int]) -> Removal:
     """Apply a topic's retention to one partition.
 
     Args:
@@ -45,8 +43,8 @@ def retain(
     if retention.time is None and retention.size is None:
         return Removal(partition.number, start, start)
     with partition.locked() as slot:
-        slot = _rolled_when_old(partition, slot, retention, clock)
-        wanted = _due(partition, slot, retention, clock)
+        current = _rolled_when_old(partition, slot, retention, clock)
+        wanted = _due(partition, current, retention, clock)
         slowest = min(committed, key=committed.__getitem__, default=None)
         held_by = None
         if slowest is not None and not retention.force and committed[slowest] < wanted:
@@ -57,7 +55,7 @@ def retain(
             )
         end = max(start, wanted)
         if end > start:
-            _remove(partition, slot, end)
+            _remove(partition, current, end)
         return Removal(partition.number, start, end, held_by)
 
 

@@ -14,47 +14,45 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from headwater.errors import BadKeyError, DamagedError, HeadwaterError
-from headwater.events import Clock, Codec, keys_of, partitions_of, storage_schema, upgrade
+from headwater.errors import BadEventError, BadKeyError, DamagedError, HeadwaterError
+from headwater.events import (
+    Clock,
+    Codec,
+    Receipt,
+    key_bytes,
+    keys_of,
+    partition_of,
+    partitions_of,
+    storage_schema,
+    upgrade,
+)
 from headwater.log.batch import LogBatch
 from headwater.log.counts import Counts
 from headwater.log.definition import Durability, Topic
 from headwater.log.door import Door, Entry
 from headwater.log.receipts import Receipts
+from headwater.log.rows import Row, Rows, together
 from headwater.log.storage import Disk, Ends, Frame, Kind, Part, Partition, Written, decode_columns
 from headwater.log.storage.frame import LOWEST_TIME
 from headwater.log.storage.layout import Appended
 
-__all__ = ["OpenTopic", "Rows"]
+__all__ = ["OpenTopic"]
 
 _LARGEST_FRAME = 16 << 20
 _MICROSECOND = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Rows on their way into a topic: columns of its type at `version`, and envelope columns by name.
-
-    With a `producer`, sequences count from `sequence`: one per row, or one for all with `per_row=False`. Rows of a
-    producer name their `partition`, since sequences are kept per partition.
-    """
-
-    values: pa.RecordBatch
-    version: int
-    envelope: dict[str, pa.Array]
-    partition: int | None = None
-    producer: str = ""
-    sequence: int = -1
-    per_row: bool = True
-
-
-@dataclass(frozen=True)
 class _Piece:
-    """The rows of one entry that go to one partition, and their places in the entry (None: all)."""
+    """What of an entry goes to one partition, and the places of its rows in the entry (None: all)."""
 
     partition: int
-    part: Part
+    part: Part | Row
     places: Any = None
+
+    @property
+    def rows(self) -> int:
+        return 1 if isinstance(self.part, Row) else self.part.values.num_rows
 
 
 class OpenTopic:
@@ -65,6 +63,7 @@ class OpenTopic:
         self._disk = disk
         self._lock = threading.Lock()
         self._schemas: dict[int, pa.Schema] = {}
+        self._codecs: dict[int, Codec] = {}
         self._turn = count()
         self.definition = self.reload()
         self.ends = Ends(disk, folder / "ends")
@@ -95,6 +94,15 @@ class OpenTopic:
         self.stored = storage_schema(self.definition.schema)
         return self.definition
 
+    def codec_of(self, version: int) -> Codec:
+        """The codec of the topic's type at this version."""
+        if version == self.definition.version:
+            return self.codec
+        found = self._codecs.get(version)
+        if found is None:
+            found = self._codecs[version] = Codec(self._schema(version))
+        return found
+
     def _schema(self, version: int) -> pa.Schema:
         with self._lock:
             if version not in self._schemas:
@@ -107,13 +115,29 @@ class OpenTopic:
 
     # -- in ------------------------------------------------------------------------------------------------------
 
-    def pass_through(self, rows: Rows) -> Entry:
+    def pass_through(self, rows: Row | Rows) -> Entry:
         """Send rows through the door and wait until they are appended or dropped."""
-        return self.door.pass_through(Entry(self._pieces(rows), rows.values.num_rows))
+        return self.door.pass_through(self._entry(rows))
 
-    def put(self, rows: Rows) -> Entry:
+    def put(self, rows: Row | Rows) -> Entry:
         """Hand rows to the door; `door.finish` waits for them."""
-        return self.door.put(Entry(self._pieces(rows), rows.values.num_rows))
+        return self.door.put(self._entry(rows))
+
+    def _entry(self, rows: Row | Rows) -> Entry:
+        if isinstance(rows, Row):
+            return Entry([_Piece(self._partition(rows), rows)], 1)
+        return Entry(self._pieces(rows), rows.values.num_rows)
+
+    def receipt(self, entry: Entry) -> Receipt:
+        """The receipt of a single event that is done."""
+        name = self.definition.name
+        if entry.dropped:
+            return Receipt(name, -1, -1, dropped=entry.dropped)
+        piece, appended = entry.content[0], entry.outcome[0]
+        if not appended.duplicates:
+            return Receipt(name, piece.partition, appended.first_offset)
+        old = self.partitions[piece.partition].first_offset_of(piece.part.producer, piece.part.sequence)
+        return Receipt(name, piece.partition, -1 if old is None else old, duplicate=True)
 
     def receipts(self, entry: Entry) -> Receipts:
         """The receipts of an entry that is done."""
@@ -121,6 +145,8 @@ class OpenTopic:
         offsets = np.full(entry.rows, -1, np.int64)
         repeated = np.zeros(entry.rows, bool)
         for piece, appended in zip(entry.content, entry.outcome or (), strict=False):
+            if appended is None:
+                continue
             places = slice(None) if piece.places is None else piece.places
             partitions[places] = piece.partition
             fresh = np.arange(appended.first_offset, appended.first_offset + appended.count)
@@ -137,15 +163,7 @@ class OpenTopic:
         return np.full(appended.duplicates, -1) if found is None else found + np.arange(appended.duplicates)
 
     def _pieces(self, rows: Rows) -> list[_Piece]:
-        part = Part(
-            rows.values,
-            rows.version,
-            rows.envelope,
-            self._times(rows),
-            rows.producer,
-            rows.sequence,
-            rows.per_row,
-        )
+        part = self._part(rows)
         keys = self._keys(rows)
         number = len(self.partitions)
         if rows.partition is not None or number == 1 or keys is None:
@@ -170,13 +188,43 @@ class OpenTopic:
             )
         return pieces
 
+    def _part(self, rows: Rows) -> Part:
+        return Part(
+            rows.values,
+            rows.version,
+            rows.envelope,
+            self._times(rows),
+            rows.producer,
+            rows.sequence,
+            rows.per_row,
+        )
+
     def _times(self, rows: Rows) -> np.ndarray[Any, np.dtype[np.int64]] | None:
         name = self.definition.time
         column = rows.values.column(name) if name else rows.envelope.get("_hw.occurred_at")
         if column is None:
             return None
-        times: np.ndarray[Any, np.dtype[np.int64]] = column.cast(pa.int64()).fill_null(LOWEST_TIME).to_numpy()
-        return times
+        times = column.view(pa.int64())
+        whole: np.ndarray[Any, np.dtype[np.int64]] = (
+            times.fill_null(LOWEST_TIME) if times.null_count else times
+        ).to_numpy()
+        return whole
+
+    def _partition(self, row: Row) -> int:
+        number = len(self.partitions)
+        if row.partition is not None:
+            return row.partition
+        key = row.about.get("_hw.key")
+        if self.definition.key:
+            parts = self.codec_of(row.version).members(row.struct, self.definition.key)
+            missing = [name for name, part in zip(self.definition.key, parts, strict=True) if part is None]
+            if missing:
+                raise self._keyless(missing[0], 0)
+            if number > 1:
+                key = key_bytes(parts[0] if len(parts) == 1 else parts)
+        if number == 1:
+            return 0
+        return next(self._turn) % number if key is None else partition_of(key, number)
 
     def _keys(self, rows: Rows) -> pa.Array | None:
         if not self.definition.key:
@@ -184,13 +232,16 @@ class OpenTopic:
         columns = [rows.values.column(name) for name in self.definition.key]
         for name, column in zip(self.definition.key, columns, strict=True):
             if column.null_count:
-                raise BadKeyError(
-                    f'the key field "{name}" is missing',
-                    detail=f'topic "{self.definition.name}" is keyed by {", ".join(self.definition.key)}',
-                    topic=self.definition.name,
-                    row=column.is_null().index(True).as_py(),
-                )
+                raise self._keyless(name, column.is_null().index(True).as_py())
         return keys_of(columns) if len(self.partitions) > 1 and rows.partition is None else None
+
+    def _keyless(self, name: str, row: int) -> BadKeyError:
+        return BadKeyError(
+            f'the key field "{name}" is missing',
+            detail=f'topic "{self.definition.name}" is keyed by {", ".join(self.definition.key)}',
+            topic=self.definition.name,
+            row=row,
+        )
 
     def _commit(self, entries: list[Entry]) -> None:
         by_partition: dict[int, list[tuple[Entry, int]]] = {}
@@ -207,16 +258,42 @@ class OpenTopic:
         self._count(entries)
 
     def _append_group(self, partition: int, places: list[tuple[Entry, int]]) -> None:
-        """One lock and one sync for all; neighbours that fit together share a frame."""
-        groups = list(_joined(places))
+        """One lock and one sync for all; single events that wait together share a frame."""
+        groups = list(self._groups(places))
         done = self.partitions[partition].append([part for part, _ in groups])
         for (_, members), appended in zip(groups, done, strict=True):
             repeats, offset = appended.duplicates, appended.first_offset
             for entry, index in members:
-                rows = entry.content[index].part.values.num_rows
+                rows = entry.content[index].rows
                 old = min(rows, repeats)
                 entry.outcome[index] = Appended(offset, rows - old, old)
                 repeats, offset = repeats - old, offset + rows - old
+
+    def _groups(self, places: list[tuple[Entry, int]]) -> Iterator[tuple[Part, list[tuple[Entry, int]]]]:
+        run: list[tuple[Entry, int]] = []
+        for entry, index in places:
+            part = entry.content[index].part
+            if run and not (isinstance(part, Row) and part.follows(_row(run[-1]))):
+                yield from self._built(run)
+                run = []
+            if isinstance(part, Row):
+                run.append((entry, index))
+            else:
+                yield part, [(entry, index)]
+        if run:
+            yield from self._built(run)
+
+    def _built(self, run: list[tuple[Entry, int]]) -> Iterator[tuple[Part, list[tuple[Entry, int]]]]:
+        """Single events as one part; if one of them does not fit its columns, each by itself."""
+        rows = [_row(place) for place in run]
+        try:
+            yield self._part(together(self.codec_of(rows[0].version), rows)), run
+        except BadEventError as error:
+            if len(run) == 1:
+                run[0][0].error = error
+                return
+            for place in run:
+                yield from self._built([place])
 
     def _count(self, entries: list[Entry]) -> None:
         decided = {"offered": 0, "appended": 0, "duplicate": 0, "refused": 0}
@@ -241,7 +318,11 @@ class OpenTopic:
         if frame.kind is not Kind.EVENTS:
             empty = pa.RecordBatch.from_pylist([], self.stored)
             return LogBatch(self.definition, partition, frame, empty, {}, self.codec)
-        schema = self.stored if frame.schema == self.definition.version else storage_schema(self._schema(frame.schema))
+        schema = (
+            self.stored
+            if frame.schema == self.definition.version
+            else storage_schema(self._schema(frame.schema))
+        )
         columns = decode_columns(frame, data[frame.body_at :], schema)
         width = len(schema)
         values = pa.RecordBatch.from_arrays(columns.columns[:width], schema=schema)
@@ -263,7 +344,8 @@ class OpenTopic:
 
 def _sized(part: Part) -> Iterator[Part]:
     """The part in frames that a reader can hold in memory; one sequence number is always one frame."""
-    rows, nbytes = part.values.num_rows, part.values.nbytes
+    rows = part.values.num_rows
+    nbytes = part.values.nbytes if rows > 1 else 0
     if nbytes <= _LARGEST_FRAME or not part.per_row:
         yield part
         return
@@ -272,41 +354,8 @@ def _sized(part: Part) -> Iterator[Part]:
         yield part.slice(start, min(step, rows - start))
 
 
-def _joined(places: list[tuple[Entry, int]]) -> Iterator[tuple[Part, list[tuple[Entry, int]]]]:
-    """Single events that wait together become one frame: one encoding in place of many."""
-    parts: list[Part] = []
-    members: list[tuple[Entry, int]] = []
-    for entry, index in places:
-        part = entry.content[index].part
-        if parts and not _fits(parts[-1], part):
-            yield _one(parts), members
-            parts, members = [], []
-        parts.append(part)
-        members.append((entry, index))
-    yield _one(parts), members
-
-
-def _fits(before: Part, part: Part) -> bool:
-    return (
-        before.values.num_rows < 64
-        and part.values.num_rows < 64
-        and before.schema == part.schema
-        and before.envelope.keys() == part.envelope.keys()
-        and before.producer == part.producer
-        and (not part.producer or (part.per_row and before.per_row and part.sequence == before.last_sequence + 1))
-    )
-
-
-def _one(parts: list[Part]) -> Part:
-    if len(parts) == 1:
-        return parts[0]
-    first = parts[0]
-    return Part(
-        pa.concat_batches([part.values for part in parts]),
-        first.schema,
-        {name: pa.concat_arrays([part.envelope[name] for part in parts]) for name in first.envelope},
-        None if first.times is None else np.concatenate([part.times for part in parts if part.times is not None]),
-        first.producer,
-        first.sequence,
-        first.per_row,
-    )
+def _row(place: tuple[Entry, int]) -> Row:
+    entry, index = place
+    part = entry.content[index].part
+    assert isinstance(part, Row)
+    return part

@@ -67,7 +67,9 @@ def verify(log: EventLog, progress: Progress | None = None) -> Report:
     work = [(topic, partition) for topic in opened for partition in topic.partitions]
     total = sum(_bytes(partition) for _, partition in work)
     for topic, partition in work:
-        _check_partition(report, topic, partition, lambda name: progress and progress(report.bytes, total, name))
+        _check_partition(
+            report, topic, partition, lambda name: progress and progress(report.bytes, total, name)
+        )
     return report
 
 
@@ -78,14 +80,23 @@ def _bytes(partition: Partition) -> int:
         return 0
 
 
-def _check_partition(report: Report, topic: OpenTopic, partition: Partition, told: Callable[[str], Any]) -> None:
+def _check_partition(
+    report: Report, topic: OpenTopic, partition: Partition, told: Callable[[str], Any]
+) -> None:
     name = topic.definition.name
     try:
         slot = partition.slot()
     except HeadwaterError as error:
         where = error.data
         report.faults.append(
-            Fault(name, partition.number, where.get("segment", ""), where.get("offset"), where.get("position"), str(error))
+            Fault(
+                name,
+                partition.number,
+                where.get("segment", ""),
+                where.get("offset"),
+                where.get("position"),
+                str(error),
+            )
         )
         return
     for file in partition.disk.names(partition.folder):
@@ -102,7 +113,9 @@ def _check_partition(report: Report, topic: OpenTopic, partition: Partition, tol
         expected = _check_segment(report, topic, partition, segment, slot)
 
 
-def _check_segment(report: Report, topic: OpenTopic, partition: Partition, segment: Segment, slot: Slot) -> int:
+def _check_segment(
+    report: Report, topic: OpenTopic, partition: Partition, segment: Segment, slot: Slot
+) -> int:
     """Counts and faults of one segment; returns the base the next one must have."""
     report.segments += 1
     here = (topic.definition.name, partition.number, segment.path.name)

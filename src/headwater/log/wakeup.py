@@ -12,15 +12,25 @@ import struct
 import sys
 import time
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Protocol
 
-__all__ = ["Wakeup"]
+__all__ = ["Waiter", "Wakeup"]
 
 _MODIFY: Final = 0x2
 _CLOSE_WRITE: Final = 0x8
 _MOVED_TO: Final = 0x80
 _NONBLOCK: Final = os.O_NONBLOCK
 _CLOEXEC: Final = os.O_CLOEXEC
+
+
+class Waiter(Protocol):
+    """Waits for new events on one topic, or for changes in one group."""
+
+    def wait(self, timeout: float | None) -> bool:
+        """True as soon as something changed."""
+
+    def close(self) -> None:
+        """Stop waiting."""
 
 
 class Wakeup:
@@ -89,11 +99,12 @@ class _Inotify:
 
 class _Kqueue:
     def __init__(self, paths: list[Path]) -> None:
-        self._queue = select.kqueue()
+        kqueue: Any = select  # these names exist on macOS and the BSDs only
+        self._queue = kqueue.kqueue()
         self._files = [os.open(path, os.O_RDONLY) for path in paths]
-        flags = select.KQ_EV_ADD | select.KQ_EV_CLEAR
-        notes = select.KQ_NOTE_WRITE | select.KQ_NOTE_EXTEND | select.KQ_NOTE_RENAME
-        changes = [select.kevent(f, select.KQ_FILTER_VNODE, flags, notes) for f in self._files]
+        flags = kqueue.KQ_EV_ADD | kqueue.KQ_EV_CLEAR
+        notes = kqueue.KQ_NOTE_WRITE | kqueue.KQ_NOTE_EXTEND | kqueue.KQ_NOTE_RENAME
+        changes = [kqueue.kevent(f, kqueue.KQ_FILTER_VNODE, flags, notes) for f in self._files]
         self._queue.control(changes, 0)
 
     def wait(self, timeout: float | None) -> bool:

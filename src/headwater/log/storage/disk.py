@@ -12,11 +12,12 @@ import fcntl
 import os
 import shutil
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from headwater.errors import DiskFailedError, DiskFullError, HeadwaterError, NotWritableError
 
-__all__ = ["Disk", "boot"]
+__all__ = ["Disk"]
 
 _fdatasync = getattr(os, "fdatasync", os.fsync)
 
@@ -72,11 +73,12 @@ class Disk:
         with _translated("truncate"):
             os.ftruncate(handle, length)
 
-    def replace(self, source: Path, target: Path) -> None:
+    def replace(self, source: Path, target: Path, *, sync: bool = True) -> None:
         """Rename over an existing file, atomically, and make the rename durable."""
         with _translated(target):
             os.replace(source, target)
-        self.sync_folder(target.parent)
+        if sync:
+            self.sync_folder(target.parent)
 
     def remove(self, path: Path) -> None:
         """Delete a file; readers that have it open keep it."""
@@ -98,6 +100,10 @@ class Disk:
             return sorted(os.listdir(path))
         except FileNotFoundError:
             return []
+
+    def exists(self, path: Path) -> bool:
+        """Whether there is a file or folder of that name."""
+        return path.exists()
 
     def sync_folder(self, path: Path) -> None:
         """Make created, renamed and removed names in a folder durable."""
@@ -126,10 +132,7 @@ class Disk:
                 self.sync(handle)
         finally:
             self.close(handle)
-        if sync:
-            self.replace(new, path)
-        else:
-            os.replace(new, path)
+        self.replace(new, path, sync=sync)
 
     def lock(self, handle: int, *, wait: bool = True) -> bool:
         """Take the file's exclusive lock; False when another holds it and `wait` is off.
@@ -146,9 +149,13 @@ class Disk:
         """Give the lock back."""
         fcntl.flock(handle, fcntl.LOCK_UN)
 
+    def boot(self) -> int:
+        """A number that changes when the machine restarts: what is not synced before it may be gone after it."""
+        return _boot()
 
-def boot() -> int:
-    """A number that changes when the machine restarts: what is not synced before it may be gone after it."""
+
+@cache
+def _boot() -> int:
     try:
         text = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
     except OSError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Final
 
@@ -44,6 +44,9 @@ class Slot:
     dirty: bool = False
 
 
+_NUMBERS = [field.name for field in fields(Slot) if field.name != "dirty"]
+
+
 class Ends:
     """The shared file of slots.
 
@@ -67,7 +70,7 @@ class Ends:
             data = self._disk.read(self._handle, partition * _SLOT_SIZE, _LAYOUT.size)
             if len(data) == _LAYOUT.size and zlib.crc32(data[4:]) == int.from_bytes(data[:4], "little"):
                 _, dirty, *numbers = _LAYOUT.unpack(data)
-                return Slot(*numbers, dirty=bool(dirty))
+                return Slot(**dict(zip(_NUMBERS, numbers, strict=True)), dirty=bool(dirty))
         return None
 
     def write(self, partition: int, slot: Slot) -> None:

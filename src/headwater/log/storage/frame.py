@@ -173,9 +173,7 @@ def parse_header(data: memoryview, at: int = 0, position: int = 0) -> Frame | No
 @lru_cache(maxsize=256)
 def with_envelope(schema: pa.Schema, columns: int) -> pa.Schema:
     """The schema of a stored batch: the type's columns, then the envelope columns whose bit is set."""
-    return pa.schema(
-        [*schema, *(field for index, field in enumerate(ENVELOPE) if columns & (1 << index))]
-    )
+    return pa.schema([*schema, *(field for index, field in enumerate(ENVELOPE) if columns & (1 << index))])
 
 
 def columns_of(envelope: dict[str, pa.Array]) -> int:

@@ -82,9 +82,9 @@ def lay_out(parts: list[Part], slot: Slot, now: int, ahead: int, producers: Prod
         laid.appended.append(Appended(offset, fresh.values.num_rows, repeats))
         if not fresh.values.num_rows:
             continue
-        frame = _frame(fresh, offset, running, now, ahead)
+        frame = _frame(fresh, offset, running, now, ahead, position)
         data = encode_frame(frame, _serialized(fresh))
-        laid.frames.append(replace(frame, position=position, length=len(data)))
+        laid.frames.append(frame)
         laid.data.append(data)
         position += len(data)
         offset, running = frame.next_offset, frame.running_max
@@ -110,11 +110,12 @@ def _repeats(part: Part, last: int) -> int:
     if part.sequence > last:
         return 0
     if not part.per_row:
-        return part.values.num_rows
-    return min(last - part.sequence + 1, part.values.num_rows)
+        return int(part.values.num_rows)
+    repeated: int = min(last - part.sequence + 1, part.values.num_rows)
+    return repeated
 
 
-def _frame(part: Part, offset: int, running: int, now: int, ahead: int) -> Frame:
+def _frame(part: Part, offset: int, running: int, now: int, ahead: int, position: int) -> Frame:
     rows = part.values.num_rows
     if part.times is None:
         lowest = highest = now
@@ -141,6 +142,7 @@ def _frame(part: Part, offset: int, running: int, now: int, ahead: int) -> Frame
         first_sequence=part.sequence,
         last_sequence=part.last_sequence,
         producer=part.producer,
+        position=position,
     )
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from headwater.errors import BadOffsetError, DataGoneError, DiskFailedError, DiskFullError
 from headwater.events import Clock
-from headwater.log.storage.disk import Disk, boot
+from headwater.log.storage.disk import Disk
 from headwater.log.storage.ends import Ends, Slot
 from headwater.log.storage.files import Files
 from headwater.log.storage.frame import Frame, Kind, encode_frame
@@ -49,6 +49,7 @@ class Partition:
         self.number = number
         self.folder = folder
         self.disk = disk
+        self._boot = disk.boot()
         self._clock = clock
         self._ends = ends
         self._written = written
@@ -60,7 +61,9 @@ class Partition:
         self._producers: Producers | None = None
         self._producers_at: tuple[int, int] = (-1, -1)  # segment and length up to which they are known
         self._reads = threading.Lock()
-        self._cursors: dict[int, tuple[Segment, int]] = {}  # offset -> where the read that ended there stopped
+        self._cursors: dict[
+            int, tuple[Segment, int]
+        ] = {}  # offset -> where the read that ended there stopped
         self._born: tuple[int, int] = (-1, 0)  # segment and time of its first batch
         self._edition = -1
         self._checked = False
@@ -70,7 +73,12 @@ class Partition:
     def slot(self) -> Slot:
         """The published state, repaired first if it is missing or does not fit the files."""
         slot = self._ends.read(self.number)
-        if slot is not None and not slot.dirty and slot.boot == boot() and (self._checked or self._sound(slot)):
+        if (
+            slot is not None
+            and not slot.dirty
+            and slot.boot == self._boot
+            and (self._checked or self._sound(slot))
+        ):
             self._checked = True
             return self._noticed(slot)
         with self.locked() as repaired:
@@ -84,7 +92,7 @@ class Partition:
 
     def publish(self, slot: Slot) -> None:
         """Make this the partition's state; only under the lock."""
-        self._ends.write(self.number, replace(slot, boot=boot()))
+        self._ends.write(self.number, slot if slot.boot == self._boot else replace(slot, boot=self._boot))
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[Slot]:
@@ -95,7 +103,7 @@ class Partition:
             self._depth += 1
             try:
                 slot = self._ends.read(self.number)
-                if slot is None or slot.dirty or slot.boot != boot() or not self._sound(slot, whole=True):
+                if slot is None or slot.dirty or slot.boot != self._boot or not self._sound(slot, whole=True):
                     slot = recover(self, slot)
                 self._checked = True
                 yield self._noticed(slot)
@@ -130,8 +138,8 @@ class Partition:
 
     def append(self, parts: list[Part]) -> list[Appended]:
         """Append batches in order, each whole or not at all, with one sync for all of them."""
-        with self.locked() as slot:
-            slot = self._rolled_if_due(slot)
+        with self.locked() as found:
+            slot = self._rolled_if_due(found)
             now = self._clock.micros()
             producers = self._known_producers(slot) if any(part.producer for part in parts) else None
             laid = lay_out(parts, slot, now, self._written.ahead, producers)
@@ -180,6 +188,7 @@ class Partition:
             running_max=last.running_max,
             appended_at=now,
             edition=slot.edition,
+            boot=self._boot,
         )
         if self._producers_at == (slot.segment, slot.length):
             self._producers_at = (new.segment, new.length)
@@ -250,7 +259,7 @@ class Partition:
             found = self._known_producers(slot).find(producer, sequence)
         if found is None:
             return None
-        per_row = found.count == found.last_sequence - found.first_sequence + 1
+        per_row = found.rows == found.last_sequence - found.first_sequence + 1
         return found.base_offset + (sequence - found.first_sequence if per_row else 0)
 
     # -- read ----------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ class Batch(NamedTuple):
     first_sequence: int
     last_sequence: int
     base_offset: int
-    count: int
+    rows: int
     appended_at: int
 
 
@@ -68,7 +68,7 @@ class Producers:
     def snapshot(self, now: int) -> dict[str, tuple[int, int, int, int, int]]:
         """The latest batch of each producer seen in the last seven days, for a segment's head."""
         return {
-            name: tuple(batches[-1])
+            name: tuple(batches[-1])  # type: ignore[misc]  # a Batch is such a tuple
             for name, batches in self._batches.items()
             if now - batches[-1].appended_at < _FORGET_AFTER
         }

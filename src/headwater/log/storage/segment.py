@@ -39,7 +39,8 @@ class Head(msgspec.Struct, omit_defaults=True):
 
     `covers_until` is set by compaction: the segment stands for all offsets below it, and older files with a base
     in that range are leftovers. `previous` tells of the segment before this one: its base, how many of its bytes
-    count (one closed after a failed sync may have others behind them), when its last batch arrived. `producers` maps an id to (first and last sequence, base offset, count, time).
+    count (one closed after a failed sync may have others behind them), when its last batch arrived. `producers` maps
+    an id to (first and last sequence, base offset, rows, time).
     """
 
     format: int = FORMAT
@@ -76,9 +77,7 @@ class Segment:
     def create(self, head: Head, running_max: int, *, path: Path | None = None) -> int:
         """Write a new file with just its head frame, durably; returns its length."""
         self._handle = self._disk.open(path or self.path)
-        frame = Frame(
-            Kind.HEAD, self.base, self.base, running_before=running_max, running_max=running_max
-        )
+        frame = Frame(Kind.HEAD, self.base, self.base, running_before=running_max, running_max=running_max)
         data = encode_frame(frame, msgspec.json.encode(head))
         self._disk.truncate(self._handle, 0)
         self._disk.write(self._handle, 0, data)
@@ -159,7 +158,11 @@ class Segment:
         at = bytes(data).find(MAGIC)
         while at >= 0:
             frame = parse_header(data, at, position + at) if (position + at) % 8 == 0 else None
-            if frame and at + frame.length <= len(data) and frame.body(data[at : at + frame.length]) is not None:
+            if (
+                frame
+                and at + frame.length <= len(data)
+                and frame.body(data[at : at + frame.length]) is not None
+            ):
                 return position + at
             at = bytes(data).find(MAGIC, at + 1)
         return None

@@ -1,0 +1,59 @@
+"""The commands by name, with the line that `headwater --help` shows; importing this imports nothing else."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+__all__ = ["GROUPS", "VERBS", "Verb", "overview"]
+
+
+class Verb(NamedTuple):
+    """A command: where its function is, and what it does in one line."""
+
+    name: str
+    group: str
+    module: str
+    summary: str
+
+    @property
+    def function(self) -> str:
+        """The function in the module, named as the module is."""
+        return self.module.rpartition(".")[2]
+
+
+_ROOM = "headwater.cli.commands"
+GROUPS: Final = ("start", "look", "act", "check", "other")
+VERBS: Final = {
+    verb.name: verb
+    for verb in (
+        Verb("demo", "start", f"{_ROOM}.demo", "Run a small shop, with live events, for a first look."),
+        Verb("run", "start", f"{_ROOM}.run", "Start the node, with the topics of an app."),
+        Verb("status", "start", f"{_ROOM}.status", "Say whether a node runs, what the log holds and how far readers are."),
+        Verb("topics", "look", f"{_ROOM}.topics", "List the topics, or describe one."),
+        Verb("tail", "look", f"{_ROOM}.tail", "Follow a topic and print each event as it comes."),
+        Verb("cat", "look", f"{_ROOM}.cat", "Print a range of a topic, then stop."),
+        Verb("lag", "look", f"{_ROOM}.lag", "Show how far consumer groups are behind."),
+        Verb("send", "act", f"{_ROOM}.send", "Send events, given as JSON, to a topic."),
+        Verb("reset", "act", f"{_ROOM}.reset", "Set where a consumer group goes on."),
+        Verb("verify", "check", f"{_ROOM}.verify", "Read every byte of the log and compare every checksum."),
+        Verb("doctor", "check", f"{_ROOM}.doctor", "Check the machine and the data folder, and say how to fix what is wrong."),
+        Verb("bench", "check", f"{_ROOM}.bench", "Measure this disk and a log on it."),
+        Verb("help", "other", f"{_ROOM}.explain", "Explain an error code, or a command."),
+    )
+}
+
+
+def overview() -> str:
+    """What `headwater --help` prints."""
+    lines = ["Usage: headwater VERB [OPTIONS]          (hw is short for headwater)"]
+    for group in GROUPS:
+        lines += ["", group]
+        lines += [f"  {verb.name:8} {verb.summary}" for verb in VERBS.values() if verb.group == group]
+    return "\n".join(
+        [
+            *lines,
+            "",
+            "Every verb takes --data (a folder, or a node's http:// address), --json, --plain and --trace.",
+            "headwater VERB --help says more.",
+        ]
+    )

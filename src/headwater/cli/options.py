@@ -1,0 +1,85 @@
+"""What every command takes, and how it reaches the log."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from headwater.errors import BadSettingError, DataError
+
+if TYPE_CHECKING:
+    from headwater.client import Client
+
+__all__ = ["Folder", "Options", "connected", "data_folder"]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Options:
+    """Options of every command."""
+
+    data: str | None = None
+    """A folder, or a node's http:// address [default: HEADWATER_DATA, else .headwater]."""
+    json: Annotated[bool, Parameter(negative="")] = False
+    """Print one JSON object per line."""
+    plain: Annotated[bool, Parameter(negative="")] = False
+    """No colour, no boxes, nothing that moves."""
+    trace: Annotated[bool, Parameter(negative="")] = False
+    """Show the traceback of an error."""
+
+    @property
+    def place(self) -> str:
+        """The folder or address that is meant."""
+        return self.data or os.environ.get("HEADWATER_DATA") or ".headwater"
+
+    @property
+    def remote(self) -> bool:
+        """Whether a node is meant rather than a folder."""
+        return "://" in self.place
+
+
+def connected(options: Options) -> Client:
+    """A client for the log that is meant; a folder that holds no log is an error, not a new log.
+
+    Raises:
+        DataError: There is no log in the folder.
+    """
+    if not options.remote:
+        data_folder(options)
+    from headwater.client import connect
+
+    return connect(options.place)
+
+
+def data_folder(options: Options) -> Path:
+    """The folder of an existing log, for commands that need the files themselves.
+
+    Raises:
+        BadSettingError: The address of a node was given.
+        DataError: There is no log in the folder.
+    """
+    folder = _folder(options)
+    if not (folder / "log.json").exists():
+        raise DataError(
+            f"there is no log in {options.place}",
+            detail="a log begins with the first `headwater run`, or with hw.connect() in Python",
+            fix="headwater run app.py, or --data with the folder of a log",
+            folder=str(folder),
+        )
+    return folder
+
+
+def new_folder(options: Options) -> Path:
+    """The folder of a log that may still have to be made."""
+    return _folder(options)
+
+
+def _folder(options: Options) -> Path:
+    if options.remote:
+        what = f"this command needs the folder of the log, not {options.place}"
+        raise BadSettingError(what, fix="--data with a folder")
+    return Path(options.place)
