@@ -1,0 +1,90 @@
+# Everything a developer types. `make` alone prints this list.
+#
+# Needs Python 3.11 or newer and make, nothing else: uv is fetched by pip when it is missing, and all
+# packages go into .venv with the versions and hashes of requirements.lock.
+
+PYTHON ?= python3
+WORKERS ?= 2
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+SYSTEM := $(VENV)/.system
+UV := $(shell command -v uv 2>/dev/null || echo $(VENV)-uv/bin/uv)
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test faults bench-log lint types format docs build lock ci clean
+
+help:  ## print this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(INSTALLED) $(SYSTEM)  ## set up .venv (the other targets do it when needed)
+
+demo: $(INSTALLED)  ## run the shop: producers, topics, consumers, server (FOR=10s ends it)
+	@$(BIN)/headwater demo $(if $(FOR),--for $(FOR))
+
+test: $(INSTALLED) $(SYSTEM)  ## run all tests, doctests included (WORKERS=0: in one process)
+	@$(BIN)/pytest -q -n $(WORKERS) -m "not faults" $(ARGS)
+
+faults: $(INSTALLED) $(SYSTEM)  ## run the long fault suite: kills, power cuts, torn writes
+	@$(BIN)/pytest -q -m faults $(ARGS)
+
+bench-log: $(INSTALLED)  ## measure the log, beside the bare disk and (with Java) Kafka
+	@$(BIN)/python -m benchmarks.bench_log $(ARGS)
+
+lint: $(INSTALLED)  ## check style and layers: ruff, import-linter
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/lint-imports --no-logo
+
+types: $(INSTALLED)  ## check types: mypy, strict
+	@$(BIN)/mypy
+
+format: $(INSTALLED)  ## put the code in the house style
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+docs: $(INSTALLED)  ## build the documentation into site/
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "docs: site/index.html"
+
+build: $(INSTALLED)  ## build the source archive and the wheel into dist/
+	@$(UV) build --quiet --no-build-isolation --python $(BIN)/python --out-dir dist
+
+lock: | $(UV)  ## resolve requirements.lock (ARGS=--upgrade takes the newest versions)
+	@$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	  --custom-compile-command "make lock" --group dev --group bench $(ARGS) pyproject.toml -o requirements.lock
+
+ci:  ## do what CI does, from set-up to the installed wheel
+	@CI=true .ci/run
+
+clean:  ## remove everything that make made
+	@rm -rf $(VENV) $(VENV)-uv dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+define check_python
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+  echo "make: Headwater needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1)." >&2; \
+  echo "make: install one and name it, for instance: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
+endef
+
+# Packages are built and installed from the lock alone: no build isolation, so nothing unpinned is fetched.
+$(INSTALLED): pyproject.toml requirements.lock | $(UV)
+	$(check_python)
+	@echo "setting up $(VENV), about a minute the first time ..."
+	@test -x $(BIN)/python || $(UV) venv --quiet --python "$$($(PYTHON) -c 'import sys; print(sys.executable)')" $(VENV)
+	@$(UV) pip sync --quiet --python $(BIN)/python --require-hashes requirements.lock
+	@$(UV) pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	@touch $@
+
+# Programs that fault tests call (strace and others); asks for nothing and never fails.
+$(SYSTEM): tests/system_packages.sh | $(INSTALLED)
+	@tests/system_packages.sh
+	@touch $@
+
+# Used when no uv is on the path: a small environment of its own.
+$(VENV)-uv/bin/uv:
+	$(check_python)
+	@$(PYTHON) -m venv $(VENV)-uv || { \
+	  echo "make: $(PYTHON) cannot make a virtual environment (Debian, Ubuntu: apt-get install python3-venv)," >&2; \
+	  echo "make: or put uv on the path in another way." >&2; exit 1; }
+	@$(VENV)-uv/bin/pip install --quiet "uv>=0.9"

@@ -1,0 +1,230 @@
+"""The log's figures in one table: bare disk, Headwater and Kafka, in turn, in one run.
+
+    python -m benchmarks.bench_log [--quick] [--json] [--no-kafka] [--folder FOLDER]
+
+The bare disk writes as many bytes per event as Headwater does, so that the ratio compares the same work.
+Kafka gets the events as JSON of 200 bytes, since that is what its producers send; where Headwater starts from
+dicts, so does Kafka, without the validation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from benchmarks.bare_disk import write_and_sync
+from benchmarks.bench_options import Options, bench_options
+from benchmarks.headwater_growth import growth_rows, large_log_rows
+from benchmarks.headwater_log import Headwater
+from benchmarks.machine import this_machine
+from benchmarks.measure import Case, Measured, measure, percentile, say
+from benchmarks.table import Aim, Row, at_least, at_most, print_table, rate_row
+
+if TYPE_CHECKING:
+    from benchmarks.kafka_producer import Kafka
+
+__all__ = ["Bench", "log_rows"]
+
+SYNCED, UNSYNCED = "Kafka with flush", "Kafka"
+DISK = "bare disk"
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What one run measures with: its options, a log, and a broker unless it was left out."""
+
+    options: Options
+    log: Headwater
+    kafka: Kafka | None
+
+    def measure(self, cases: Mapping[str, Case | None]) -> dict[str, Measured]:
+        """Run the cases in turn; those that are None need the broker that was left out."""
+        here = {name: case for name, case in cases.items() if case is not None}
+        processes = [self.kafka.process] if self.kafka else []
+        return measure(here, repeats=self.options.repeats, processes=processes)
+
+    def on_kafka(self, case: Callable[[Kafka], Case]) -> Case | None:
+        """A case on the broker, or None without one."""
+        return case(self.kafka) if self.kafka else None
+
+
+def compared(
+    figure: str, measured: Mapping[str, Measured], case: str, against: Mapping[str, Aim | None]
+) -> list[Row]:
+    """One row for each case of the run that this case is compared with; one without, when there is none."""
+    pairs = [(name, measured[name], aim) for name, aim in against.items() if name in measured]
+    if not pairs:
+        return [rate_row(figure, measured[case])]
+    return [rate_row(figure, measured[case], (name, other), aim) for name, other, aim in pairs]
+
+
+def group_rows(bench: Bench) -> list[Row]:
+    """Durable appends in groups, each waited for."""
+    rows = []
+    for group, full in ((1, 2_000), (10, 2_000), (100, 2_000), (1_000, 1_000)):
+        say(f"durable append, groups of {group:,}")
+        groups = bench.options.size(full=full, quick=3)
+        size = bench.log.bytes_per_event(group)
+        measured = bench.measure(
+            {
+                DISK: write_and_sync(bench.options.folder, group=group, groups=groups, event_bytes=size),
+                "Arrow": bench.log.append_groups("durable", groups=groups, group=group),
+                "dicts": bench.log.append_groups("durable", groups=groups, group=group, arrow=False),
+                SYNCED: bench.on_kafka(
+                    lambda k, g=group, n=groups: k.append_groups("synced", groups=n, group=g)
+                ),
+            }
+        )
+        judged = group == 1_000
+        aims = {DISK: at_least(0.8, of="ratio"), SYNCED: at_least(1, of="ratio")} if judged else {}
+        for form in ("Arrow", "dicts"):
+            against = {name: aims.get(name) if form == "Arrow" else None for name in (DISK, SYNCED)}
+            rows += compared(f"durable append, groups of {group:,}, {form}", measured, form, against)
+    return rows
+
+
+def volume_rows(bench: Bench) -> list[Row]:
+    """Many events at `fast`, in few calls."""
+    say("send_many at fast")
+    count = bench.options.size(full=1_000_000, quick=2_000)
+    dicts = bench.options.size(full=200_000, quick=2_000)
+    measured = bench.measure(
+        {
+            "Arrow": bench.log.append_all("fast", count=count),
+            "dicts": bench.log.append_all("fast", count=dicts),
+            "Kafka, bytes": bench.on_kafka(lambda k: k.append_all("unsynced", count=dicts)),
+            "Kafka, dicts": bench.on_kafka(lambda k: k.append_all("unsynced", count=dicts, from_dicts=True)),
+        }
+    )
+    return [
+        *_with_aim("send_many at fast, Arrow", measured, "Arrow", "Kafka, bytes", 2_000_000),
+        *_with_aim("send_many at fast, dicts, validated", measured, "dicts", "Kafka, dicts", 250_000),
+    ]
+
+
+def sender_rows(bench: Bench) -> list[Row]:
+    """Single events, each waited for, from one thread and from 64."""
+    say("concurrent single senders, durable")
+    one, each = bench.options.size(full=2_000, quick=3), bench.options.size(full=200, quick=2)
+    measured = bench.measure(
+        {
+            "one sender": bench.log.concurrent_senders("durable", senders=1, count=one),
+            "64 senders": bench.log.concurrent_senders("durable", senders=64, count=each),
+            "Kafka with flush, 1": bench.on_kafka(
+                lambda k: k.concurrent_senders("synced", senders=1, count=one // 2 or 1)
+            ),
+            "Kafka with flush, 64": bench.on_kafka(
+                lambda k: k.concurrent_senders("synced", senders=64, count=each)
+            ),
+        }
+    )
+    aims = {"one sender": at_least(10, of="ratio"), "Kafka with flush, 64": None}
+    return [
+        *compared("one single sender, durable", measured, "one sender", {"Kafka with flush, 1": None}),
+        *compared("64 concurrent single senders, durable", measured, "64 senders", aims),
+    ]
+
+
+def read_rows(bench: Bench) -> list[Row]:
+    """A whole topic, as Arrow batches and as Python events."""
+    say("reading")
+    count = bench.options.size(full=1_000_000, quick=2_000)
+    topic = bench.log.fill(count)
+    if bench.kafka:
+        bench.kafka.fill("filled", count)
+    measured = bench.measure(
+        {
+            "Arrow": bench.log.read_arrow(topic, count=count),
+            "events": bench.log.read_events(topic, count=count),
+            "Kafka, bytes": bench.on_kafka(lambda k: k.read("filled", count=count)),
+            "Kafka, dicts": bench.on_kafka(lambda k: k.read("filled", count=count, decoded=True)),
+        }
+    )
+    return [
+        *_with_aim("read as Arrow", measured, "Arrow", "Kafka, bytes", 3_000_000),
+        *_with_aim("read as Python events", measured, "events", "Kafka, dicts", 300_000),
+    ]
+
+
+def latency_rows(bench: Bench) -> list[Row]:
+    """From the call of the sender until a consumer in another process has the event."""
+    rows = []
+    count = bench.options.size(full=1_000, quick=5)
+    for level, topic in (("durable", "synced"), ("fast", "unsynced")):
+        say(f"append to consumer in another process, {level}")
+        found = bench.log.latency(level, count=count)
+        sync = percentile(found.syncs, 0.5)
+        p50, p99 = (percentile(found.events, share) for share in (0.5, 0.99))
+        figure = f"append to consumer in another process, {level}"
+        aim = at_most(1.5, of="ratio") if level == "durable" else at_most(0.5, unit="ms")
+        against = (f"one bare sync, {sync * 1e3:.3g} ms", p50 / sync)
+        rows.append(Row(f"{figure}, p50", p50 * 1e3, "ms", None, None, *against, aim))
+        rows.append(Row(f"{figure}, p99", p99 * 1e3, "ms", aim=at_most(20, unit="ms")))
+        if bench.kafka:
+            theirs = bench.kafka.latency(topic, count=count)
+            name = SYNCED if topic == "synced" else UNSYNCED
+            rows += _latency_on_kafka(figure, name, (p50, p99), theirs)
+    return rows
+
+
+def _latency_on_kafka(
+    figure: str, name: str, ours: tuple[float, float], theirs: Sequence[float]
+) -> list[Row]:
+    rows = []
+    for share, own in zip((0.5, 0.99), ours, strict=True):
+        other = percentile(theirs, share)
+        against = (f"{name}, {other * 1e3:.3g} ms", own / other)
+        rows.append(Row(f"{figure}, p{share * 100:.0f}", own * 1e3, "ms", None, None, *against))
+    return rows
+
+
+def _with_aim(
+    figure: str, measured: Mapping[str, Measured], case: str, against: str, aim: float
+) -> list[Row]:
+    return (
+        compared(figure, measured, case, {against: at_least(aim, unit="events/s")})
+        if against in measured
+        else [rate_row(figure, measured[case], aim=at_least(aim, unit="events/s"))]
+    )
+
+
+def log_rows(bench: Bench) -> list[Row]:
+    """Every row of the table, in the order of the docs."""
+    return [
+        *group_rows(bench),
+        *volume_rows(bench),
+        *sender_rows(bench),
+        *read_rows(bench),
+        *latency_rows(bench),
+        *large_log_rows(bench.options),
+        *growth_rows(bench.options),
+    ]
+
+
+@contextlib.contextmanager
+def bench_of(options: Options) -> Iterator[Bench]:
+    """A log and, unless it was left out, a broker, for as long as the block runs."""
+    with contextlib.ExitStack() as stack:
+        server = None
+        if options.kafka:
+            from benchmarks.kafka_producer import kafka
+
+            server = stack.enter_context(kafka(options.folder / "kafka"))
+        log = Headwater(options.folder / "log")
+        stack.callback(log.close)
+        yield Bench(options, log, server)
+
+
+def main() -> None:
+    """Print the table of the log."""
+    with bench_options("log") as options:
+        machine = this_machine(options.folder)
+        with bench_of(options) as bench:
+            rows = log_rows(bench)
+        print_table("The log, 200-byte events", machine, rows, as_json=options.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""The options every benchmark takes, and the folder it works in."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.machine import this_machine
+from benchmarks.measure import say
+from tests.services.jars import cache_folder
+
+__all__ = ["Options", "bench_options"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How large a run is, where it writes and what it prints."""
+
+    folder: Path
+    quick: bool = False
+    json: bool = False
+    kafka: bool = True
+
+    @property
+    def repeats(self) -> int:
+        """How often each case is measured."""
+        return 1 if self.quick else 5
+
+    def size(self, *, full: int, quick: int) -> int:
+        """A number of events, groups or topics: `full`, or `quick` when the run only shows that it works."""
+        return quick if self.quick else full
+
+
+@contextlib.contextmanager
+def bench_options(what: str, arguments: Sequence[str] | None = None) -> Iterator[Options]:
+    """The options from the command line, with a fresh folder that is removed at the end.
+
+    It is made in the cache folder of the user, since `/tmp` is often memory, where a sync costs nothing.
+    """
+    parser = argparse.ArgumentParser(prog=what, description=f"Benchmark: {what}.")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it runs, not how fast")
+    parser.add_argument("--json", action="store_true", help="print one JSON document in place of the table")
+    parser.add_argument("--no-kafka", action="store_true", help="leave out the Kafka broker (no Java needed)")
+    parser.add_argument("--folder", type=Path, default=cache_folder(), help="a folder on the disk to measure")
+    given = parser.parse_args(arguments)
+    given.folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=given.folder) as folder:
+        options = Options(Path(folder), given.quick, given.json, not given.no_kafka)
+        if this_machine(options.folder).file_system.startswith("tmpfs"):
+            say(f"warning: {given.folder} is in memory; give a folder on a disk with --folder")
+        yield options

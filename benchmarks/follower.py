@@ -1,0 +1,102 @@
+"""A consumer in a process of its own that notes when each event reaches it.
+
+    python -m benchmarks.follower kafka|headwater ADDRESS TOPIC COUNT
+
+The sender puts the time of its call into `product_id`; the follower takes its own time on arrival. Both read
+the monotonic clock, which on Linux is one clock for all processes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from benchmarks.orders import orders
+
+__all__ = ["Follower"]
+
+WARM_UP = 20
+PAUSE = 0.002
+
+
+class Follower:
+    """The other process, seen from the sender's side; a context manager that waits for its end."""
+
+    def __init__(self, kind: str, address: str, topic: str, count: int) -> None:
+        self.count = count
+        command = [sys.executable, "-m", "benchmarks.follower", kind, address, topic, str(count + WARM_UP)]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    def __enter__(self) -> Follower:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+    def latencies(
+        self, send: Callable[[dict[str, Any]], object], between: Callable[[], object] = lambda: None
+    ) -> list[float]:
+        """Seconds that each event took; before each of them a pause and a call of `between`."""
+        self._line()
+        for order in itertools.islice(itertools.cycle(orders(100)), self.count + WARM_UP):
+            time.sleep(PAUSE)
+            between()
+            send({**order, "product_id": time.monotonic_ns()})
+        nanoseconds: list[int] = json.loads(self._line())
+        return [each / 1e9 for each in nanoseconds[WARM_UP:]]
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the follower ended with code {self._process.wait()}")
+        return line
+
+
+def kafka_events(address: str, topic: str) -> Iterator[dict[str, Any]]:
+    """The events of a Kafka topic, decoded; the first `{}` says that the consumer is there."""
+    import msgspec
+    from confluent_kafka import Consumer, TopicPartition
+
+    consumer = Consumer({"bootstrap.servers": address, "group.id": "follower"})
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    consumer.poll(0.5)
+    yield {}
+    while True:
+        message = consumer.poll(60)
+        if message is None:
+            raise TimeoutError("no event for a minute")
+        yield msgspec.json.decode(message.value() or b"")
+
+
+def headwater_events(address: str, topic: str) -> Iterator[dict[str, Any]]:
+    """The events of a topic in a folder or on a server; the first `{}` says that the consumer is there."""
+    import headwater as hw
+
+    with hw.connect(address) as client, client.consumer(topic, group="follower") as consumer:
+        yield {}
+        for event in consumer:
+            yield event.value
+
+
+def main() -> None:
+    """Print "ready", then the nanoseconds each event took."""
+    kind, address, topic, count = sys.argv[1:]
+    events = {"kafka": kafka_events, "headwater": headwater_events}[kind](address, topic)
+    next(events)
+    print("ready", flush=True)
+    taken = [time.monotonic_ns() - event["product_id"] for event in itertools.islice(events, int(count))]
+    print(json.dumps(taken), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,23 @@
+"""Many senders at once: threads that start together and each send one event after another."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+__all__ = ["send_at_once"]
+
+
+def send_at_once(send: Callable[[int], object], senders: int, count: int) -> None:
+    """Call `send` with 0, 1, ... from so many threads, `count` times in each; raises what one raised."""
+    together = threading.Barrier(senders)
+
+    def sender(first: int) -> None:
+        together.wait()
+        for number in range(first, first + count):
+            send(number)
+
+    with ThreadPoolExecutor(senders) as pool:
+        for done in [pool.submit(sender, number * count) for number in range(senders)]:
+            done.result()

@@ -1,0 +1,38 @@
+"""What all tests share: the rule about skipped tests, and programs of the operating system."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import hypothesis
+import pytest
+
+from tests import programs, skips
+
+# Deadlines measure the machine, not the code; CI repeats the same examples in every run.
+hypothesis.settings.register_profile("headwater", deadline=None)
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "headwater")
+
+
+@pytest.fixture(scope="session")
+def require_program() -> Callable[[str], str]:
+    """`require_program("strace")` is its path, or skips the test with the line that installs it."""
+    return programs.require_program
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Under CI a skipped test is a failure, unless `allowed_skips.txt` names it."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    # The workers of xdist end here too, but only the process that prints has all reports.
+    if reporter is None or hasattr(session.config, "workerinput") or not os.environ.get("CI"):
+        return
+    prefixes = skips.allowed(skips.ALLOWED.read_text())
+    found = skips.unexpected((report.nodeid for report in reporter.stats.get("skipped", [])), prefixes)
+    if found:
+        reporter.ensure_newline()
+        reporter.section("skipped, which CI does not allow", red=True)
+        for nodeid in found:
+            reporter.write_line(nodeid)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -1,0 +1,46 @@
+"""The README keeps its word: its program runs and prints what it says, and its commands exist."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+BLOCK = re.compile(r"^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(language: str) -> list[str]:
+    """The code blocks of one language, in order."""
+    return [found["text"] for found in BLOCK.finditer(README) if found["language"] == language]
+
+
+def test_the_first_program_runs_and_prints_what_the_readme_says(tmp_path):
+    (tmp_path / "first.py").write_text(blocks("python")[0])
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "first.py"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.stderr == ""
+    assert done.stdout == blocks("text")[0]
+
+
+def test_the_first_program_has_at_most_25_lines():
+    assert len([line for line in blocks("python")[0].splitlines() if line.strip()]) <= 25
+
+
+def test_every_make_target_in_the_documents_exists():
+    targets = set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert len(targets) <= 15
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    for page in pages:
+        named = re.findall(r"(?:^\$ |`)make ([a-z-]+)", page.read_text(), re.MULTILINE)
+        assert set(named) <= targets, page
+
+
+def test_every_local_link_of_the_readme_leads_somewhere():
+    links = re.findall(r"\]\((?!https?://|#)([^)#]+)", README) + re.findall(r'src(?:set)?="([^"]+)"', README)
+    assert links
+    for link in links:
+        assert (ROOT / link).exists(), link
