@@ -52,7 +52,10 @@ def duration(text: str | timedelta) -> timedelta:
         if short is None:
             raise _unreadable("duration", text, f"units: {', '.join(_SECONDS)}, or their words")
         seconds += float(number) * _SECONDS[short]
-    return timedelta(seconds=seconds)
+    try:
+        return timedelta(seconds=seconds)
+    except OverflowError:
+        raise _unreadable("duration", text, "it is longer than any time can be") from None
 
 
 def size(text: str | int) -> int:
@@ -81,15 +84,15 @@ def moment(text: str | datetime, *, now: datetime | None = None) -> datetime:
         >>> moment("-10m", now=moment("2026-01-01T00:10:00Z")).isoformat()
         '2026-01-01T00:00:00+00:00'
     """
-    if isinstance(text, str) and text.startswith("-"):
-        return (now or datetime.now(UTC)) - duration(text[1:])
     try:
+        if isinstance(text, str) and text.startswith("-"):
+            return (now or datetime.now(UTC)) - duration(text[1:])
         parsed = text if isinstance(text, datetime) else datetime.fromisoformat(text)
-    except ValueError:
+        if parsed.tzinfo is not None:
+            return parsed.astimezone(UTC)
+    except (ValueError, OverflowError):
         raise _unreadable("time", text, 'RFC 3339 such as "2026-01-01T00:00:00Z", or "-10m"') from None
-    if parsed.tzinfo is None:
-        raise _unreadable("time", text, 'it has no zone: add "Z" or an offset')
-    return parsed.astimezone(UTC)
+    raise _unreadable("time", text, 'it has no zone: add "Z" or an offset')
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -13,7 +13,8 @@ from headwater.events import Change, Position, Transaction, from_ddl
 
 AT = Transaction("tx-9", datetime(2026, 1, 1, tzinfo=UTC), index=2, last=False)
 SCHEMA = from_ddl(
-    "id BIGINT NOT NULL, price DECIMAL(12,2) NOT NULL, since TIMESTAMP, day DATE, raw BINARY, parts ARRAY<STRUCT<n: INT>>"
+    "id BIGINT NOT NULL, price DECIMAL(12,2) NOT NULL, since TIMESTAMP, day DATE, raw BINARY, "
+    "parts ARRAY<STRUCT<n: INT>>"
 )
 ROW = {
     "id": 7,

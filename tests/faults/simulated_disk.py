@@ -1,6 +1,6 @@
-"""Disks that fail on purpose: one in memory that forgets what was not synced, and real ones that kill or refuse.
+"""A disk in memory that forgets what was not synced, dies or refuses at a chosen call.
 
-The model in memory is as unkind as the documentation of `fsync` allows: bytes that were not synced may be lost, kept or
+It is as unkind as the documentation of `fsync` allows: bytes that were not synced may be lost, kept or
 torn by sectors of 512 bytes; names that were created, renamed or removed since the folder was last synced may be as
 before or as after; a failed sync drops the bytes it could not write and says nothing the next time.
 """
@@ -10,18 +10,13 @@ from __future__ import annotations
 import errno
 import os
 import random
-import signal
 from collections.abc import Callable
-from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from headwater.log.storage.disk import Disk, translate
 
 SECTOR = 512
-# The calls that change something, in the words of `Disk`.
-CHANGING = ("open", "write", "sync", "truncate", "replace", "remove", "make_folder", "sync_folder")
 
 
 class DiedError(BaseException):
@@ -180,7 +175,7 @@ class SimulatedDisk(Disk):
         """At the n-th call of a kind from now on ("any": of all), raise this error, or die when there is none.
 
         Args:
-            kind: One of `CHANGING`, or "any".
+            kind: A call of `Disk` that changes something, or "any".
             nth: Counted from 1.
             error: An `errno`; None to die.
             after: Die when the call has done its work, not before.
@@ -397,51 +392,3 @@ class SimulatedDisk(Disk):
 def _refuse(error: int | None, subject: object) -> None:
     if error is not None:
         raise translate(OSError(error, os.strerror(error)), subject)
-
-
-class KillingDisk(Disk):
-    """A real disk that ends its own process, by SIGKILL, before or after the n-th call of a kind.
-
-    Args:
-        kind: One of `CHANGING`, or "any".
-        nth: Counted from 1.
-        after: When the call has done its work; else before.
-    """
-
-    def __init__(self, kind: str, nth: int, *, after: bool = False) -> None:
-        self._left = nth
-        self._after = after
-        for name in CHANGING if kind == "any" else (kind,):
-            setattr(self, name, partial(self._counted, getattr(self, name)))
-
-    def _counted(self, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        self._left -= 1
-        now = self._left == 0
-        if now and not self._after:
-            os.kill(os.getpid(), signal.SIGKILL)
-        result = call(*args, **options)
-        if now:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return result
-
-
-class FailingDisk(Disk):
-    """A real disk that refuses calls of one kind, from the n-th on, for so many times.
-
-    Args:
-        kind: One of `CHANGING`.
-        error: The `errno` it refuses with.
-        nth: Counted from 1.
-        times: How many calls fail.
-    """
-
-    def __init__(self, kind: str, error: int, *, nth: int = 1, times: int = 1) -> None:
-        self.first, self.last, self.error = nth, nth + times - 1, error
-        self.seen = 0
-        setattr(self, kind, partial(self._refused, getattr(self, kind)))
-
-    def _refused(self, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        self.seen += 1
-        if self.first <= self.seen <= self.last:
-            raise translate(OSError(self.error, os.strerror(self.error)), "disk")
-        return call(*args, **options)

@@ -12,7 +12,7 @@ from headwater.events.declared import Precision, arrow_schema, from_row
 from headwater.events.envelope import Event, Receipt, checked_headers, checked_traceparent, events_of
 from headwater.events.evolution import Difference, FieldChange, compare, merge, upgrade
 from headwater.events.key import key_bytes, keys_of, murmur2, partition_of, partitions_of
-from headwater.events.values import to_row, values_of
+from headwater.events.values import integers_of, moments_of, to_row, values_of
 from headwater.events.where import Where
 
 __all__ = [
@@ -38,9 +38,11 @@ __all__ = [
     "events_of",
     "from_ddl",
     "from_row",
+    "integers_of",
     "key_bytes",
     "keys_of",
     "merge",
+    "moments_of",
     "murmur2",
     "partition_of",
     "partitions_of",

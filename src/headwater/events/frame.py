@@ -125,8 +125,15 @@ def _fit(column: pa.Array, kind: pa.DataType) -> pa.Array:
         column = _cast(column, kind)
     row = out_of_range(column)
     if row is not None:
-        raise MisfitError(f"{column[row]} does not fit {kind}", row)
+        raise MisfitError(f"{_shown(column[row])} does not fit {kind}", row)
     return column
+
+
+def _shown(value: pa.Scalar) -> str:
+    try:
+        return str(value)
+    except (OverflowError, ValueError):  # a time that Python has no datetime for
+        return f"{value.value} {value.type}"
 
 
 def _first(mask: pa.Array) -> int:
@@ -146,7 +153,7 @@ def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if pa.types.is_floating(column.type) and pa.types.is_decimal(kind):
         row = out_of_range(column)
         if row is not None:
-            raise MisfitError(f"{column[row]} does not fit {kind}", row)
+            raise MisfitError(f"{_shown(column[row])} does not fit {kind}", row)
         column = column.cast(pa.string())
     if pa.types.is_decimal(kind) and _is_text(column.type):
         column = column.cast(pa.string())
@@ -199,7 +206,7 @@ def _misfit_in(column: pa.Array, kind: pa.DataType) -> MisfitError:
             high = middle
         else:
             low = middle
-    return MisfitError(f"{column[low]} does not fit {kind}", low)
+    return MisfitError(f"{_shown(column[low])} does not fit {kind}", low)
 
 
 def _fit_nested(column: pa.Array, kind: pa.DataType) -> pa.Array:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from itertools import accumulate, chain
 from operator import attrgetter
@@ -292,7 +292,9 @@ def _leaf_column(values: list[Any], kind: pa.DataType) -> pa.Array:
     except (pa.ArrowException, ValueError, OverflowError, TypeError):
         row = _first_bad(values, kind)
         raise MisfitError(f"{shown(values[row])} does not fit {kind}", row) from None
-    if pa.types.is_floating(kind):  # Python's own dates and times are in range
+    if pa.types.is_timestamp(kind):
+        _check_years(values, kind)
+    elif pa.types.is_floating(kind):
         strange = out_of_range(column)
         if strange is not None:
             raise MisfitError(f"{shown(values[strange])} does not fit {kind}", strange)
@@ -303,6 +305,16 @@ def _check_digits(values: list[Decimal | None], kind: pa.DataType) -> None:
     for row, value in enumerate(values):
         if value is not None and too_far(value):
             raise MisfitError(f"{shown(value)} does not fit {kind}", row)
+
+
+def _check_years(values: list[datetime | None], kind: pa.DataType) -> None:
+    """In the first and the last year, a moment may leave what Python can hold once it is turned to UTC."""
+    for row, value in enumerate(values):
+        if value is not None and not 1 < value.year < 9999:
+            try:
+                value.astimezone(UTC)
+            except OverflowError:
+                raise MisfitError(f"{shown(value)} does not fit {kind}", row) from None
 
 
 def too_far(value: Decimal) -> bool:

@@ -17,17 +17,20 @@ from uuid import UUID
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from headwater.errors import BadEventError
 
 __all__ = [
     "decimal_text",
+    "integers_of",
     "is_model",
     "is_record",
     "json_form",
     "members_of",
     "moment_text",
+    "moments_of",
     "shown",
     "to_row",
     "trimmed",
@@ -69,12 +72,35 @@ def values_of(column: pa.Array, *, decimal: Callable[[str], Any] = Decimal) -> l
     return plain
 
 
+def integers_of(column: pa.Array) -> npt.NDArray[np.int64]:
+    """The 64-bit integers of a column, or the microseconds of a timestamp column, without a copy.
+
+    Places that are null hold anything. Arrow's own `to_numpy` would import pandas, which takes a second.
+
+    Example:
+        >>> integers_of(pa.array([1, 2, 3])[1:]).tolist()
+        [2, 3]
+    """
+    data = column.buffers()[1]
+    if data is None:
+        return np.empty(0, np.int64)
+    return np.frombuffer(data, np.int64)[column.offset : column.offset + len(column)]
+
+
+def moments_of(micros: npt.NDArray[np.int64]) -> list[datetime]:
+    """Datetimes from microseconds since 1970: exact, and thirty times faster than asking Arrow for them.
+
+    Example:
+        >>> moments_of(np.array([0]))[0].isoformat()
+        '1970-01-01T00:00:00+00:00'
+    """
+    return list(map(_EPOCH.__add__, micros.view("timedelta64[us]").tolist()))
+
+
 def _moments(column: pa.Array) -> list[datetime | None]:
-    """Adds whole timedeltas to the epoch: exact, and thirty times faster than asking Arrow for datetimes."""
-    counts = column.cast(pa.timestamp("us", "UTC")).cast(pa.int64())
-    lengths = counts.fill_null(0).to_numpy().view("timedelta64[us]").tolist()
-    moments: list[datetime | None] = list(map(_EPOCH.__add__, lengths))
-    return _blanked(moments, column)
+    counts = column.cast(pa.timestamp("us", "UTC")).view(pa.int64())
+    filled = counts.fill_null(0) if counts.null_count else counts
+    return _blanked(moments_of(integers_of(filled)), column)
 
 
 def _structs(column: pa.Array, decimal: Callable[[str], Any]) -> list[dict[str, Any] | None]:
@@ -280,4 +306,15 @@ def _without_class(value: Any) -> Any:
             return bytes(value)
         case np.generic():
             return value.item()
+        case datetime():
+            return _plain_moment(value)
     return value
+
+
+def _plain_moment(value: datetime) -> datetime | None:
+    """A moment of pandas as Python's own, if nothing is lost; NaT, which does not equal itself, is no moment."""
+    if value != value:  # noqa: PLR0124
+        return None
+    if type(value) is datetime or bool(getattr(value, "nanosecond", False)):
+        return value
+    return datetime.combine(value.date(), value.timetz())

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headwater.events import Codec, Event, events_of, keys_of, values_of
+from headwater.events import Codec, Event, events_of, integers_of, keys_of, moments_of, values_of
 from headwater.log.definition import Topic
 from headwater.log.storage.frame import Frame, Kind
 from headwater.log.storage.layout import running_maximum
@@ -62,13 +62,10 @@ class LogBatch:
         )
         if column is None:
             return self.received
-        times = column.view(pa.int64())
-        found: Times = (
-            times.to_numpy(zero_copy_only=False)
-            if not times.null_count
-            else np.where(times.is_null(), self.received, times.fill_null(0))
-        )
-        return found
+        times = integers_of(column)
+        if not column.null_count:
+            return times
+        return np.where(column.is_valid().to_pylist(), times, self.received)
 
     @cached_property
     def running_max(self) -> Times:
@@ -94,8 +91,7 @@ class LogBatch:
         column = self.envelope.get("_hw.deleted")
         if column is None:
             return np.zeros(self.values.num_rows, bool)
-        deleted: npt.NDArray[np.bool_] = column.fill_null(False).to_numpy(zero_copy_only=False)
-        return deleted
+        return np.array(column.fill_null(False).to_pylist(), bool)
 
     @cached_property
     def key_bytes(self) -> pa.Array | None:
@@ -140,7 +136,7 @@ class LogBatch:
             rows,
             keys=keys,
             ids=self._ids(),
-            occurred_at=_moments(self.occurred),
+            occurred_at=moments_of(self.occurred),
             sent_at=self._values("_hw.sent_at"),
             received_at=self._received_at(),
             headers=self._headers(),
@@ -169,8 +165,8 @@ class LogBatch:
 
     def _received_at(self) -> Any:
         if "_hw.received_at" in self.envelope:
-            return _moments(self.received)
-        return repeat(_moments(np.array([self.frame.appended_at]))[0])
+            return moments_of(self.received)
+        return repeat(moments_of(np.array([self.frame.appended_at]))[0])
 
     def _values(self, name: str) -> list[Any] | None:
         column = self.envelope.get(name)
@@ -178,12 +174,8 @@ class LogBatch:
 
     def _column(self, name: str, otherwise: Any) -> Times:
         column = self.envelope.get(name)
-        found: Times = otherwise() if column is None else column.cast(pa.int64()).to_numpy()
+        found: Times = otherwise() if column is None else integers_of(column)
         return found
-
-
-def _moments(times: Times) -> list[Any]:
-    return values_of(pa.array(times).cast(pa.timestamp("us", "UTC")))
 
 
 def _text(key: bytes | None) -> str | bytes | None:

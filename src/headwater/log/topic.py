@@ -19,6 +19,7 @@ from headwater.events import (
     Clock,
     Codec,
     Receipt,
+    integers_of,
     key_bytes,
     keys_of,
     partition_of,
@@ -204,11 +205,8 @@ class OpenTopic:
         column = rows.values.column(name) if name else rows.envelope.get("_hw.occurred_at")
         if column is None:
             return None
-        times = column.view(pa.int64())
-        whole: np.ndarray[Any, np.dtype[np.int64]] = (
-            times.fill_null(LOWEST_TIME) if times.null_count else times
-        ).to_numpy()
-        return whole
+        times = integers_of(column)
+        return times if not column.null_count else np.where(column.is_valid().to_pylist(), times, LOWEST_TIME)
 
     def _partition(self, row: Row) -> int:
         number = len(self.partitions)

@@ -60,6 +60,10 @@ class Wakeup:
         """True as soon as something changed; False after `timeout` seconds without a change."""
         return self._source.wait(timeout)
 
+    def fileno(self) -> int | None:
+        """The descriptor that becomes readable on a change, for event loops; None where there is none."""
+        return self._source.fileno()
+
     def close(self) -> None:
         """Stop watching."""
         self._source.close()
@@ -88,6 +92,9 @@ class _Inotify:
                 return True
         return False
 
+    def fileno(self) -> int:
+        return int(self._handle)
+
     def close(self) -> None:
         if self._handle >= 0:
             os.close(self._handle)
@@ -110,6 +117,9 @@ class _Kqueue:
     def wait(self, timeout: float | None) -> bool:
         return bool(self._queue.control(None, 64, timeout))
 
+    def fileno(self) -> int:
+        return int(self._queue.fileno())
+
     def close(self) -> None:
         self._queue.close()
         for handle in self._files:
@@ -121,6 +131,9 @@ class _Sleep:
     def wait(self, timeout: float | None) -> bool:
         time.sleep(0.05 if timeout is None else min(0.05, timeout))
         return True
+
+    def fileno(self) -> None:
+        return None
 
     def close(self) -> None:
         pass

@@ -1,42 +1,241 @@
-"""How rows, frames and receipts travel between a client and a node: the bytes of the log itself.
+"""How rows, frames and receipts travel between a client and a node: as the bytes of the log itself.
 
-A body is a run of records, each a partition (-1: the node chooses by key), a length, and so many bytes of frames as
-`storage/frame.py` lays them out, with their checksums. An append carries one record with one frame.
+A body is a run of records. Each is a partition (-1: the node chooses by key), a length, and so many bytes of frames as
+`storage/frame.py` lays them out, checksums included. An append is one record with one frame.
 """
 
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headwater.errors import BadEventError, DamagedError
 from headwater.events import Codec, storage_schema
+from headwater.events.frame import fitted
+from headwater.events.shape import MisfitError, out_of_range
 from headwater.log.receipts import Receipts
 from headwater.log.rows import Rows
-from headwater.log.storage.frame import (
-    ENVELOPE,
-    HEADER_SIZE,
-    Frame,
-    Kind,
-    decode_columns,
-    encode_frame,
-    parse_header,
-)
+from headwater.log.storage.frame import ENVELOPE, Frame, Kind, decode_columns, encode_frame, parse_header
 
-__all__ = ["FRAMES", "RECEIPTS", "pack_frames", "pack_receipts", "pack_rows", "read_frames", "read_receipts", "read_rows"]
+__all__ = [
+    "FRAMES",
+    "RECEIPTS",
+    "pack_frames",
+    "pack_receipts",
+    "pack_rows",
+    "read_frames",
+    "read_receipts",
+    "read_rows",
+]
 
 FRAMES: Final = "application/vnd.headwater.frames"
 RECEIPTS: Final = "application/vnd.headwater.receipts"
+
 _RECORD = struct.Struct("<iI")
 _COUNTS = struct.Struct("<II")
-_RECORD_BATCH: Final = 3  # the kind of an Arrow message
+_BITS: Final = {field.name: 1 << index for index, field in enumerate(ENVELOPE)}
+# The log alone decides these columns.
+_SENDABLE: Final = sum(
+    bit for name, bit in _BITS.items() if name not in ("_hw.received_at", "_hw.offset", "_hw.running_max")
+)
 _HIGHEST_SEQUENCE: Final = 2**62
-# The rest is decided by the log and cannot be sent.
-_SENT: Final = tuple(field.name for field in ENVELOPE if field.name not in _DECIDED) if (
-    _DECIDED := frozenset({"_hw.received_at", "_hw.offset", "_hw.running_max"})
-) else ()
+_RECORD_BATCH: Final = 3  # the number of that kind among Arrow's messages
+
+
+# -- append ----------------------------------------------------------------------------------------------------------
+
+
+def pack_rows(rows: Rows) -> bytes:
+    """Rows as the body of an append."""
+    columns = {field.name: rows.envelope[field.name] for field in ENVELOPE if field.name in rows.envelope}
+    count = rows.values.num_rows
+    frame = Frame(
+        Kind.EVENTS,
+        0,
+        count,
+        count=count,
+        schema=rows.version,
+        columns=sum(_BITS[name] for name in columns),
+        first_sequence=rows.sequence,
+        last_sequence=rows.sequence + (count - 1 if rows.producer and rows.per_row else 0),
+        producer=rows.producer,
+    )
+    names = [*rows.values.schema.names, *columns]
+    body = pa.RecordBatch.from_arrays([*rows.values.columns, *columns.values()], names).serialize()
+    data = encode_frame(frame, body)
+    return _RECORD.pack(-1 if rows.partition is None else rows.partition, len(data)) + data
+
+
+def read_rows(data: bytes, codec_of: Callable[[int], Codec]) -> Rows:
+    """The rows of an append, checked as what a stranger sent.
+
+    Args:
+        data: The body.
+        codec_of: The codec of the topic's type at a version; raises for a version the topic does not have.
+
+    Raises:
+        BadEventError: The bytes are not one sound frame, or a row does not fit the type.
+    """
+    partition, frame, body = _one_frame(memoryview(data))
+    codec = codec_of(frame.schema)
+    values, envelope = _columns(frame, body, codec.schema)
+    if "_hw.deleted" in envelope:
+        codec.encode_frame(values.filter(pc.invert(envelope["_hw.deleted"].fill_null(False))))
+        _check_loosely(values, storage_schema(codec.schema))
+    else:
+        values = codec.encode_frame(values)
+    return Rows(
+        values,
+        frame.schema,
+        envelope,
+        None if partition < 0 else partition,
+        frame.producer,
+        frame.first_sequence if frame.producer else -1,
+        per_row=frame.count == 1 or frame.last_sequence > frame.first_sequence,
+    )
+
+
+def _one_frame(data: memoryview) -> tuple[int, Frame, memoryview]:
+    if len(data) < _RECORD.size:
+        raise _refused("it is shorter than its own header")
+    partition, length = _RECORD.unpack_from(data)
+    whole = data[_RECORD.size :]
+    try:
+        frame = parse_header(whole)
+    except ValueError:
+        frame = None
+    if frame is None or not length == frame.length == len(whole):
+        raise _refused("its header is damaged, or it is not whole")
+    body = frame.body(whole)
+    if body is None:
+        raise _refused("its checksum does not match")
+    if frame.kind is not Kind.EVENTS or frame.columns & ~_SENDABLE:
+        raise _refused("it holds what only the log writes")
+    rows = frame.last_sequence - frame.first_sequence + 1
+    if frame.producer and not (0 <= frame.first_sequence <= _HIGHEST_SEQUENCE and rows in (1, frame.count)):
+        raise _refused("a producer's sequences count from 0, one for each row or one for all")
+    return partition, frame, body
+
+
+def _columns(frame: Frame, body: memoryview, schema: pa.Schema) -> tuple[pa.RecordBatch, dict[str, pa.Array]]:
+    try:
+        if _is_packed(body):
+            raise _refused("its Arrow batch is compressed, or is none")
+        batch = decode_columns(frame, body, storage_schema(schema))
+        batch.validate(full=True)
+    except (pa.ArrowException, ValueError, OSError, struct.error, IndexError) as error:
+        raise _refused(f"its columns are not those of the type ({str(error)[:200]})") from None
+    # Several columns may point at the same bytes: what is small here must not be large once it is written.
+    if batch.num_rows != frame.count or not frame.count or batch.nbytes > len(body):
+        raise _refused(f"it says {frame.count} rows and has {batch.num_rows} in {batch.nbytes} bytes")
+    width = len(schema)
+    envelope = dict(zip(batch.schema.names[width:], batch.columns[width:], strict=True))
+    for name, column in envelope.items():
+        row = out_of_range(column)
+        if row is not None:
+            raise _refused(f"row {row} has a {name.removeprefix('_hw.')} that is no time")
+    return batch.select(range(width)), envelope
+
+
+def _check_loosely(values: pa.RecordBatch, schema: pa.Schema) -> None:
+    """A tombstone has no values but its key, yet what it has must be readable."""
+    try:
+        fitted(values, schema)
+    except MisfitError as misfit:
+        raise _refused(f"{misfit.path}: {misfit.reason}") from None
+
+
+def _is_packed(body: memoryview) -> bool:
+    """Whether an Arrow message is anything but a plain record batch.
+
+    A few compressed bytes can stand for gigabytes, so they are found out before Arrow unpacks them. The message is a
+    flatbuffer: tables that start with the distance to a list of where their fields are.
+    """
+
+    def field(table: int, index: int) -> int:
+        places = table - struct.unpack_from("<i", body, table)[0]
+        known = struct.unpack_from("<H", body, places)[0]
+        at = 4 + 2 * index
+        return struct.unpack_from("<H", body, places + at)[0] if at < known else 0
+
+    start = 8  # a mark and the length stand before the flatbuffer
+    message = start + struct.unpack_from("<I", body, start)[0]
+    kind, header = field(message, 1), field(message, 2)
+    if not kind or not header or body[message + kind] != _RECORD_BATCH:
+        return True
+    batch = message + header + struct.unpack_from("<I", body, message + header)[0]
+    return field(batch, 3) != 0
+
+
+def _refused(reason: str) -> BadEventError:
+    return BadEventError(f"the frame cannot be taken: {reason}", detail="nothing of it was appended")
+
+
+def pack_receipts(receipts: Receipts) -> bytes:
+    """Receipts as the answer to an append."""
+    why = (receipts.dropped or "").encode()
+    return b"".join(
+        (
+            _COUNTS.pack(len(receipts), len(why)),
+            receipts.partitions.astype("<i4").tobytes(),
+            receipts.offsets.astype("<i8").tobytes(),
+            receipts.repeated.astype("u1").tobytes(),
+            why,
+        )
+    )
+
+
+def read_receipts(topic: str, data: bytes) -> Receipts:
+    """The receipts out of such an answer.
+
+    Example:
+        >>> sent = Receipts("orders", np.array([0, 2]), np.array([7, 8]), np.array([True, False]))
+        >>> read_receipts("orders", pack_receipts(sent))[0]
+        Receipt(topic='orders', partition=0, offset=7, duplicate=True, dropped=None)
+    """
+    rows, why = _COUNTS.unpack_from(data)
+    partitions, offsets, repeated = (_COUNTS.size + rows * width for width in (0, 4, 12))
+    return Receipts(
+        topic,
+        np.frombuffer(data, "<i4", rows, partitions).astype(np.int64),
+        np.frombuffer(data, "<i8", rows, offsets).astype(np.int64),
+        np.frombuffer(data, "u1", rows, repeated).astype(bool),
+        data[repeated + rows :].decode() if why else None,
+    )
+
+
+# -- fetch -----------------------------------------------------------------------------------------------------------
+
+
+def pack_frames(partition: int, frames: Iterable[tuple[Frame, memoryview]]) -> bytes:
+    """Stored frames of one partition as one record of an answer."""
+    data = b"".join(whole for _, whole in frames)
+    return _RECORD.pack(partition, len(data)) + data
+
+
+def read_frames(data: bytes) -> Iterator[tuple[int, Frame, memoryview]]:
+    """Partition, header and bytes of each frame in an answer, in order.
+
+    Raises:
+        DamagedError: A checksum does not match.
+    """
+    view, at = memoryview(data), 0
+    while at < len(view):
+        partition, length = _RECORD.unpack_from(view, at)
+        at += _RECORD.size
+        end = at + length
+        while at < end:
+            frame = parse_header(view, at)
+            whole = view[at : at + frame.length] if frame else view[:0]
+            if frame is None or len(whole) < frame.length or frame.body(whole) is None:
+                what = f"a batch of partition {partition} was damaged on its way"
+                raise DamagedError(
+                    what, fix="read again; headwater verify looks at the disk", partition=partition
+                )
+            yield partition, frame, whole
+            at += frame.length

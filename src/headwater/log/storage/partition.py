@@ -275,7 +275,7 @@ class Partition:
                 position = frame.position + frame.length
                 if frame.next_offset > offset and frame.kind != Kind.HEAD:
                     found.append((frame, data))
-            if position < limit:
+            if position < limit or segment.base == slot.segment:
                 self._remember(found[-1][0].next_offset if found else offset, segment, position)
             elif not found:
                 offset = self.files.next_base(segment.base, slot)
@@ -319,7 +319,7 @@ class Partition:
 
     def _locate(self, offset: int, slot: Slot) -> tuple[Segment, int, int]:
         """Segment, position and readable bytes for an offset that is there."""
-        known = self._cursors.pop(offset, None)
+        known = self._cursors.get(offset)
         segment = known[0] if known else self.files.segment(self.files.base_below(offset, slot))
         try:
             limit = self.files.limit(segment, slot)

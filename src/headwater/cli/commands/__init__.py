@@ -1,0 +1,1 @@
+"""One file per command; each holds a plain function whose parameters are its arguments."""

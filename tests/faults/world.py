@@ -1,0 +1,458 @@
+"""A simulated machine with two processes that share one log, driven by a seed and compared with a model.
+
+Every step does one thing through the log's own interface, some of them with a fault planned inside. After each fault
+the whole log is read and compared: what was acknowledged is there, at its offset, once, in order, with its lateness;
+what else is there was sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from headwater.errors import FencedError, HeadwaterError
+from headwater.log import EventLog, Membership, Retention, Rows, Topic
+from headwater.log.storage import Kind
+from headwater.log.upkeep import Upkeep
+from headwater.log.verify import verify
+from tests.faults.model import Allowed, ModelPartition, Record
+from tests.faults.simulated_clock import SimulatedClock
+from tests.faults.simulated_disk import DiedError, Machine, SimulatedDisk
+
+SCHEMA = "producer string, number bigint, key string, at timestamp"
+MINUTE = 60_000_000
+DAY = 1440 * MINUTE
+_TYPE = pa.schema(
+    [
+        ("producer", pa.string()),
+        ("number", pa.int64()),
+        ("key", pa.string()),
+        ("at", pa.timestamp("us", "UTC")),
+    ]
+)
+
+
+class Process:
+    """One process: its disk handles, its log, its place in the consumer group."""
+
+    def __init__(self, machine: Machine, clock: SimulatedClock) -> None:
+        self.disk = SimulatedDisk(machine)
+        self.log = EventLog("/data", disk=self.disk, clock=clock)
+        self.upkeep = Upkeep(self.log)
+        self.member: Membership | None = None
+
+
+class World:
+    """Runs steps; raises `AssertionError` when the log and the model differ."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.machine = Machine()
+        self.clock = SimulatedClock()
+        self.topic = self._topic()
+        self.partitions = [ModelPartition(5 * MINUTE) for _ in range(self.topic.partitions)]
+        self.committed: list[list[int]] = [[] for _ in self.partitions]  # all that may be found, newest last
+        self.numbers = {name: 0 for name in "ab"}
+        self.events = self.faults = 0
+        self._decoded: dict[bytes, list[tuple[int, Record | None, int, bool]]] = {}
+        self.processes = [self._start(), self._start()]
+        self.processes[0].log.create(self.topic)
+
+    def _topic(self) -> Topic:
+        compact = self.chance.random() < 0.25
+        retained = self.chance.random() < 0.4
+        retention = Retention.of(
+            self.chance.choice((None, "2 hours")) if retained else None,
+            self.chance.choice((3000, 6000)) if retained else None,
+            force=self.chance.random() < 0.3,
+        )
+        return Topic.declare(
+            "t",
+            SCHEMA,
+            key="key",
+            time="at",
+            partitions=self.chance.choice((1, 1, 2)),
+            durability=self.chance.choice(("durable", "durable", "durable", "fast")),
+            segment_size=self.chance.choice((1500, 4000, 100_000)),
+            retention=retention,
+            compact=compact,
+            lateness="10 seconds",
+        )
+
+    def _start(self) -> Process:
+        return Process(self.machine, self.clock)
+
+    @property
+    def durable(self) -> bool:
+        return self.topic.durability.value == "durable"
+
+    # -- steps ---------------------------------------------------------------------------------------------------
+
+    def run(self, steps: int) -> None:
+        """So many random steps, then a last look from a new process."""
+        work: dict[Callable[[], None], int] = {
+            self.append: 46,
+            self.append_idempotent: 16,
+            self.read_some: 12,
+            self.find: 3,
+            self.consume: 4,
+            self.mark: 2,
+            self.roll: 2,
+            self.retain: 3,
+            self.compact: 3,
+            self.move_clock: 4,
+            self.kill: 2,
+            self.restart: 1,
+            self.cut_power: 2,
+        }
+        for step in self.chance.choices(list(work), list(work.values()), k=steps):
+            step()
+        self.kill()
+        self.check_all()
+        self.check_verify()
+
+    def any_process(self) -> Process:
+        return self.chance.choice(self.processes)
+
+    def append(self) -> None:
+        producer = self.chance.choice("ab")
+        records = [self._record(producer) for _ in range(self.chance.randint(1, 5))]
+        process, partition = self.any_process(), self.chance.randrange(len(self.partitions))
+        model = self.partitions[partition]
+        with self.faulty(process, partition, Allowed(maybe=records)):
+            receipts = process.log.append("t", _rows(records, partition))
+            assert receipts.offsets.tolist() == list(range(model.end, model.end + len(records)))
+            model.add(records, self.clock.micros())
+            self.events += len(records)
+
+    def append_idempotent(self) -> None:
+        producer = self.chance.choice("xy")
+        process, partition = self.any_process(), self.chance.randrange(len(self.partitions))
+        model = self.partitions[partition]
+        last = model.last(producer)
+        first = max(0, last + 1 - self.chance.choice((0, 0, 0, 1, 3, 6)))
+        records = [
+            self._numbered(producer, number) for number in range(first, first + self.chance.randint(1, 6))
+        ]
+        fresh = [record for record in records if record.number > last]
+        with self.faulty(process, partition, Allowed(maybe=fresh), idempotent=True):
+            receipts = process.log.append("t", _rows(records, partition, producer=producer, sequence=first))
+            assert receipts.repeated.tolist() == [record.number <= last for record in records]
+            known = model.sequences.get(producer, {})
+            for record, offset in zip(records, receipts.offsets.tolist(), strict=True):
+                if record.number <= last:
+                    assert offset in (-1, known[record.number]), (record, offset, known[record.number])
+            model.add(fresh, self.clock.micros(), idempotent=True)
+            self.events += len(fresh)
+
+    def read_some(self) -> None:
+        process, partition = self.any_process(), self.chance.randrange(len(self.partitions))
+        model = self.partitions[partition]
+        if model.start < model.end:
+            offset = self.chance.randrange(model.start, model.end)
+            self._compare(
+                process,
+                partition,
+                offset,
+                self.chance.choice((1, 300, 3000, 1 << 20)),
+                self.chance.randint(1, 3),
+            )
+
+    def find(self) -> None:
+        process, partition = self.any_process(), self.chance.randrange(len(self.partitions))
+        model = self.partitions[partition]
+        if self.topic.compact:
+            return
+        time = self.clock.micros() - self.chance.randrange(-2 * MINUTE, 10 * MINUTE)
+        found = process.log.find("t", partition, _moment(time))
+        assert found == model.reaches(time), (found, model.reaches(time))
+
+    def consume(self) -> None:
+        process = self.any_process()
+        with self.faulty(process, 0, Allowed()):
+            if process.member is None:
+                # Two consumers would share the partitions; the other one has gone.
+                for other in self.processes:
+                    if other is not process and other.member is not None:
+                        other.log.groups.leave(other.member)
+                        other.member = None
+                process.member = process.log.groups.join("g", "t")
+                self._check_committed(process.member.positions)
+            partition = self.chance.randrange(len(self.partitions))
+            model, history = self.partitions[partition], self.committed[partition]
+            offset = self.chance.randint(max(history[-1], model.start), model.end)
+            history.append(offset)
+            try:
+                process.log.groups.commit(process.member, {partition: offset})
+            except FencedError:
+                process.member = None
+                history.pop()
+
+    def mark(self) -> None:
+        process, partition = self.any_process(), self.chance.randrange(len(self.partitions))
+        model = self.partitions[partition]
+        time = max(model.running, self.clock.micros() - MINUTE) + self.chance.randrange(MINUTE)
+        with self.faulty(process, partition, Allowed(mark=True)):
+            process.log.opened("t").partitions[partition].mark(time)
+            model.add_mark(time, self.clock.micros())
+
+    def roll(self) -> None:
+        process, partition = self.any_process(), self.chance.randrange(len(self.partitions))
+        with self.faulty(process, partition, Allowed()):
+            opened = process.log.opened("t").partitions[partition]
+            with opened.locked() as slot:
+                opened.roll(slot)
+
+    def retain(self) -> None:
+        process = self.any_process()
+        least = [
+            min(history, default=model.end) if not self.topic.retention.force else model.end
+            for history, model in zip(self.committed, self.partitions, strict=True)
+        ]
+        allowed = {number: Allowed(gone_until=least[number]) for number in range(len(self.partitions))}
+        with self.faulty(process, -1, Allowed(), allowed):
+            for removal in process.upkeep.retain(process.log.opened("t")):
+                assert removal.end <= max(least[removal.partition], removal.first)
+                self.partitions[removal.partition].remove_below(removal.end)
+
+    def compact(self) -> None:
+        process = self.any_process()
+        allowed = {
+            number: Allowed(superseded=model.superseded(model.end, self.clock.micros() - DAY))
+            for number, model in enumerate(self.partitions)
+        }
+        if not self.topic.compact:
+            return
+        with self.faulty(process, -1, Allowed(), allowed):
+            process.upkeep.compact(process.log.opened("t"), eager=True)
+            self.check_all(allowed)
+            self._check_compacted(process)
+
+    def move_clock(self) -> None:
+        self.clock.advance(self.chance.choice((1, 1000, MINUTE, 30 * MINUTE)))
+        if self.chance.random() < 0.3:
+            self.clock.jump(self.chance.choice((-60, 60, -5, 1440)) * MINUTE)
+
+    def kill(self) -> None:
+        """Kill -9 one process; the other one and the machine go on."""
+        index = self.chance.randrange(2)
+        self._replace(self.processes[index])
+
+    def restart(self) -> None:
+        """End a process in good order, and start another."""
+        process = self.any_process()
+        if process.member is not None:
+            process.log.groups.leave(process.member)
+        process.log.close()
+        self._replace(process)
+
+    def cut_power(self, allowed: dict[int, Allowed] | None = None) -> None:
+        for process in self.processes:
+            process.disk.die()
+        self.machine.lose_power(self.chance)
+        self.clock.reboot()
+        self.processes = [self._start(), self._start()]
+        allowed = allowed or {}
+        for number in range(len(self.partitions)):
+            allowed.setdefault(number, Allowed()).shorter = not self.durable
+        self.check_all(allowed)
+        self._check_committed(self.processes[0].log.groups.committed("g", "t"))
+
+    # -- faults --------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def faulty(
+        self,
+        process: Process,
+        partition: int,
+        allowed: Allowed,
+        per_partition: dict[int, Allowed] | None = None,
+        *,
+        idempotent: bool = False,
+    ) -> Iterator[None]:
+        """Do something, one time in eight with a fault inside; then see what became of it."""
+        if self.chance.random() > 0.125:
+            yield
+            return
+        per_partition = per_partition or {partition: allowed}
+        self.faults += 1
+        plan = self.chance.choice(("die", "die", "cut", "eio", "full"))
+        self._plan(process.disk, plan)
+        try:
+            yield
+            process.disk.calm()
+        except DiedError:
+            if plan == "cut":
+                self.cut_power(per_partition)
+            else:
+                self._replace(process)
+                self.check_all(per_partition)
+        except (HeadwaterError, OSError) as error:
+            assert plan in ("eio", "full"), (plan, error)
+            process.disk.calm()
+            process.member = None
+            self.check_all(per_partition)
+
+    def _plan(self, disk: SimulatedDisk, plan: str) -> None:
+        nth = self.chance.randint(1, 6)
+        if plan == "eio":
+            disk.fail(self.chance.choice(("write", "sync", "sync", "any")), 1 + nth // 4, errno.EIO)
+        elif plan == "full":
+            disk.fail("write", 1 + nth // 4, errno.ENOSPC)
+        else:
+            disk.fail("any", nth, None, after=self.chance.random() < 0.5)
+
+    def _replace(self, process: Process) -> None:
+        process.disk.die()
+        self.processes[self.processes.index(process)] = self._start()
+
+    # -- comparison ----------------------------------------------------------------------------------------------
+
+    def check_all(self, allowed: dict[int, Allowed] | None = None) -> None:
+        """Read every partition from its start to its end and compare; what was in doubt is known from then on."""
+        process = self.any_process()
+        if not process.log.topics():
+            return
+        for held in process.log.ends("t"):
+            self._settle(process, held, (allowed or {}).get(held.partition, Allowed()))
+
+    def _settle(self, process: Process, held: Any, allowed: Allowed) -> None:
+        model = self.partitions[held.partition]
+        assert model.start <= held.start <= max(model.start, allowed.gone_until), (held, model.start, allowed)
+        model.remove_below(held.start)
+        found = self._read(process, held.partition, held.start, 1 << 20, 1 << 30)
+        if held.end < model.end:
+            assert allowed.shorter, (
+                f"partition {held.partition} ends at {held.end}, acknowledged up to {model.end}"
+            )
+            model.cut(held.end, held.running_max)
+        self._accept(model, [entry for entry in found if entry[0] >= model.end], allowed, held)
+        there = {entry[0] for entry in found}
+        for offset in [offset for offset in model.events if offset in allowed.superseded - there]:
+            del model.events[offset]
+        self._same(model, found, held.start)
+
+    def _accept(self, model: ModelPartition, more: list[Any], allowed: Allowed, held: Any) -> None:
+        """Events that nobody acknowledged: they must have been sent, whole."""
+        if not more:
+            assert held.end == model.end
+            return
+        records = [record for _, record, _, _ in more]
+        if allowed.mark and records == [None]:
+            model.add_mark(held.running_max, self.clock.micros())
+        else:
+            assert records == allowed.maybe, (records, allowed)
+            received = more[0][2]
+            model.add(allowed.maybe, received, idempotent=allowed.maybe[0].producer in "xy")
+        assert model.end == held.end, (model.end, held)
+
+    def _compare(self, process: Process, partition: int, offset: int, max_bytes: int, reads: int) -> None:
+        self._same(
+            self.partitions[partition],
+            self._read(process, partition, offset, max_bytes, reads),
+            offset,
+            reads,
+        )
+
+    def _same(self, model: ModelPartition, found: list[Any], offset: int, reads: int = 1 << 30) -> None:
+        last = found[-1][0] if found else offset - 1
+        until = model.end - 1 if reads > model.end else last
+        expected = [at for at in sorted(model.events) if offset <= at <= until]
+        assert [entry[0] for entry in found] == expected, ([entry[0] for entry in found], expected)
+        for at, record, received, late in found:
+            stored = model.events[at]
+            assert record == stored.record, (at, record, stored.record)
+            if record is not None:
+                assert received == stored.received, (at, received, stored.received)
+                assert late == model.late(at, 10_000_000), (at, record, stored)
+
+    def _read(self, process: Process, partition: int, offset: int, max_bytes: int, reads: int) -> list[Any]:
+        topic = process.log.opened("t")
+        found: list[Any] = []
+        at = offset
+        for _ in range(reads):
+            frames = topic.fetch(partition, at, max_bytes)
+            if not frames:
+                break
+            for frame, data in frames:
+                found.extend(self._decode(topic, partition, frame, data))
+            at = frames[-1][0].next_offset
+        return [entry for entry in found if entry[0] >= offset]
+
+    def _decode(self, topic: Any, partition: int, frame: Any, data: memoryview) -> list[Any]:
+        """Offset, record, arrival and lateness of each row; equal bytes are decoded once."""
+        raw = bytes(data)
+        if raw not in self._decoded:
+            batch = topic.decode(partition, frame, data)
+            if frame.kind is Kind.MARK:
+                rows: list[Any] = [(frame.base_offset, None, frame.appended_at, False)]
+            else:
+                columns = batch.values.to_pydict()
+                times = batch.values.column("at").cast(pa.int64()).to_pylist()
+                deleted = batch.deleted.tolist()
+                records = map(Record, columns["producer"], columns["number"], columns["key"], times, deleted)
+                rows = list(
+                    zip(
+                        batch.offsets.tolist(),
+                        records,
+                        batch.received.tolist(),
+                        batch.late().tolist(),
+                        strict=True,
+                    )
+                )
+            self._decoded[raw] = rows
+        return self._decoded[raw]
+
+    def _check_compacted(self, process: Process) -> None:
+        """After an eager compaction no key is twice in the closed segments."""
+        for number, model in enumerate(self.partitions):
+            active = process.log.opened("t").partitions[number].slot().segment
+            keys = [s.record.key for offset, s in model.events.items() if s.record and offset < active]
+            assert len(keys) == len(set(keys)), keys
+
+    def _check_committed(self, found: Any) -> None:
+        for number, history in enumerate(self.committed):
+            if not history:
+                if number in found:
+                    history.append(found[number])
+            else:
+                assert found.get(number) in history, (found, history)
+                self.committed[number] = [found[number]]
+
+    def check_verify(self) -> None:
+        faults = [fault for fault in verify(self.any_process().log).faults if ".torn-" not in fault.segment]
+        assert not faults, faults
+
+    # -- events --------------------------------------------------------------------------------------------------
+
+    def _record(self, producer: str) -> Record:
+        self.numbers[producer] += 1
+        deleted = self.topic.compact and self.chance.random() < 0.1
+        key = self.chance.choice("klmnopq")
+        return Record(producer, self.numbers[producer], key, None if deleted else self._time(), deleted)
+
+    def _numbered(self, producer: str, number: int) -> Record:
+        own = random.Random(f"{producer}{number}")
+        return Record(producer, number, own.choice("klmnopq"), self.clock.start + own.randrange(MINUTE))
+
+    def _time(self) -> int | None:
+        ago = self.chance.choice((0, 0, 1, 5, 20, 600, -600, None))
+        return None if ago is None else self.clock.micros() - ago * 1_000_000
+
+
+def _rows(records: list[Record], partition: int, *, producer: str = "", sequence: int = -1) -> Rows:
+    columns = list(zip(*records, strict=True))
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, _TYPE, strict=False)]
+    envelope = {"_hw.deleted": pa.array(columns[4])} if any(columns[4]) else {}
+    values = pa.RecordBatch.from_arrays(arrays, schema=_TYPE)
+    return Rows(values, 1, envelope, partition, producer, sequence)
+
+
+def _moment(micros: int) -> Any:
+    return pa.scalar(micros, pa.timestamp("us", "UTC")).as_py()
