@@ -93,7 +93,7 @@ def volume_rows(bench: Bench) -> list[Row]:
     measured = bench.measure(
         {
             "Arrow": bench.log.append_all("fast", count=count),
-            "dicts": bench.log.append_all("fast", count=dicts),
+            "dicts": bench.log.append_all("fast", count=dicts, arrow=False),
             "Kafka, bytes": bench.on_kafka(lambda k: k.append_all("unsynced", count=dicts)),
             "Kafka, dicts": bench.on_kafka(lambda k: k.append_all("unsynced", count=dicts, from_dicts=True)),
         }

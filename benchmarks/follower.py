@@ -12,6 +12,7 @@ import itertools
 import json
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,6 +23,7 @@ __all__ = ["Follower"]
 
 WARM_UP = 20
 PAUSE = 0.002
+LONGEST = 120.0  # seconds; a follower that takes longer will never get its events
 
 
 class Follower:
@@ -31,11 +33,14 @@ class Follower:
         self.count = count
         command = [sys.executable, "-m", "benchmarks.follower", kind, address, topic, str(count + WARM_UP)]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self._killer = threading.Timer(LONGEST, self._process.kill)
+        self._killer.start()
 
     def __enter__(self) -> Follower:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._killer.cancel()
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait()

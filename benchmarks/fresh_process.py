@@ -14,11 +14,13 @@ from pathlib import Path
 
 __all__ = ["in_fresh_process", "out_of_page_cache"]
 
+LONGEST = 300.0  # seconds; a task that takes longer hangs
+
 
 def in_fresh_process(task: str, folder: Path, topic: str, count: int) -> dict[str, float]:
     """Run a task of this file, on a topic of `count` events, in a process of its own; what it measured."""
     command = [sys.executable, "-m", "benchmarks.fresh_process", task, str(folder), topic, str(count)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=LONGEST)
     measured: dict[str, float] = json.loads(done.stdout)
     return measured
 

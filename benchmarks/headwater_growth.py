@@ -25,7 +25,7 @@ def large_log_rows(options: Options) -> list[Row]:
     count = options.size(full=7_500_000, quick=20_000)
     say(f"a log of {count:,} events")
     log = Headwater(folder)
-    topic = log.fill(count, block=10_000)
+    topic = log.fill(count, block=options.size(full=5_000, quick=500))
     log.close()
     size = out_of_page_cache(folder)
     opened = in_fresh_process("open", folder, topic, count)

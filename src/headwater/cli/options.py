@@ -14,7 +14,7 @@ from headwater.errors import BadSettingError, DataError
 if TYPE_CHECKING:
     from headwater.client import Client
 
-__all__ = ["Folder", "Options", "connected", "data_folder"]
+__all__ = ["Options", "connected", "data_folder", "new_folder"]
 
 
 @Parameter(name="*")
@@ -24,11 +24,11 @@ class Options:
 
     data: str | None = None
     """A folder, or a node's http:// address [default: HEADWATER_DATA, else .headwater]."""
-    json: Annotated[bool, Parameter(negative="")] = False
+    json: Annotated[bool, Parameter(negative="", show_default=False)] = False
     """Print one JSON object per line."""
-    plain: Annotated[bool, Parameter(negative="")] = False
+    plain: Annotated[bool, Parameter(negative="", show_default=False)] = False
     """No colour, no boxes, nothing that moves."""
-    trace: Annotated[bool, Parameter(negative="")] = False
+    trace: Annotated[bool, Parameter(negative="", show_default=False)] = False
     """Show the traceback of an error."""
 
     @property

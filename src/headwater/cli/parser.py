@@ -6,7 +6,10 @@ Commands are plain functions: their parameters are the arguments, their docstrin
 from __future__ import annotations
 
 import importlib
+import inspect
+import re
 import sys
+from typing import Any
 
 import cyclopts
 
@@ -23,6 +26,7 @@ def call(verb: Verb, tokens: list[str]) -> int:
     app = cyclopts.App(
         name=f"headwater {verb.name}",
         default_command=command,
+        help=_description(command),
         version_flags=(),
         help_format="plaintext",
         help_formatter="default" if pretty else "plain",
@@ -33,6 +37,12 @@ def call(verb: Verb, tokens: list[str]) -> int:
         raise _bad_usage(verb, error) from error
     result: int | None = function(*bound.args, **bound.kwargs)
     return result or 0
+
+
+def _description(command: Any) -> str:
+    """The docstring up to its arguments, each paragraph on one line: the terminal's width breaks it."""
+    text = re.split(r"^Args:$", inspect.getdoc(command) or "", flags=re.MULTILINE)[0]
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.strip().split("\n\n"))
 
 
 def _bad_usage(verb: Verb, error: cyclopts.CycloptsError) -> UsageError:

@@ -1,7 +1,7 @@
 """How far a long piece of work is: a bar on a terminal, a line each ten seconds elsewhere, or JSON.
 
-Nothing is shown in the first second. The rate is that of the last ten seconds; the time left is not guessed before
-there are three seconds to guess from.
+Nothing is shown in the first second, and without a terminal in the first ten. The rate is that of the last ten
+seconds; the time left is not guessed before there are three seconds to guess from.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Progress:
         self._moving = self._stream.isatty() and not output.json and not output.plain
         self._clock = clock
         self._begun = clock()
-        self._shown_at = self._begun - _WINDOW + _QUIET
+        self._shown_at = self._begun
         self._seen: deque[tuple[float, int]] = deque([(self._begun, 0)])
         self._width = 0
 

@@ -41,6 +41,8 @@ def _batch(frame: Any) -> pa.RecordBatch:
     try:
         table = frame if isinstance(frame, pa.Table) else _table(frame)
         batches = table.combine_chunks().to_batches()
+    except MisfitError:
+        raise
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise MisfitError(f"{type(frame).__name__} cannot be read as a frame: {error}", None) from None
     if len(batches) == 1:
@@ -143,14 +145,14 @@ def _first(mask: pa.Array) -> int:
 def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
     """A safe cast between types that mean the same.
 
-    A float becomes a decimal by its shortest digits, so that 12.1 is 12.10 and not 12.0999999999999996.
+    Numbers become decimals by their shortest digits, so that 12.1 is 12.10 and not 12.0999999999999996.
     """
     if not _same_meaning(column.type, kind):
         naive = pa.types.is_timestamp(column.type) and pa.types.is_timestamp(kind)
         raise MisfitError(
             "it has no zone" if naive else f"a column of {column.type} does not fit {kind}", None
         )
-    if pa.types.is_floating(column.type) and pa.types.is_decimal(kind):
+    if pa.types.is_decimal(kind) and (pa.types.is_floating(column.type) or pa.types.is_integer(column.type)):
         row = out_of_range(column)
         if row is not None:
             raise MisfitError(f"{_shown(column[row])} does not fit {kind}", row)
@@ -216,7 +218,7 @@ def _fit_nested(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if pa.types.is_map(kind):
         return _fit_map(column, kind)
     if pa.types.is_list(kind) and _is_listed(column.type):
-        column = _dense(column.cast(pa.list_(column.type.value_type)))
+        column = _dense(_as_list(column))
         items = _fit_items(column, column.flatten(), kind.value_field)
         return pa.ListArray.from_arrays(_offsets(column), items, type=kind, mask=_mask(column))
     raise MisfitError(f"a column of {column.type} does not fit {kind}", None)
@@ -243,7 +245,7 @@ def _fit_map(column: pa.Array, kind: pa.MapType) -> pa.Array:
         column = _dense(column)
         keys, items = column.keys, column.items
     elif _is_listed(column.type) and pa.types.is_struct(column.type.value_type):
-        column = _dense(column.cast(pa.list_(column.type.value_type)))
+        column = _dense(_as_list(column))
         keys, items = column.values.flatten()[:2]
     else:
         raise MisfitError(f"a column of {column.type} does not fit {kind}: send such rows as dicts", None)
@@ -251,6 +253,10 @@ def _fit_map(column: pa.Array, kind: pa.MapType) -> pa.Array:
     keys = _fit_items(column, keys.slice(start, end - start), kind.key_field)
     items = _fit_items(column, items.slice(start, end - start), kind.item_field)
     return pa.MapArray.from_arrays(_offsets(column), keys, items, type=kind, mask=_mask(column))
+
+
+def _as_list(column: pa.Array) -> pa.Array:
+    return column if pa.types.is_list(column.type) else column.cast(pa.list_(column.type.value_field))
 
 
 def _dense(column: pa.Array) -> pa.Array:

@@ -192,8 +192,8 @@ def check_fields(fields: Sequence[pa.Field], owner: str, depth: int = 1) -> None
     Raises:
         BadTypeError: `data` has the `field`.
     """
-    if not fields or depth > _DEEPEST:
-        raise BadTypeError(f"{owner} {'is nested too deep' if fields else 'has no fields'}", type=owner)
+    if not fields:
+        raise BadTypeError(f"{owner} has no fields", type=owner)
     seen: set[str] = set()
     for field in fields:
         name = field.name.casefold()
@@ -205,12 +205,14 @@ def check_fields(fields: Sequence[pa.Field], owner: str, depth: int = 1) -> None
 
 
 def _check_type(kind: pa.DataType, where: str, name: str, depth: int) -> None:
+    if depth > _DEEPEST:
+        raise BadTypeError(f"{where} is nested deeper than {_DEEPEST} levels", field=name)
     if pa.types.is_struct(kind):
         check_fields(list(kind), where, depth)
     elif pa.types.is_map(kind) and kind.key_type == pa.string():
-        _check_type(kind.item_type, where, name, depth)
+        _check_type(kind.item_type, where, name, depth + 1)
     elif pa.types.is_list(kind):
-        _check_type(kind.value_type, where, name, depth)
+        _check_type(kind.value_type, where, name, depth + 1)
     elif kind not in _LEAVES and not (pa.types.is_decimal128(kind) and 0 <= kind.scale <= kind.precision):
         raise BadTypeError(
             f"{where}: no event can hold the Arrow type {kind}", detail=_ALLOWED, field=name, type=str(kind)
@@ -354,15 +356,22 @@ def out_of_range(column: pa.Array) -> int | None:
     if pa.types.is_floating(kind):
         sound = pc.is_finite(column)
     elif pa.types.is_timestamp(kind):
-        sound = _between(column.cast(pa.int64()), _FIRST_MOMENT, _LAST_MOMENT)
+        sound = _between(column.view(pa.int64()), _FIRST_MOMENT, _LAST_MOMENT)
     elif pa.types.is_date32(kind):
-        sound = _between(column.cast(pa.int32()), _FIRST_DAY, _LAST_DAY)
+        sound = _between(column.view(pa.int32()), _FIRST_DAY, _LAST_DAY)
     else:
+        return None
+    if sound is None:
         return None
     if pc.all(sound).as_py() in (True, None):
         return None
     return int(pc.index(sound, False).as_py())
 
 
-def _between(column: pa.Array, low: int, high: int) -> pa.Array:
+def _between(column: pa.Array, low: int, high: int) -> pa.Array | None:
+    """Which values are in range; None when all are, which one pass over the column tells."""
+    ends = pc.min_max(column)
+    lowest, highest = ends["min"].as_py(), ends["max"].as_py()
+    if lowest is None or (low <= lowest and highest <= high):
+        return None
     return pc.and_(pc.greater_equal(column, low), pc.less_equal(column, high))

@@ -82,9 +82,9 @@ def integers_of(column: pa.Array) -> npt.NDArray[np.int64]:
         [2, 3]
     """
     data = column.buffers()[1]
-    if data is None:
-        return np.empty(0, np.int64)
-    return np.frombuffer(data, np.int64)[column.offset : column.offset + len(column)]
+    if data is None or not len(column):
+        return np.zeros(len(column), np.int64)
+    return np.frombuffer(data, np.int64, len(column), column.offset * 8)
 
 
 def moments_of(micros: npt.NDArray[np.int64]) -> list[datetime]:

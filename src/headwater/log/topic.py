@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from headwater.errors import BadEventError, BadKeyError, DamagedError, HeadwaterError
+from headwater.errors import BadEventError, BadKeyError, DamagedError, HeadwaterError, TooLargeError
 from headwater.events import (
     Clock,
     Codec,
@@ -39,17 +39,19 @@ from headwater.log.storage.layout import Appended
 
 __all__ = ["OpenTopic"]
 
+Places = np.ndarray[Any, np.dtype[np.int64]]
+LARGEST_EVENT = 4 << 20
 _LARGEST_FRAME = 16 << 20
 _MICROSECOND = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True)
 class _Piece:
-    """What of an entry goes to one partition, and the places of its rows in the entry (None: all)."""
+    """What of an entry goes to one partition, and the places of its rows in the entry."""
 
     partition: int
     part: Part | Row
-    places: Any = None
+    places: Places | None = None
 
     @property
     def rows(self) -> int:
@@ -148,7 +150,7 @@ class OpenTopic:
         for piece, appended in zip(entry.content, entry.outcome or (), strict=False):
             if appended is None:
                 continue
-            places = slice(None) if piece.places is None else piece.places
+            places = piece.places
             partitions[places] = piece.partition
             fresh = np.arange(appended.first_offset, appended.first_offset + appended.count)
             old = self._old_offsets(piece, appended)
@@ -169,27 +171,23 @@ class OpenTopic:
         number = len(self.partitions)
         if rows.partition is not None or number == 1 or keys is None:
             partition = next(self._turn) % number if rows.partition is None else rows.partition
-            return [_Piece(partition, piece) for piece in _sized(part)]
+            return _sized(partition, part, np.arange(part.values.num_rows))
         owners = partitions_of(keys, number)
         pieces = []
         for partition in np.unique(owners).tolist():
             places = np.flatnonzero(owners == partition)
             taken = pa.array(places)
-            pieces.append(
-                _Piece(
-                    partition,
-                    Part(
-                        part.values.take(taken),
-                        part.schema,
-                        {name: column.take(taken) for name, column in part.envelope.items()},
-                        None if part.times is None else part.times[places],
-                    ),
-                    places,
-                )
+            mine = Part(
+                part.values.take(taken),
+                part.schema,
+                {name: column.take(taken) for name, column in part.envelope.items()},
+                None if part.times is None else part.times[places],
             )
+            pieces.extend(_sized(partition, mine, places))
         return pieces
 
     def _part(self, rows: Rows) -> Part:
+        _refuse_large(rows.values, 0)
         return Part(
             rows.values,
             rows.version,
@@ -286,7 +284,7 @@ class OpenTopic:
         rows = [_row(place) for place in run]
         try:
             yield self._part(together(self.codec_of(rows[0].version), rows)), run
-        except BadEventError as error:
+        except (BadEventError, TooLargeError) as error:
             if len(run) == 1:
                 run[0][0].error = error
                 return
@@ -340,16 +338,33 @@ class OpenTopic:
             self.counts.close()
 
 
-def _sized(part: Part) -> Iterator[Part]:
-    """The part in frames that a reader can hold in memory; one sequence number is always one frame."""
-    rows = part.values.num_rows
-    nbytes = part.values.nbytes if rows > 1 else 0
+def _sized(partition: int, part: Part, places: Places) -> list[_Piece]:
+    """A part in frames that a reader can hold in memory; one sequence number is always one frame."""
+    rows, nbytes = part.values.num_rows, part.values.nbytes
     if nbytes <= _LARGEST_FRAME or not part.per_row:
-        yield part
-        return
+        return [_Piece(partition, part, places)]
     step = max(1, rows * _LARGEST_FRAME // nbytes)
-    for start in range(0, rows, step):
-        yield part.slice(start, min(step, rows - start))
+    return [
+        _Piece(partition, part.slice(start, min(step, rows - start)), places[start : start + step])
+        for start in range(0, rows, step)
+    ]
+
+
+def _refuse_large(values: pa.RecordBatch, first: int) -> None:
+    """Finds an event over the limit by halves: batches that are small as a whole cost one look."""
+    rows = values.num_rows
+    if values.nbytes <= LARGEST_EVENT:
+        return
+    if rows == 1:
+        raise TooLargeError(
+            f"event {first} has {values.nbytes:,} bytes, more than {LARGEST_EVENT:,}",
+            detail="nothing of this call was appended",
+            fix="keep large objects elsewhere and send where they are",
+            limit=LARGEST_EVENT,
+            row=first,
+        )
+    _refuse_large(values.slice(0, rows // 2), first)
+    _refuse_large(values.slice(rows // 2), first + rows // 2)
 
 
 def _row(place: tuple[Entry, int]) -> Row:

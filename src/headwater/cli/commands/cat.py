@@ -22,7 +22,7 @@ def cat(
     where: str | None = None,
     partition: int | None = None,
     limit: Annotated[int | None, Parameter(name=["--limit", "-n"])] = None,
-    envelope: Annotated[bool, Parameter(negative="")] = False,
+    envelope: Annotated[bool, Parameter(negative="", show_default=False)] = False,
     options: Options = Options(),
 ) -> int:
     """Print a range of a topic, then stop.

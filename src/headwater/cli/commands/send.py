@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["send"]
 
-_ROW = re.compile(r"^(?:line|row) \d+(?:, |: | )?")
+_ROW = re.compile(r"^(?:line|row) \d+")
 
 
 def send(
@@ -124,7 +124,8 @@ def _placed(error: UsageError, chunk: Chunk, done: int) -> UsageError:
     number = chunk.numbers[row]
     detail = "\n".join(part for part in (error.detail, _done_so_far(done)) if part)
     data = error.data | {"line": number, "sent_lines": done}
-    return type(error)(f"line {number}: {_ROW.sub('', error.what)}", detail=detail, fix=error.fix, **data)
+    what = _ROW.sub(f"line {number}", error.what)
+    return type(error)(what if what != error.what else f"line {number}: {what}", detail=detail, fix=error.fix, **data)
 
 
 def _done_so_far(done: int) -> str:

@@ -21,7 +21,7 @@ def tail(
     where: str | None = None,
     partition: int | None = None,
     limit: Annotated[int | None, Parameter(name=["--limit", "-n"])] = None,
-    envelope: Annotated[bool, Parameter(negative="")] = False,
+    envelope: Annotated[bool, Parameter(negative="", show_default=False)] = False,
     options: Options = Options(),
 ) -> int:
     """Follow a topic and print each event as it comes.

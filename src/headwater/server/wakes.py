@@ -1,0 +1,143 @@
+"""Requests that wait for events or for changes of a group: one watch for all that wait for the same."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Final
+
+from headwater.errors import EnvironmentFaultError
+from headwater.log import EventLog, Wakeup
+from headwater.server.threads import Threads
+
+__all__ = ["Wakes", "Watch"]
+
+_KEPT_FOR: Final = 30.0  # seconds after the last request that waited
+_LOOK_EVERY: Final = 0.05  # seconds, where the operating system tells nothing
+
+
+class Watch:
+    """Changes of one topic or group. Take `next`, look at the log, and if there is nothing, wait for what you took."""
+
+    def __init__(self, wakeup: Wakeup) -> None:
+        self.users = 0
+        self.unused: asyncio.TimerHandle | None = None
+        self._wakeup = wakeup
+        self._loop = asyncio.get_running_loop()
+        self._next: asyncio.Future[None] = self._loop.create_future()
+        self._handle = wakeup.fileno()
+        self._timer: asyncio.TimerHandle | None = None
+        if self._handle is None:
+            self._timer = self._loop.call_later(_LOOK_EVERY, self._look_again)
+        else:
+            self._loop.add_reader(self._handle, self._changed)
+
+    @property
+    def next(self) -> asyncio.Future[None]:
+        """Done at the next change."""
+        return self._next
+
+    def _changed(self) -> None:
+        self._wakeup.wait(0)
+        self._tell()
+
+    def _look_again(self) -> None:
+        self._tell()
+        self._timer = self._loop.call_later(_LOOK_EVERY, self._look_again)
+
+    def _tell(self) -> None:
+        told, self._next = self._next, self._loop.create_future()
+        told.set_result(None)
+
+    def close(self) -> None:
+        """Stop watching."""
+        if self._handle is not None:
+            self._loop.remove_reader(self._handle)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._wakeup.close()
+
+
+class Wakes:
+    """All watches of the node."""
+
+    def __init__(self, log: EventLog, threads: Threads) -> None:
+        self._log = log
+        self._threads = threads
+        self._watches: dict[tuple[str, str | None], Watch] = {}
+        self._stopping: asyncio.Future[None] | None = None
+
+    @contextlib.asynccontextmanager
+    async def topic(self, name: str) -> AsyncIterator[Watch]:
+        """Watch appends to a topic."""
+        async with self._on((name, None), lambda: self._log.watch(name)) as watch:
+            yield watch
+
+    @contextlib.asynccontextmanager
+    async def group(self, group: str, topic: str) -> AsyncIterator[Watch]:
+        """Watch the members of a group on a topic."""
+        async with self._on((topic, group), lambda: self._log.groups.watch(group, topic)) as watch:
+            yield watch
+
+    @contextlib.asynccontextmanager
+    async def _on(self, what: tuple[str, str | None], make: Callable[[], Wakeup]) -> AsyncIterator[Watch]:
+        watch = self._watches.get(what) or await self._made(what, make)
+        watch.users += 1
+        if watch.unused is not None:
+            watch.unused.cancel()
+            watch.unused = None
+        try:
+            yield watch
+        finally:
+            watch.users -= 1
+            if not watch.users:
+                watch.unused = asyncio.get_running_loop().call_later(_KEPT_FOR, self._forget, what)
+
+    async def _made(self, what: tuple[str, str | None], make: Callable[[], Wakeup]) -> Watch:
+        try:
+            wakeup = await self._threads.read(make)
+        except OSError as error:
+            raise EnvironmentFaultError(
+                "the operating system has no more watches for this user",
+                detail=str(error),
+                fix="sysctl fs.inotify.max_user_instances=1024",
+            ) from None
+        if what in self._watches:  # another request was faster
+            wakeup.close()
+        else:
+            self._watches[what] = Watch(wakeup)
+        return self._watches[what]
+
+    def _forget(self, what: tuple[str, str | None]) -> None:
+        watch = self._watches.pop(what, None)
+        if watch is not None:
+            watch.close()
+
+    async def wait(self, *changes: asyncio.Future[None], timeout: float) -> bool:
+        """True as soon as one of the changes happened; False after `timeout` seconds, or when the node stops."""
+        if self._stopping is None:
+            self._stopping = asyncio.get_running_loop().create_future()
+        if self._stopping.done():
+            return False
+        await asyncio.wait(
+            {*changes, self._stopping}, timeout=max(0.0, timeout), return_when=asyncio.FIRST_COMPLETED
+        )
+        return any(change.done() for change in changes)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the node is about to stop: whoever waits goes home."""
+        return self._stopping is not None and self._stopping.done()
+
+    def stop(self) -> None:
+        """End all waits."""
+        if self._stopping is None:
+            self._stopping = asyncio.get_running_loop().create_future()
+        if not self._stopping.done():
+            self._stopping.set_result(None)
+
+    def close(self) -> None:
+        """Close all watches."""
+        for what in list(self._watches):
+            self._forget(what)
