@@ -43,6 +43,7 @@ _FUNCTIONS = _words(
     suffix trim ucase unicode upper
     date_diff date_part date_trunc datediff datepart datetrunc day dayname dayofmonth dayofweek dayofyear epoch epoch_ms
     epoch_us hour isodow isoyear microsecond millisecond minute month monthname quarter second strftime week weekday
+    to_days to_hours to_microseconds to_milliseconds to_minutes to_months to_seconds to_weeks to_years
     weekofyear year yearweek
     array_contains array_extract array_length array_position cardinality element_at list_contains list_element
     list_extract list_has list_has_all list_has_any list_position list_value map_contains map_extract map_keys
@@ -92,13 +93,15 @@ class Where:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        if not isinstance(text, str) or not 0 < len(text.strip()) <= _LONGEST or "\0" in text:
+        if not _readable(text):
             raise BadFilterError(f"a condition is text of 1 to {_LONGEST} characters", text=shown(text))
         self._cursor = _connection().cursor()
         self._lock = Lock()
         self._expression = _with_columns_quoted(text, self._cursor)
-        for problem in _problems(_parsed(self._expression, self._cursor, text), 0):
+        tree = _parsed(self._expression, self._cursor, text)
+        for problem in _problems(tree, 0):
             raise _refused(text, problem)
+        self._names = frozenset(_names(tree))
 
     def mask(
         self, batch: pa.RecordBatch, envelope: Mapping[str, pa.Array] | None = None
@@ -114,6 +117,11 @@ class Where:
         """
         columns = {**(envelope or {}), **dict(zip(batch.schema.names, batch.columns, strict=True))}
         table = pa.table(columns)
+        known = {name.casefold() for name in columns}
+        for name in self._names:
+            # DuckDB would take current_user for a function when there is no such column.
+            if name.casefold() not in known:
+                raise self._unanswered(f"there is no column {shown(name)}", table)
         result = self._answer(table)
         if result.type != pa.bool_():
             raise BadFilterError(
@@ -141,15 +149,24 @@ class Where:
                 found = answer.to_arrow_table().column("kept").combine_chunks()
             except (duckdb.Error, RuntimeError, ValueError) as error:
                 reason = str(error).splitlines()[0]
-                raise BadFilterError(
-                    f"{shown(self.text)} cannot be evaluated: {reason[:200]}",
-                    detail=f"columns: {', '.join(table.schema.names[:40])}",
-                    text=self.text,
-                    columns=table.schema.names,
-                ) from None
+                raise self._unanswered(reason[:200], table) from None
             finally:
                 self._cursor.unregister("batch")
         return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
+
+    def _unanswered(self, reason: str, table: pa.Table) -> BadFilterError:
+        return BadFilterError(
+            f"{shown(self.text)} cannot be evaluated: {reason}",
+            detail=f"columns: {', '.join(table.schema.names[:40])}",
+            text=self.text,
+            columns=table.schema.names,
+        )
+
+
+def _readable(text: object) -> bool:
+    if not isinstance(text, str) or not 0 < len(text.strip()) <= _LONGEST:
+        return False
+    return not any(sign == "\0" or "\ud800" <= sign <= "\udfff" for sign in text)
 
 
 @lru_cache(maxsize=1)
@@ -230,6 +247,14 @@ def _problems(tree: Any, depth: int) -> Iterator[str]:
         yield from _node_problems(tree)
         for item in tree.values():
             yield from _problems(item, depth + 1)
+
+
+def _names(tree: Any) -> Iterator[str]:
+    """The columns a syntax tree refers to; of `place.city` the first part."""
+    for item in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ():
+        yield from _names(item)
+    if isinstance(tree, dict) and tree.get("class") == "COLUMN_REF":
+        yield tree["column_names"][0]
 
 
 def _node_problems(node: dict[str, Any]) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import threading
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -37,6 +38,7 @@ from headwater.units import micros, moment
 __all__ = ["EventLog", "PartitionRange", "Start"]
 
 Start = str | int | datetime
+_LOGS: weakref.WeakSet[EventLog] = weakref.WeakSet()
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ class EventLog:
         shared = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else self.folder / "memory"
         self._memory = shared / f"headwater-{self.id}"
         self.groups = Groups(self.disk, self.clock, self.folder / "groups", self)
+        _LOGS.add(self)
 
     def _identity(self) -> str:
         path = self.folder / "log.json"
@@ -315,6 +318,12 @@ class EventLog:
             return batch.frame.base_offset
         return int(batch.offsets[rows[0] if len(rows) else -1])
 
+    def reopen(self) -> None:
+        """Start with no open files: a forked child would share its parent's, and with them its locks."""
+        self._mutex = threading.RLock()
+        self._open = {}
+        self.groups = Groups(self.disk, self.clock, self.folder / "groups", self)
+
     def close(self) -> None:
         """Append what waits at the doors and close all files."""
         with self._mutex:
@@ -327,3 +336,11 @@ class EventLog:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _reopen_all() -> None:
+    for log in _LOGS:
+        log.reopen()
+
+
+os.register_at_fork(after_in_child=_reopen_all)

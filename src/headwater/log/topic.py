@@ -68,6 +68,7 @@ class OpenTopic:
         self._schemas: dict[int, pa.Schema] = {}
         self._codecs: dict[int, Codec] = {}
         self._turn = count()
+        self._settings = b""
         self.definition = self.reload()
         self.ends = Ends(disk, folder / "ends")
         self.counts = Counts(disk, folder / "counts")
@@ -91,6 +92,9 @@ class OpenTopic:
         data = self._disk.read_file(self.folder / "topic.json")
         if data is None:
             raise FileNotFoundError(self.folder / "topic.json")
+        if data == self._settings:
+            return self.definition
+        self._settings = data
         bare = Topic.from_json(data, pa.schema([]))
         self.definition = bare.with_schema(self._schema(bare.version), bare.version)
         self.codec = Codec(self.definition.schema)

@@ -51,7 +51,9 @@ class Upkeep:
         """Do something for every topic; a fault of one does not keep the others from it."""
         for name in self._log.topics():
             try:
-                work(self._log.opened(name))
+                topic = self._log.opened(name)
+                topic.reload()  # another process may have changed its settings
+                work(topic)
             except LockedError:
                 pass
             except (HeadwaterError, OSError):

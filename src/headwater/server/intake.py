@@ -214,5 +214,5 @@ def _with_key(body: bytes, names: Sequence[str], key: Any) -> bytes:
     if not missing:
         return body
     parts = dict(zip(names, key if isinstance(key, tuple) else (key,), strict=True))
-    members |= {name: msgspec.Raw(msgspec.json.encode(json_form(parts[name]))) for name in missing}
-    return msgspec.json.encode(members)
+    added = b",".join(msgspec.json.encode({name: json_form(parts[name])})[1:-1] for name in missing)
+    return body.replace(b"{", b"{" + added + (b"," if members else b""), 1)

@@ -67,14 +67,14 @@ class Laid:
     appended: list[Appended] = field(default_factory=list)
 
 
-def lay_out(parts: list[Part], slot: Slot, now: int, ahead: int, producers: Producers | None) -> Laid:
+def lay_out(parts: list[Part], slot: Slot, now: int, ahead: int, producers: Producers) -> Laid:
     """Give offsets to the rows and encode them; rows a producer has sent before are left out."""
     laid = Laid()
     offset, running, position = slot.next_offset, slot.running_max, 0
     sent: dict[str, int] = {}
     for part in parts:
         repeats = 0
-        if part.producer and producers is not None:
+        if part.producer:
             last = sent.get(part.producer, producers.last(part.producer))
             repeats = _repeats(part, last)
             sent[part.producer] = max(last, part.last_sequence)

@@ -141,13 +141,12 @@ class Partition:
         with self.locked() as found:
             slot = self._rolled_if_due(found)
             now = self._clock.micros()
-            producers = self._known_producers(slot) if any(part.producer for part in parts) else None
+            producers = self._known_producers(slot)
             laid = lay_out(parts, slot, now, self._written.ahead, producers)
             if laid.frames:
                 self._write(slot, b"".join(laid.data), laid.frames, now)
-                if producers is not None:
-                    for frame in laid.frames:
-                        producers.note(frame)
+                for frame in laid.frames:
+                    producers.note(frame)
             return laid.appended
 
     def mark(self, time: int) -> None:
