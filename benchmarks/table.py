@@ -34,12 +34,12 @@ class Aim:
 
 def at_least(bound: float, *, of: str = "value", unit: str = "") -> Aim:
     """An aim from below: `at_least(0.8, of="ratio")`."""
-    return Aim(f"≥ {bound:,g}{_unit(of, unit)}", bound, of, above=True)
+    return Aim(f"≥ {bound:,}{_unit(of, unit)}", bound, of, above=True)
 
 
 def at_most(bound: float, *, of: str = "value", unit: str = "") -> Aim:
     """An aim from above: `at_most(2, unit="s")`."""
-    return Aim(f"≤ {bound:,g}{_unit(of, unit)}", bound, of, above=False)
+    return Aim(f"≤ {bound:,}{_unit(of, unit)}", bound, of, above=False)
 
 
 @dataclass(frozen=True)

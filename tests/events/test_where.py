@@ -111,6 +111,11 @@ def test_large_batches_keep_their_order():
     assert (Where("n > 500").mask(batch) == (numbers > 500)).all()
 
 
+def test_a_field_comes_before_the_envelope_in_any_case():
+    batch = pa.RecordBatch.from_pydict({"Offset": [1, 2]})
+    assert Where("offset = 2").mask(batch, {"offset": pa.array([2, 2])}).tolist() == [False, True]
+
+
 def test_an_empty_batch_has_an_empty_mask():
     assert Where("score > 1").mask(BATCH.slice(0, 0)).shape == (0,)
 

@@ -17,6 +17,7 @@ from headwater.client.producer import Producer
 from headwater.client.progress import Lag, Move, lag_of, reset_group
 from headwater.client.rows import Incoming
 from headwater.client.table import TableReader
+from headwater.config import DATA
 from headwater.errors import BadEventError, BadSettingError, Place, UnknownGroupError
 from headwater.events import Clock, Event, Receipt, SystemClock, from_row
 from headwater.log import EventLog, LogBatch, Receipts, Start, Topic
@@ -42,7 +43,7 @@ def connect(where: str | Path | None = None, *, clock: Clock | None = None) -> C
         >>> client.topics()
         []
     """
-    place = str(where or os.environ.get("HEADWATER_DATA") or ".headwater")
+    place = DATA.read(where)
     if place.startswith(("http://", "https://")):
         from headwater.log.http import HttpLog  # httpx is slow to import and not needed for a folder
 

@@ -53,7 +53,8 @@ _FUNCTIONS = _words(
 )
 _CASTS = _words(
     """
-    BIGINT BLOB BOOLEAN DATE DECIMAL DOUBLE FLOAT HUGEINT INTEGER INTERVAL SMALLINT TIME TIMESTAMP TINYINT UUID VARCHAR
+    BIGINT BLOB BOOL BOOLEAN DATE DECIMAL DOUBLE FLOAT HUGEINT INT INTEGER INTERVAL LONG NUMERIC REAL SHORT SMALLINT
+    STRING TEXT TIME TIMESTAMP TIMESTAMPTZ TINYINT UUID VARCHAR
     """
 ) | {"TIMESTAMP WITH TIME ZONE"}
 # Reserved words an expression is made of; any other reserved word can only be meant as a column, like `offset`.
@@ -115,9 +116,11 @@ class Where:
         Raises:
             BadFilterError: A column is not there, or types do not go together; `data` has `text` and `columns`.
         """
-        columns = {**(envelope or {}), **dict(zip(batch.schema.names, batch.columns, strict=True))}
-        table = pa.table(columns)
+        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         known = {name.casefold() for name in columns}
+        columns |= {name: column for name, column in (envelope or {}).items() if name not in known}
+        known |= columns.keys()
+        table = pa.table(columns)
         for name in self._names:
             # DuckDB would take current_user for a function when there is no such column.
             if name.casefold() not in known:

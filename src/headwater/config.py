@@ -1,0 +1,54 @@
+"""Settings: how one is declared, and where its value comes from.
+
+A setting is a name, a default and one sentence. Its value comes from the caller, else from the environment variable
+`HEADWATER_<NAME>`, else it is the default. The docs page and the help texts are made from this table.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from headwater.errors import BadSettingError
+
+__all__ = ["DATA", "PORT", "SETTINGS", "Setting"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting.
+
+    Example:
+        >>> Setting("colour", "blue", "The colour of the water.").read()
+        'blue'
+    """
+
+    name: str
+    default: str
+    help: str
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that sets it."""
+        return f"HEADWATER_{self.name.upper()}"
+
+    def read(self, given: object = None) -> str:
+        """The value: what the caller gave, else the environment's, else the default."""
+        return str(given) if given not in (None, "") else os.environ.get(self.variable) or self.default
+
+    def number(self, given: object = None) -> int:
+        """The value as a number.
+
+        Raises:
+            BadSettingError: It is not one.
+        """
+        value = self.read(given)
+        if not value.isdigit():
+            what = f"{self.name} is {value!r}, which is not a number"
+            raise BadSettingError(what, fix=f"{self.variable}={self.default}", setting=self.name)
+        return int(value)
+
+
+DATA = Setting("data", ".headwater", "The folder of the log, or the address of a node such as http://127.0.0.1:8642.")
+PORT = Setting("port", "8642", "The port a node listens on.")
+SETTINGS = (DATA, PORT)

@@ -1,0 +1,254 @@
+"""The JSON documents of the API: what requests may say and answers hold; the OpenAPI description is made from them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from headwater.events import Receipt
+from headwater.log import GroupState, Membership, Topic
+from headwater.server.schemas import schema_document
+
+__all__ = [
+    "Appended",
+    "Changes",
+    "ChangesWanted",
+    "CommitWanted",
+    "CountsDocument",
+    "EndsDocument",
+    "Fetch",
+    "GroupState",
+    "Health",
+    "JoinWanted",
+    "LagDocument",
+    "Membership",
+    "MoveDocument",
+    "NewTopic",
+    "Problem",
+    "Receipt",
+    "ResetWanted",
+    "SchemaDocument",
+    "TopicDocument",
+    "TopicSummary",
+    "Version",
+    "topic_document",
+]
+
+
+class Problem(msgspec.Struct):
+    """An error (RFC 9457): what failed, the detail, and what to do next."""
+
+    type: str
+    title: str
+    status: int
+    code: str
+    retryable: bool
+    detail: str | None = None
+    fix: str | None = None
+    place: str | None = None
+    data: dict[str, Any] = {}
+
+
+class SchemaDocument(msgspec.Struct):
+    """A topic's type at one version; `arrow` is an Arrow IPC schema message in base64."""
+
+    version: int
+    ddl: str
+    json_schema: dict[str, Any]
+    arrow: str
+
+
+class RetentionDocument(msgspec.Struct, forbid_unknown_fields=True):
+    """How long events are kept: seconds, bytes."""
+
+    time: float | str | None = None
+    size: int | str | None = None
+    force: bool = False
+
+
+class OverloadDocument(msgspec.Struct, forbid_unknown_fields=True):
+    """What happens when producers are faster than the disk; `timeout` in seconds."""
+
+    when_full: str = "wait"
+    events: int = 10_000
+    timeout: float | str | None = None
+    one_in: int = 10
+
+
+class TopicDocument(msgspec.Struct):
+    """A topic's definition; durations in seconds, sizes in bytes."""
+
+    name: str
+    version: int
+    key: list[str]
+    time: str | None
+    lateness: float
+    partitions: int
+    durability: str
+    retention: RetentionDocument
+    compact: bool
+    overload: OverloadDocument
+    idle: float
+    ahead: float
+    segment_size: int
+    schema: SchemaDocument
+
+
+def topic_document(topic: Topic) -> TopicDocument:
+    """The document of a topic."""
+    fields = msgspec.json.decode(topic.to_json())
+    fields["schema"] = schema_document(topic.schema, topic.version, topic.name)
+    return msgspec.convert(fields, TopicDocument)
+
+
+class ArrowSchema(msgspec.Struct, forbid_unknown_fields=True):
+    """A type as an Arrow IPC schema message in base64."""
+
+    arrow: str
+
+
+class NewTopic(msgspec.Struct, forbid_unknown_fields=True):
+    """A topic to be created, or brought up to this definition.
+
+    `schema` is Spark DDL text or an Arrow schema; durations and sizes may be text such as "10 minutes" and "64 MB".
+    `given` names the options that change a topic which exists; all that are there if left out.
+    """
+
+    name: str
+    schema: str | ArrowSchema
+    key: str | list[str] | UnsetType | None = UNSET
+    time: str | UnsetType | None = UNSET
+    lateness: float | str | UnsetType = UNSET
+    partitions: int | UnsetType = UNSET
+    durability: str | UnsetType = UNSET
+    retention: str | RetentionDocument | UnsetType = UNSET
+    compact: bool | UnsetType = UNSET
+    overload: str | OverloadDocument | UnsetType = UNSET
+    idle: float | str | UnsetType = UNSET
+    ahead: float | str | UnsetType = UNSET
+    segment_size: int | str | UnsetType = UNSET
+    given: list[str] | UnsetType = UNSET
+
+
+class TopicSummary(msgspec.Struct):
+    """A topic in the list of all: how many offsets it holds, and when the last batch came (microseconds since 1970)."""
+
+    name: str
+    partitions: int
+    events: int
+    end: int
+    appended_at: int
+
+
+class EndsDocument(msgspec.Struct):
+    """What a partition holds: offsets [start, end); times in microseconds since 1970."""
+
+    partition: int
+    start: int
+    end: int
+    running_max: int
+    appended_at: int
+
+
+class CountsDocument(msgspec.Struct):
+    """What the topic's door decided so far: offered = appended + duplicate + refused + dropped."""
+
+    counts: dict[str, int]
+
+
+class Appended(msgspec.Struct):
+    """Where the events of a body went, in their order."""
+
+    topic: str
+    events: int
+    duplicates: int
+    dropped: str | None
+    partitions: list[int]
+    offsets: list[int]
+
+
+class Fetch(msgspec.Struct, forbid_unknown_fields=True):
+    """What to fetch: offset per partition, about how many bytes of each, and how many seconds to wait for the first."""
+
+    positions: dict[int, int]
+    max_bytes: int = 1 << 20
+    wait: float = 0
+    group: str | None = None
+
+
+class JoinWanted(msgspec.Struct, forbid_unknown_fields=True):
+    """How to join: where a new group begins, and after how many seconds without a sync a member is expelled."""
+
+    start: str | int = "earliest"
+    session: float = 300.0
+
+
+class CommitWanted(msgspec.Struct, forbid_unknown_fields=True):
+    """What a member says: its generation and, for a commit, the next offset per partition."""
+
+    generation: int
+    offsets: dict[int, int] = {}
+
+
+class ChangesWanted(msgspec.Struct, forbid_unknown_fields=True):
+    """Members that are alive, and how many seconds to wait for a change of the group."""
+
+    members: list[str] = []
+    wait: float = 0
+
+
+class Changes(msgspec.Struct):
+    """Whether the group changed while the request waited."""
+
+    changed: bool
+
+
+class ResetWanted(msgspec.Struct, forbid_unknown_fields=True):
+    """Where a group is to go on: at a start for all partitions, or at an offset for each."""
+
+    to: str | int | None = None
+    offsets: dict[int, int] | None = None
+    dry_run: bool = False
+
+
+class MoveDocument(msgspec.Struct):
+    """A committed offset before and after."""
+
+    partition: int
+    old: int | None
+    new: int
+
+
+class LagDocument(msgspec.Struct):
+    """How far a group is behind in a partition: events, and seconds the oldest of them has waited."""
+
+    group: str
+    topic: str
+    partition: int
+    committed: int
+    end: int
+    events: int
+    behind: float
+    gone: int
+    owner: str | None
+
+
+class Health(msgspec.Struct):
+    """How the node is."""
+
+    status: str
+    pid: int
+    started_at: str
+    uptime: float
+    topics: int
+    members: int
+    connections: int
+
+
+class Version(msgspec.Struct):
+    """Which Headwater answers."""
+
+    name: str
+    version: str

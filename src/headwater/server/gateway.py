@@ -1,0 +1,58 @@
+"""What the routes share: the log, and everything that stands between it and the requests."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from fastapi import Response
+
+from headwater.log import EventLog
+from headwater.server.bodies import Bodies
+from headwater.server.intake import Intake
+from headwater.server.limits import Limits
+from headwater.server.members import Members
+from headwater.server.threads import Threads
+from headwater.server.wakes import Wakes
+
+__all__ = ["Gateway", "json_answer"]
+
+
+class Gateway:
+    """One per node.
+
+    Args:
+        log: What is served.
+        limits: What clients may ask of it.
+    """
+
+    def __init__(self, log: EventLog, limits: Limits) -> None:
+        self.log = log
+        self.limits = limits
+        self.threads = Threads()
+        self.bodies = Bodies(limits)
+        self.intake = Intake(log, limits.line)
+        self.wakes = Wakes(log, self.threads)
+        self.members = Members(log, self.threads, limits)
+        self.started_at = datetime.now(UTC)
+        self.started = time.monotonic()
+
+    def waiting(self, wanted: float) -> float:
+        """How long a request may wait that would like to wait so long (seconds)."""
+        return max(0.0, min(wanted, self.limits.longest_wait.total_seconds()))
+
+    def stop(self) -> None:
+        """End all live streams and waits, so that connections can close."""
+        self.wakes.stop()
+
+    async def close(self) -> None:
+        """Let go of members and watches."""
+        await self.members.close()
+        self.wakes.close()
+
+
+def json_answer(document: Any, status: int = 200) -> Response:
+    """A document as JSON."""
+    return Response(msgspec.json.encode(document), status, media_type="application/json")
