@@ -93,10 +93,10 @@ def test_plain_text_and_numbers_are_taken_where_json_needs_them():
 
 
 def test_json_is_exact_about_decimals_and_times():
-    codec = Codec(from_ddl("a DECIMAL(38,18), b TIMESTAMP, c BINARY"))
-    line = b'{"a":0.100000000000000001,"b":"2026-01-01T00:00:00.000001Z","c":"AAE="}'
+    codec = Codec(from_ddl("a DECIMAL(38,18), b TIMESTAMP, c BINARY, d DECIMAL(12,2)"))
+    line = b'{"a":0.100000000000000001,"b":"2026-01-01T00:00:00.000001Z","c":"AAE=","d":12.30}'
     assert codec.to_json(codec.decode_json([line])) == [
-        b'{"a":"0.100000000000000001","b":"2026-01-01T00:00:00.000001Z","c":"AAE="}'
+        b'{"a":"0.100000000000000001","b":"2026-01-01T00:00:00.000001Z","c":"AAE=","d":"12.3"}'
     ]
 
 
@@ -287,6 +287,9 @@ START = b'{"order_id":"o","customer_id":7,"amount":"1","placed_at":"2026-01-01T0
         START + b',"note" : "a", "note" : "b"}',
         START + b',"note":null,"note":null}',
         START + b',"note":"\\u0022:","note":"b"}',
+        START.replace(b'"o"', b'"\\u0022:"') + b',"note":"a","note":"b"}',
+        START + b',"note" : "a","note":"b"}',
+        START + b',"note"\n:"a","note":"b"}',
         START + b',"counts":{"a":1,"a":2}}',
         START + b',"counts":{"a":1,"\\u0061":2}}',
         START + b',"parts":[{"n":1,"n":2}]}',

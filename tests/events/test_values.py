@@ -54,6 +54,14 @@ def test_trailing_zeros_never_change_the_text(number):
     assert decimal_text(padded) == decimal_text(number) == trimmed(str(padded))
 
 
+@pytest.mark.parametrize(
+    ("digits", "expected"),
+    [("-0.00", "0"), ("0E-18", "0"), ("1E+3", "1000"), ("-1.50", "-1.5"), ("100", "100")],
+)
+def test_digits_are_trimmed_and_written_out(digits, expected):
+    assert trimmed(digits) == decimal_text(Decimal(digits)) == expected
+
+
 @given(moments, st.integers(-14 * 60, 14 * 60))
 def test_zones_never_change_the_text(moment, minutes):
     elsewhere = moment.astimezone(timezone(timedelta(minutes=minutes)))

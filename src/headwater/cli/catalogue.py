@@ -28,7 +28,12 @@ VERBS: Final = {
     for verb in (
         Verb("demo", "start", f"{_ROOM}.demo", "Run a small shop, with live events, for a first look."),
         Verb("run", "start", f"{_ROOM}.run", "Start the node, with the topics of an app."),
-        Verb("status", "start", f"{_ROOM}.status", "Say whether a node runs, what the log holds and how far readers are."),
+        Verb(
+            "status",
+            "start",
+            f"{_ROOM}.status",
+            "Show whether a node runs, and what the log holds.",
+        ),
         Verb("topics", "look", f"{_ROOM}.topics", "List the topics, or describe one."),
         Verb("tail", "look", f"{_ROOM}.tail", "Follow a topic and print each event as it comes."),
         Verb("cat", "look", f"{_ROOM}.cat", "Print a range of a topic, then stop."),
@@ -36,7 +41,12 @@ VERBS: Final = {
         Verb("send", "act", f"{_ROOM}.send", "Send events, given as JSON, to a topic."),
         Verb("reset", "act", f"{_ROOM}.reset", "Set where a consumer group goes on."),
         Verb("verify", "check", f"{_ROOM}.verify", "Read every byte of the log and compare every checksum."),
-        Verb("doctor", "check", f"{_ROOM}.doctor", "Check the machine and the data folder, and say how to fix what is wrong."),
+        Verb(
+            "doctor",
+            "check",
+            f"{_ROOM}.doctor",
+            "Check the machine and the data folder.",
+        ),
         Verb("bench", "check", f"{_ROOM}.bench", "Measure this disk and a log on it."),
         Verb("help", "other", f"{_ROOM}.explain", "Explain an error code, or a command."),
     )

@@ -163,7 +163,9 @@ def clock_against(newest: datetime | None, now: datetime) -> Check | None:
     if newest is None or newest - now < timedelta(seconds=5):
         return None
     detail = f"it is behind the newest event by {seconds(newest - now)}"
-    return Check("clock", State.WARN, detail, "set the machine's clock; received_at of new events would go back")
+    return Check(
+        "clock", State.WARN, detail, "set the machine's clock; received_at of new events would go back"
+    )
 
 
 def _port(port: int) -> Check:

@@ -7,7 +7,7 @@ import os
 import select
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO, Final
+from typing import BinaryIO, Final
 
 import msgspec
 
@@ -36,11 +36,13 @@ def documents(text: bytes) -> Chunk:
         ([b'{"a": 1}', b'{"a": 2}'], [1, 3])
     """
     try:
-        whole = msgspec.json.decode(text, type=list[msgspec.Raw] if text.lstrip()[:1] == b"[" else msgspec.Raw)
+        if text.lstrip()[:1] == b"[":
+            whole = msgspec.json.decode(text, type=list[msgspec.Raw])
+        else:
+            whole = [msgspec.json.decode(text, type=msgspec.Raw)]
     except msgspec.DecodeError:
         return _numbered(text.split(b"\n"), 1)
-    raws = whole if isinstance(whole, list) else [whole]
-    lines = [bytes(raw).strip().replace(b"\n", b" ") for raw in raws]  # no JSON text holds a bare newline
+    lines = [bytes(raw).strip().replace(b"\n", b" ") for raw in whole]  # no JSON text holds a bare newline
     return Chunk(lines, list(range(1, len(lines) + 1)))
 
 

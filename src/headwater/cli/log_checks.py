@@ -61,12 +61,16 @@ def _format(folder: Path) -> Check | None:
 
 def _node(folder: Path) -> Check:
     node = node_of(folder)
-    if node is None:
-        return Check("node", State.OK, "none runs; programs may use the folder all the same")
-    if node.answers():
-        return Check("node", State.OK, f"runs at {node.url}, process {node.pid}")
-    detail = f"node.json names {node.url}, process {node.pid}, which does not answer"
-    return Check("node", State.WARN, detail, "headwater run   starts a node and writes node.json anew")
+    known = node.running
+    if node.health is not None and known is not None:
+        return Check("node", State.OK, f"runs at {known.url}, process {known.pid}")
+    if known is not None:
+        detail = f"process {known.pid} serves the folder at {known.url}, but does not answer"
+        return Check("node", State.FAIL, detail, f"kill {known.pid}, then headwater run")
+    if node.stale:
+        detail = "node.json was left behind by a node that died"
+        return Check("node", State.WARN, detail, "headwater run   starts a node and writes it anew")
+    return Check("node", State.OK, "none runs; programs may use the folder all the same")
 
 
 def _topic_folders(folder: Path) -> list[Path]:
@@ -118,8 +122,15 @@ def _group_faults(folder: Path) -> Iterator[Check]:
             partitions = msgspec.json.decode((place / "topic.json").read_bytes())["partitions"]
             missing = sorted(set(range(partitions)) - set(log.groups.committed(group, topic)))
             if missing:
-                detail = f"committed offsets of {topic}, partitions {', '.join(map(str, missing))}, are damaged"
-                yield Check(f"group {group}", State.FAIL, detail, f"headwater reset {group} --topic {topic} --to earliest")
+                detail = (
+                    f"committed offsets of {topic}, partitions {', '.join(map(str, missing))}, are damaged"
+                )
+                yield Check(
+                    f"group {group}",
+                    State.FAIL,
+                    detail,
+                    f"headwater reset {group} --topic {topic} --to earliest",
+                )
 
 
 def _leftovers(folder: Path) -> Iterator[Check]:
@@ -131,8 +142,15 @@ def _leftovers(folder: Path) -> Iterator[Check]:
     torn = list((folder / "topics").rglob("*.torn-*"))
     if torn:
         size = sum(path.stat().st_size for path in torn)
-        detail = f"{bytes_text(size)} of unfinished batches were cut off after a crash, and kept in {torn[0].name}"
-        yield Check("torn tails", State.WARN, detail, "nothing was acknowledged of them; remove the files when you like")
+        detail = (
+            f"{bytes_text(size)} of unfinished batches were cut off after a crash, and kept in {torn[0].name}"
+        )
+        yield Check(
+            "torn tails",
+            State.WARN,
+            detail,
+            "no event is lost; remove the files when you like",
+        )
 
 
 def _newest(folder: Path) -> datetime | None:

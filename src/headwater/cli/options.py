@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 from cyclopts import Parameter
 
+from headwater.config import DATA
 from headwater.errors import BadSettingError, DataError
 
 if TYPE_CHECKING:
     from headwater.client import Client
 
-__all__ = ["Options", "connected", "data_folder", "new_folder"]
+__all__ = ["DEFAULTS", "Options", "connected", "data_folder", "new_folder"]
 
 
 @Parameter(name="*")
@@ -34,12 +34,15 @@ class Options:
     @property
     def place(self) -> str:
         """The folder or address that is meant."""
-        return self.data or os.environ.get("HEADWATER_DATA") or ".headwater"
+        return DATA.read(self.data)
 
     @property
     def remote(self) -> bool:
         """Whether a node is meant rather than a folder."""
         return "://" in self.place
+
+
+DEFAULTS: Final = Options()
 
 
 def connected(options: Options) -> Client:

@@ -97,7 +97,9 @@ class Output:
 
         def line(cells: Sequence[str]) -> str:
             padded = [
-                " " * (width - cell_len(cell)) + cell if column.right else cell + " " * (width - cell_len(cell))
+                " " * (width - cell_len(cell)) + cell
+                if column.right
+                else cell + " " * (width - cell_len(cell))
                 for cell, width, column in zip(cells, widths, columns, strict=True)
             ]
             return "  ".join(padded).rstrip()

@@ -142,7 +142,9 @@ def _keys(batch: LogBatch) -> pa.Array:
     keys = batch.key_bytes
     if keys is None:
         return pa.nulls(batch.values.num_rows, pa.string())
-    return pa.array([None if key is None else key.decode(errors="replace") for key in keys.to_pylist()], pa.string())
+    return pa.array(
+        [None if key is None else key.decode(errors="replace") for key in keys.to_pylist()], pa.string()
+    )
 
 
 def _envelope_of_none(topic: Topic) -> dict[str, pa.Array]:

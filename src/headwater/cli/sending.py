@@ -193,7 +193,9 @@ class Lines:
             row = dict(zip(self._topic.key, self._key_parts(item.key), strict=True))
             codec = Codec(pa.schema(fields))
             values = codec.rows(codec.decode_json([msgspec.json.encode(row)]))[0]
-            yield self._incoming.tombstone(tuple(values.values()), sent_at if item.sent_at is None else item.sent_at)
+            yield self._incoming.tombstone(
+                tuple(values.values()), sent_at if item.sent_at is None else item.sent_at
+            )
 
     def _events(self, items: list[_Item], sent_at: int) -> Rows:
         rows = self._incoming.json([item.value for item in items], sent_at)
@@ -252,4 +254,6 @@ def _headers(text: str | None, row: int) -> dict[str, str] | None:
     try:
         return checked_headers(msgspec.json.decode(text, type=dict[str, str]))
     except msgspec.DecodeError as error:
-        raise BadEventError(f"row {row}: the headers are not a JSON object of text: {error}", row=row) from None
+        raise BadEventError(
+            f"row {row}: the headers are not a JSON object of text: {error}", row=row
+        ) from None

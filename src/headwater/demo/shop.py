@@ -79,6 +79,12 @@ clicks = app.topic(
     overload=hw.drop("oldest", events=5_000),
 )
 sensors = app.topic(
-    "sensors", Reading, key="sensor_id", time="measured_at", durability="fast", ahead="1 minute", retention="7 days"
+    "sensors",
+    Reading,
+    key="sensor_id",
+    time="measured_at",
+    durability="fast",
+    ahead="1 minute",
+    retention="7 days",
 )
 products = app.table("products", Product, key="product_id")

@@ -18,7 +18,7 @@ from headwater.demo.shop import Click, Order, Payment, Product, Reading
 
 __all__ = ["PROGRAMS", "Now", "Program", "Sent", "price_list", "sensors", "till", "web"]
 
-_NAMES: Final = "tea coffee cocoa honey bread butter cheese apples pears rice beans salt".split()
+_NAMES: Final = ("tea", "coffee", "cocoa", "honey", "bread", "butter", "cheese", "apples", "rice", "salt")
 _PAGES: Final = ("/", "/search", "/product", "/cart", "/checkout")
 _CUSTOMERS: Final = 200
 Now = Callable[[], datetime]
@@ -50,7 +50,9 @@ def till(number: int, seed: int, now: Now) -> Iterator[Sent]:
         yield Sent("orders", order)
         if random.random() < 0.9:
             method: Any = random.choice(("card", "card", "cash", "voucher"))
-            payment = Payment(f"p-{number}-{turn}", order.order_id, order.customer_id, method, order.amount, now())
+            payment = Payment(
+                f"p-{number}-{turn}", order.order_id, order.customer_id, method, order.amount, now()
+            )
             repeats = 2 if turn % 25 == 0 else 1
             yield from [Sent("payments", payment, sequence=turn)] * repeats
         if number == 0 and turn % 40 == 0:
@@ -102,5 +104,9 @@ class Program:
 # Each tuple is one process, each program in it a thread.
 PROGRAMS: Final[dict[str, tuple[Program, ...]]] = {
     "tills": (Program("till-0", till, 0, 40), Program("till-1", till, 1, 40)),
-    "devices": (Program("web-0", web, 0, 100), Program("web-1", web, 1, 100), Program("plant", sensors, 0, 50)),
+    "devices": (
+        Program("web-0", web, 0, 100),
+        Program("web-1", web, 1, 100),
+        Program("plant", sensors, 0, 50),
+    ),
 }

@@ -19,6 +19,7 @@ __all__ = [
     "CountsDocument",
     "EndsDocument",
     "Fetch",
+    "Found",
     "GroupState",
     "Health",
     "JoinWanted",
@@ -30,6 +31,7 @@ __all__ = [
     "Receipt",
     "ResetWanted",
     "SchemaDocument",
+    "Sequences",
     "TopicDocument",
     "TopicSummary",
     "Version",
@@ -150,6 +152,20 @@ class EndsDocument(msgspec.Struct):
     end: int
     running_max: int
     appended_at: int
+
+
+class Found(msgspec.Struct):
+    """The offset of a start."""
+
+    partition: int
+    offset: int
+
+
+class Sequences(msgspec.Struct):
+    """Highest sequence of a producer in each partition, -1 where it has none."""
+
+    producer: str
+    sequences: list[int]
 
 
 class CountsDocument(msgspec.Struct):

@@ -14,7 +14,7 @@ from headwater.errors import HeadwaterError
 from headwater.server import documents
 from headwater.server.problems import PROBLEM
 
-__all__ = ["JSON", "body", "described", "install", "listed"]
+__all__ = ["JSON", "body", "described", "install", "listed", "one_of"]
 
 JSON: Final = "application/json"
 _PROBLEM: Final = {PROBLEM: {"schema": {"$ref": "#/components/schemas/Problem"}}}
@@ -64,6 +64,11 @@ def body(of: type | None = None, media: str = JSON) -> dict[str, Any]:
     """A body of this media type: a document, or bytes that JSON Schema has no words for."""
     schema = {"type": "string", "format": "binary"} if of is None else _reference(of)
     return {media: {"schema": schema}}
+
+
+def one_of(*documents: type) -> dict[str, Any]:
+    """One of several documents."""
+    return {JSON: {"schema": {"oneOf": [_reference(of) for of in documents]}}}
 
 
 def listed(name: str, of: type) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import Final
 
-from headwater.errors import EnvironmentFaultError
+from headwater.errors import EnvironmentFaultError, UnknownGroupError
 from headwater.log import EventLog, Wakeup
 from headwater.server.threads import Threads
 
@@ -66,7 +66,7 @@ class Wakes:
         self._log = log
         self._threads = threads
         self._watches: dict[tuple[str, str | None], Watch] = {}
-        self._stopping: asyncio.Future[None] | None = None
+        self._ending: asyncio.Future[None] | None = None
 
     @contextlib.asynccontextmanager
     async def topic(self, name: str) -> AsyncIterator[Watch]:
@@ -97,6 +97,9 @@ class Wakes:
     async def _made(self, what: tuple[str, str | None], make: Callable[[], Wakeup]) -> Watch:
         try:
             wakeup = await self._threads.read(make)
+        except FileNotFoundError:
+            topic, group = what
+            raise UnknownGroupError(f'no group "{group}" on topic "{topic}"', group=group) from None
         except OSError as error:
             raise EnvironmentFaultError(
                 "the operating system has no more watches for this user",
@@ -116,26 +119,28 @@ class Wakes:
 
     async def wait(self, *changes: asyncio.Future[None], timeout: float) -> bool:
         """True as soon as one of the changes happened; False after `timeout` seconds, or when the node stops."""
-        if self._stopping is None:
-            self._stopping = asyncio.get_running_loop().create_future()
-        if self._stopping.done():
-            return False
-        await asyncio.wait(
-            {*changes, self._stopping}, timeout=max(0.0, timeout), return_when=asyncio.FIRST_COMPLETED
-        )
+        if not self.stopping:
+            await asyncio.wait(
+                {*changes, self.ending}, timeout=max(0.0, timeout), return_when=asyncio.FIRST_COMPLETED
+            )
         return any(change.done() for change in changes)
 
     @property
+    def ending(self) -> asyncio.Future[None]:
+        """Done when the node is about to stop: whoever waits goes home."""
+        if self._ending is None:
+            self._ending = asyncio.get_running_loop().create_future()
+        return self._ending
+
+    @property
     def stopping(self) -> bool:
-        """Whether the node is about to stop: whoever waits goes home."""
-        return self._stopping is not None and self._stopping.done()
+        """Whether the node is about to stop."""
+        return self._ending is not None and self._ending.done()
 
     def stop(self) -> None:
         """End all waits."""
-        if self._stopping is None:
-            self._stopping = asyncio.get_running_loop().create_future()
-        if not self._stopping.done():
-            self._stopping.set_result(None)
+        if not self.ending.done():
+            self.ending.set_result(None)
 
     def close(self) -> None:
         """Close all watches."""

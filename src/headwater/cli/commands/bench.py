@@ -7,27 +7,35 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from headwater.cli.options import Options, new_folder
+from headwater.cli.options import DEFAULTS, Options, new_folder
 from headwater.cli.output import Column, Output
 from headwater.cli.words import count
+
+if TYPE_CHECKING:
+    from headwater.client import Client
 
 __all__ = ["bench"]
 
 _FIGURES = [
     Column("FIGURE", "figure"),
-    Column("VALUE", "value", lambda value: f"{value:,.2f}" if value < 100 else count(round(value)), right=True),
+    Column(
+        "VALUE", "value", lambda value: f"{value:,.2f}" if value < 100 else count(round(value)), right=True
+    ),
     Column("UNIT", "unit"),
 ]
-_TYPE = "order_id string, customer_id bigint, product_id bigint, quantity int, amount decimal(12,2), note string"
+_TYPE = (
+    "order_id string, customer_id bigint, product_id bigint, quantity int, amount decimal(12,2), note string"
+)
 _GROUP = 1_000  # events in one append
 _SYNCS = 50
 _LONG_ENOUGH = 0.5  # seconds for one figure
 
 
-def bench(what: Literal["log"], /, *, options: Options = Options()) -> int:
+def bench(what: Literal["log"], /, *, options: Options = DEFAULTS) -> int:
     """Measure this disk and a log on it.
 
     Takes a few seconds, in a temporary folder beside the data folder. It gives an idea, not a comparison: the
@@ -56,10 +64,18 @@ def _figures(folder: Path) -> Iterator[tuple[str, float, str]]:
         yield "durable append of one event, median", _median(lambda: client.send("durable", one)), "ms"
         rows = [_order(number) for number in range(_GROUP)]
         for durability in ("durable", "fast"):
-            rate = _rate(lambda topic=durability: len(client.send_many(topic, rows)))
+            rate = _rate(partial(_send, client, durability, rows))
             yield f"{durability} append, groups of {_GROUP:,}", rate, "events/s"
-        yield "read as Arrow", _rate(lambda: sum(batch.num_rows for batch in client.read_arrow("fast"))), "events/s"
+        yield (
+            "read as Arrow",
+            _rate(lambda: sum(batch.num_rows for batch in client.read_arrow("fast"))),
+            "events/s",
+        )
         yield "read as Python events", _rate(lambda: sum(1 for _ in client.read("fast"))), "events/s"
+
+
+def _send(client: Client, topic: str, rows: list[dict[str, Any]]) -> int:
+    return len(client.send_many(topic, rows))
 
 
 def _bare_sync(folder: Path) -> float:

@@ -5,28 +5,29 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from headwater.cli.checks import Check, State, machine_checks
-from headwater.cli.node import PORT, node_of
-from headwater.cli.options import Options, new_folder
+from headwater.cli.node import node_of
+from headwater.cli.options import DEFAULTS, Options, new_folder
 from headwater.cli.output import Column, Output
 from headwater.cli.words import plural
+from headwater.config import PORT
 
 __all__ = ["doctor"]
 
 _MARKS = {State.OK: "green", State.WARN: "yellow", State.FAIL: "red"}
 
 
-def doctor(*, port: int = PORT, options: Options = Options()) -> int:
-    """Check the machine and the data folder, and say how to fix what is wrong.
+def doctor(*, port: int | None = None, options: Options = DEFAULTS) -> int:
+    """Check the machine and the data folder.
 
-    The exit code is 1 when something will not work.
+    Each finding that is not well comes with what to do. The exit code is 1 when something will not work.
 
     Args:
-        port: The port that should be free, or our own node's.
+        port: The port that should be free, or our own node's [default: HEADWATER_PORT, else 8642].
         options: Options of every command.
     """
     output = Output(options)
     folder = new_folder(options)
-    checks = [_port_is_ours(check, options) for check in machine_checks(folder, port)]
+    checks = [_port_is_ours(check, options) for check in machine_checks(folder, PORT.number(port))]
     if (folder / "log.json").exists():
         from headwater.cli.log_checks import log_checks
 
@@ -37,10 +38,12 @@ def doctor(*, port: int = PORT, options: Options = Options()) -> int:
 
 def _port_is_ours(check: Check, options: Options) -> Check:
     """A port that our own node listens on is not taken by another."""
-    node = node_of(new_folder(options)) if check.name == "port" and check.state is State.WARN else None
-    if node is None or not node.answers():
+    if check.name != "port" or check.state is State.OK:
         return check
-    return Check("port", State.OK, f"our own node listens at {node.url}")
+    node = node_of(new_folder(options))
+    if node.running is None or node.health is None:
+        return check
+    return Check("port", State.OK, f"our own node listens at {node.running.url}")
 
 
 def _show(output: Output, checks: list[Check]) -> None:
@@ -53,6 +56,8 @@ def _show(output: Output, checks: list[Check]) -> None:
     else:
         columns = [Column(name.upper(), name) for name in ("name", "state", "detail", "fix")]
         output.rows(columns, map(asdict, checks))
-    bad = {state: sum(check.state is state for check in checks) for state in (State.FAIL, State.WARN)}
-    verdict = ", ".join(plural(number, {"fail": "fault", "warn": "warning"}[state]) for state, number in bad.items() if number)
-    output.note(verdict or "all is well")
+    words = {State.FAIL: "fault", State.WARN: "warning"}
+    found = {state: sum(check.state is state for check in checks) for state in words}
+    output.note(
+        ", ".join(plural(found[state], words[state]) for state in words if found[state]) or "all is well"
+    )

@@ -6,14 +6,14 @@ import difflib
 import inspect
 
 from headwater.cli.catalogue import VERBS, overview
-from headwater.cli.options import Options
+from headwater.cli.options import DEFAULTS, Options
 from headwater.cli.output import Column, Output
 from headwater.errors import HeadwaterError, UnknownCodeError, by_code
 
 __all__ = ["explain"]
 
 
-def explain(code: str | None = None, /, *, options: Options = Options()) -> int:
+def explain(code: str | None = None, /, *, options: Options = DEFAULTS) -> int:
     """Explain an error code, or a command.
 
     Args:
@@ -35,8 +35,9 @@ def explain(code: str | None = None, /, *, options: Options = Options()) -> int:
     if error is None:
         raise _unknown(code)
     document = _document(error)
-    facts = f"exit code {error.exit_code}, HTTP status {error.status}, {_retry(error)}"
-    output.record(document, [error.code, *(f"  {line}".rstrip() for line in document["text"].splitlines()), f"  {facts}"])
+    text = [f"  {line}".rstrip() for line in str(document["text"]).splitlines()]
+    facts = f"  exit code {error.exit_code}, HTTP status {error.status}, {_retry(error)}"
+    output.record(document, [error.code, *text, facts])
     return 0
 
 

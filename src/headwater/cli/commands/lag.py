@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from headwater.cli.options import Options, connected
+from headwater.cli.options import DEFAULTS, Options, connected
 from headwater.cli.output import Column, Output
 from headwater.cli.words import count, seconds
 from headwater.units import duration
@@ -20,13 +20,24 @@ if TYPE_CHECKING:
 
 __all__ = ["lag"]
 
+
+def _arrow(rate: float | None) -> str:
+    if rate is None:
+        return ""
+    if rate == 0:
+        return "→"
+    return f"{'↑' if rate > 0 else '↓'} {abs(rate):,.0f}/s"
+
+
 _GROUPS = [
     Column("GROUP", "group"),
     Column("TOPIC", "topic"),
     Column("BEHIND", "behind", seconds, right=True),
     Column("EVENTS", "events", count, right=True),
-    Column("TREND", "trend", lambda rate: _arrow(rate)),
-    Column("CAUGHT UP IN", "left", lambda left: "" if left is None else "now" if left == 0 else seconds(left)),
+    Column("TREND", "trend", _arrow),
+    Column(
+        "CAUGHT UP IN", "left", lambda left: "" if left is None else "now" if left == 0 else seconds(left)
+    ),
     Column("MEMBERS", "members", count, right=True),
 ]
 _PARTITIONS = [
@@ -47,7 +58,7 @@ def lag(
     *,
     partitions: Annotated[bool, Parameter(negative="", show_default=False)] = False,
     over: str = "1s",
-    options: Options = Options(),
+    options: Options = DEFAULTS,
 ) -> int:
     """Show how far consumer groups are behind.
 
@@ -139,11 +150,3 @@ def _partition(part: Lag) -> dict[str, Any]:
         "gone": part.gone,
         "owner": part.owner,
     }
-
-
-def _arrow(rate: float | None) -> str:
-    if rate is None:
-        return ""
-    if rate == 0:
-        return "→"
-    return f"{'↑' if rate > 0 else '↓'} {abs(rate):,.0f}/s"

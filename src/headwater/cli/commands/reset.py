@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from headwater.cli.options import Options, connected
+from headwater.cli.options import DEFAULTS, Options, connected
 from headwater.cli.output import Column, Output
 from headwater.cli.positions import PositionText, position
 from headwater.cli.words import count, plural
@@ -35,7 +35,7 @@ def reset(
     to: PositionText,
     dry_run: Annotated[bool, _SWITCH] = False,
     yes: Annotated[bool, _SWITCH] = False,
-    options: Options = Options(),
+    options: Options = DEFAULTS,
 ) -> int:
     """Set where a consumer group goes on.
 
@@ -89,7 +89,9 @@ def _ask(output: Output, group: str, topic: str) -> None:
     sys.stderr.write(f"Type the group's name to set it ({group}): ")
     sys.stderr.flush()
     if sys.stdin.readline().strip() != group:
-        raise RefusedError("nothing was changed", detail="the name was not confirmed", fix="type it again, or --yes")
+        raise RefusedError(
+            "nothing was changed", detail="the name was not confirmed", fix="type it again, or --yes"
+        )
 
 
 def _row(move: Move) -> dict[str, Any]:

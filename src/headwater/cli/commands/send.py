@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from headwater.cli.incoming import Chunk, chunks, documents
-from headwater.cli.options import Options, connected
+from headwater.cli.options import DEFAULTS, Options, connected
 from headwater.cli.output import Output
 from headwater.cli.positions import PositionText
 from headwater.cli.progress import Progress
@@ -37,7 +37,7 @@ def send(
     key: Annotated[str | None, Parameter(name=["--key", "-k"], allow_leading_hyphen=True)] = None,
     header: Annotated[list[str] | None, Parameter(negative="")] = None,
     event_time: PositionText | None = None,
-    options: Options = Options(),
+    options: Options = DEFAULTS,
 ) -> int:
     """Send events, given as JSON, to a topic.
 
@@ -85,7 +85,7 @@ def _about(key: str | None, headers: list[str] | None, event_time: str | None) -
     for header in headers or []:
         name, equals, value = header.partition("=")
         if not equals or not name:
-            raise BadSettingError(f"{header!r} is no header", detail="a header is name=value", fix="--header tenant=acme")
+            raise BadSettingError(f"{header!r} is no header, which is name=value", fix="--header tenant=acme")
         pairs[name] = value
     at = None if event_time is None else moment(event_time)
     return About(key, checked_headers(pairs), at)
@@ -125,7 +125,9 @@ def _placed(error: UsageError, chunk: Chunk, done: int) -> UsageError:
     detail = "\n".join(part for part in (error.detail, _done_so_far(done)) if part)
     data = error.data | {"line": number, "sent_lines": done}
     what = _ROW.sub(f"line {number}", error.what)
-    return type(error)(what if what != error.what else f"line {number}: {what}", detail=detail, fix=error.fix, **data)
+    return type(error)(
+        what if what != error.what else f"line {number}: {what}", detail=detail, fix=error.fix, **data
+    )
 
 
 def _done_so_far(done: int) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from headwater.cli.options import Options, connected
+from headwater.cli.options import DEFAULTS, Options, connected
 from headwater.cli.output import Output
 from headwater.cli.positions import PositionText, position
 
@@ -22,7 +22,7 @@ def tail(
     partition: int | None = None,
     limit: Annotated[int | None, Parameter(name=["--limit", "-n"])] = None,
     envelope: Annotated[bool, Parameter(negative="", show_default=False)] = False,
-    options: Options = Options(),
+    options: Options = DEFAULTS,
 ) -> int:
     """Follow a topic and print each event as it comes.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from headwater.cli.options import Options, connected
+from headwater.cli.options import DEFAULTS, Options, connected
 from headwater.cli.output import Column, Output
 from headwater.cli.words import count, machine, seconds, when
 
@@ -33,7 +33,7 @@ _PARTITIONS = [
 ]
 
 
-def topics(name: str | None = None, /, *, options: Options = Options()) -> int:
+def topics(name: str | None = None, /, *, options: Options = DEFAULTS) -> int:
     """List the topics, or describe one.
 
     Args:
@@ -116,7 +116,9 @@ def _document(log: Log, topic: Topic) -> dict[str, Any]:
 
 def _lines(topic: Topic, document: dict[str, Any]) -> list[str]:
     counts = document["counts"]
-    decided = " + ".join(f"{name} {number:,}" for name, number in counts.items() if name != "offered" and number)
+    decided = " + ".join(
+        f"{name} {number:,}" for name, number in counts.items() if name != "offered" and number
+    )
     facts = {
         "type": f"{document['type']}   (version {topic.version})",
         "key": machine(topic.key) or "none",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from headwater.cli.options import Options, data_folder
+from headwater.cli.options import DEFAULTS, Options, data_folder
 from headwater.cli.output import Column, Output
 from headwater.cli.progress import Progress
 from headwater.cli.words import bytes_text, count, plural
@@ -26,7 +26,7 @@ _FAULTS = [
 ]
 
 
-def verify(*, options: Options = Options()) -> int:
+def verify(*, options: Options = DEFAULTS) -> int:
     """Read every byte of the log and compare every checksum.
 
     Appends and reads may go on meanwhile. The exit code is 5 when something is damaged.
@@ -41,7 +41,7 @@ def verify(*, options: Options = Options()) -> int:
     output = Output(options)
     progress = Progress(output, "verify", bytes_text)
     with EventLog(folder) as log:
-        report = verify_log(log, lambda done, total, at: progress.update(done, total, at))
+        report = verify_log(log, progress.update)
     progress.close()
     _show(output, report)
     return 0 if report.sound else DamagedError.exit_code

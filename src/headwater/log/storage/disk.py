@@ -53,20 +53,26 @@ class Disk:
 
     def read(self, handle: int, position: int, length: int) -> bytes:
         """Up to `length` bytes from `position`; fewer at the end of the file."""
-        with _translated("read"):
+        try:
             return os.pread(handle, length, position)
+        except OSError as error:
+            raise translate(error, "read") from error
 
     def write(self, handle: int, position: int, data: bytes) -> None:
         """Write all of `data` at `position`, or raise."""
-        with _translated("write"):
+        try:
             written = os.pwrite(handle, data, position)
             while written < len(data):
                 written += os.pwrite(handle, data[written:], position + written)
+        except OSError as error:
+            raise translate(error, "write") from error
 
     def sync(self, handle: int) -> None:
         """Return only when the file's data is on stable storage."""
-        with _translated("sync"):
+        try:
             _fdatasync(handle)
+        except OSError as error:
+            raise translate(error, "sync") from error
 
     def truncate(self, handle: int, length: int) -> None:
         """Cut the file to `length` bytes."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from headwater.log.storage.disk import Disk
 from headwater.log.storage.ends import Slot
 from headwater.log.storage.frame import Frame
-from headwater.log.storage.segment import Segment, base_of
+from headwater.log.storage.segment import Segment, base_of, segment_name
 
 __all__ = ["Files"]
 
@@ -46,14 +46,21 @@ class Files:
 
     def base_below(self, offset: int, slot: Slot) -> int:
         """Base of the segment that holds an offset."""
-        bases = self.bases()
-        if not bases or bases[-1] < slot.segment or bases[0] > offset:
+        bases = self._all(slot)
+        if not bases or bases[0] > offset:
             bases = self.bases(fresh=True)
-        return max((base for base in bases if base <= offset), default=slot.segment)
+        if not bases or bases[0] > offset:
+            raise FileNotFoundError(self.folder / segment_name(offset))
+        return max(base for base in bases if base <= offset)
 
     def next_base(self, base: int, slot: Slot) -> int:
         """Base of the segment behind this one; the partition's end when it is the last."""
-        return min((other for other in self.bases() if other > base), default=slot.next_offset)
+        return min((other for other in self._all(slot) if other > base), default=slot.next_offset)
+
+    def _all(self, slot: Slot) -> list[int]:
+        """The bases up to the one being written: another process may have rolled since they were listed."""
+        bases = self.bases()
+        return bases if bases and bases[-1] >= slot.segment else self.bases(fresh=True)
 
     def limit(self, segment: Segment, slot: Slot) -> int:
         """How many bytes of a segment count."""

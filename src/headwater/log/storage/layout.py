@@ -121,8 +121,11 @@ def _frame(part: Part, offset: int, running: int, now: int, ahead: int, position
         lowest = highest = now
         after = max(running, now)
     else:
-        times = np.where(part.times == LOWEST_TIME, now, part.times)
+        times = part.times
         lowest, highest = int(times.min()), int(times.max())
+        if lowest == LOWEST_TIME:
+            times = np.where(times == LOWEST_TIME, now, times)
+            lowest, highest = int(times.min()), int(times.max())
         if highest <= now + ahead:
             after = max(running, highest)
         else:

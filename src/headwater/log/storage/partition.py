@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from headwater.errors import BadOffsetError, DataGoneError, DiskFailedError, DiskFullError
+from headwater.errors import BadOffsetError, DamagedError, DataGoneError, DiskFailedError, DiskFullError
 from headwater.events import Clock
 from headwater.log.storage.disk import Disk
 from headwater.log.storage.ends import Ends, Slot
@@ -23,7 +23,7 @@ from headwater.log.storage.frame import Frame, Kind, encode_frame
 from headwater.log.storage.layout import Appended, Part, lay_out
 from headwater.log.storage.producers import Producers
 from headwater.log.storage.recovery import recover
-from headwater.log.storage.segment import Head, Segment
+from headwater.log.storage.segment import Head, Segment, segment_name
 
 __all__ = ["Partition", "Written"]
 
@@ -131,7 +131,8 @@ class Partition:
     def forget(self) -> None:
         """Drop what is known of the files, after they changed."""
         self.files.forget()
-        self._cursors.clear()
+        with self._reads:
+            self._cursors.clear()
         self._producers = None
 
     # -- append --------------------------------------------------------------------------------------------------
@@ -277,8 +278,26 @@ class Partition:
             if position < limit or segment.base == slot.segment:
                 self._remember(found[-1][0].next_offset if found else offset, segment, position)
             elif not found:
-                offset = self.files.next_base(segment.base, slot)
+                offset = self._behind(segment, offset, slot)
         return found
+
+    def _behind(self, segment: Segment, offset: int, slot: Slot) -> int:
+        """Where the segment behind one that ends before `offset` starts; a gap is compaction's, or damage."""
+        self._cursors.pop(offset, None)
+        following = self.files.next_base(segment.base, slot)
+        if following > offset and segment.head()[1].covers_until < following:
+            raise self._missing(offset, following)
+        return following
+
+    def _missing(self, offset: int, following: int) -> DamagedError:
+        return DamagedError(
+            f"offsets {offset} to {following - 1} of {self.folder.parent.name}/{self.number} are missing",
+            detail=f"no segment in {self.folder} holds them",
+            fix="headwater verify",
+            segment=segment_name(offset),
+            offset=offset,
+            position=0,
+        )
 
     def reach(self, time: int) -> tuple[Frame, memoryview] | None:
         """The first frame at which the partition's event time reaches `time`; None when it has not yet.
@@ -316,23 +335,29 @@ class Partition:
                 start=slot.start_offset,
             )
 
-    def _locate(self, offset: int, slot: Slot) -> tuple[Segment, int, int]:
+    def _locate(self, offset: int, slot: Slot, tries: int = 3) -> tuple[Segment, int, int]:
         """Segment, position and readable bytes for an offset that is there."""
         known = self._cursors.get(offset)
-        segment = known[0] if known else self.files.segment(self.files.base_below(offset, slot))
         try:
+            segment = known[0] if known else self.files.segment(self.files.base_below(offset, slot))
             limit = self.files.limit(segment, slot)
         except FileNotFoundError:  # removed or rewritten since it was listed
             self.forget()
             fresh = self.slot()
             self._require_there(offset, fresh)
-            return self._locate(offset, fresh)
+            if not tries:
+                raise self._missing(offset, self.files.next_base(offset, fresh)) from None
+            return self._locate(offset, fresh, tries - 1)
         if known:
             return segment, known[1], limit
-        if offset == segment.base:
-            return segment, 0, limit
-        frames = segment.walk(0, limit)
-        return segment, next((f.position for f in frames if f.next_offset > offset), limit), limit
+        position = 0
+        for frame in segment.walk(0, limit) if offset > segment.base else ():
+            if frame.next_offset > offset:
+                return segment, frame.position, limit
+            position = frame.position + frame.length
+        if 0 < position < limit:
+            raise segment.damaged(None, position)
+        return segment, position, limit
 
     def _remember(self, offset: int, segment: Segment, position: int) -> None:
         with self._reads:

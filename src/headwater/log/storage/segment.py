@@ -131,6 +131,8 @@ class Segment:
         """Whole frames with their bytes, checksums compared; at least one if there is one below `limit`."""
         length = min(max_bytes, limit - position)
         data = memoryview(self._disk.read(self.handle, position, length))
+        if length > 0 and not data:
+            raise self.damaged(None, position)
         at = 0
         while at < len(data):
             frame = parse_header(data, at, position + at)

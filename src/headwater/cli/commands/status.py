@@ -1,0 +1,95 @@
+"""`headwater status`: the node, the log and its readers in three lines."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from headwater.cli.commands.topics import events_held
+from headwater.cli.node import NodeView, health, node_of
+from headwater.cli.options import DEFAULTS, Options, connected, data_folder
+from headwater.cli.output import Output
+from headwater.cli.words import plural, seconds
+from headwater.errors import UnreachableError
+
+if TYPE_CHECKING:
+    from headwater.client import Client
+
+__all__ = ["status"]
+
+
+def status(*, options: Options = DEFAULTS) -> int:
+    """Show whether a node runs, and what the log holds.
+
+    The exit code is 3 when a node should run and does not answer. A folder that no node serves is in order: programs
+    may use it all the same.
+
+    Args:
+        options: Options of every command.
+    """
+    output = Output(options)
+    node = _node(options)
+    with connected(options) as client:
+        document = {"node": _node_facts(node, options), "folder": options.place} | _log_facts(client)
+    output.record(document, _lines(node, document))
+    healthy = node.health is not None or (node.running is None and not node.stale)
+    return 0 if healthy else UnreachableError.exit_code
+
+
+def _node(options: Options) -> NodeView:
+    if not options.remote:
+        return node_of(data_folder(options))
+    found = health(options.place)
+    if found is None:
+        raise UnreachableError(
+            f"no node answers at {options.place}", fix="headwater run app.py", url=options.place
+        )
+    return NodeView(None, stale=False, health=found)
+
+
+def _node_facts(node: NodeView, options: Options) -> dict[str, Any]:
+    known = node.running
+    return {
+        "state": _state(node),
+        "url": known.url if known else options.place if options.remote else None,
+        "pid": known.pid if known else (node.health or {}).get("pid"),
+        "started_at": known.started_at if known else (node.health or {}).get("started_at"),
+    }
+
+
+def _state(node: NodeView) -> str:
+    if node.health is not None:
+        return "running"
+    return "silent" if node.running else "died" if node.stale else "none"
+
+
+def _log_facts(client: Client) -> dict[str, Any]:
+    names = client.topics()
+    events = sum(events_held(client.log.counts(name)["appended"], client.log.ends(name)) for name in names)
+    lags = client.lag()
+    furthest = max(lags, key=lambda lag: lag.behind, default=None)
+    return {
+        "topics": len(names),
+        "events": events,
+        "groups": len({lag.group for lag in lags}),
+        "behind": furthest.behind.total_seconds() if furthest else 0.0,
+        "behind_events": sum(lag.events for lag in lags),
+        "furthest": {"group": furthest.group, "topic": furthest.topic} if furthest else None,
+    }
+
+
+def _lines(node: NodeView, document: dict[str, Any]) -> list[str]:
+    about = document["node"]
+    words = {
+        "running": f"running   {about['url']} (process {about['pid']}, since {about['started_at']})",
+        "silent": f"silent    process {about['pid']} at {about['url']} runs but does not answer",
+        "died": "died      it left node.json behind; headwater run starts another",
+        "none": "none      no node serves this folder; programs may use it all the same",
+    }
+    held = f"{plural(document['topics'], 'topic')}, {plural(document['events'], 'event')} in {document['folder']}"
+    lines = [f"node       {words[_state(node)]}", f"log        ready     {held}"]
+    if document["furthest"]:
+        furthest, behind = document["furthest"], seconds(timedelta(seconds=document["behind"]))
+        place = f"{furthest['group']} on {furthest['topic']}"
+        lines.append(f"groups     {document['groups']:<9} furthest behind: {place}, {behind}")
+    return lines

@@ -1,0 +1,137 @@
+"""Requests to a node: what may be repeated is repeated, and errors come back as the classes they were raised as."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, Final
+
+import httpx
+import msgspec
+
+from headwater.errors import BadSettingError, HeadwaterError, UnreachableError
+
+__all__ = ["Transport"]
+
+_FIRST_PAUSE: Final = 0.05  # seconds
+_LONGEST_PAUSE: Final = 1.0
+_NOT_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+_BUSY: Final = (429, 503)
+
+
+class Transport:
+    """One node's address; safe to share between threads.
+
+    Args:
+        url: Such as "http://127.0.0.1:8642".
+        patience: How long to go on when a node that answered before does not, or says that it is busy.
+        timeout: How long an answer may take.
+    """
+
+    def __init__(self, url: str, patience: timedelta, timeout: timedelta) -> None:
+        self.url = url.rstrip("/")
+        self._patience = patience.total_seconds()
+        self._timeout = timeout.total_seconds()
+        self._reached = False
+        try:
+            self._client = httpx.Client(
+                base_url=self.url,
+                # Proxies from the environment are for other machines.
+                trust_env=False,
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=30),
+            )
+        except (httpx.InvalidURL, ValueError) as error:
+            what = f"cannot connect to {url!r}: {error}"
+            raise BadSettingError(what, fix='hw.connect("http://127.0.0.1:8642")') from None
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        document: Any = None,
+        content: bytes | None = None,
+        media: str = "application/json",
+        params: Mapping[str, str | int | float] | None = None,
+        repeatable: bool = True,
+        wait: float = 0,
+    ) -> httpx.Response:
+        """One request and its answer.
+
+        Args:
+            method: Of HTTP.
+            path: Without the node's address.
+            document: The body, to be written as JSON.
+            content: The body, as it is.
+            media: The body's type.
+            params: The query.
+            repeatable: Whether it may be sent again when its answer was lost.
+            wait: Seconds the node was asked to wait, on top of what an answer may take.
+
+        Raises:
+            UnreachableError: No answer came, however often it was asked for.
+            HeadwaterError: What the node answered with.
+        """
+        body = msgspec.json.encode(document) if document is not None else content
+        headers = {"content-type": media} if body is not None else None
+        timeout = httpx.Timeout(self._timeout + wait, connect=5)
+        deadline, pause = time.monotonic() + self._patience, _FIRST_PAUSE
+        while True:
+            try:
+                answer = self._client.request(
+                    method, path, content=body, headers=headers, params=params, timeout=timeout
+                )
+            except httpx.TransportError as error:
+                self._give_up_if_due(error, deadline, repeatable=repeatable)
+            except RuntimeError:
+                raise UnreachableError("the client is closed", fix="hw.connect(...) again") from None
+            else:
+                self._reached = True
+                if answer.is_success:
+                    return answer
+                if answer.status_code not in _BUSY or time.monotonic() >= deadline:
+                    raise self._error(answer)
+                pause = max(pause, _seconds(answer.headers.get("retry-after")))
+            time.sleep(max(0.0, min(pause, deadline - time.monotonic())))
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def json(self, method: str, path: str, **options: Any) -> Any:
+        """The document a request is answered with."""
+        return msgspec.json.decode(self.call(method, path, **options).content)
+
+    def _give_up_if_due(self, error: httpx.TransportError, deadline: float, *, repeatable: bool) -> None:
+        sent = not isinstance(error, _NOT_SENT)
+        if sent and not repeatable:
+            raise UnreachableError(
+                f"the answer of {self.url} was lost",
+                detail="the events may or may not be in the log; they were not sent again, "
+                "since that could write them twice",
+                fix='send through client.producer(topic, id="…"): it repeats a send without writing twice',
+                url=self.url,
+                sent=True,
+            ) from error
+        if time.monotonic() >= deadline or not (sent or self._reached):
+            raise UnreachableError(
+                f"no node answers at {self.url}",
+                detail=str(error) or type(error).__name__,
+                fix="headwater run",
+                url=self.url,
+                sent=sent,
+            ) from error
+
+    def _error(self, answer: httpx.Response) -> HeadwaterError:
+        try:
+            problem = msgspec.json.decode(answer.content, type=dict[str, Any])
+            return HeadwaterError.from_problem(problem)
+        except (msgspec.MsgspecError, TypeError):
+            what = f"{self.url} answers, but not as a Headwater node"
+            return UnreachableError(what, detail=f"status {answer.status_code}", fix="headwater run", url=self.url)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._client.close()
+
+
+def _seconds(text: str | None) -> float:
+    return min(float(text), _LONGEST_PAUSE) if text and text.isdecimal() else 0.0

@@ -1,0 +1,221 @@
+"""Topics: list, create, definition, schemas, ends, counts."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from datetime import timedelta
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+from msgspec import UNSET
+
+from headwater.errors import (
+    BadNameError,
+    BadOffsetError,
+    BadSettingError,
+    BadTimeError,
+    BadTypeError,
+    SchemaConflictError,
+    TopicExistsError,
+    UnknownTopicError,
+)
+from headwater.events import to_ddl
+from headwater.log import Overload, Retention, Topic
+from headwater.log.overload import WhenFull
+from headwater.server.bodies import as_json
+from headwater.server.documents import (
+    CountsDocument,
+    EndsDocument,
+    Found,
+    NewTopic,
+    OverloadDocument,
+    RetentionDocument,
+    SchemaDocument,
+    Sequences,
+    TopicDocument,
+    TopicSummary,
+    topic_document,
+)
+from headwater.server.formats import resume_of, start_of
+from headwater.server.gateway import Gateway, json_answer
+from headwater.server.openapi import body, described, listed
+from headwater.server.problems import refused
+from headwater.server.schemas import from_arrow_text, json_schema, schema_document
+from headwater.units import duration, size
+
+__all__ = ["routes"]
+
+ARROW_SCHEMA = "application/vnd.apache.arrow.schema"
+DDL = "text/plain"
+JSON_SCHEMA = "application/schema+json"
+
+
+def routes(gateway: Gateway) -> APIRouter:
+    """The routes of topics."""
+    router, topics = APIRouter(tags=["topics"]), _Topics(gateway)
+    schemas = body(SchemaDocument) | body(None, JSON_SCHEMA) | body(None, ARROW_SCHEMA) | body(None, DDL)
+    router.add_api_route("/api/topics", topics.list, **described("List topics", listed("topics", TopicSummary)))
+    router.add_api_route(
+        "/api/topics",
+        topics.create,
+        methods=["POST"],
+        **described(
+            "Create a topic, or bring it up to a definition",
+            body(TopicDocument),
+            BadNameError,
+            BadTypeError,
+            SchemaConflictError,
+            TopicExistsError,
+            takes=body(NewTopic),
+        ),
+    )
+    one = "/api/topics/{name}"
+    unknown = UnknownTopicError
+    router.add_api_route(one, topics.get, **described("A topic's definition", body(TopicDocument), unknown))
+    router.add_api_route(
+        f"{one}/schema", topics.schema, **described("A topic's type, newest or at a version", schemas, unknown)
+    )
+    router.add_api_route(
+        f"{one}/ends",
+        topics.ends,
+        **described("What each partition holds; may wait for a change", listed("partitions", EndsDocument), unknown),
+    )
+    router.add_api_route(
+        f"{one}/find",
+        topics.find,
+        **described("The offset of a start in a partition", body(Found), unknown, BadOffsetError, BadTimeError),
+    )
+    router.add_api_route(
+        f"{one}/counts", topics.counts, **described("What the topic's door decided", body(CountsDocument), unknown)
+    )
+    router.add_api_route(
+        f"{one}/sequences",
+        topics.sequences,
+        **described("Highest sequence of a producer per partition", body(Sequences), unknown),
+    )
+    return router
+
+
+class _Topics:
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._log = gateway.log
+        self._threads = gateway.threads
+
+    async def list(self) -> Response:
+        """All topics, with how many offsets they hold."""
+        return json_answer({"topics": await self._threads.read(self._summaries)})
+
+    def _summaries(self) -> list[TopicSummary]:
+        summaries = []
+        for name in self._log.topics():
+            held = self._log.ends(name)
+            summaries.append(
+                TopicSummary(
+                    name,
+                    len(held),
+                    sum(part.end - part.start for part in held),
+                    sum(part.end for part in held),
+                    max(part.appended_at for part in held),
+                )
+            )
+        return summaries
+
+    async def create(self, request: Request) -> Response:
+        """Creates the topic; one that exists gets the given options and, if old events stay readable, the new type."""
+        async with self._gateway.bodies.of(request) as data:
+            wanted = as_json(data, NewTopic)
+            topic = await self._threads.append(self._create, wanted)
+        return json_answer(topic_document(topic))
+
+    def _create(self, wanted: NewTopic) -> Topic:
+        most = self._gateway.limits.partitions
+        if wanted.partitions is not UNSET and wanted.partitions > most:
+            what = f"{wanted.partitions} partitions are more than the node serves"
+            raise BadSettingError(what, detail=f"up to {most}", limit=most)
+        return self._log.create(declared(wanted))
+
+    async def get(self, name: str) -> Response:
+        """Settings and newest type."""
+        return json_answer(topic_document(await self._threads.read(self._log.topic, name)))
+
+    async def schema(self, request: Request, name: str, version: int | None = None) -> Response:
+        """As JSON with all forms; or, by the Accept header, JSON Schema, Spark DDL or an Arrow schema message."""
+        topic = await self._threads.read(self._log.topic, name)
+        number = topic.version if version is None else version
+        if not 1 <= number <= topic.version:
+            raise refused(404, f'topic "{name}" has no schema {number}', detail=f"it has 1 to {topic.version}")
+        schema = (await self._threads.read(self._log.opened(name).codec_of, number)).schema
+        accept = request.headers.get("accept", "")
+        if ARROW_SCHEMA in accept:
+            return Response(schema.serialize().to_pybytes(), media_type=ARROW_SCHEMA)
+        if DDL in accept:
+            return Response(to_ddl(schema), media_type=DDL)
+        if JSON_SCHEMA in accept:
+            answer = json_answer(json_schema(schema, name))
+            answer.headers["content-type"] = JSON_SCHEMA
+            return answer
+        return json_answer(schema_document(schema, number, name))
+
+    async def ends(
+        self, name: str, known: str | None = None, wait: Annotated[float, Query(ge=0)] = 0
+    ) -> Response:
+        """With `known`, such as 0:13,1:7, waits up to `wait` seconds until an end is another one."""
+        if known is None or not wait:
+            return json_answer({"partitions": await self._threads.read(self._log.ends, name)})
+        expected = resume_of(known)
+        async with self._gateway.wakes.topic(name) as watch:
+            deadline = time.monotonic() + self._gateway.waiting(wait)
+            while True:
+                change = watch.next
+                held = await self._threads.read(self._log.ends, name)
+                left = deadline - time.monotonic()
+                same = all(part.end == expected.get(part.partition, part.end) for part in held)
+                if not same or left <= 0 or not await self._gateway.wakes.wait(change, timeout=left):
+                    return json_answer({"partitions": held})
+
+    async def find(self, name: str, partition: int = 0, start: str = "earliest") -> Response:
+        """`start` is "earliest", "latest", an offset, or a time such as 2026-01-01T00:00:00Z or -10m."""
+        offset = await self._threads.read(self._log.find, name, partition, start_of(start))
+        return json_answer(Found(partition, offset))
+
+    async def counts(self, name: str) -> Response:
+        """offered = appended + duplicate + refused + dropped, over all processes."""
+        return json_answer(CountsDocument(await self._threads.read(self._log.counts, name)))
+
+    async def sequences(self, name: str, producer: str) -> Response:
+        """-1 where the producer has appended nothing."""
+        found = await self._threads.read(self._log.last_sequences, name, producer)
+        return json_answer(Sequences(producer, found))
+
+
+def declared(wanted: NewTopic) -> Topic:
+    """The topic that a request describes, checked like one written in Python."""
+    schema = wanted.schema if isinstance(wanted.schema, str) else from_arrow_text(wanted.schema.arrow)
+    options: dict[str, Any] = {}
+    for name in Topic.__dataclass_fields__:
+        value = getattr(wanted, name, UNSET)
+        if value is not UNSET and name not in ("name", "schema", "given"):
+            options[name] = _option(name, value)
+    topic = Topic.declare(wanted.name, schema, **options)
+    return topic if wanted.given is UNSET else replace(topic, given=topic.given & frozenset(wanted.given))
+
+
+def _option(name: str, value: Any) -> Any:
+    if name in ("lateness", "idle", "ahead"):
+        return _span(value)
+    if isinstance(value, RetentionDocument):
+        return Retention(_span(value.time), None if value.size is None else size(value.size), value.force)
+    if isinstance(value, OverloadDocument):
+        known = [policy.value for policy in WhenFull]
+        if value.when_full not in known:
+            what = f"unknown overload policy {value.when_full!r}"
+            raise BadSettingError(what, detail=f"it can be: {', '.join(known)}")
+        return Overload(WhenFull(value.when_full), value.events, _span(value.timeout), value.one_in)
+    return value
+
+
+def _span(value: float | str | None) -> timedelta | None:
+    """Seconds, or text such as "10 minutes"."""
+    return None if value is None else duration(value if isinstance(value, str) else f"{value:f} s")
