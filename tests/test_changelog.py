@@ -8,6 +8,8 @@ import re
 import tomllib
 from pathlib import Path
 
+import headwater
+
 ROOT = Path(__file__).parent.parent
 HEADING = re.compile(r"^## \[(?P<version>[^\]]+)\] - (?P<date>\S+)$", re.MULTILINE)
 KINDS = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
@@ -17,7 +19,8 @@ def test_the_newest_entry_is_the_version_of_the_package():
     newest = HEADING.search((ROOT / "CHANGELOG.md").read_text())
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert newest is not None
-    assert newest["version"] == project["version"] == importlib.metadata.version("headwater")
+    assert newest["version"] == project["version"]
+    assert newest["version"] == importlib.metadata.version("headwater") == headwater.__version__
 
 
 def test_only_the_newest_entry_may_lack_a_date():

@@ -292,15 +292,13 @@ class SimulatedDisk(Disk):
     def make_folder(self, path: Path) -> None:
         def work(error: int | None) -> None:
             _refuse(error, path)
-            folder = self.machine.root
-            for name in path.parts[1:]:
-                if name not in folder.seen:
-                    folder.change({name: Folder()})
-                inner = folder.seen[name]
-                assert isinstance(inner, Folder)
-                folder = inner
+            for folder in reversed(made):
+                self._folder(folder.parent).change({folder.name: Folder()})
 
+        made = [folder for folder in (path, *path.parents) if folder.name and not self.exists(folder)]
         self._about_to("make_folder", work)
+        for folder in made:
+            self.sync_folder(folder.parent)
 
     def names(self, path: Path) -> list[str]:
         try:

@@ -319,6 +319,9 @@ class World:
         process = self.any_process()
         if not process.log.topics():
             return
+        for partition in process.log.opened("t").partitions:
+            with partition.locked():  # a writer that died may have left batches: the next writer decides
+                pass
         for held in process.log.ends("t"):
             self._settle(process, held, (allowed or {}).get(held.partition, Allowed()))
 

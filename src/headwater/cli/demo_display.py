@@ -44,19 +44,18 @@ def _rates(seen: deque[tuple[float, dict[str, int]]]) -> dict[str, float]:
 
 def _picture(url: str, facts: list[TopicFacts], rates: dict[str, float], lags: list[Lag]) -> Group:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("TOPIC")
-    for title in ("EVENTS", "EVENTS/S", "PARTITIONS", "DUPLICATE", "DROPPED"):
-        table.add_column(title, justify="right")
+    for title, side in (("TOPIC", "left"), ("EVENTS", "right"), ("RATE", "right"), ("PARTITIONS", "right")):
+        table.add_column(title, justify="right" if side == "right" else "left")
     table.add_column("BEHIND")
+    table.add_column("DOOR")
     for topic in facts:
         table.add_row(
             topic.topic,
             count(topic.counts["appended"]),
-            f"{rates[topic.topic]:,.0f}",
+            f"{rates[topic.topic]:,.0f}/s",
             str(topic.partitions),
-            count(topic.counts["duplicate"]),
-            count(topic.dropped),
             _behind(topic.topic, lags),
+            _door(topic),
         )
     total = sum(rates.values())
     return Group(table, Text(f"\n{total:,.0f} events/s   {url}   Ctrl-C ends", style="dim"))
@@ -68,3 +67,9 @@ def _behind(topic: str, lags: list[Lag]) -> str:
         if lag.topic == topic and (lag.group not in groups or lag.behind > groups[lag.group].behind):
             groups[lag.group] = lag
     return ", ".join(f"{group} {seconds(lag.behind)}" for group, lag in sorted(groups.items()))
+
+
+def _door(topic: TopicFacts) -> str:
+    """What the topic's door decided besides appending."""
+    decided = {name: topic.counts[name] for name in ("duplicate", "refused")} | {"dropped": topic.dropped}
+    return ", ".join(f"{number:,} {name}" for name, number in decided.items() if number)

@@ -113,6 +113,8 @@ def machine(value: Any) -> str:
             return "true" if value else "false"
         case datetime():
             return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
+        case dict():
+            return ",".join(f"{machine(name)}={machine(item)}" for name, item in value.items())
         case list() | tuple():
             return ",".join(map(machine, value))
     return escaped(str(value))

@@ -15,8 +15,6 @@ from headwater.units import micros, moment
 
 __all__ = ["Incoming"]
 
-_ZONED = pa.timestamp("us", "UTC")
-
 
 class Incoming:
     """Makes `Rows` for one topic under one version of its type."""
@@ -44,18 +42,13 @@ class Incoming:
     def many(self, values: Any, keys: Sequence[Any] | None, sent_at: int) -> Rows:
         """A sequence of values, or an Arrow table or batch, pandas or Polars frame."""
         batch = self.codec.encode(values) if isinstance(values, list | tuple) else self._frame(values)
-        rows = batch.num_rows
-        envelope = {}
-        if keys is not None:
-            envelope["_hw.key"] = self._key_column(keys, rows)
-        envelope["_hw.sent_at"] = pa.repeat(pa.scalar(sent_at, _ZONED), rows)
-        return Rows(batch, self.topic.version, envelope)
+        envelope = {} if keys is None else {"_hw.key": self._key_column(keys, batch.num_rows)}
+        return Rows(batch, self.topic.version, envelope, sent_at=sent_at)
 
     def json(self, lines: Sequence[bytes], sent_at: int) -> Rows:
         """Values as JSON objects, one per line."""
         batch = self.codec.decode_json(lines)
-        envelope = {"_hw.sent_at": pa.repeat(pa.scalar(sent_at, _ZONED), batch.num_rows)}
-        return Rows(batch, self.topic.version, envelope)
+        return Rows(batch, self.topic.version, {}, sent_at=sent_at)
 
     def tombstone(self, key: Any, sent_at: int) -> Rows:
         """The row that deletes a key."""
@@ -70,11 +63,8 @@ class Incoming:
             except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
                 what = f"{parts[field.name]!r} cannot be a key of topic {self.topic.name!r}"
                 raise BadKeyError(what, detail=str(error), topic=self.topic.name) from None
-        envelope = {
-            "_hw.sent_at": pa.array([sent_at], _ZONED),
-            "_hw.deleted": pa.array([True]),
-        }
-        return Rows(pa.RecordBatch.from_arrays(columns, schema=self._stored), self.topic.version, envelope)
+        values = pa.RecordBatch.from_arrays(columns, schema=self._stored)
+        return Rows(values, self.topic.version, {"_hw.deleted": pa.array([True])}, sent_at=sent_at)
 
     def key_of(self, row: Row) -> bytes | None:
         """The canonical key of a single event."""

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from headwater.events import Codec, Event, events_of, integers_of, keys_of, moments_of, values_of
 from headwater.log.definition import Topic
-from headwater.log.storage.frame import Frame, Kind
+from headwater.log.storage.frame import LOWEST_TIME, Frame, Kind
 from headwater.log.storage.layout import running_maximum
 
 __all__ = ["LogBatch"]
@@ -53,6 +53,14 @@ class LogBatch:
     def received(self) -> Times:
         """When the log took each row."""
         return self._column("_hw.received_at", lambda: np.full(self.values.num_rows, self.frame.appended_at))
+
+    @property
+    def sent_at(self) -> pa.Array | None:
+        """When each row was sent, by its sender's clock; None when no sender said."""
+        if "_hw.sent_at" in self.envelope or self.frame.sent_at == LOWEST_TIME:
+            return self.envelope.get("_hw.sent_at")
+        moment = pa.scalar(self.frame.sent_at, pa.timestamp("us", "UTC"))
+        return pa.repeat(moment, self.values.num_rows)
 
     @cached_property
     def occurred(self) -> Times:
@@ -109,8 +117,10 @@ class LogBatch:
     def select(self, mask: npt.NDArray[np.bool_]) -> LogBatch:
         """The rows where the mask is true, each with its own offset and times."""
         keep = pa.array(mask)
+        sent = self.sent_at
         whole = {
             **self.envelope,
+            **({} if sent is None else {"_hw.sent_at": sent}),
             "_hw.received_at": pa.array(self.received).cast(pa.timestamp("us", "UTC")),
             "_hw.offset": pa.array(self.offsets),
             "_hw.running_max": pa.array(self.running_max),
@@ -137,7 +147,7 @@ class LogBatch:
             keys=keys,
             ids=self._ids(),
             occurred_at=moments_of(self.occurred),
-            sent_at=self._values("_hw.sent_at"),
+            sent_at=self._sent_at(),
             received_at=self._received_at(),
             headers=self._headers(),
             traceparents=self._values("_hw.traceparent"),
@@ -162,6 +172,11 @@ class LogBatch:
     def _headers(self) -> list[dict[str, str]] | None:
         stored = self._values("_hw.headers")
         return None if stored is None else [headers or {} for headers in stored]
+
+    def _sent_at(self) -> Any:
+        if "_hw.sent_at" in self.envelope or self.frame.sent_at == LOWEST_TIME:
+            return self._values("_hw.sent_at")
+        return repeat(moments_of(np.array([self.frame.sent_at]))[0])
 
     def _received_at(self) -> Any:
         if "_hw.received_at" in self.envelope:

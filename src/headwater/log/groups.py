@@ -238,6 +238,7 @@ class Groups:
         self._disk.write(handle, len(partitions) * 2 * _SECTOR - 1, b"\0")
         self._disk.close(handle)
         self._store(group, topic, missing, sync=True)
+        self._disk.sync_folder(path.parent)
 
     @contextlib.contextmanager
     def _locked(self, group: str, topic: str) -> Iterator[Assignment]:

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from headwater.events import Codec
-from headwater.log.storage.frame import ENVELOPE
+from headwater.log.storage.frame import ENVELOPE, LOWEST_TIME
 
 __all__ = ["Row", "Rows", "together"]
 
@@ -18,7 +18,8 @@ class Rows:
     """Columns of a topic's type at `version`, and envelope columns by name.
 
     With a `producer`, sequences count from `sequence`: one per row, or one for all with `per_row=False`. Rows of a
-    producer name their `partition`, since sequences are kept per partition.
+    producer name their `partition`, since sequences are kept per partition. `sent_at` is when all of them were sent, in
+    microseconds, unless the envelope has a column for it.
     """
 
     values: pa.RecordBatch
@@ -28,6 +29,7 @@ class Rows:
     producer: str = ""
     sequence: int = -1
     per_row: bool = True
+    sent_at: int = LOWEST_TIME
 
 
 @dataclass(slots=True)
@@ -53,6 +55,10 @@ class Row:
 def together(codec: Codec, rows: list[Row]) -> Rows:
     """Several single events as columns; those of a producer must follow one another."""
     given = {name for row in rows for name in row.about}
+    sent = {row.about.get("_hw.sent_at") for row in rows}
+    if len(sent) == 1:
+        given.discard("_hw.sent_at")
+    sent_at = sent.pop() if len(sent) == 1 else None
     envelope = {
         column.name: pa.array([row.about.get(column.name) for row in rows], column.type)
         for column in ENVELOPE
@@ -60,4 +66,12 @@ def together(codec: Codec, rows: list[Row]) -> Rows:
     }
     first = rows[0]
     values = codec.batch([row.struct for row in rows])
-    return Rows(values, first.version, envelope, first.partition, first.producer, first.sequence)
+    return Rows(
+        values,
+        first.version,
+        envelope,
+        first.partition,
+        first.producer,
+        first.sequence,
+        sent_at=LOWEST_TIME if sent_at is None else sent_at,
+    )

@@ -186,12 +186,12 @@ class OpenTopic:
                 part.schema,
                 {name: column.take(taken) for name, column in part.envelope.items()},
                 None if part.times is None else part.times[places],
+                sent_at=part.sent_at,
             )
             pieces.extend(_sized(partition, mine, places))
         return pieces
 
     def _part(self, rows: Rows) -> Part:
-        _refuse_large(rows.values, 0)
         return Part(
             rows.values,
             rows.version,
@@ -200,6 +200,7 @@ class OpenTopic:
             rows.producer,
             rows.sequence,
             rows.per_row,
+            rows.sent_at,
         )
 
     def _times(self, rows: Rows) -> np.ndarray[Any, np.dtype[np.int64]] | None:
@@ -287,7 +288,9 @@ class OpenTopic:
         """Single events as one part; if one of them does not fit its columns, each by itself."""
         rows = [_row(place) for place in run]
         try:
-            yield self._part(together(self.codec_of(rows[0].version), rows)), run
+            part = self._part(together(self.codec_of(rows[0].version), rows))
+            _refuse_large(part.values, np.arange(len(run)))
+            yield part, run
         except (BadEventError, TooLargeError) as error:
             if len(run) == 1:
                 run[0][0].error = error
@@ -345,6 +348,8 @@ class OpenTopic:
 def _sized(partition: int, part: Part, places: Places) -> list[_Piece]:
     """A part in frames that a reader can hold in memory; one sequence number is always one frame."""
     rows, nbytes = part.values.num_rows, part.values.nbytes
+    if nbytes > LARGEST_EVENT:
+        _refuse_large(part.values, places)
     if nbytes <= _LARGEST_FRAME or not part.per_row:
         return [_Piece(partition, part, places)]
     step = max(1, rows * _LARGEST_FRAME // nbytes)
@@ -354,9 +359,9 @@ def _sized(partition: int, part: Part, places: Places) -> list[_Piece]:
     ]
 
 
-def _refuse_large(values: pa.RecordBatch, first: int) -> None:
+def _refuse_large(values: pa.RecordBatch, places: Places) -> None:
     """Finds an event over the limit by halves: batches that are small as a whole cost one look."""
-    rows = values.num_rows
+    rows, first = values.num_rows, int(places[0])
     if values.nbytes <= LARGEST_EVENT:
         return
     if rows == 1:
@@ -367,8 +372,8 @@ def _refuse_large(values: pa.RecordBatch, first: int) -> None:
             limit=LARGEST_EVENT,
             row=first,
         )
-    _refuse_large(values.slice(0, rows // 2), first)
-    _refuse_large(values.slice(rows // 2), first + rows // 2)
+    _refuse_large(values.slice(0, rows // 2), places[: rows // 2])
+    _refuse_large(values.slice(rows // 2), places[rows // 2 :])
 
 
 def _row(place: tuple[Entry, int]) -> Row:

@@ -120,10 +120,8 @@ def _summary(output: Output, outcome: Outcome) -> int:
     if outcome.faults:
         return 1
     sent = sum(topic.counts["appended"] for topic in outcome.topics)
-    reads = sum(followed.events for topic in outcome.topics for followed in topic.read.values())
-    output.note(
-        f"{plural(sent, 'event')} appended, {plural(reads, 'delivery').replace('ys', 'ies')}: every number adds up"
-    )
+    read = sum(followed.events for topic in outcome.topics for followed in topic.read.values())
+    output.note(f"{plural(sent, 'event')} appended, {count(read)} handed to consumers: every number adds up")
     return 0
 
 

@@ -142,7 +142,9 @@ class HttpGroups:
 
     def states(self) -> list[GroupState]:
         """All groups."""
-        return msgspec.convert(self._transport.json("GET", "/api/groups")["groups"], list[GroupState], strict=False)
+        return msgspec.convert(
+            self._transport.json("GET", "/api/groups")["groups"], list[GroupState], strict=False
+        )
 
     def state(self, group: str, topic: str) -> GroupState:
         """One group."""

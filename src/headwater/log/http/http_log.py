@@ -200,7 +200,12 @@ class HttpLog:
         deadline = time.monotonic() + timeout
         while True:
             wait = max(0.0, min(deadline - time.monotonic(), _LONGEST_POLL))
-            wanted = {"positions": self._in_turn(positions), "max_bytes": max_bytes, "wait": wait, "group": group}
+            wanted = {
+                "positions": self._in_turn(positions),
+                "max_bytes": max_bytes,
+                "wait": wait,
+                "group": group,
+            }
             answer = self._transport.call("POST", f"{_path(name)}/fetch", document=wanted, wait=wait)
             if answer.content:
                 self._turn += len(answer.content) >= _LARGE_ANSWER

@@ -96,9 +96,12 @@ class Disk:
         shutil.rmtree(path, ignore_errors=True)
 
     def make_folder(self, path: Path) -> None:
-        """Create a folder and its parents."""
+        """Create a folder and its parents, durably."""
+        made = [folder for folder in (path, *path.parents) if not folder.exists()]
         with _translated(path):
             path.mkdir(parents=True, exist_ok=True)
+        for folder in made:
+            self.sync_folder(folder.parent)
 
     def names(self, path: Path) -> list[str]:
         """Sorted names in a folder; none when it does not exist."""

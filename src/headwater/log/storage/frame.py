@@ -51,8 +51,8 @@ ENVELOPE: Final[tuple[pa.Field, ...]] = (
 )
 _BIT = {field.name: 1 << index for index, field in enumerate(ENVELOPE)}
 
-#            magic crc_header crc_body length | kind producer columns schema count | base next | five times | sequences
-_LAYOUT = struct.Struct("<4sIII BxHIII qq qqqqq qq 8x")
+#            magic crc_header crc_body length | kind producer columns schema count | base next | six times | sequences
+_LAYOUT = struct.Struct("<4sIII BxHIII qq qqqqqq qq")
 HEADER_SIZE: Final = _LAYOUT.size
 _CRC_FROM = 8
 
@@ -76,7 +76,8 @@ class Frame:
     """A frame's header, and where it lies.
 
     `lowest`, `highest`: event times in the batch. `running_before`, `running_max`: highest event time of the
-    partition before and after it, leaving out times too far ahead. All times in microseconds since 1970.
+    partition before and after it, leaving out times too far ahead. `sent_at`: when all its events were sent, unless the
+    column `_hw.sent_at` says it for each. All times in microseconds since 1970.
     """
 
     kind: Kind
@@ -90,6 +91,7 @@ class Frame:
     highest: int = LOWEST_TIME
     running_before: int = LOWEST_TIME
     running_max: int = LOWEST_TIME
+    sent_at: int = LOWEST_TIME
     first_sequence: int = -1
     last_sequence: int = -1
     producer: str = ""
@@ -126,6 +128,7 @@ def encode_frame(frame: Frame, body: bytes | pa.Buffer) -> bytes:
         frame.highest,
         frame.running_before,
         frame.running_max,
+        frame.sent_at,
         frame.first_sequence,
         frame.last_sequence,
     )
@@ -163,8 +166,9 @@ def parse_header(data: memoryview, at: int = 0, position: int = 0) -> Frame | No
         highest=fields[13],
         running_before=fields[14],
         running_max=fields[15],
-        first_sequence=fields[16],
-        last_sequence=fields[17],
+        sent_at=fields[16],
+        first_sequence=fields[17],
+        last_sequence=fields[18],
         producer=producer,
         length=fields[3],
         body_at=body_at,

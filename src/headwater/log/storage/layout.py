@@ -32,6 +32,7 @@ class Part:
     producer: str = ""
     sequence: int = -1
     per_row: bool = True
+    sent_at: int = LOWEST_TIME
 
     @property
     def last_sequence(self) -> int:
@@ -142,6 +143,7 @@ def _frame(part: Part, offset: int, running: int, now: int, ahead: int, position
         highest=highest,
         running_before=running,
         running_max=after,
+        sent_at=part.sent_at,
         first_sequence=part.sequence,
         last_sequence=part.last_sequence,
         producer=part.producer,
