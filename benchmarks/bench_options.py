@@ -28,7 +28,7 @@ class Options:
     @property
     def repeats(self) -> int:
         """How often each case is measured."""
-        return 1 if self.quick else 5
+        return 1 if self.quick else 7
 
     def size(self, *, full: int, quick: int) -> int:
         """A number of events, groups or topics: `full`, or `quick` when the run only shows that it works."""

@@ -90,7 +90,7 @@ def headwater_events(address: str, topic: str) -> Iterator[dict[str, Any]]:
     with hw.connect(address) as client, client.consumer(topic, group="follower") as consumer:
         yield {}
         for event in consumer:
-            yield event.value
+            yield event.value or {}
 
 
 def main() -> None:

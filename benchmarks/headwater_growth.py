@@ -84,8 +84,8 @@ def growth_rows(options: Options) -> list[Row]:
     groups = options.size(full=200, quick=2)
     append = {length.name: _append(log, topic, groups) for length, log, topic in logs}
     read = {length.name: _read_middle(log, topic, groups) for length, log, topic in logs}
-    rows = _compared("append", measure(append, repeats=options.repeats))
-    rows += _compared("read", measure(read, repeats=options.repeats))
+    rows = _compared("append", measure(append, repeats=options.repeats, warm_up=not options.quick))
+    rows += _compared("read", measure(read, repeats=options.repeats, warm_up=not options.quick))
     for _, log, _ in logs:
         log.close()
     return rows

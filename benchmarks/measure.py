@@ -27,6 +27,11 @@ class Lap:
     wall: float
     cpu: float
 
+    @property
+    def rate(self) -> float:
+        """Events per second of wall time."""
+        return self.events / self.wall
+
 
 @dataclass
 class Watch:
@@ -75,7 +80,15 @@ class Measured:
     @property
     def rate(self) -> float:
         """Events per second of wall time."""
-        return statistics.median(lap.events / lap.wall for lap in self.laps)
+        return statistics.median(lap.rate for lap in self.laps)
+
+    def ratio(self, other: Measured) -> float:
+        """Times the rate of another case of the same run: the median over the turns.
+
+        Laps of one turn stand next to each other in time, so a disk that is slow for some turns is slow for both.
+        """
+        turns = zip(self.laps, other.laps, strict=True)
+        return statistics.median(own.rate / their.rate for own, their in turns)
 
     @property
     def wall(self) -> float:

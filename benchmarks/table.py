@@ -80,7 +80,7 @@ def rate_row(
     """A row of events per second, with its ratio to the rate of another case of the same run."""
     name, other = against or ("", None)
     compared = f"{name}, {other.rate:,.0f} events/s" if other else ""
-    ratio = measured.rate / other.rate if other else None
+    ratio = measured.ratio(other) if other else None
     return Row(figure, measured.rate, "events/s", measured.wall, measured.cpu, compared, ratio, aim)
 
 

@@ -19,6 +19,7 @@ need strace strace "kills a process at a chosen system call, and makes the disk 
 need mkfs.ext4 e2fsprogs "makes the disk image of the power-cut tests"
 need mount mount "mounts disk images and small tmpfs disks"
 need faketime faketime "runs a process under a wrong clock"
+need curl curl "runs the commands of docs/server.md"
 need prlimit util-linux "caps memory and file sizes"
 
 [ ${#missing_programs[@]} -eq 0 ] && exit 0

@@ -27,6 +27,8 @@ FIGURES = [
     "read as Python events",
     *(f"append to consumer in another process, durable, {p}" for p in ("p50", "p99")),
     *(f"append to consumer in another process, fast, {p}" for p in ("p50", "p99")),
+    "64 concurrent single senders, durable, on a disk 2 ms slower",
+    "append to consumer in another process, durable, on a disk 2 ms slower, p50",
     "log, opened and first event read",
     "log, opened and one appended",
     "most memory of a reader, as Arrow",

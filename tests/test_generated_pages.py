@@ -6,6 +6,7 @@ import importlib.util
 from pathlib import Path
 
 from headwater.cli.catalogue import VERBS
+from headwater.config import SETTINGS
 from headwater.errors import by_code
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -35,6 +36,18 @@ def test_the_page_of_commands_has_the_help_of_every_command():
         assert f"Usage: headwater {name}" in section
         assert verb.function
         assert "--json" in section
+
+
+def test_every_setting_has_a_row_in_the_page_of_commands():
+    text = page("command-line.md")
+    for setting in SETTINGS:
+        assert f"| `{setting.variable}` | `{setting.default}` | {setting.help} |" in text
+
+
+def test_the_page_of_the_server_has_every_address():
+    text = page("server.md")
+    for address in ("/api/topics/{name}/events", "/api/topics/{name}/follow", "/api/lag"):
+        assert f"`{address}`" in text
 
 
 def test_pages_without_a_marker_stay_as_they_are():

@@ -1,6 +1,6 @@
 """Writes what the code knows into the pages while the documentation is built, so that it cannot be out of date.
 
-A page holds a marker; the text comes from the error classes and from the command line itself.
+A page holds a marker; the text comes from the error classes, the command line, the server and the settings.
 """
 
 from __future__ import annotations
@@ -9,12 +9,18 @@ import contextlib
 import inspect
 import io
 import os
+import tempfile
 from collections.abc import Callable
 from typing import Any, Final
 
 from headwater.cli.catalogue import GROUPS, VERBS, Verb
 from headwater.cli.parser import call
+from headwater.config import SETTINGS
 from headwater.errors import HeadwaterError, by_code
+from headwater.log import EventLog
+from headwater.server.app import make_routes
+from headwater.server.gateway import Gateway
+from headwater.server.limits import Limits
 
 WIDTH: Final = "96"  # columns of a help text that fit a page
 
@@ -52,9 +58,29 @@ def _help_of(verb: Verb) -> str:
     return printed.getvalue().strip()
 
 
+def routes_text() -> str:
+    """Every address of the server in one table, from its OpenAPI description."""
+    with tempfile.TemporaryDirectory() as folder, EventLog(folder) as log:
+        paths = make_routes(Gateway(log, Limits())).openapi()["paths"]
+    rows = [
+        f"| `{method.upper()}` | `{path}` | {about['summary']} |"
+        for path, methods in paths.items()
+        for method, about in methods.items()
+    ]
+    return "\n".join(["| method | address | what it does |", "|---|---|---|", *rows])
+
+
+def settings_text() -> str:
+    """Every setting in one table."""
+    rows = [f"| `{one.variable}` | `{one.default}` | {one.help} |" for one in SETTINGS]
+    return "\n".join(["| variable | default | meaning |", "|---|---|---|", *rows])
+
+
 MARKERS: Final[dict[str, Callable[[], str]]] = {
     "<!-- errors -->": errors_text,
     "<!-- commands -->": commands_text,
+    "<!-- routes -->": routes_text,
+    "<!-- settings -->": settings_text,
 }
 
 

@@ -111,6 +111,12 @@ def test_a_rename_is_recognised_by_its_type():
     assert any("price renamed to cost" in line for line in difference.lines())
 
 
+def test_another_type_is_no_rename():
+    difference = ddl("a INT, price DECIMAL(12,2)", "a INT, cost STRING")
+    assert difference.renamed == ()
+    assert paths(difference.removed) == ["price"]
+
+
 def test_changes_inside_structs_have_their_path():
     difference = ddl(
         "a STRUCT<x: INT, l: ARRAY<STRUCT<y: INT>>>",
@@ -171,7 +177,8 @@ def test_missing_fields_get_their_default_even_inside_structs():
 def test_tombstones_stay_null_in_required_columns():
     old, new = from_ddl("a INT NOT NULL"), from_ddl("a BIGINT NOT NULL, b STRING")
     batch = pa.RecordBatch.from_arrays([pa.array([1, None], pa.int32())], schema=storage_schema(old))
-    assert upgrade(batch, storage_schema(new)).to_pylist() == [{"a": 1, "b": None}, {"a": None, "b": None}]
+    for schema in (new, storage_schema(new)):
+        assert upgrade(batch, schema).to_pylist() == [{"a": 1, "b": None}, {"a": None, "b": None}]
 
 
 def test_a_batch_of_the_same_schema_is_returned_as_it_is():

@@ -44,10 +44,11 @@ def _rates(seen: deque[tuple[float, dict[str, int]]]) -> dict[str, float]:
 
 def _picture(url: str, facts: list[TopicFacts], rates: dict[str, float], lags: list[Lag]) -> Group:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for title, side in (("TOPIC", "left"), ("EVENTS", "right"), ("RATE", "right"), ("PARTITIONS", "right")):
-        table.add_column(title, justify="right" if side == "right" else "left")
-    table.add_column("BEHIND")
-    table.add_column("DOOR")
+    table.add_column("TOPIC")
+    for title in ("EVENTS", "RATE", "PARTITIONS"):
+        table.add_column(title, justify="right")
+    for title in ("BEHIND", "DOOR"):
+        table.add_column(title)
     for topic in facts:
         table.add_row(
             topic.topic,

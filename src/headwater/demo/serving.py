@@ -6,9 +6,12 @@ import contextlib
 import os
 import threading
 from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING
 
 from headwater.errors import HeadwaterError
-from headwater.server.node import Node
+
+if TYPE_CHECKING:
+    from headwater.server import Node
 
 __all__ = ["serve"]
 
@@ -21,6 +24,8 @@ def serve(folder: str, port: int, control: Connection) -> None:
         port: 0 takes a free one.
         control: Says the node's address once it answers, or the problem that kept it from starting.
     """
+    from headwater.server import Node  # the process in front needs no web server
+
     os.setsid()  # Ctrl-C goes to the processes of the terminal; this one ends when it is told to
     try:
         node = Node(folder, port)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -23,7 +23,7 @@ __all__ = ["Outcome", "Stage", "TopicFacts"]
 
 _PATIENCE: Final = 60.0  # seconds for a process to answer on a busy machine
 _PARTING: Final = 15.0  # seconds for a process to end; the node waits 8 for requests under way
-_PRELOADED: Final = ["headwater.demo.producing", "headwater.demo.followers", "headwater.demo.serving"]
+_PRELOADED: Final = ["headwater.demo.producing", "headwater.demo.followers", "headwater.server.node"]
 # Tills go through the node, the other programs open the folder: both ways lead into the same log.
 _BY_NODE: Final = frozenset(["tills"])
 
@@ -155,12 +155,12 @@ class Stage:
         sent: dict[str, Tally] = {}
         read: dict[str, dict[str, Followed]] = {}
         failures: list[str] = []
-        for player in self._producers:
-            for topic, tally in self._asked(player, failures).items():
+        for _, report in self._reports(self._producers, failures):
+            for topic, tally in report.items():
                 sent[topic] = sent.get(topic, Tally()) + tally
-        for player in self._followers:
-            for topic, followed in self._asked(player, failures).items():
-                read.setdefault(topic, {})[player.name] = followed
+        for group, report in self._reports(self._followers, failures):
+            for topic, followed in report.items():
+                read.setdefault(topic, {})[group] = followed
         topics = [
             TopicFacts(
                 known.topic,
@@ -184,17 +184,19 @@ class Stage:
                 player.process.kill()
         self.client.close()
 
-    def _asked(self, player: _Player, failures: list[str]) -> dict[str, Any]:
-        """What a process reports once it is told to stop."""
-        try:
+    def _reports(self, players: list[_Player], failures: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+        """What processes report once they are told to stop; faults are added to `failures`."""
+        for player in players:
             with contextlib.suppress(OSError):
                 player.line.send("stop")
-            report, faults = player.hear()
-        except HeadwaterError as error:
-            failures.append(error.what)
-            return {}
-        failures.extend(f"{player.name}: {fault}" for fault in faults)
-        return dict(report)
+        for player in players:
+            try:
+                report, faults = player.hear()
+            except HeadwaterError as error:
+                failures.append(error.what)
+                continue
+            failures.extend(f"{player.name}: {fault}" for fault in faults)
+            yield player.name, report
 
     def _player(self, name: str, work: Callable[..., None], arguments: tuple[Any, ...]) -> _Player:
         here, there = self._context.Pipe()

@@ -122,15 +122,14 @@ class _Pass:
         """Write what is kept of these segments into one file, then put it in their place."""
         first = self.partition.files.segment(bases[0])
         frame, head = first.head()
-        beside = first.path.with_suffix(".new")
         new = Segment(self.partition.disk, self.partition.folder, bases[0])
         covering = Head(covers_until=until, previous=head.previous, producers=head.producers)
-        length = new.create(covering, frame.running_before, path=beside)
+        length = new.create(covering, frame.running_before, beside=True)
         for data in self._kept_frames(bases):
             self.partition.disk.write(new.handle, length, data)
             length += len(data)
         self.partition.disk.sync(new.handle)
-        self._swap(beside, first.path, bases[1:])
+        self._swap(new.path_beside, first.path, bases[1:])
 
     def _swap(self, beside: Path, target: Path, leftovers: list[int]) -> None:
         with self.partition.locked() as slot:

@@ -7,6 +7,7 @@ others. A member that lives but does not come back within its session time is ex
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import struct
 import threading
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from headwater.errors import FencedError, RefusedError, UnknownGroupError
+from headwater.errors import DamagedError, FencedError, RefusedError, UnknownGroupError
 from headwater.events import Clock
 from headwater.log.assignment import Assignment
 from headwater.log.definition import check_name
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GroupState", "Groups", "Membership"]
 
+logger = logging.getLogger("headwater.log")
 _SEEN = struct.Struct("<dd")
 _OFFSET = struct.Struct("<IQqd")
 _SECTOR = 512  # a torn write damages one of a partition's two records, never both
@@ -89,13 +91,17 @@ class Groups:
         handle = self._disk.open(folder / f"member-{member}")
         self._disk.lock(handle)
         self._held[member] = handle
-        self._seen(member, session)
-        with self._locked(group, topic) as state:
-            self._begin(group, topic, start)
-            state.keep_only(self._alive(folder, state), partitions)
-            state.join(member, partitions)
-            self._write(folder, state)
-            return self._membership(group, topic, member, state)
+        try:
+            self._seen(member, session)
+            with self._locked(group, topic) as state:
+                self._begin(group, topic, start)
+                state.keep_only(self._alive(folder, state), partitions)
+                state.join(member, partitions)
+                self._write(folder, state)
+                return self._membership(group, topic, member, state)
+        except BaseException:  # a member that nobody knows of would keep its partitions for ever
+            self._release(folder, member)
+            raise
 
     def sync(self, membership: Membership) -> Membership:
         """Say "I am here", let go of what moved away, and learn what is mine now.
@@ -178,8 +184,20 @@ class Groups:
                     fix="stop its consumers first",
                     group=group,
                 )
-            self._begin(group, topic, "earliest")
+            try:
+                self._begin(group, topic, "earliest")
+            except DamagedError:
+                self._disk.remove(self._beside(group, topic, "offsets"))
+                self._begin(group, topic, "earliest")
             self._store(group, topic, offsets)
+
+    def settle(self, group: str, topic: str) -> None:
+        """Make the committed offsets durable, so that what lies below them may be removed."""
+        handle = self._disk.open(self._beside(group, topic, "offsets"))
+        try:
+            self._disk.sync(handle)
+        finally:
+            self._disk.close(handle)
 
     def watch(self, group: str, topic: str) -> Wakeup:
         """A wake-up for members that come, go or die."""
@@ -198,6 +216,15 @@ class Groups:
         """Next offset to read per partition."""
         data = self._disk.read_file(self._beside(group, topic, "offsets")) or b""
         found = {p: self._newest(data, p) for p in range(len(data) // (2 * _SECTOR))}
+        for partition, (number, _) in found.items():
+            if not number and any(data[2 * partition * _SECTOR : 2 * (partition + 1) * _SECTOR]):
+                raise DamagedError(
+                    f'the offset of group "{group}" in partition {partition} of topic "{topic}" is damaged',
+                    detail=f"no record in {self._beside(group, topic, 'offsets')} has a matching checksum",
+                    fix=f"headwater reset {group} --topic {topic} --to earliest",
+                    group=group,
+                    partition=partition,
+                )
         return {partition: record[1] for partition, record in found.items() if record[0]}
 
     def _newest(self, data: bytes, partition: int) -> tuple[int, int]:
@@ -247,10 +274,18 @@ class Groups:
             handle = self._disk.open(self._beside(group, topic, "lock"))
             try:
                 self._disk.lock(handle)
-                data = self._disk.read_file(folder / "state.json")
-                yield msgspec.json.decode(data, type=Assignment) if data else Assignment()
+                yield self._assignment(folder)
             finally:
                 self._disk.close(handle)
+
+    def _assignment(self, folder: Path) -> Assignment:
+        """Who is there; a state that a power cut tore has no living members, and is begun anew."""
+        data = self._disk.read_file(folder / "state.json")
+        try:
+            return msgspec.json.decode(data, type=Assignment) if data else Assignment()
+        except msgspec.DecodeError:
+            logger.warning("%s: the state of the group was damaged; its members must join again", folder)
+            return Assignment()
 
     def _write(self, folder: Path, state: Assignment) -> None:
         self._disk.write_file(folder / "state.json", msgspec.json.encode(state), sync=False)

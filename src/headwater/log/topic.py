@@ -143,8 +143,8 @@ class OpenTopic:
         piece, appended = entry.content[0], entry.outcome[0]
         if not appended.duplicates:
             return Receipt(name, piece.partition, appended.first_offset)
-        old = self.partitions[piece.partition].first_offset_of(piece.part.producer, piece.part.sequence)
-        return Receipt(name, piece.partition, -1 if old is None else old, duplicate=True)
+        old = self.partitions[piece.partition].offsets_of(piece.part.producer, [piece.part.sequence])[0]
+        return Receipt(name, piece.partition, old, duplicate=True)
 
     def receipts(self, entry: Entry) -> Receipts:
         """The receipts of an entry that is done."""
@@ -166,8 +166,11 @@ class OpenTopic:
         if not appended.duplicates:
             return np.empty(0, np.int64)
         partition, part = self.partitions[piece.partition], piece.part
-        found = partition.first_offset_of(part.producer, part.sequence)
-        return np.full(appended.duplicates, -1) if found is None else found + np.arange(appended.duplicates)
+        if isinstance(part, Part) and not part.per_row:
+            found = partition.offsets_of(part.producer, [part.sequence])[0]
+            return np.full(appended.duplicates, -1) if found < 0 else found + np.arange(appended.duplicates)
+        sequences = range(part.sequence, part.sequence + appended.duplicates)
+        return np.array(partition.offsets_of(part.producer, sequences), np.int64)
 
     def _pieces(self, rows: Rows) -> list[_Piece]:
         part = self._part(rows)

@@ -92,6 +92,8 @@ class Upkeep:
             return []
         name = topic.definition.name
         groups = [state for state in self._log.groups.states() if state.topic == name]
+        for state in groups:
+            self._log.groups.settle(state.group, name)
         return [
             retain(
                 partition,

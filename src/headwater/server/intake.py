@@ -42,6 +42,18 @@ class About:
     attributes: dict[str, str] = field(default_factory=dict)
     deleted: bool = False
 
+    def ask(self, query: Mapping[str, str]) -> None:
+        """Take over what the query says; it goes before what headers or a document say."""
+        for name, value in query.items():
+            if name == "headers":
+                self.headers |= headers_of(value)
+            elif name == "sequence":
+                self.sequence = int(value) if value.isascii() and value.isdigit() and len(value) < 19 else -1
+            elif name in ("key", "producer"):
+                setattr(self, name, value)
+            else:
+                self.attributes[name] = value
+
     def note(self, name: str, value: str, topic: str) -> None:
         """Take over an attribute of a CloudEvent; one without a place here is kept as a header."""
         place = _PLACES.get(name)

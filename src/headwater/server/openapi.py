@@ -29,6 +29,7 @@ def described(
     gives: dict[str, Any],
     *errors: type[HeadwaterError],
     takes: dict[str, Any] | None = None,
+    parameters: list[dict[str, Any]] | None = None,
     status: int = 200,
 ) -> dict[str, Any]:
     """What a route says about itself, as arguments of `add_api_route`.
@@ -38,6 +39,7 @@ def described(
         gives: The answer's schema by media type, from `body` or `listed`.
         errors: What it refuses with, besides what any request can be refused with.
         takes: The request's schema by media type.
+        parameters: Those that FastAPI cannot find by itself.
         status: Of the answer.
     """
     responses: dict[int | str, Any] = {
@@ -49,7 +51,9 @@ def described(
         codes[error.status].append(error.code)
     for number, names in codes.items():
         responses[number] = {"description": ", ".join(names), "content": _PROBLEM}
-    extra = {"requestBody": {"required": True, "content": takes}} if takes else {}
+    extra: dict[str, Any] = {"requestBody": {"required": True, "content": takes}} if takes else {}
+    if parameters:
+        extra["parameters"] = parameters
     return {
         "summary": summary,
         "responses": responses,

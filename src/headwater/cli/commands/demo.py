@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import socket
 import sys
 import tempfile
 import time
@@ -57,7 +58,7 @@ def demo(
     Args:
         what: Which demo: shop.
         for_: How long it runs [default: until Ctrl-C on a terminal, else 10s].
-        port: The node's port; 0 takes a free one [default: HEADWATER_PORT, else 8642].
+        port: The node's port; 0 takes a free one [default: HEADWATER_PORT, else 8642, else a free one].
         seed: Decides what is sent.
         options: Options of every command; the log is in a temporary folder unless --data names one.
     """
@@ -65,7 +66,7 @@ def demo(
 
     output = Output(options)
     length = _length(for_, forever=sys.stdout.isatty())
-    with _folder(options) as folder, contextlib.closing(Stage(folder, PORT.number(port), seed)) as stage:
+    with _folder(options) as folder, contextlib.closing(Stage(folder, _port(port), seed)) as stage:
         stage.start()
         _banner(output, stage, what, length)
         with contextlib.suppress(KeyboardInterrupt):
@@ -79,6 +80,14 @@ def _length(text: str | None, *, forever: bool) -> float | None:
     if text is None:
         return None if forever else 10.0
     return duration(text).total_seconds()
+
+
+def _port(given: int | None) -> int:
+    """The port that was asked for; when nobody asked and the usual one is taken, any."""
+    wanted = PORT.number(given)
+    with socket.socket() as probe:
+        taken = probe.connect_ex(("127.0.0.1", wanted)) == 0
+    return 0 if given is None and taken else wanted
 
 
 @contextlib.contextmanager

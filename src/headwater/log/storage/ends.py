@@ -29,7 +29,8 @@ class Slot:
     `segment` is the base offset of the segment being written and `length` its acknowledged bytes; `last_frame` is
     the position of the last acknowledged frame. `edition` counts how often older segments were removed or rewritten,
     so that others drop what they cached of them. `dirty` is set while files are being changed in several steps:
-    whoever finds it under the lock repairs first.
+    whoever finds it under the lock repairs first. `distrusted`: a sync behind `length` failed in this `boot`, so what
+    is read there may never reach the disk, whatever a later sync says.
     """
 
     start_offset: int = 0
@@ -42,9 +43,11 @@ class Slot:
     edition: int = 0
     boot: int = 0
     dirty: bool = False
+    distrusted: bool = False
 
 
-_NUMBERS = [field.name for field in fields(Slot) if field.name != "dirty"]
+_DIRTY, _DISTRUSTED = 1, 2
+_NUMBERS = [field.name for field in fields(Slot) if field.name not in ("dirty", "distrusted")]
 
 
 class Ends:
@@ -69,15 +72,16 @@ class Ends:
         for _ in range(3):  # a slot read while it is being written fails its checksum once
             data = self._disk.read(self._handle, partition * _SLOT_SIZE, _LAYOUT.size)
             if len(data) == _LAYOUT.size and zlib.crc32(data[4:]) == int.from_bytes(data[:4], "little"):
-                _, dirty, *numbers = _LAYOUT.unpack(data)
-                return Slot(**dict(zip(_NUMBERS, numbers, strict=True)), dirty=bool(dirty))
+                _, flags, *numbers = _LAYOUT.unpack(data)
+                known = dict(zip(_NUMBERS, numbers, strict=True))
+                return Slot(**known, dirty=bool(flags & _DIRTY), distrusted=bool(flags & _DISTRUSTED))
         return None
 
     def write(self, partition: int, slot: Slot) -> None:
         """Publish the slot; called under the partition's lock only."""
         packed = _LAYOUT.pack(
             0,
-            slot.dirty,
+            slot.dirty * _DIRTY | slot.distrusted * _DISTRUSTED,
             slot.start_offset,
             slot.next_offset,
             slot.segment,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -195,14 +195,22 @@ class Partition:
         self.publish(new)
 
     def _seal_after_failure(self, slot: Slot) -> None:
-        """Never write to this segment again: what the failed sync left in memory and on disk is unknown."""
+        """Never write to this segment again: what the failed sync left in memory and on disk is unknown.
+
+        If no new one can be started now, recovery does it: the flag is in memory that outlives this process but not
+        the machine's memory of the bytes.
+        """
+        distrusted = replace(slot, dirty=True, distrusted=True)
+        with contextlib.suppress(DiskFailedError, DiskFullError):
+            self.publish(distrusted)
         with contextlib.suppress(DiskFailedError, DiskFullError):
             self.disk.truncate(self.files.segment(slot.segment).handle, slot.length)
         with contextlib.suppress(DiskFailedError, DiskFullError):
-            self.roll(slot)
+            self.roll(distrusted)
 
     def _rolled_if_due(self, slot: Slot) -> Slot:
-        if slot.length >= self._written.segment_size or self._too_old(slot):
+        full = slot.length >= self._written.segment_size and slot.next_offset > slot.segment
+        if full or self._too_old(slot):
             return self.roll(slot)
         return slot
 
@@ -218,19 +226,15 @@ class Partition:
 
     def roll(self, slot: Slot) -> Slot:
         """Start a new segment at the partition's end; only under the lock."""
-        producers = self._known_producers(slot)
+        producers = self._known_producers(slot).snapshot(self._clock.micros())
         self.publish(replace(slot, dirty=True))
+        previous: tuple[int, int, int] | None = (slot.segment, slot.length, slot.appended_at)
         if slot.next_offset == slot.segment:  # it holds no events yet: a new file under the same name
-            self.disk.remove(self.files.segment(slot.segment).path)
-            self.files.forget()
+            previous = self.files.segment(slot.segment).head()[1].previous
         segment = Segment(self.disk, self.folder, slot.next_offset)
-        head = Head(
-            previous=(slot.segment, slot.length, slot.appended_at),
-            producers=producers.snapshot(self._clock.micros()),
-        )
-        length = segment.create(head, slot.running_max)
-        new = replace(slot, segment=segment.base, length=length, last_frame=0, dirty=False)
-        self.files.bases(fresh=True)
+        length = segment.create(Head(previous=previous, producers=producers), slot.running_max)
+        new = replace(slot, segment=segment.base, length=length, last_frame=0, dirty=False, distrusted=False)
+        self.files.forget()
         self._producers_at = (new.segment, new.length)
         self.publish(new)
         return new
@@ -253,14 +257,11 @@ class Partition:
         with self.locked() as slot:
             return self._known_producers(slot).last(producer)
 
-    def first_offset_of(self, producer: str, sequence: int) -> int | None:
-        """Where a producer's row of this sequence is; None when it is no longer known."""
+    def offsets_of(self, producer: str, sequences: Sequence[int]) -> list[int]:
+        """Where a producer's rows of these sequences are; -1 where it is no longer known."""
         with self.locked() as slot:
-            found = self._known_producers(slot).find(producer, sequence)
-        if found is None:
-            return None
-        per_row = found.rows == found.last_sequence - found.first_sequence + 1
-        return found.base_offset + (sequence - found.first_sequence if per_row else 0)
+            known = self._known_producers(slot)
+            return [known.offset_of(producer, sequence) for sequence in sequences]
 
     # -- read ----------------------------------------------------------------------------------------------------
 

@@ -58,12 +58,13 @@ class Producers:
             )
         )
 
-    def find(self, producer: str, sequence: int) -> Batch | None:
-        """The batch that holds this sequence, if it is among the last few."""
+    def offset_of(self, producer: str, sequence: int) -> int:
+        """Where the row of this sequence is, if it is in one of the last few batches; else -1."""
         for batch in reversed(self._batches.get(producer, ())):
             if batch.first_sequence <= sequence <= batch.last_sequence:
-                return batch
-        return None
+                per_row = batch.rows == batch.last_sequence - batch.first_sequence + 1
+                return batch.base_offset + (sequence - batch.first_sequence if per_row else 0)
+        return -1
 
     def snapshot(self, now: int) -> dict[str, tuple[int, int, int, int, int]]:
         """The latest batch of each producer seen in the last seven days, for a segment's head."""

@@ -35,11 +35,12 @@ def recover(partition: Partition, published: Slot | None) -> Slot:
         bases = [_start_anew(partition, published)]
     segment = partition.files.segment(bases[-1])
     size = partition.disk.size(segment.handle)
-    last = _last_frame(segment, segment.head()[0], size)
+    distrusted = published is not None and published.distrusted and published.boot == partition.disk.boot()
+    trusted = published.length if published and distrusted and published.segment == segment.base else size
+    last = _last_frame(segment, segment.head()[0], trusted)
     end = last.position + last.length
     if end < size:
         _cut(partition, segment, last, end, size)
-    partition.disk.sync(segment.handle)
     slot = Slot(
         start_offset=bases[0],
         next_offset=last.next_offset,
@@ -50,6 +51,9 @@ def recover(partition: Partition, published: Slot | None) -> Slot:
         appended_at=last.appended_at or (published.appended_at if published else 0),
         edition=published.edition + 1 if published else 1,
     )
+    if trusted < size:
+        return partition.roll(slot)
+    partition.disk.sync(segment.handle)
     partition.publish(slot)
     return slot
 

@@ -63,6 +63,7 @@ class Segment:
     def __init__(self, disk: Disk, folder: Path, base: int) -> None:
         self.base = base
         self.path = folder / segment_name(base)
+        self.path_beside = self.path.with_suffix(".new")
         self._disk = disk
         self.sealed_length: int | None = None
         self._handle: int | None = None
@@ -74,15 +75,20 @@ class Segment:
             self._handle = self._disk.open(self.path, create=False)
         return self._handle
 
-    def create(self, head: Head, running_max: int, *, path: Path | None = None) -> int:
-        """Write a new file with just its head frame, durably; returns its length."""
-        self._handle = self._disk.open(path or self.path)
+    def create(self, head: Head, running_max: int, *, beside: bool = False) -> int:
+        """Write a new file with just its head frame, durably; returns its length.
+
+        It gets its name once it is whole, so that a fault on the way leaves no segment that only looks sound; with
+        `beside` it stays under `path_beside` for the caller to rename.
+        """
+        self._handle = self._disk.open(self.path_beside)
         frame = Frame(Kind.HEAD, self.base, self.base, running_before=running_max, running_max=running_max)
         data = encode_frame(frame, msgspec.json.encode(head))
         self._disk.truncate(self._handle, 0)
         self._disk.write(self._handle, 0, data)
         self._disk.sync(self._handle)
-        self._disk.sync_folder(self.path.parent)
+        if not beside:
+            self._disk.replace(self.path_beside, self.path)
         return len(data)
 
     def head(self) -> tuple[Frame, Head]:
@@ -129,30 +135,29 @@ class Segment:
 
     def read(self, position: int, limit: int, max_bytes: int) -> Iterator[tuple[Frame, memoryview]]:
         """Whole frames with their bytes, checksums compared; at least one if there is one below `limit`."""
-        length = min(max_bytes, limit - position)
-        data = memoryview(self._disk.read(self.handle, position, length))
-        if length > 0 and not data:
-            raise self.damaged(None, position)
+        data = self._at_least_one_frame(position, limit, max_bytes)
         at = 0
         while at < len(data):
             frame = parse_header(data, at, position + at)
-            if frame is None and len(data) - at >= HEADER_SIZE:
-                raise self.damaged(None, position + at)
             if frame is None or at + frame.length > len(data):
-                if at:  # the rest of this frame comes with the next read
-                    return
-                needed = frame.length if frame else HEADER_SIZE
-                if position + needed > limit:
-                    raise self.damaged(frame.base_offset if frame else None, position)
-                data = memoryview(self._disk.read(self.handle, position, needed))
-                if len(data) < needed:
-                    raise self.damaged(frame.base_offset if frame else None, position)
-                continue
+                if at == 0 or (frame is None and len(data) - at >= HEADER_SIZE):
+                    raise self.damaged(frame.base_offset if frame else None, position + at)
+                return  # the rest of this frame comes with the next read
             whole = data[at : at + frame.length]
             if frame.body(whole) is None:
                 raise self.damaged(frame.base_offset, position + at)
             yield frame, whole
             at += frame.length
+
+    def _at_least_one_frame(self, position: int, limit: int, max_bytes: int) -> memoryview:
+        length = min(max(max_bytes, HEADER_SIZE), limit - position)
+        data = memoryview(self._disk.read(self.handle, position, length))
+        frame = parse_header(data, 0, position)
+        if frame and len(data) < frame.length <= limit - position:
+            data = memoryview(self._disk.read(self.handle, position, frame.length))
+        if length > 0 and not data:
+            raise self.damaged(None, position)
+        return data
 
     def next_sound(self, position: int, limit: int) -> int | None:
         """Where behind `position` the next whole, sound frame starts; frames start at multiples of eight."""

@@ -25,10 +25,11 @@ from headwater.events import Receipt
 from headwater.log import LogBatch
 from headwater.log.reader import Reader
 from headwater.server.bodies import media_type
+from headwater.server.direct import DirectRoute, parameters, query
 from headwater.server.documents import Appended
 from headwater.server.formats import ARROW, CLOUD_EVENTS, JSON, NDJSON, Range, arrow_stream, json_events
 from headwater.server.gateway import Gateway, json_answer
-from headwater.server.intake import About, from_document, from_headers, headers_of
+from headwater.server.intake import About, from_document, from_headers
 from headwater.server.openapi import body, described, one_of
 from headwater.server.problems import refused
 
@@ -39,6 +40,17 @@ _LINES: Final = (NDJSON, "application/ndjson", "application/jsonl")
 _PAGE: Final = 100
 _LONGEST_PAGE: Final = 10_000
 _END: Final = object()
+_ATTRIBUTES: Final = {
+    "key": "The key, as text; several columns as a JSON array",
+    "id": "The same on every delivery",
+    "occurred_at": "When it happened, RFC 3339",
+    "sent_at": "When it was sent, RFC 3339",
+    "traceparent": "The W3C trace it belongs to",
+    "source": "Who produced it, a URI reference",
+    "headers": "A JSON object of texts",
+    "producer": "With sequence: a repeated send is told apart and not written again",
+    "sequence": "The producer's number of this event, rising",
+}
 
 
 def routes(gateway: Gateway) -> APIRouter:
@@ -49,6 +61,7 @@ def routes(gateway: Gateway) -> APIRouter:
         path,
         events.append,
         methods=["POST"],
+        route_class_override=DirectRoute,
         **described(
             "Append an event, or many as NDJSON",
             one_of(Receipt, Appended),
@@ -60,6 +73,7 @@ def routes(gateway: Gateway) -> APIRouter:
             OverloadedError,
             DiskFullError,
             takes=body(None, JSON) | body(None, CLOUD_EVENT) | body(None, NDJSON),
+            parameters=parameters(_ATTRIBUTES),
             status=201,
         ),
     )
@@ -89,45 +103,23 @@ class _Events:
         self._log = gateway.log
         self._threads = gateway.threads
 
-    async def append(
-        self,
-        request: Request,
-        name: str,
-        key: str | None = None,
-        id: str | None = None,
-        occurred_at: str | None = None,
-        sent_at: str | None = None,
-        traceparent: str | None = None,
-        source: str | None = None,
-        headers: str | None = None,
-        producer: str | None = None,
-        sequence: int | None = None,
-    ) -> Response:
+    async def append(self, request: Request) -> Response:
         """One event as JSON, with its attributes in `ce-` headers (CloudEvents binary mode) or in the query; one
         CloudEvent in structured mode; or many events as NDJSON, all of a partition or none. 201 when it was written,
         200 when it was a repeat or the overload policy dropped it.
         """
-        kind = media_type(request)
+        name, kind = request.path_params["name"], media_type(request)
+        asked = query(request, _ATTRIBUTES)
         async with self._gateway.bodies.of(request) as data:
-            if kind in _LINES:
-                return await self._many(name, data)
-            if kind == CLOUD_EVENT:
-                about, data = from_document(data, name)
-            elif kind == JSON:
+            if kind == JSON:
                 about = from_headers(request.headers, name)
+            elif kind == CLOUD_EVENT:
+                about, data = from_document(data, name)
+            elif kind in _LINES:
+                return await self._many(name, data)
             else:
                 raise _unsupported(kind)
-            asked = {
-                "id": id,
-                "occurred_at": occurred_at,
-                "sent_at": sent_at,
-                "traceparent": traceparent,
-                "source": source,
-            }
-            about.attributes |= {attribute: value for attribute, value in asked.items() if value is not None}
-            about.key = about.key if key is None else key
-            about.headers |= headers_of(headers) if headers is not None else {}
-            about.producer, about.sequence = producer or "", sequence
+            about.ask(asked)
             return await self._one(name, data, about)
 
     async def _one(self, name: str, data: bytes, about: About) -> Response:

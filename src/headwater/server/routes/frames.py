@@ -24,6 +24,7 @@ from headwater.log import Receipts, Rows
 from headwater.log.topic import OpenTopic
 from headwater.log.wire import FRAMES, RECEIPTS, pack_frames, pack_receipts, read_rows
 from headwater.server.bodies import as_json, media_type
+from headwater.server.direct import DirectRoute, parameters
 from headwater.server.documents import Fetch
 from headwater.server.gateway import Gateway
 from headwater.server.openapi import body, described
@@ -43,6 +44,7 @@ def routes(gateway: Gateway) -> APIRouter:
         "/api/topics/{name}/frames",
         frames.append,
         methods=["POST"],
+        route_class_override=DirectRoute,
         **described(
             "Append typed rows as one frame",
             body(None, RECEIPTS),
@@ -53,12 +55,14 @@ def routes(gateway: Gateway) -> APIRouter:
             OverloadedError,
             DiskFullError,
             takes=body(None, FRAMES),
+            parameters=parameters({}),
         ),
     )
     router.add_api_route(
         "/api/topics/{name}/fetch",
         frames.fetch,
         methods=["POST"],
+        route_class_override=DirectRoute,
         **described(
             "Fetch stored frames from offsets on; may wait for the first",
             body(None, FRAMES),
@@ -66,6 +70,7 @@ def routes(gateway: Gateway) -> APIRouter:
             BadOffsetError,
             DataGoneError,
             takes=body(Fetch),
+            parameters=parameters({}),
         ),
     )
     return router
@@ -77,11 +82,12 @@ class _Frames:
         self._log = gateway.log
         self._threads = gateway.threads
 
-    async def append(self, request: Request, name: str) -> Response:
+    async def append(self, request: Request) -> Response:
         """With a producer and sequence in the frame's header a repeated send is told apart and not written again."""
         if media_type(request) != FRAMES:
             raise refused(415, f"a body of {media_type(request) or 'no type'} is not a frame", detail=f"send {FRAMES}")
         async with self._gateway.bodies.of(request, self._gateway.limits.frames) as data:
+            name = request.path_params["name"]
             receipts = await self._threads.append(self._append, name, data)
         return Response(pack_receipts(receipts), media_type=RECEIPTS)
 
@@ -91,13 +97,14 @@ class _Frames:
         _check_place(topic, rows)
         return self._log.append(name, rows)
 
-    async def fetch(self, request: Request, name: str) -> Response:
+    async def fetch(self, request: Request) -> Response:
         """Frames of several partitions, at least one whole frame of each that has any, up to a bound for all.
 
         A change of `group` ends the wait, too; the answer then has the header headwater-group-changed.
         """
         async with self._gateway.bodies.of(request) as data:
             wanted = as_json(data, Fetch)
+        name = request.path_params["name"]
         left = self._gateway.waiting(wanted.wait)
         if not left:
             return _answer(await self._threads.read(self._look, name, wanted))

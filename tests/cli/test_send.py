@@ -1,0 +1,175 @@
+"""`headwater send`: JSON in, checked as a whole, with the line that does not fit."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+
+import pytest
+
+
+def order(number: int, **fields) -> dict[str, object]:
+    """An order as JSON has it."""
+    plain = {"order_id": f"o-{number}", "customer_id": number, "amount": "1.50", "placed_at": "2026-01-01T00:00:00Z"}
+    return plain | fields
+
+
+def ndjson(*values: object) -> str:
+    """One JSON text per line."""
+    return "".join(f"{json.dumps(value)}\n" for value in values)
+
+
+def texts(log, topic="notes") -> list[str]:
+    """What a topic of notes holds."""
+    return [event.value["text"] for event in log.read(topic)]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        '{"text": "a"}\n{"text": "b"}\n',
+        '{"text": "a"}\n{"text": "b"}',
+        '\n{"text": "a"}\n\n  {"text": "b"}  \n\n',
+        '{"text": "a"}\r\n{"text": "b"}\r\n',
+        '[{"text": "a"}, {"text": "b"}]',
+        '[\n  {"text": "a"},\n  {\n    "text": "b"\n  }\n]\n',
+    ],
+)
+def test_lines_and_arrays_are_events(call, log, given):
+    done = call("send", "notes", stdin=given)
+    assert (done.code, done.out, done.err) == (0, "", "sent 2 events to notes\n")
+    assert texts(log) == ["a", "b"]
+
+
+def test_one_object_over_several_lines_is_one_event(call, log):
+    assert call("send", "notes", stdin='{\n  "text": "a"\n}\n').code == 0
+    assert texts(log) == ["a"]
+
+
+def test_an_event_may_be_an_argument(call, log):
+    done = call("send", "orders", json.dumps(order(7)))
+    assert done.err == "sent 1 event to orders\n"
+    (event,) = log.read("orders")
+    assert event.value["amount"] == Decimal("1.50")
+    assert event.key == 7
+
+
+def test_nothing_in_means_nothing_sent(call, log):
+    assert call("send", "notes", stdin="").err == "sent 0 events to notes\n"
+    assert texts(log) == []
+
+
+def test_receipts_are_printed_as_json(call, log):
+    done = call("send", "orders", "--json", stdin=ndjson(order(1), order(2), order(3)))
+    found = {(event.partition, event.offset): event.key for event in log.read("orders")}
+    assert {(row["partition"], row["offset"]) for row in done.rows} == set(found)
+    assert [found[row["partition"], row["offset"]] for row in done.rows] == [1, 2, 3]
+    assert all(row["topic"] == "orders" and not row["duplicate"] for row in done.rows)
+
+
+@pytest.mark.parametrize(
+    ("bad", "code", "said"),
+    [
+        ('{"text": ', "BAD_JSON", "not JSON"),
+        ("nonsense", "BAD_JSON", "not JSON"),
+        ('{"text": 3}', "BAD_EVENT", "text"),
+        ('{"txt": "a"}', "BAD_EVENT", "txt"),
+        ('["a"]', "BAD_EVENT", "array"),
+    ],
+)
+def test_a_line_that_does_not_fit_is_named_and_nothing_is_sent(call, log, bad, code, said):
+    done = call("send", "notes", stdin=f'{{"text": "a"}}\n\n{bad}\n{{"text": "b"}}\n')
+    assert done.code == 2
+    first, *rest = done.err.splitlines()
+    assert first.startswith(f"error {code}: line 3")
+    assert said in first
+    assert "  nothing was sent" in rest
+    assert texts(log) == []
+    assert call("send", "notes", "--json", stdin=f'{{"text": "a"}}\n{bad}\n').problem["data"]["line"] == 2
+
+
+def test_what_was_sent_before_a_bad_line_in_a_later_chunk_is_said(call, log, monkeypatch):
+    monkeypatch.setattr("headwater.cli.incoming._CHUNK", 40)
+    good = ndjson(*({"text": f"{n}"} for n in range(9)))
+    done = call("send", "notes", "--json", stdin=good + "bad\n")
+    sent = len(texts(log))
+    assert 0 < sent < 10
+    assert done.problem["data"] | {"line": 10, "sent_lines": sent} == done.problem["data"]
+    assert f"tail -n +{sent + 1}" in done.problem["detail"]
+    assert texts(log) == [f"{n}" for n in range(sent)]
+
+
+def test_a_line_without_end_is_refused_before_memory_grows(call, log, monkeypatch):
+    monkeypatch.setattr("headwater.cli.incoming._CHUNK", 1 << 18)
+    done = call("send", "notes", stdin='{"text": "' + "x" * (3 << 20))
+    assert done.code == 2
+    assert done.err.startswith("error TOO_LARGE: line 1")
+    assert texts(log) == []
+
+
+def test_an_unknown_topic_names_near_ones(call):
+    done = call("send", "ordrs", "{}")
+    assert (done.code, done.err.split(":")[0]) == (2, "error UNKNOWN_TOPIC")
+    assert "orders" in done.err
+
+
+def test_a_typed_key_fills_the_key_column(call, log):
+    value = order(1)
+    del value["customer_id"]
+    assert call("send", "orders", "-k", "42", json.dumps(value)).code == 0
+    assert [event.key for event in log.read("orders")] == [42]
+
+
+def test_a_typed_key_that_contradicts_the_event_is_refused(call, log):
+    done = call("send", "orders", "-k", "42", stdin=ndjson(order(42), order(7)))
+    assert done.code == 2
+    assert done.err.startswith("error BAD_KEY: line 2")
+    assert list(log.read("orders")) == []
+
+
+def test_a_topic_without_key_column_keeps_typed_key_headers_and_time(call, log):
+    words = ["-k", "room 4", "--header", "tenant=acme", "--header", "note=a=b", "--event-time", "2026-01-01T00:00:00Z"]
+    assert call("send", "notes", *words, '{"text": "a"}').code == 0
+    (event,) = log.read("notes")
+    assert event.key == "room 4"
+    assert event.headers == {"tenant": "acme", "note": "a=b"}
+    assert event.occurred_at == datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def test_a_relative_event_time_becomes_the_time_column(call, log):
+    before = datetime.now(UTC)
+    assert call("send", "orders", "--event-time", "-5m", json.dumps(order(1))).code == 0
+    (event,) = log.read("orders")
+    assert timedelta(minutes=5) <= datetime.now(UTC) - event.occurred_at
+    assert before - event.occurred_at <= timedelta(minutes=5)
+    assert event.value["placed_at"] == event.occurred_at
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["--event-time", "yesterday"], "BAD_TIME"),
+        (["--event-time", "2026-01-01T00:00:00"], "BAD_TIME"),
+        (["--header", "tenant"], "BAD_SETTING"),
+        (["--header", "=x"], "BAD_SETTING"),
+    ],
+)
+def test_what_is_typed_about_events_is_checked_first(call, log, words, code):
+    done = call("send", "notes", *words, '{"text": "a"}')
+    assert (done.code, done.err.split(":")[0]) == (2, f"error {code}")
+    assert texts(log) == []
+
+
+def test_a_composite_key_is_typed_as_an_array(call, log):
+    log.create_topic("stock", "shop string, product int, left int", key=("shop", "product"), partitions=4)
+    assert call("send", "stock", "-k", '["north", 7]', '{"left": 3}').code == 0
+    assert [event.key for event in log.read("stock")] == [("north", 7)]
+    assert call("send", "stock", "-k", "north", '{"left": 3}').err.startswith("error BAD_KEY")
+
+
+def test_events_come_through_a_real_pipe(shell, log, data):
+    rows = [{"text": "x" * 500 + str(number)} for number in range(2000)]
+    done = shell("send", "notes", data=data, stdin=ndjson(*rows))
+    assert (done.code, done.err) == (0, "sent 2,000 events to notes\n")
+    assert texts(log) == [row["text"] for row in rows]
