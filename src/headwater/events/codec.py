@@ -86,7 +86,7 @@ class Codec:
         plain = [row if isinstance(row, dict) else members_of(row) or row for row in rows]
         try:
             structs: list[Any] = msgspec.convert(plain, self._rows_type)
-        except (msgspec.ValidationError, RecursionError, ValueError, OverflowError):
+        except Exception:  # a value can be any object, and raise anything when it is looked at
             structs = self._second_try(plain)
         return structs
 
@@ -107,8 +107,18 @@ class Codec:
             return msgspec.convert(plain, self._rows_type)
         except msgspec.ValidationError as error:
             raise self._bad_event(str(error)) from None
-        except (RecursionError, ValueError, OverflowError) as error:
-            raise BadEventError(f"a row cannot be read: {shown(error)}", detail=self._fields_line()) from None
+        except Exception as error:  # as above
+            row = next((index for index, row in enumerate(plain) if not self._readable(row)), None)
+            raise self._refusal(row, "", f"it cannot be read: {shown(error)}") from None
+
+    def _readable(self, row: Any) -> bool:
+        try:
+            msgspec.convert(row, self._shape.struct)
+        except msgspec.ValidationError:
+            return True
+        except Exception:
+            return False
+        return True
 
     def decode_json(self, lines: Sequence[bytes], *, limits: Limits | None = None) -> pa.RecordBatch:
         """A batch from JSON objects, one per line.

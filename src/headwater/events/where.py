@@ -96,6 +96,8 @@ class Where:
         self.text = text
         if not _readable(text):
             raise BadFilterError(f"a condition is text of 1 to {_LONGEST} characters", text=shown(text))
+        if text.count("(") > 2 * _DEEPEST:
+            raise _refused(text, "it is nested too deep")
         self._cursor = _connection().cursor()
         self._lock = Lock()
         self._expression = _with_columns_quoted(text, self._cursor)
@@ -268,8 +270,16 @@ def _node_problems(node: dict[str, Any]) -> Iterator[str]:
         yield f"the function {node['function_name']} is not allowed in a condition"
     if kind == "FUNCTION" and (node["schema"] or node["catalog"] or node["filter"] or node["distinct"]):
         yield f"the function {node['function_name']} is called as a condition cannot call it"
-    if kind == "TYPE" and (node["type_name"].upper() not in _CASTS or node["schema"] or node["catalog"]):
-        yield f"a cast to {node['type_name']} is not allowed in a condition"
+    if kind == "CAST" and _cast_type(node) not in _CASTS:
+        yield f"a cast to {_cast_type(node)} is not allowed in a condition"
+
+
+def _cast_type(node: dict[str, Any]) -> str:
+    """The name of a cast's type: an expression since DuckDB 2, an id before; anything more is no name."""
+    found = node.get("type_expr") or {}
+    name = found.get("type_name") or node.get("cast_type", {}).get("id", "something else")
+    qualified = found.get("schema") or found.get("catalog")
+    return f"{qualified}.{name}" if qualified else str(name).upper()
 
 
 def _refused(text: str, reason: str) -> BadFilterError:

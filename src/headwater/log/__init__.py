@@ -6,9 +6,9 @@ when there are more. Consumer groups, retention, compaction and time marks live 
 
 from headwater.log.batch import LogBatch
 from headwater.log.definition import Durability, Retention, Topic
+from headwater.log.door.overload import Overload, backpressure, buffer, drop
 from headwater.log.event_log import EventLog, PartitionRange, Start
 from headwater.log.groups import GroupState, Membership
-from headwater.log.overload import Overload, backpressure, buffer, drop
 from headwater.log.receipts import Receipts
 from headwater.log.rows import Row, Rows
 from headwater.log.wakeup import Wakeup

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from headwater.errors import BadNameError, BadSettingError, Place, TimeColumnMissingError
 from headwater.events import arrow_schema
-from headwater.log.overload import Overload, WhenFull, overload_named
+from headwater.log.door.overload import Overload, WhenFull, overload_named
 from headwater.units import duration, size
 
 __all__ = ["Durability", "Retention", "Topic", "check_name", "same_file"]

@@ -28,9 +28,9 @@ from headwater.events import (
     upgrade,
 )
 from headwater.log.batch import LogBatch
-from headwater.log.counts import Counts
 from headwater.log.definition import Durability, Topic
 from headwater.log.door import Door, Entry
+from headwater.log.door.counts import Counts
 from headwater.log.receipts import Receipts
 from headwater.log.rows import Row, Rows, together
 from headwater.log.storage import Disk, Ends, Frame, Kind, Part, Partition, Written, decode_columns

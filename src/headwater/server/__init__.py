@@ -6,6 +6,7 @@ In come requests, past a guard that knows who may ask and how much; out go event
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,12 +16,12 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_PORT", "Node", "Running", "running"]
 
 
+_HOMES = {"DEFAULT_PORT": "node", "Node": "node", "Running": "presence", "running": "presence"}
+
+
 def __getattr__(name: str) -> Any:
     """Loaded on first use: who only asks whether a node runs needs no web server."""
-    if name in ("Running", "running"):
-        from headwater.server import presence as home
-    elif name in __all__:
-        from headwater.server import node as home
-    else:
-        raise AttributeError(name)
-    return getattr(home, name)
+    if name not in _HOMES:
+        message = f"module 'headwater.server' has no attribute {name!r}"
+        raise AttributeError(message)
+    return getattr(importlib.import_module(f"headwater.server.{_HOMES[name]}"), name)

@@ -8,10 +8,10 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from headwater import __version__
-from headwater.server import openapi, problems
+from headwater.server.edge import problems
+from headwater.server.edge.guard import Guard
 from headwater.server.gateway import Gateway
-from headwater.server.guard import Guard
-from headwater.server.routes import events, follow, frames, groups, page, status, topics
+from headwater.server.routes import events, follow, frames, groups, openapi, page, status, topics
 
 __all__ = ["make_app", "make_routes"]
 

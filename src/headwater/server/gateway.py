@@ -10,8 +10,8 @@ import msgspec
 from fastapi import Response
 
 from headwater.log import EventLog
-from headwater.server.bodies import Bodies
-from headwater.server.intake import Intake
+from headwater.server.edge.bodies import Bodies
+from headwater.server.forms.intake import Intake
 from headwater.server.limits import Limits
 from headwater.server.members import Members
 from headwater.server.threads import Threads

@@ -26,7 +26,7 @@ from headwater.log import EventLog
 from headwater.log.storage import Disk
 from headwater.log.upkeep import Upkeep
 from headwater.server.app import make_app
-from headwater.server.connection import with_limits
+from headwater.server.edge.connection import with_limits
 from headwater.server.gateway import Gateway
 from headwater.server.limits import Limits
 from headwater.server.presence import Presence, Running
@@ -202,7 +202,7 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
     @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:  # type: ignore[override]
+    def capture_signals(self) -> Iterator[None]:
         yield
 
     def leave(self) -> None:
@@ -245,8 +245,12 @@ def _not_taken(error: OSError | OverflowError, port: int) -> Exception:
             port=port,
         )
     if isinstance(error, OSError) and error.errno == errno.EACCES:
-        return NotWritableError(f"this user may not listen on port {port}", fix="headwater run --port 8642", port=port)
-    return PortTakenError(f"cannot listen on port {port}: {error}", fix="headwater run --port 8642", port=port)
+        return NotWritableError(
+            f"this user may not listen on port {port}", fix="headwater run --port 8642", port=port
+        )
+    return PortTakenError(
+        f"cannot listen on port {port}: {error}", fix="headwater run --port 8642", port=port
+    )
 
 
 def _raise_file_limit() -> None:
@@ -256,4 +260,3 @@ def _raise_file_limit() -> None:
     if soft < wanted:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-

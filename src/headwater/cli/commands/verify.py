@@ -12,7 +12,7 @@ from headwater.cli.words import bytes_text, count, plural
 from headwater.errors import DamagedError
 
 if TYPE_CHECKING:
-    from headwater.log.verify import Report
+    from headwater.log.upkeep.verify import Report
 
 __all__ = ["verify"]
 
@@ -36,7 +36,7 @@ def verify(*, options: Options = DEFAULTS) -> int:
     """
     folder = data_folder(options)
     from headwater.log import EventLog
-    from headwater.log.verify import verify as verify_log
+    from headwater.log.upkeep.verify import verify as verify_log
 
     output = Output(options)
     progress = Progress(output, "verify", bytes_text)

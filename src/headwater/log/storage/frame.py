@@ -51,8 +51,8 @@ ENVELOPE: Final[tuple[pa.Field, ...]] = (
 )
 _BIT = {field.name: 1 << index for index, field in enumerate(ENVELOPE)}
 
-#            magic crc_header crc_body length | kind producer columns schema count | base next | six times | sequences
-_LAYOUT = struct.Struct("<4sIII BxHIII qq qqqqqq qq")
+#            magic crc_header crc_body length | kind follows producer columns schema count | base next | six times | sequences
+_LAYOUT = struct.Struct("<4sIII BBHIII qq qqqqqq qq")
 HEADER_SIZE: Final = _LAYOUT.size
 _CRC_FROM = 8
 
@@ -77,7 +77,8 @@ class Frame:
 
     `lowest`, `highest`: event times in the batch. `running_before`, `running_max`: highest event time of the
     partition before and after it, leaving out times too far ahead. `sent_at`: when all its events were sent, unless the
-    column `_hw.sent_at` says it for each. All times in microseconds since 1970.
+    column `_hw.sent_at` says it for each. All times in microseconds since 1970. `follows`: it was written together with
+    the frame before it, so neither was acknowledged without the other.
     """
 
     kind: Kind
@@ -95,6 +96,7 @@ class Frame:
     first_sequence: int = -1
     last_sequence: int = -1
     producer: str = ""
+    follows: bool = False
     length: int = 0
     body_at: int = 0
     body_crc: int = 0
@@ -117,6 +119,7 @@ def encode_frame(frame: Frame, body: bytes | pa.Buffer) -> bytes:
         zlib.crc32(rest),
         HEADER_SIZE + len(rest),
         frame.kind,
+        frame.follows,
         len(producer),
         frame.columns,
         frame.schema,
@@ -150,26 +153,27 @@ def parse_header(data: memoryview, at: int = 0, position: int = 0) -> Frame | No
     if fields[0] != MAGIC or zlib.crc32(data[at + _CRC_FROM : at + HEADER_SIZE]) != fields[1]:
         return None
     producer = ""
-    length = fields[5]
+    length = fields[6]
     body_at = HEADER_SIZE + length + (-length % 8)
     if length:
         producer = bytes(data[at + HEADER_SIZE : at + HEADER_SIZE + length]).decode(errors="replace")
     return Frame(
         kind=_KINDS[fields[4]],
-        columns=fields[6],
-        schema=fields[7],
-        count=fields[8],
-        base_offset=fields[9],
-        next_offset=fields[10],
-        appended_at=fields[11],
-        lowest=fields[12],
-        highest=fields[13],
-        running_before=fields[14],
-        running_max=fields[15],
-        sent_at=fields[16],
-        first_sequence=fields[17],
-        last_sequence=fields[18],
+        columns=fields[7],
+        schema=fields[8],
+        count=fields[9],
+        base_offset=fields[10],
+        next_offset=fields[11],
+        appended_at=fields[12],
+        lowest=fields[13],
+        highest=fields[14],
+        running_before=fields[15],
+        running_max=fields[16],
+        sent_at=fields[17],
+        first_sequence=fields[18],
+        last_sequence=fields[19],
         producer=producer,
+        follows=bool(fields[5]),
         length=fields[3],
         body_at=body_at,
         body_crc=fields[2],

@@ -147,6 +147,7 @@ def _frame(part: Part, offset: int, running: int, now: int, ahead: int, position
         first_sequence=part.sequence,
         last_sequence=part.last_sequence,
         producer=part.producer,
+        follows=position > 0,
         position=position,
     )
 

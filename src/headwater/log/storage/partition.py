@@ -190,9 +190,9 @@ class Partition:
             edition=slot.edition,
             boot=self._boot,
         )
+        self.publish(new)
         if self._producers_at == (slot.segment, slot.length):
             self._producers_at = (new.segment, new.length)
-        self.publish(new)
 
     def _seal_after_failure(self, slot: Slot) -> None:
         """Never write to this segment again: what the failed sync left in memory and on disk is unknown.
@@ -229,11 +229,21 @@ class Partition:
         producers = self._known_producers(slot).snapshot(self._clock.micros())
         self.publish(replace(slot, dirty=True))
         previous: tuple[int, int, int] | None = (slot.segment, slot.length, slot.appended_at)
-        if slot.next_offset == slot.segment:  # it holds no events yet: a new file under the same name
+        again = slot.next_offset == slot.segment  # it holds no events yet: a new file under the same name
+        if again:
             previous = self.files.segment(slot.segment).head()[1].previous
         segment = Segment(self.disk, self.folder, slot.next_offset)
         length = segment.create(Head(previous=previous, producers=producers), slot.running_max)
-        new = replace(slot, segment=segment.base, length=length, last_frame=0, dirty=False, distrusted=False)
+        edition = slot.edition + again
+        new = replace(
+            slot,
+            segment=segment.base,
+            length=length,
+            last_frame=0,
+            edition=edition,
+            dirty=False,
+            distrusted=False,
+        )
         self.files.forget()
         self._producers_at = (new.segment, new.length)
         self.publish(new)

@@ -7,6 +7,7 @@ its own and cut off, leftovers of an unfinished compaction are removed.
 from __future__ import annotations
 
 import logging
+import secrets
 from typing import TYPE_CHECKING
 
 from headwater.log.storage.ends import Slot
@@ -49,13 +50,20 @@ def recover(partition: Partition, published: Slot | None) -> Slot:
         last_frame=last.position,
         running_max=last.running_max,
         appended_at=last.appended_at or (published.appended_at if published else 0),
-        edition=published.edition + 1 if published else 1,
+        edition=published.edition + 1 if published else secrets.randbits(40),  # one that nobody has seen
     )
+    _sync_names(partition)
     if trusted < size:
         return partition.roll(slot)
     partition.disk.sync(segment.handle)
     partition.publish(slot)
     return slot
+
+
+def _sync_names(partition: Partition) -> None:
+    """The process that made these names may have died before it made them durable."""
+    for folder in (partition.folder, *partition.folder.parents[:3]):  # topic, topics, the log
+        partition.disk.sync_folder(folder)
 
 
 def _start_anew(partition: Partition, published: Slot | None) -> int:
@@ -96,16 +104,23 @@ def _remove_headless(partition: Partition, bases: list[int]) -> None:
 
 
 def _last_frame(segment: Segment, head: Frame, size: int) -> Frame:
-    """The last sound frame; one that is damaged with sound ones behind it is damage, not a torn tail."""
-    last = head
+    """The last sound frame that counts.
+
+    A hole with a later write behind it is damage to what was acknowledged: it stays, and reading it is an error. A hole
+    in the last write is a torn tail, even if other frames of that write are sound: nobody was told that they are safe.
+    """
+    last, kept = head, head
     position: int | None = head.length
+    hole: int | None = None
     while position is not None:
         for frame in segment.walk(position, size, check=True):
-            last = frame
+            if hole is not None and not frame.follows:
+                logger.error("%s", segment.damaged(kept.next_offset, hole))
+                hole = None
+            last, kept = frame, frame if hole is None else kept
+        hole = last.position + last.length if hole is None else hole
         position = segment.next_sound(last.position + last.length, size)
-        if position is not None:
-            logger.error("%s", segment.damaged(last.next_offset, last.position + last.length))
-    return last
+    return kept
 
 
 def _cut(partition: Partition, segment: Segment, last: Frame, end: int, size: int) -> None:

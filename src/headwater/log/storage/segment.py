@@ -161,8 +161,9 @@ class Segment:
 
     def next_sound(self, position: int, limit: int) -> int | None:
         """Where behind `position` the next whole, sound frame starts; frames start at multiples of eight."""
-        data = memoryview(self._disk.read(self.handle, position, limit - position))
-        at = bytes(data).find(MAGIC)
+        raw = self._disk.read(self.handle, position, limit - position)
+        data = memoryview(raw)
+        at = raw.find(MAGIC)
         while at >= 0:
             frame = parse_header(data, at, position + at) if (position + at) % 8 == 0 else None
             if (
@@ -171,7 +172,7 @@ class Segment:
                 and frame.body(data[at : at + frame.length]) is not None
             ):
                 return position + at
-            at = bytes(data).find(MAGIC, at + 1)
+            at = raw.find(MAGIC, at + 1)
         return None
 
     def damaged(self, offset: int | None, position: int) -> DamagedError:

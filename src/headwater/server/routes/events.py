@@ -24,14 +24,14 @@ from headwater.errors import (
 from headwater.events import Receipt
 from headwater.log import LogBatch
 from headwater.log.reader import Reader
-from headwater.server.bodies import media_type
-from headwater.server.direct import DirectRoute, parameters, query
-from headwater.server.documents import Appended
-from headwater.server.formats import ARROW, CLOUD_EVENTS, JSON, NDJSON, Range, arrow_stream, json_events
+from headwater.server.edge.bodies import media_type
+from headwater.server.edge.problems import refused
+from headwater.server.forms.documents import Appended
+from headwater.server.forms.formats import ARROW, CLOUD_EVENTS, JSON, NDJSON, Range, arrow_stream, json_events
+from headwater.server.forms.intake import About, from_document, from_headers
 from headwater.server.gateway import Gateway, json_answer
-from headwater.server.intake import About, from_document, from_headers
-from headwater.server.openapi import body, described, one_of
-from headwater.server.problems import refused
+from headwater.server.routes.direct import DirectRoute, parameters, query
+from headwater.server.routes.openapi import body, described, one_of
 
 __all__ = ["routes"]
 
@@ -104,9 +104,10 @@ class _Events:
         self._threads = gateway.threads
 
     async def append(self, request: Request) -> Response:
-        """One event as JSON, with its attributes in `ce-` headers (CloudEvents binary mode) or in the query; one
-        CloudEvent in structured mode; or many events as NDJSON, all of a partition or none. 201 when it was written,
-        200 when it was a repeat or the overload policy dropped it.
+        """One event as JSON or as a CloudEvent, or many as NDJSON, of which all of a partition are written or none.
+
+        The attributes of a JSON event stand in `ce-` headers (CloudEvents, binary mode) or in the query. 201 when it
+        was written, 200 when it was a repeat or the overload policy dropped it.
         """
         name, kind = request.path_params["name"], media_type(request)
         asked = query(request, _ATTRIBUTES)
@@ -114,7 +115,9 @@ class _Events:
             if kind == JSON:
                 about = from_headers(request.headers, name)
             elif kind == CLOUD_EVENT:
-                about, data = from_document(data, name)
+                about, value = from_document(data, name)
+                about.ask(asked)
+                return await self._one(name, value, about)
             elif kind in _LINES:
                 return await self._many(name, data)
             else:

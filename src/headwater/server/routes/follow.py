@@ -10,10 +10,10 @@ from fastapi.responses import StreamingResponse
 
 from headwater.errors import BadOffsetError, DataGoneError, HeadwaterError, UnknownTopicError
 from headwater.log import LogBatch
-from headwater.server.formats import EVENTS, Range, json_events, resume_of
+from headwater.server.edge.problems import problem_bytes
+from headwater.server.forms.formats import EVENTS, Range, json_events, resume_of
 from headwater.server.gateway import Gateway
-from headwater.server.openapi import body, described
-from headwater.server.problems import problem_bytes
+from headwater.server.routes.openapi import body, described
 
 __all__ = ["routes"]
 
@@ -50,15 +50,19 @@ class _Follow:
         name: str,
         start: str = "latest",
         partitions: str | None = None,
+        resume: str | None = None,
         last_event_id: Annotated[str | None, Header()] = None,
     ) -> Response:
-        """Each event's `id` is the next offset of every partition, such as 0:13,1:7. A client that comes back with it
-        as Last-Event-ID goes on there: nothing is left out, nothing comes twice. A comment comes every 15 seconds.
+        """Each event's `id` is the next offset of every partition, such as 0:13,1:7.
+
+        A client that comes back with it, as Last-Event-ID or `resume`, goes on there: nothing is left out, nothing comes
+        twice. A stream without events sends a comment every 15 seconds.
         """
         wanted = await self._threads.read(Range.of, self._log, name, start, None, partitions)
         positions = wanted.positions
-        if last_event_id:
-            resumed = resume_of(last_event_id)
+        known = last_event_id or resume
+        if known:
+            resumed = resume_of(known)
             positions = {partition: resumed.get(partition, offset) for partition, offset in positions.items()}
         first = await self._threads.read(self._look, name, positions)
         return StreamingResponse(self._stream(name, positions, first), media_type=EVENTS)

@@ -23,12 +23,12 @@ from headwater.events import Codec
 from headwater.log import Receipts, Rows
 from headwater.log.topic import OpenTopic
 from headwater.log.wire import FRAMES, RECEIPTS, pack_frames, pack_receipts, read_rows
-from headwater.server.bodies import as_json, media_type
-from headwater.server.direct import DirectRoute, parameters
-from headwater.server.documents import Fetch
+from headwater.server.edge.bodies import as_json, media_type
+from headwater.server.edge.problems import refused
+from headwater.server.forms.documents import Fetch
 from headwater.server.gateway import Gateway
-from headwater.server.openapi import body, described
-from headwater.server.problems import refused
+from headwater.server.routes.direct import DirectRoute, parameters
+from headwater.server.routes.openapi import body, described
 
 __all__ = ["GROUP_CHANGED", "routes"]
 
@@ -85,7 +85,9 @@ class _Frames:
     async def append(self, request: Request) -> Response:
         """With a producer and sequence in the frame's header a repeated send is told apart and not written again."""
         if media_type(request) != FRAMES:
-            raise refused(415, f"a body of {media_type(request) or 'no type'} is not a frame", detail=f"send {FRAMES}")
+            raise refused(
+                415, f"a body of {media_type(request) or 'no type'} is not a frame", detail=f"send {FRAMES}"
+            )
         async with self._gateway.bodies.of(request, self._gateway.limits.frames) as data:
             name = request.path_params["name"]
             receipts = await self._threads.append(self._append, name, data)

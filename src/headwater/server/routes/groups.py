@@ -5,14 +5,23 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from datetime import timedelta
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
 from headwater.client.progress import Lag, lag_of, reset_group
-from headwater.errors import BadOffsetError, BadSettingError, FencedError, RefusedError, UnknownGroupError, UnknownTopicError, UsageError
+from headwater.errors import (
+    BadOffsetError,
+    BadSettingError,
+    FencedError,
+    RefusedError,
+    UnknownGroupError,
+    UnknownTopicError,
+    UsageError,
+)
 from headwater.log import GroupState, Membership
-from headwater.server.bodies import as_json
-from headwater.server.documents import (
+from headwater.server.edge.bodies import as_json
+from headwater.server.forms.documents import (
     Changes,
     ChangesWanted,
     CommitWanted,
@@ -21,9 +30,9 @@ from headwater.server.documents import (
     MoveDocument,
     ResetWanted,
 )
-from headwater.server.formats import start_of
+from headwater.server.forms.formats import start_of
 from headwater.server.gateway import Gateway, json_answer
-from headwater.server.openapi import body, described, listed
+from headwater.server.routes.openapi import body, described, listed
 
 __all__ = ["routes"]
 
@@ -34,12 +43,18 @@ def routes(gateway: Gateway) -> APIRouter:
     """The routes of groups."""
     router, groups = APIRouter(tags=["groups"]), _Groups(gateway)
     one = "/api/groups/{group}/{topic}"
-    router.add_api_route("/api/groups", groups.states, **described("List groups", listed("groups", GroupState)))
     router.add_api_route(
-        "/api/lag", groups.lag, **described("How far groups are behind", listed("lag", LagDocument), UnknownGroupError)
+        "/api/groups", groups.states, **described("List groups", listed("groups", GroupState))
     )
-    router.add_api_route(one, groups.state, **described("A group on a topic", body(GroupState), UnknownGroupError))
-    writing = {
+    router.add_api_route(
+        "/api/lag",
+        groups.lag,
+        **described("How far groups are behind", listed("lag", LagDocument), UnknownGroupError),
+    )
+    router.add_api_route(
+        one, groups.state, **described("A group on a topic", body(GroupState), UnknownGroupError)
+    )
+    writing: dict[tuple[str, str, Any], Any] = {
         ("/members", "POST", groups.join): (
             "Join a group",
             body(Membership),
@@ -194,16 +209,18 @@ class _Groups:
         async with self._gateway.bodies.of(request) as data:
             wanted = as_json(data, ResetWanted)
         if (wanted.to is None) == (wanted.offsets is None):
-            raise UsageError("say where the group is to go on", fix='{"to": "earliest"} or {"offsets": {"0": 0}}')
+            raise UsageError(
+                "say where the group is to go on", fix='{"to": "earliest"} or {"offsets": {"0": 0}}'
+            )
         if wanted.offsets is not None:
             return await self._reset_each(group, topic, wanted.offsets, dry_run=wanted.dry_run)
         to = start_of(str(wanted.to))
-        moves = await self._threads.append(
-            reset_group, self._log, group, topic, to, dry_run=wanted.dry_run
-        )
+        moves = await self._threads.append(reset_group, self._log, group, topic, to, dry_run=wanted.dry_run)
         return json_answer({"moves": [MoveDocument(move.partition, move.old, move.new) for move in moves]})
 
-    async def _reset_each(self, group: str, topic: str, offsets: dict[int, int], *, dry_run: bool) -> Response:
+    async def _reset_each(
+        self, group: str, topic: str, offsets: dict[int, int], *, dry_run: bool
+    ) -> Response:
         await self._threads.read(self._check_offsets, topic, offsets)
         states = await self._threads.read(self._book.states)
         known = next((s.committed for s in states if (s.group, s.topic) == (group, topic)), {})

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Response
 
 from headwater import __version__
 from headwater.server.gateway import Gateway
-from headwater.server.openapi import body, described
+from headwater.server.routes.openapi import body, described
 
 __all__ = ["routes"]
 
@@ -27,7 +27,9 @@ def routes(_: Gateway) -> APIRouter:
 
 @lru_cache(maxsize=1)
 def _parts() -> tuple[str, str, str]:
-    html, css, js = ((_FOLDER / name).read_text(encoding="utf-8") for name in ("page.html", "page.css", "page.js"))
+    html, css, js = (
+        (_FOLDER / name).read_text(encoding="utf-8") for name in ("page.html", "page.css", "page.js")
+    )
     return html, css, js
 
 

@@ -9,9 +9,9 @@ from fastapi import APIRouter, Request, Response
 
 from headwater import __version__
 from headwater.events.values import moment_text
-from headwater.server.documents import Health, Version
+from headwater.server.forms.documents import Health, Version
 from headwater.server.gateway import Gateway, json_answer
-from headwater.server.openapi import body, described
+from headwater.server.routes.openapi import body, described
 
 __all__ = ["routes"]
 

@@ -22,9 +22,10 @@ from headwater.errors import (
 )
 from headwater.events import to_ddl
 from headwater.log import Overload, Retention, Topic
-from headwater.log.overload import WhenFull
-from headwater.server.bodies import as_json
-from headwater.server.documents import (
+from headwater.log.door.overload import WhenFull
+from headwater.server.edge.bodies import as_json
+from headwater.server.edge.problems import refused
+from headwater.server.forms.documents import (
     CountsDocument,
     EndsDocument,
     Found,
@@ -37,11 +38,10 @@ from headwater.server.documents import (
     TopicSummary,
     topic_document,
 )
-from headwater.server.formats import resume_of, start_of
+from headwater.server.forms.formats import resume_of, start_of
+from headwater.server.forms.schemas import from_arrow_text, json_schema, schema_document
 from headwater.server.gateway import Gateway, json_answer
-from headwater.server.openapi import body, described, listed
-from headwater.server.problems import refused
-from headwater.server.schemas import from_arrow_text, json_schema, schema_document
+from headwater.server.routes.openapi import body, described, listed
 from headwater.units import duration, size
 
 __all__ = ["routes"]
@@ -55,7 +55,9 @@ def routes(gateway: Gateway) -> APIRouter:
     """The routes of topics."""
     router, topics = APIRouter(tags=["topics"]), _Topics(gateway)
     schemas = body(SchemaDocument) | body(None, JSON_SCHEMA) | body(None, ARROW_SCHEMA) | body(None, DDL)
-    router.add_api_route("/api/topics", topics.list, **described("List topics", listed("topics", TopicSummary)))
+    router.add_api_route(
+        "/api/topics", topics.all, **described("List topics", listed("topics", TopicSummary))
+    )
     router.add_api_route(
         "/api/topics",
         topics.create,
@@ -74,20 +76,28 @@ def routes(gateway: Gateway) -> APIRouter:
     unknown = UnknownTopicError
     router.add_api_route(one, topics.get, **described("A topic's definition", body(TopicDocument), unknown))
     router.add_api_route(
-        f"{one}/schema", topics.schema, **described("A topic's type, newest or at a version", schemas, unknown)
+        f"{one}/schema",
+        topics.schema,
+        **described("A topic's type, newest or at a version", schemas, unknown),
     )
     router.add_api_route(
         f"{one}/ends",
         topics.ends,
-        **described("What each partition holds; may wait for a change", listed("partitions", EndsDocument), unknown),
+        **described(
+            "What each partition holds; may wait for a change", listed("partitions", EndsDocument), unknown
+        ),
     )
     router.add_api_route(
         f"{one}/find",
         topics.find,
-        **described("The offset of a start in a partition", body(Found), unknown, BadOffsetError, BadTimeError),
+        **described(
+            "The offset of a start in a partition", body(Found), unknown, BadOffsetError, BadTimeError
+        ),
     )
     router.add_api_route(
-        f"{one}/counts", topics.counts, **described("What the topic's door decided", body(CountsDocument), unknown)
+        f"{one}/counts",
+        topics.counts,
+        **described("What the topic's door decided", body(CountsDocument), unknown),
     )
     router.add_api_route(
         f"{one}/sequences",
@@ -103,7 +113,7 @@ class _Topics:
         self._log = gateway.log
         self._threads = gateway.threads
 
-    async def list(self) -> Response:
+    async def all(self) -> Response:
         """All topics, with how many offsets they hold."""
         return json_answer({"topics": await self._threads.read(self._summaries)})
 
@@ -145,7 +155,9 @@ class _Topics:
         topic = await self._threads.read(self._log.topic, name)
         number = topic.version if version is None else version
         if not 1 <= number <= topic.version:
-            raise refused(404, f'topic "{name}" has no schema {number}', detail=f"it has 1 to {topic.version}")
+            raise refused(
+                404, f'topic "{name}" has no schema {number}', detail=f"it has 1 to {topic.version}"
+            )
         schema = (await self._threads.read(self._log.opened(name).codec_of, number)).schema
         accept = request.headers.get("accept", "")
         if ARROW_SCHEMA in accept:
@@ -181,7 +193,7 @@ class _Topics:
         return json_answer(Found(partition, offset))
 
     async def counts(self, name: str) -> Response:
-        """offered = appended + duplicate + refused + dropped, over all processes."""
+        """Over all processes: offered = appended + duplicate + refused + dropped."""
         return json_answer(CountsDocument(await self._threads.read(self._log.counts, name)))
 
     async def sequences(self, name: str, producer: str) -> Response:

@@ -98,7 +98,9 @@ def from_document(body: bytes, topic: str) -> tuple[About, bytes]:
     data = bytes(document.pop("data", b""))
     about.deleted = bytes(document.pop("tombstone", b"")) == b"true"
     if "data_base64" in document:
-        raise BadEventError("the data of the CloudEvent is base64", fix="send it as JSON in data", field="data")
+        raise BadEventError(
+            "the data of the CloudEvent is base64", fix="send it as JSON in data", field="data"
+        )
     for name, raw in document.items():
         value = msgspec.json.decode(raw)
         if value is not None:
@@ -121,7 +123,9 @@ class Intake:
         if len(body) > self._line:
             what = f"the event has {len(body):,} bytes, more than {self._line:,}"
             raise TooLargeError(what, limit=self._line, size=len(body))
-        return self._log.append_one(topic, self._made(topic, lambda incoming, now: _row(incoming, body, about, now)))
+        return self._log.append_one(
+            topic, self._made(topic, lambda incoming, now: _row(incoming, body, about, now))
+        )
 
     def many(self, topic: str, body: bytes) -> Receipts:
         """Append NDJSON; those of one partition whole or not at all.

@@ -12,8 +12,8 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 from uvicorn.server import ServerState
 
 from headwater.errors import HeadwaterError, OverloadedError, TooLargeError, UsageError
+from headwater.server.edge.problems import PROBLEM, problem_bytes
 from headwater.server.limits import Limits
-from headwater.server.problems import PROBLEM, problem_bytes
 
 __all__ = ["GuardedConnection", "with_limits"]
 

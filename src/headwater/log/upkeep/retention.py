@@ -94,6 +94,6 @@ def _remove(partition: Partition, slot: Slot, end: int) -> None:
     for base in partition.files.bases():
         if base < end:
             partition.disk.remove(partition.files.segment(base).path)
-    partition.disk.sync_folder(partition.folder)
+            partition.disk.sync_folder(partition.folder)
     partition.publish(replace(slot, start_offset=end, edition=slot.edition + 1))
     partition.forget()

@@ -16,8 +16,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headwater.errors import ForbiddenError, HeadwaterError
 from headwater.events.values import shown
+from headwater.server.edge.problems import answer, refused, unexpected
 from headwater.server.limits import Limits
-from headwater.server.problems import answer, refused, unexpected
 
 __all__ = ["SECURITY_HEADERS", "Guard"]
 
@@ -33,7 +33,9 @@ SECURITY_HEADERS: Final = {
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
 }
 _ENCODED: Final = [(name.encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
-_LINGER: Final = 2.0  # seconds in which a refused body is still read away, so that the client sees the refusal
+_LINGER: Final = (
+    2.0  # seconds in which a refused body is still read away, so that the client sees the refusal
+)
 
 
 class StalledError(OSError):
@@ -142,7 +144,7 @@ class _Exchange:
                 message["headers"].append((b"connection", b"close"))
         elif not message.get("more_body", False):
             if self._body_left:
-                await self._give(message | {"more_body": True})
+                await self._give({**message, "more_body": True})
                 await self._read_away()
                 message = {"type": "http.response.body", "body": b"", "more_body": False}
             self.finished = True

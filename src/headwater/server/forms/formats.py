@@ -15,7 +15,17 @@ from headwater.events.values import json_form
 from headwater.log import EventLog, LogBatch, Start
 from headwater.log.reader import Reader
 
-__all__ = ["ARROW", "CLOUD_EVENTS", "EVENTS", "JSON", "NDJSON", "Range", "arrow_stream", "json_events", "start_of"]
+__all__ = [
+    "ARROW",
+    "CLOUD_EVENTS",
+    "EVENTS",
+    "JSON",
+    "NDJSON",
+    "Range",
+    "arrow_stream",
+    "json_events",
+    "start_of",
+]
 
 JSON: Final = "application/json"
 NDJSON: Final = "application/x-ndjson"
@@ -70,10 +80,14 @@ class Range:
 def json_events(batch: LogBatch) -> list[tuple[Event, bytes]]:
     """Each event of a batch, and the same as JSON."""
     values = batch.codec.to_json(batch.values)
-    return [
-        (event, _encode(_document(event, value)))
-        for event, value in zip(batch.events(), values, strict=True)
-    ] if batch.values.num_rows else []
+    return (
+        [
+            (event, _encode(_document(event, value)))
+            for event, value in zip(batch.events(), values, strict=True)
+        ]
+        if batch.values.num_rows
+        else []
+    )
 
 
 def _document(event: Event, value: bytes) -> dict[str, Any]:
@@ -81,7 +95,9 @@ def _document(event: Event, value: bytes) -> dict[str, Any]:
         "topic": event.topic,
         "partition": event.partition,
         "offset": event.offset,
-        "key": json_form(event.key) if not isinstance(event.key, tuple) else [json_form(k) for k in event.key],
+        "key": json_form(event.key)
+        if not isinstance(event.key, tuple)
+        else [json_form(k) for k in event.key],
         "value": None if event.value is None else msgspec.Raw(value),
         "id": event.id,
         "occurred_at": event.occurred_at,
@@ -138,7 +154,9 @@ def resume_of(text: str) -> Mapping[int, int]:
     """
     try:
         pairs = [part.split(":") for part in text.split(",")]
-        if not all(number.isascii() and number.isdigit() and len(number) < 19 for pair in pairs for number in pair):
+        if not all(
+            number.isascii() and number.isdigit() and len(number) < 19 for pair in pairs for number in pair
+        ):
             raise ValueError
         return {int(partition): int(offset) for partition, offset in pairs}
     except ValueError:

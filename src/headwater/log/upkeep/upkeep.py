@@ -8,12 +8,12 @@ from collections.abc import Callable
 from datetime import timedelta
 
 from headwater.errors import HeadwaterError, LockedError
-from headwater.log.compaction import Compacted, compact
 from headwater.log.event_log import EventLog
-from headwater.log.retention import Removal, retain
 from headwater.log.storage.ends import Slot
 from headwater.log.storage.frame import LOWEST_TIME
 from headwater.log.topic import OpenTopic
+from headwater.log.upkeep.compaction import Compacted, compact
+from headwater.log.upkeep.retention import Removal, retain
 
 __all__ = ["Upkeep"]
 
@@ -99,7 +99,7 @@ class Upkeep:
                 partition,
                 retention,
                 self._log.clock,
-                {state.group: state.committed[partition.number] for state in groups},
+                {s.group: s.committed[partition.number] for s in groups if partition.number in s.committed},
             )
             for partition in topic.partitions
         ]

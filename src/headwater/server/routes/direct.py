@@ -28,7 +28,13 @@ def parameters(query: dict[str, str]) -> list[dict[str, Any]]:
     return [
         name,
         *(
-            {"name": key, "in": "query", "required": False, "description": about, "schema": {"type": "string"}}
+            {
+                "name": key,
+                "in": "query",
+                "required": False,
+                "description": about,
+                "schema": {"type": "string"},
+            }
             for key, about in query.items()
         ),
     ]

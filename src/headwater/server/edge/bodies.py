@@ -13,8 +13,8 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from headwater.errors import BadJsonError, OverloadedError, TooLargeError, UsageError
+from headwater.server.edge.problems import refused
 from headwater.server.limits import Limits
-from headwater.server.problems import refused
 
 __all__ = ["Bodies", "as_json", "media_type"]
 

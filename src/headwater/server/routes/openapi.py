@@ -11,8 +11,8 @@ from fastapi.openapi.utils import get_openapi
 
 from headwater import __version__
 from headwater.errors import HeadwaterError
-from headwater.server import documents
-from headwater.server.problems import PROBLEM
+from headwater.server.edge.problems import PROBLEM
+from headwater.server.forms import documents
 
 __all__ = ["JSON", "body", "described", "install", "listed", "one_of"]
 
@@ -44,7 +44,10 @@ def described(
     """
     responses: dict[int | str, Any] = {
         status: {"description": summary, "content": gives} if gives else {"description": summary},
-        "default": {"description": "A problem: bad parameters, a foreign host, or a fault of the node", "content": _PROBLEM},
+        "default": {
+            "description": "A problem: bad parameters, a foreign host, or a fault of the node",
+            "content": _PROBLEM,
+        },
     }
     codes: dict[int, list[str]] = defaultdict(list)
     for error in errors:
@@ -93,7 +96,9 @@ def install(app: FastAPI) -> None:
             made = get_openapi(title="Headwater", version=__version__, description=_ABOUT, routes=app.routes)
             known = [getattr(documents, name) for name in documents.__all__]
             structs = [one for one in known if isinstance(one, type)]
-            _, components = msgspec.json.schema_components(structs, ref_template="#/components/schemas/{name}")
+            _, components = msgspec.json.schema_components(
+                structs, ref_template="#/components/schemas/{name}"
+            )
             made["components"] = {"schemas": dict(sorted(components.items()))}
             app.openapi_schema = made
         return app.openapi_schema

@@ -21,8 +21,8 @@ import msgspec
 
 from headwater.errors import DamagedError, FencedError, RefusedError, UnknownGroupError
 from headwater.events import Clock
-from headwater.log.assignment import Assignment
 from headwater.log.definition import check_name
+from headwater.log.groups.assignment import Assignment
 from headwater.log.storage import Disk
 from headwater.log.wakeup import Wakeup
 
@@ -237,7 +237,7 @@ class Groups:
                 best = max(best, (number, offset))
         return best
 
-    def _store(self, group: str, topic: str, offsets: Mapping[int, int], *, sync: bool = False) -> None:
+    def _store(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
         path = self._beside(group, topic, "offsets")
         data = self._disk.read_file(path) or b""
         handle = self._disk.open(path)
@@ -248,8 +248,6 @@ class Groups:
                 crc = zlib.crc32(packed[4:]).to_bytes(4, "little")
                 at = (2 * partition + number % 2) * _SECTOR
                 self._disk.write(handle, at, crc + packed[4:])
-            if sync:
-                self._disk.sync(handle)
         finally:
             self._disk.close(handle)
 
@@ -258,14 +256,15 @@ class Groups:
         known = self.committed(group, topic)
         partitions = range(self._log.opened(topic).definition.partitions)
         missing = {p: self._log.find(topic, p, start) for p in partitions if p not in known}
-        if not missing:
-            return
         path = self._beside(group, topic, "offsets")
-        handle = self._disk.open(path)
-        self._disk.write(handle, len(partitions) * 2 * _SECTOR - 1, b"\0")
-        self._disk.close(handle)
-        self._store(group, topic, missing, sync=True)
-        self._disk.sync_folder(path.parent)
+        if missing:
+            handle = self._disk.open(path)
+            self._disk.write(handle, len(partitions) * 2 * _SECTOR - 1, b"\0")
+            self._disk.close(handle)
+            self._store(group, topic, missing)
+        self.settle(group, topic)
+        for folder in path.parents[:3]:  # even if they were there: who made them may have died before this
+            self._disk.sync_folder(folder)
 
     @contextlib.contextmanager
     def _locked(self, group: str, topic: str) -> Iterator[Assignment]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headwater.errors import OverloadedError
-from headwater.log.overload import Overload, WhenFull
+from headwater.log.door.overload import Overload, WhenFull
 
 __all__ = ["Door", "Entry"]
 

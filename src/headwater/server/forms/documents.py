@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 
 from headwater.events import Receipt
 from headwater.log import GroupState, Membership, Topic
-from headwater.server.schemas import schema_document
+from headwater.server.forms.schemas import schema_document
 
 __all__ = [
     "Appended",
