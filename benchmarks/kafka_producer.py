@@ -127,9 +127,7 @@ class Kafka:
 
     def producer(self, **settings: object) -> Producer:
         """A producer that waits for all replicas; settings with `_` for `.`."""
-        return Producer(
-            _settings({"bootstrap.servers": self.address, "log_level": 3, "acks": "all", **settings})
-        )
+        return Producer(_settings({"bootstrap.servers": self.address, "acks": "all", **settings}))
 
     def consumer(self) -> Consumer:
         """A consumer outside any group, with the largest fetches."""
@@ -186,7 +184,8 @@ def _send_and_wait(producer: Producer, topic: str, value: bytes) -> None:
 
 
 def _settings(settings: dict[str, Any]) -> dict[str, Any]:
-    return {name.replace("_", "."): value for name, value in settings.items()}
+    quiet = {"log_level": 3}  # errors only: it also speaks of each retry while the broker is starting
+    return quiet | {name.replace("_", "."): value for name, value in settings.items()}
 
 
 def kafka_rows(options: Options, server: Kafka) -> list[Row]:

@@ -1,4 +1,4 @@
-"""ARCHITECTURE.md names only files that exist, and every room that exists."""
+"""ARCHITECTURE.md and the package's docstring name only files that exist, and every room that exists is named."""
 
 from __future__ import annotations
 
@@ -7,21 +7,28 @@ from pathlib import Path
 
 import pytest
 
+import headwater
+
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "headwater"
 TEXT = (ROOT / "ARCHITECTURE.md").read_text()
 PATH = re.compile(r"^[\w.-]+(/[\w.-]+)*(/|\.(py|md|toml|txt|sh|yml|lock|typed|svg))$")
 
 
-def named_paths() -> list[str]:
+def named_paths(text: str = TEXT) -> list[str]:
     """Everything in code type that looks like a file, or like a folder with its slash."""
-    spans = re.findall(r"`([^`\n]+)`", TEXT)
+    spans = re.findall(r"`([^`\n]+)`", text)
     return sorted({span for span in spans if PATH.match(span)})
 
 
 @pytest.mark.parametrize("name", named_paths())
 def test_every_named_path_exists(name):
     assert (PACKAGE / name).exists() or (ROOT / name).exists()
+
+
+@pytest.mark.parametrize("name", named_paths(headwater.__doc__ or ""))
+def test_every_path_in_the_docstring_of_the_package_exists(name):
+    assert (PACKAGE / name).exists()
 
 
 def test_every_room_is_named():

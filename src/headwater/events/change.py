@@ -117,6 +117,10 @@ class Transaction:
         committed_at: When it was committed.
         index: The place of this change in it, from 0.
         last: Whether this is its final change: all of the transaction is there once this one is.
+
+    Example:
+        >>> Transaction("77", datetime.fromisoformat("2026-01-01T00:00:00Z")).last
+        True
     """
 
     id: str

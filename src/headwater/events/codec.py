@@ -32,6 +32,10 @@ class Limits:
 
     Attributes:
         max_line: Bytes of one line; a longer one raises `TooLargeError` before it is parsed.
+
+    Example:
+        >>> Limits(max_line=65_536).max_line
+        65536
     """
 
     max_line: int = 1 << 20

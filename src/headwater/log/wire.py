@@ -20,7 +20,15 @@ from headwater.events.frame import fitted
 from headwater.events.shape import MisfitError, out_of_range
 from headwater.log.receipts import Receipts
 from headwater.log.rows import Rows
-from headwater.log.storage.frame import ENVELOPE, Frame, Kind, decode_columns, encode_frame, parse_header
+from headwater.log.storage.frame import (
+    ENVELOPE,
+    LOWEST_TIME,
+    Frame,
+    Kind,
+    decode_columns,
+    encode_frame,
+    parse_header,
+)
 
 __all__ = [
     "FRAMES",
@@ -38,6 +46,7 @@ RECEIPTS: Final = "application/vnd.headwater.receipts"
 
 _RECORD = struct.Struct("<iI")
 _COUNTS = struct.Struct("<II")
+_ZONED = pa.timestamp("us", "UTC")
 _BITS: Final = {field.name: 1 << index for index, field in enumerate(ENVELOPE)}
 # The log alone decides these columns.
 _SENDABLE: Final = sum(
@@ -61,6 +70,7 @@ def pack_rows(rows: Rows) -> bytes:
         count=count,
         schema=rows.version,
         columns=sum(_BITS[name] for name in columns),
+        sent_at=rows.sent_at,
         first_sequence=rows.sequence,
         last_sequence=rows.sequence + (count - 1 if rows.producer and rows.per_row else 0),
         producer=rows.producer,
@@ -97,6 +107,7 @@ def read_rows(data: bytes, codec_of: Callable[[int], Codec]) -> Rows:
         frame.producer,
         frame.first_sequence if frame.producer else -1,
         per_row=frame.count == 1 or frame.last_sequence > frame.first_sequence,
+        sent_at=frame.sent_at,
     )
 
 
@@ -107,7 +118,7 @@ def _one_frame(data: memoryview) -> tuple[int, Frame, memoryview]:
     whole = data[_RECORD.size :]
     try:
         frame = parse_header(whole)
-    except ValueError:
+    except (ValueError, KeyError):  # a kind of a newer version
         frame = None
     if frame is None or not length == frame.length == len(whole):
         raise _refused("its header is damaged, or it is not whole")
@@ -135,7 +146,8 @@ def _columns(frame: Frame, body: memoryview, schema: pa.Schema) -> tuple[pa.Reco
         raise _refused(f"it says {frame.count} rows and has {batch.num_rows} in {batch.nbytes} bytes")
     width = len(schema)
     envelope = dict(zip(batch.schema.names[width:], batch.columns[width:], strict=True))
-    for name, column in envelope.items():
+    sent = {} if frame.sent_at == LOWEST_TIME else {"_hw.sent_at": pa.array([frame.sent_at], _ZONED)}
+    for name, column in (sent | envelope).items():
         row = out_of_range(column)
         if row is not None:
             raise _refused(f"row {row} has a {name.removeprefix('_hw.')} that is no time")

@@ -7,6 +7,7 @@ thread of the door's own.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -41,7 +42,7 @@ class Entry:
 
     def wake(self) -> None:
         """Let the thread that waits for this entry look again."""
-        if self._signal.locked():
+        with contextlib.suppress(RuntimeError):  # two threads may wake it at the same time
             self._signal.release()
 
     def sleep(self, timeout: float = -1) -> bool:
@@ -91,12 +92,22 @@ class Door:
         if lead is None:
             return entry
         if not lead:
-            entry.sleep()
-        if not entry.done:
+            self._follow(entry)
+        if lead or not entry.done:  # who was told to lead does so, even if its entry was dropped meanwhile
             self._lead()
         if entry.error is not None:
             raise entry.error
         return entry
+
+    def _follow(self, entry: Entry) -> None:
+        try:
+            entry.sleep()
+        except BaseException:  # interrupted: nobody will lead for this entry, so the door's own thread must
+            entry.awaited = False
+            with self._lock:
+                if self._leader is entry:
+                    self._wake_pump()
+            raise
 
     def put(self, entry: Entry) -> Entry:
         """Put the entry in and come back at once; `finish` waits for it."""
@@ -187,12 +198,13 @@ class Door:
         with self._lock:
             following = next((entry for entry in self._waiting if entry.awaited), None)
             self._led, self._leader = bool(self._waiting), following
+            unled = self._led and following is None
         for entry in taken:
             entry.done = True
             entry.wake()
         if following is not None:
             following.wake()
-        elif self._led:
+        elif unled:
             self._wake_pump()
 
     def _wake_pump(self) -> None:
