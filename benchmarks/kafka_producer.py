@@ -98,7 +98,7 @@ class Kafka:
             seen = 0
             with watch.lap(count):
                 while seen < count:
-                    messages = consumer.consume(10_000, timeout=10)
+                    messages = consumer.consume(min(10_000, count - seen), timeout=10)
                     values = [message.value() or b"" for message in messages]
                     seen += len([msgspec.json.decode(value) for value in values] if decoded else values)
             consumer.close()

@@ -26,7 +26,7 @@ def test_the_lock_names_no_host_and_no_path():
 
 
 def test_every_package_is_pinned_by_hash():
-    blocks = re.split(r"\n(?=[a-z0-9])", LOCK)[1:]
+    blocks = re.split(r"^(?=[a-z0-9])", LOCK, flags=re.MULTILINE)[1:]
     assert blocks
     for block in blocks:
         assert PIN.match(block), block

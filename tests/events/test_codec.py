@@ -240,7 +240,7 @@ def test_the_first_and_last_moment_are_taken():
     assert codec.rows(codec.encode(rows)) == rows
 
 
-@pytest.mark.parametrize("row", [None, 5, "text", [], b"x", object()], ids=str)
+@pytest.mark.parametrize("row", [None, 5, "text", [], b"x", object()], ids=lambda row: type(row).__name__)
 def test_what_is_no_row_is_refused(row):
     with pytest.raises(BadEventError) as caught:
         Codec(ORDERS).encode([GOOD, row])

@@ -12,7 +12,6 @@ import errno
 import random
 from collections.abc import Callable, Iterator
 from itertools import accumulate, chain
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -151,7 +150,9 @@ class World:
         with self.faulty(process, partition, Allowed(maybe=groups)):
             parts = [_part(_rows(records, partition)) for records in groups]
             done = process.log.opened("t").partitions[partition].append(parts)
-            assert [appended.first_offset for appended in done] == list(range(model.end, model.end + 4 * len(groups), 4))
+            assert [appended.first_offset for appended in done] == list(
+                range(model.end, model.end + 4 * len(groups), 4)
+            )
             model.add(chain.from_iterable(groups), self.clock.micros())
             self.events += 4 * len(groups)
 

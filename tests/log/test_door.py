@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from headwater.errors import DiskFullError, OverloadedError
+from headwater.errors import DiskFullError, OverloadedError, UsageError
 from headwater.log import Overload, backpressure, buffer, drop
 from headwater.log.door.door import Door, Entry
+from headwater.log.door.overload import WhenFull
 
 
 class Gate:
@@ -41,11 +42,14 @@ class Crowd:
 
     def send(self, content: Any, rows: int = 1) -> None:
         """Send from a thread of its own; returns when the entry waits, is dropped or is refused."""
-        waiting = self.door.waiting
-        thread = threading.Thread(target=self._send, args=(Entry(content, rows),))
+        entry = Entry(content, rows)
+        thread = threading.Thread(target=self._send, args=(entry,))
         thread.start()
         self.threads.append(thread)
-        while thread.is_alive() and self.door.waiting == waiting:
+        blocked = (
+            self.door._overload.when_full is WhenFull.WAIT and self.door.waiting >= self.door._overload.events
+        )
+        while thread.is_alive() and not blocked and entry not in self.door._waiting:
             thread.join(0.001)
 
     def _send(self, entry: Entry) -> None:
@@ -181,6 +185,13 @@ def test_close_appends_what_still_waits():
     threading.Timer(0.05, gate.open.set).start()
     door.close()
     assert sorted(content for group in gate.groups for content in group) == ["a", "b"]
+
+
+def test_a_closed_door_takes_nothing_more():
+    door = Door(_succeed, Overload(), lambda _: None)
+    door.close()
+    with pytest.raises(UsageError, match="closed"):
+        door.put(Entry("late", 1))
 
 
 class Interposed(Door):

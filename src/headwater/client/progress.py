@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
-from headwater.errors import DataGoneError
+from headwater.errors import DamagedError, DataGoneError, UnknownGroupError
 from headwater.events import Clock
 from headwater.log import GroupState, Start
 from headwater.log.protocol import Log
@@ -80,9 +81,8 @@ def _waited(log: Log, clock: Clock, topic: str, partition: int, offset: int) -> 
 def reset_group(log: Log, group: str, topic: str, to: Start, *, dry_run: bool = False) -> list[Move]:
     """Move a group to a start; shows old and new offset per partition, and changes nothing with `dry_run`."""
     known: Mapping[int, int] = {}
-    for state in log.groups.states():
-        if (state.group, state.topic) == (group, topic):
-            known = state.committed
+    with contextlib.suppress(UnknownGroupError, DamagedError):  # a reset makes the one and mends the other
+        known = log.groups.state(group, topic).committed
     numbers = range(log.topic(topic).partitions)
     moves = [Move(number, known.get(number), log.find(topic, number, to)) for number in numbers]
     if not dry_run:

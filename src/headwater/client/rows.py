@@ -24,9 +24,9 @@ class Incoming:
         self.codec = Codec(topic.schema)
         self._stored = storage_schema(topic.schema)
 
-    def one(self, value: Any, sent_at: int, key: Any = None, **about: Any) -> Row:
+    def one(self, value: Any, now: int, key: Any = None, /, **about: Any) -> Row:
         """A single event; `about` has any of `id`, `occurred_at`, `sent_at`, `headers`, `traceparent`, `source`."""
-        envelope: dict[str, Any] = {"_hw.sent_at": sent_at}
+        envelope: dict[str, Any] = {"_hw.sent_at": now}
         if key is not None and self.topic.key:
             value = self._keyed(to_row(value), key)
         elif key is not None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -88,9 +89,11 @@ class EventLog:
         path = self.folder / "log.json"
         data = self.disk.read_file(path)
         if data is None:
-            data = msgspec.json.encode({"format": FORMAT, "id": os.urandom(8).hex()})
-            self.disk.write_file(path, data)
-            data = self.disk.read_file(path) or data  # another process may have been first
+            with self._locked():  # of several processes that come at once, the first one names the log
+                data = self.disk.read_file(path)
+                if data is None:
+                    data = msgspec.json.encode({"format": FORMAT, "id": os.urandom(8).hex()})
+                    self.disk.write_file(path, data)
         known: dict[str, Any] = msgspec.json.decode(data)
         if known["format"] > FORMAT:
             raise NewerFormatError(
@@ -118,16 +121,22 @@ class EventLog:
             SchemaConflictError: Old events could not be read under the new type.
             TopicExistsError: The partitions, the key or the time column differ.
         """
-        handle = self.disk.open(self.folder / "lock")
+        check_name(topic.name)
+        with self._locked():
+            if topic.name in self.topics():
+                return self._bring_up(self.topic(topic.name), topic)
+            self._refuse_clash(topic.name)
+            return self._write(replace(topic, version=1))
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the log's lock across threads and processes."""
         with self._mutex:
-            self.disk.lock(handle)
+            handle = self.disk.open(self.folder / "lock")
             try:
-                if topic.name in self.topics():
-                    return self._bring_up(self.topic(topic.name), topic)
-                self._refuse_clash(topic.name)
-                return self._write(replace(topic, version=1))
+                self.disk.lock(handle)
+                yield
             finally:
-                self.disk.unlock(handle)
                 self.disk.close(handle)
 
     def _refuse_clash(self, name: str) -> None:
@@ -321,7 +330,10 @@ class EventLog:
     def reopen(self) -> None:
         """Start with no open files: a forked child would share its parent's, and with them its locks."""
         self._mutex = threading.RLock()
-        self._open = {}
+        opened, self._open = self._open, {}
+        for topic in opened.values():
+            topic.abandon()
+        self.groups.abandon()
         self.groups = Groups(self.disk, self.clock, self.folder / "groups", self)
 
     def close(self) -> None:

@@ -94,17 +94,18 @@ class OpenTopic:
             raise FileNotFoundError(self.folder / "topic.json")
         if data == self._settings:
             return self.definition
-        self._settings = data
         bare = Topic.from_json(data, pa.schema([]))
-        self.definition = bare.with_schema(self._schema(bare.version), bare.version)
-        self.codec = Codec(self.definition.schema)
-        self.stored = storage_schema(self.definition.schema)
-        return self.definition
+        new = bare.with_schema(self._schema(bare.version), bare.version)
+        # At once: a thread that decodes meanwhile must not see half of the old type and half of the new one.
+        self._typed = (new, Codec(new.schema), storage_schema(new.schema))
+        self.definition, self._settings = new, data
+        return new
 
     def codec_of(self, version: int) -> Codec:
         """The codec of the topic's type at this version."""
-        if version == self.definition.version:
-            return self.codec
+        definition, codec, _ = self._typed
+        if version == definition.version:
+            return codec
         found = self._codecs.get(version)
         if found is None:
             found = self._codecs[version] = Codec(self._schema(version))
@@ -178,9 +179,10 @@ class OpenTopic:
         number = len(self.partitions)
         if rows.partition is not None or number == 1 or keys is None:
             partition = next(self._turn) % number if rows.partition is None else rows.partition
-            return _sized(partition, part, np.arange(part.values.num_rows))
+            slices = _sized(part, np.arange(part.values.num_rows))
+            return [_Piece(partition, *slice_) for slice_ in slices]
         owners = partitions_of(keys, number)
-        pieces = []
+        pieces: list[_Piece] = []
         for partition in np.unique(owners).tolist():
             places = np.flatnonzero(owners == partition)
             taken = pa.array(places)
@@ -191,7 +193,7 @@ class OpenTopic:
                 None if part.times is None else part.times[places],
                 sent_at=part.sent_at,
             )
-            pieces.extend(_sized(partition, mine, places))
+            pieces.extend(_Piece(partition, *slice_) for slice_ in _sized(mine, places))
         return pieces
 
     def _part(self, rows: Rows) -> Part:
@@ -292,8 +294,8 @@ class OpenTopic:
         rows = [_row(place) for place in run]
         try:
             part = self._part(together(self.codec_of(rows[0].version), rows))
-            _refuse_large(part.values, np.arange(len(run)))
-            yield part, run
+            for slice_, places in _sized(part, np.arange(len(run))):
+                yield slice_, [run[place] for place in places]
         except (BadEventError, TooLargeError) as error:
             if len(run) == 1:
                 run[0][0].error = error
@@ -321,26 +323,28 @@ class OpenTopic:
         """A frame as a batch of the topic's current type; its checksum has been compared."""
         if frame.schema > self.definition.version:
             self.reload()
+        definition, codec, stored = self._typed
         if frame.kind is not Kind.EVENTS:
-            empty = pa.RecordBatch.from_pylist([], self.stored)
-            return LogBatch(self.definition, partition, frame, empty, {}, self.codec)
-        schema = (
-            self.stored
-            if frame.schema == self.definition.version
-            else storage_schema(self._schema(frame.schema))
-        )
+            empty = pa.RecordBatch.from_pylist([], stored)
+            return LogBatch(definition, partition, frame, empty, {}, codec)
+        old = frame.schema != definition.version
+        schema = storage_schema(self._schema(frame.schema)) if old else stored
         columns = decode_columns(frame, data[frame.body_at :], schema)
         width = len(schema)
         values = pa.RecordBatch.from_arrays(columns.columns[:width], schema=schema)
-        if schema is not self.stored:
-            values = upgrade(values, self.stored)
+        if old:
+            values = upgrade(values, stored)
         names = columns.schema.names[width:]
         envelope = dict(zip(names, columns.columns[width:], strict=True))
-        return LogBatch(self.definition, partition, frame, values, envelope, self.codec)
+        return LogBatch(definition, partition, frame, values, envelope, codec)
 
     def close(self) -> None:
         """Append what waits at the door and close the files."""
         self.door.close()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Close the files and nothing else: in a forked child, the door and its entries belong to the parent."""
         for partition in self.partitions:
             partition.close()
         with contextlib.suppress(OSError):
@@ -348,16 +352,16 @@ class OpenTopic:
             self.counts.close()
 
 
-def _sized(partition: int, part: Part, places: Places) -> list[_Piece]:
+def _sized(part: Part, places: Places) -> list[tuple[Part, Places]]:
     """A part in frames that a reader can hold in memory; one sequence number is always one frame."""
     rows, nbytes = part.values.num_rows, part.values.nbytes
     if nbytes > LARGEST_EVENT:
         _refuse_large(part.values, places)
     if nbytes <= _LARGEST_FRAME or not part.per_row:
-        return [_Piece(partition, part, places)]
+        return [(part, places)]
     step = max(1, rows * _LARGEST_FRAME // nbytes)
     return [
-        _Piece(partition, part.slice(start, min(step, rows - start)), places[start : start + step])
+        (part.slice(start, min(step, rows - start)), places[start : start + step])
         for start in range(0, rows, step)
     ]
 

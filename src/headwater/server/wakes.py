@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator, Callable
 from typing import Final
 
@@ -22,6 +23,8 @@ class Watch:
 
     def __init__(self, wakeup: Wakeup) -> None:
         self.users = 0
+        self.changes = 0
+        self._name = os.urandom(6).hex()
         self.unused: asyncio.TimerHandle | None = None
         self._wakeup = wakeup
         self._loop = asyncio.get_running_loop()
@@ -38,6 +41,11 @@ class Watch:
         """Done at the next change."""
         return self._next
 
+    @property
+    def mark(self) -> str:
+        """Another one after each change: whoever was away can see that it missed one."""
+        return f"{self._name}-{self.changes}"
+
     def _changed(self) -> None:
         self._wakeup.wait(0)
         self._tell()
@@ -47,6 +55,7 @@ class Watch:
         self._timer = self._loop.call_later(_LOOK_EVERY, self._look_again)
 
     def _tell(self) -> None:
+        self.changes += 1
         told, self._next = self._next, self._loop.create_future()
         told.set_result(None)
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from headwater.errors import OverloadedError
+from headwater.errors import OverloadedError, UsageError
 from headwater.log.door.overload import Overload, WhenFull
 
 __all__ = ["Door", "Entry"]
@@ -126,6 +126,8 @@ class Door:
     def _enter(self, entry: Entry) -> bool | None:
         """Admit or drop. True: the caller leads, False: it follows, None: the entry is dropped."""
         with self._lock:
+            if self._closed:
+                raise UsageError("the log is closed", fix="hw.connect(...) again")
             if not self._admit(entry):
                 entry.done = True
                 return None
@@ -199,6 +201,7 @@ class Door:
             following = next((entry for entry in self._waiting if entry.awaited), None)
             self._led, self._leader = bool(self._waiting), following
             unled = self._led and following is None
+            self._room.notify_all()
         for entry in taken:
             entry.done = True
             entry.wake()
@@ -222,11 +225,9 @@ class Door:
             self._lead()
 
     def close(self) -> None:
-        """Append what still waits, then stop the door's thread."""
-        with self._lock:
-            last = self._waiting[-1] if self._waiting else None
-        if last is not None:
-            while not last.done:
-                last.sleep(0.1)
-        self._closed = True
+        """Append what still waits or is being appended, then stop the door's thread."""
+        with self._room:
+            while self._led:
+                self._room.wait()
+            self._closed = True
         self._pump_signal.release()

@@ -190,14 +190,18 @@ class Groups:
                 self._disk.remove(self._beside(group, topic, "offsets"))
                 self._begin(group, topic, "earliest")
             self._store(group, topic, offsets)
+            self._rewrite(self._beside(group, topic, "offsets"))
 
     def settle(self, group: str, topic: str) -> None:
         """Make the committed offsets durable, so that what lies below them may be removed."""
-        handle = self._disk.open(self._beside(group, topic, "offsets"))
-        try:
-            self._disk.sync(handle)
-        finally:
+        with self._locked(group, topic):
+            self._rewrite(self._beside(group, topic, "offsets"))
+
+    def abandon(self) -> None:
+        """Let go of the members' files without leaving: in a forked child they belong to the parent."""
+        for handle in self._held.values():
             self._disk.close(handle)
+        self._held = {}
 
     def watch(self, group: str, topic: str) -> Wakeup:
         """A wake-up for members that come, go or die."""
@@ -262,9 +266,15 @@ class Groups:
             self._disk.write(handle, len(partitions) * 2 * _SECTOR - 1, b"\0")
             self._disk.close(handle)
             self._store(group, topic, missing)
-        self.settle(group, topic)
+        self._rewrite(path)
         for folder in path.parents[:3]:  # even if they were there: who made them may have died before this
             self._disk.sync_folder(folder)
+
+    def _rewrite(self, path: Path) -> None:
+        """The offsets in a new file: a sync of the old one proves nothing if one before it failed."""
+        data = self._disk.read_file(path)
+        if data:
+            self._disk.write_file(path, data)
 
     @contextlib.contextmanager
     def _locked(self, group: str, topic: str) -> Iterator[Assignment]:

@@ -84,9 +84,10 @@ class Pulse:
         self._stop.set()
 
     def _run(self) -> None:
+        mark = None
         while not self._stop.is_set():
             try:
-                wanted = {"members": list(self.members), "wait": _BEAT}
+                wanted = {"members": list(self.members), "mark": mark, "wait": _BEAT}
                 answer = self._transport.json("POST", f"{self._path}/changes", document=wanted, wait=_BEAT)
             except UnreachableError:
                 self._stop.wait(_PAUSE)
@@ -94,6 +95,7 @@ class Pulse:
                 self.tell()
                 self._stop.wait(_PAUSE)
             else:
+                mark = answer["mark"]
                 if answer["changed"]:
                     self.tell()
 

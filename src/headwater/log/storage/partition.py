@@ -151,7 +151,10 @@ class Partition:
             return laid.appended
 
     def mark(self, time: int) -> None:
-        """Append a time mark: from here on the partition's event time is at least `time`."""
+        """Append a time mark: from here on the partition's event time is at least `time`.
+
+        It is no arrival: retention counts from the last event.
+        """
         with self.locked() as slot:
             now = self._clock.micros()
             frame = Frame(
@@ -164,9 +167,9 @@ class Partition:
                 running_before=slot.running_max,
                 running_max=max(slot.running_max, time),
             )
-            self._write(slot, encode_frame(frame, b""), [frame], now)
+            self._write(slot, encode_frame(frame, b""), [frame], slot.appended_at)
 
-    def _write(self, slot: Slot, data: bytes, frames: list[Frame], now: int) -> None:
+    def _write(self, slot: Slot, data: bytes, frames: list[Frame], arrived: int) -> None:
         segment = self.files.segment(slot.segment)
         try:
             self.disk.write(segment.handle, slot.length, data)
@@ -186,7 +189,7 @@ class Partition:
             length=slot.length + len(data),
             last_frame=slot.length + frames[-1].position,
             running_max=last.running_max,
-            appended_at=now,
+            appended_at=arrived,
             edition=slot.edition,
             boot=self._boot,
         )

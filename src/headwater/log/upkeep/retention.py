@@ -75,7 +75,7 @@ def _due(partition: Partition, slot: Slot, retention: Retention, clock: Clock) -
         too_old = (
             retention.time is not None
             and previous is not None
-            and previous[0] == base
+            and previous[0] >= base  # a compacted segment has the name of the first of those it stands for
             and _age(previous[2], clock) > retention.time
         )
         if not too_old and (retention.size is None or total <= retention.size):

@@ -209,16 +209,18 @@ class CommitWanted(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ChangesWanted(msgspec.Struct, forbid_unknown_fields=True):
-    """Members that are alive, and how many seconds to wait for a change of the group."""
+    """Members that are alive, the mark of the last answer, and how many seconds to wait for a change of the group."""
 
     members: list[str] = []
+    mark: str | None = None
     wait: float = 0
 
 
 class Changes(msgspec.Struct):
-    """Whether the group changed while the request waited."""
+    """Whether the group changed since the mark that was sent; without one, it is taken to have changed."""
 
     changed: bool
+    mark: str
 
 
 class ResetWanted(msgspec.Struct, forbid_unknown_fields=True):

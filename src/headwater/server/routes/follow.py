@@ -55,7 +55,7 @@ class _Follow:
     ) -> Response:
         """Each event's `id` is the next offset of every partition, such as 0:13,1:7.
 
-        A client that comes back with it, as Last-Event-ID or `resume`, goes on there: nothing is left out, nothing comes
+        A client that comes back with it, as Last-Event-ID or `resume`, goes on there: nothing is left out or comes
         twice. A stream without events sends a comment every 15 seconds.
         """
         wanted = await self._threads.read(Range.of, self._log, name, start, None, partitions)

@@ -33,6 +33,7 @@ from headwater.server.forms.documents import (
 from headwater.server.forms.formats import start_of
 from headwater.server.gateway import Gateway, json_answer
 from headwater.server.routes.openapi import body, described, listed
+from headwater.server.wakes import Watch
 
 __all__ = ["routes"]
 
@@ -187,22 +188,25 @@ class _Groups:
         for member in wanted.members:
             self._gateway.members.heard(member)
         async with self._gateway.wakes.group(group, topic) as watch:
-            gone = asyncio.ensure_future(_gone(request))
-            change = watch.next
-            try:
-                await asyncio.wait(
-                    {change, gone, self._gateway.wakes.ending},
-                    timeout=self._gateway.waiting(wanted.wait),
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
-                if gone.done() and not change.done():
-                    for member in wanted.members:
-                        self._gateway.members.lost(member)
-            finally:
-                gone.cancel()
-                with suppress(asyncio.CancelledError):
-                    await gone
-        return json_answer(Changes(change.done()))
+            if wanted.mark == watch.mark and await self._gone_while_waiting(request, watch, wanted.wait):
+                for member in wanted.members:
+                    self._gateway.members.lost(member)
+            return json_answer(Changes(wanted.mark != watch.mark, watch.mark))
+
+    async def _gone_while_waiting(self, request: Request, watch: Watch, wait: float) -> bool:
+        """Wait for a change; True when the client's connection was lost instead."""
+        gone = asyncio.ensure_future(_gone(request))
+        try:
+            await asyncio.wait(
+                {watch.next, gone, self._gateway.wakes.ending},
+                timeout=self._gateway.waiting(wait),
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            return gone.done()
+        finally:
+            gone.cancel()
+            with suppress(asyncio.CancelledError):
+                await gone
 
     async def reset(self, request: Request, group: str, topic: str) -> Response:
         """Only while none of the group's members is running; with `dry_run` it only says what would change."""

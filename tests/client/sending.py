@@ -1,0 +1,271 @@
+"""What every client promises about topics and sending."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import headwater as hw
+from headwater import errors
+from headwater.log import EventLog
+from tests.client.shop import FORMS, NOON, Order, OrderModel, OrderStruct, fresh, order, orders
+
+LINE = b'{"order_id":"a","customer_id":1,"amount":"0.10","placed_at":"2026-01-01T12:00:00Z"}'
+TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
+class SendingContract:
+    """Inherited by `ClientContract`."""
+
+    def test_a_topic_is_created_as_declared(self, client: hw.Client):
+        name = fresh()
+        made = client.create_topic(
+            name,
+            Order,
+            key="customer_id",
+            time="placed_at",
+            partitions=3,
+            lateness="10 minutes",
+            retention="7 days",
+        )
+        assert made == client.topic(name)
+        assert (made.key, made.time, made.partitions, made.version) == (("customer_id",), "placed_at", 3, 1)
+        assert made.lateness == timedelta(minutes=10)
+        assert made.retention.time == timedelta(days=7)
+        assert made.schema.field("amount").type == pa.decimal128(38, 18)
+        assert name in client.topics()
+
+    def test_creating_a_topic_again_changes_only_what_is_said(self, client: hw.Client):
+        name = fresh()
+        client.create_topic(
+            name, "order_id string", lateness="1 minute", overload=hw.drop("oldest", events=50)
+        )
+        again = client.create_topic(name, "order_id string", idle="5 s")
+        assert (again.lateness, again.idle) == (timedelta(minutes=1), timedelta(seconds=5))
+        assert str(again.overload) == "drop oldest after 50 events"
+
+    def test_partitions_cannot_change_in_place(self, client: hw.Client):
+        name = fresh()
+        client.create_topic(name, "order_id string", partitions=2)
+        with pytest.raises(errors.TopicExistsError) as caught:
+            client.create_topic(name, "order_id string", partitions=3)
+        assert caught.value.data == {"topic": name}
+        assert caught.value.place is not None
+        assert caught.value.place.file.endswith("sending.py")
+
+    @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../up", "a b", "ä", "x" * 250, "a\x00", "a%2Fb"])
+    def test_a_name_that_cannot_be_is_refused(self, client: hw.Client, name: str):
+        with pytest.raises(errors.BadNameError):
+            client.create_topic(name, "order_id string")
+        with pytest.raises(errors.BadNameError):
+            client.topic(name)
+
+    def test_names_that_differ_only_by_case_are_refused(self, client: hw.Client):
+        name = fresh("orders")
+        client.create_topic(name, "order_id string")
+        with pytest.raises(errors.BadNameError):
+            client.create_topic(name.upper(), "order_id string")
+
+    def test_an_unknown_topic_lists_near_names(self, client: hw.Client):
+        name = fresh()
+        client.create_topic(name, "order_id string")
+        with pytest.raises(errors.UnknownTopicError) as caught:
+            client.send(f"{name}s", {"order_id": "a"})
+        assert caught.value.data == {"topic": f"{name}s"}
+        assert caught.value.fix == name
+
+    def test_a_missing_time_column_is_named(self, client: hw.Client):
+        with pytest.raises(errors.TimeColumnMissingError) as caught:
+            client.create_topic(fresh(), Order, time="placed_on")
+        assert caught.value.data["column"] == "placed_on"
+        assert caught.value.fix == 'time="placed_at"'
+
+    @pytest.mark.parametrize("kind", [Order, OrderModel, OrderStruct])
+    def test_an_instance_of_the_type_is_sent_and_read_back(self, client: hw.Client, kind: Any):
+        name = fresh()
+        client.create_topic(name, kind)
+        sent = kind(**order(1))
+        receipt = client.send(name, sent)
+        assert (receipt.topic, receipt.partition, receipt.offset, receipt.duplicate) == (name, 0, 0, False)
+        assert [event.value for event in client.read(name, as_=kind)] == [sent]
+
+    def test_what_is_said_about_an_event_comes_back(self, client: hw.Client):
+        name = fresh()
+        client.create_topic(name, "order_id string")
+        about = {
+            "id": "x-1",
+            "headers": {"tenant": "acme", "é": "ü"},
+            "traceparent": TRACE,
+            "source": "/tills/7",
+        }
+        client.send(
+            name, {"order_id": "a"}, key="ada", occurred_at=NOON, sent_at="2026-01-01T12:00:01Z", **about
+        )
+        event = next(client.read(name))
+        assert {said: getattr(event, said) for said in about} == about
+        assert (event.key, event.occurred_at, event.sent_at) == ("ada", NOON, NOON + timedelta(seconds=1))
+        assert event.received_at is not None
+
+    def test_one_key_has_one_partition(self, client: hw.Client):
+        name = fresh()
+        client.create_topic(name, Order, key="customer_id", partitions=4)
+        client.send_many(name, orders(60))
+        single = {client.send(name, order(1, customer)).partition for customer in [5, 5, 5]}
+        found = {event.key: event.partition for event in client.read(name)}
+        assert single == {found[5]}
+        assert len(set(found.values())) > 1
+
+    def test_a_key_that_is_not_the_events_key_is_refused(self, client: hw.Client):
+        name = fresh()
+        client.create_topic(name, Order, key="customer_id")
+        with pytest.raises(errors.BadKeyError) as caught:
+            client.send(name, order(1, customer=7), key=8)
+        assert caught.value.data["topic"] == name
+
+    def test_a_missing_key_is_refused(self, client: hw.Client):
+        name = fresh()
+        client.create_topic(name, "customer_id int, note string", key="customer_id", partitions=2)
+        with pytest.raises(errors.BadKeyError) as caught:
+            client.send_many(name, [{"customer_id": 1}, {"note": "whose?"}])
+        assert caught.value.data["row"] == 1
+        assert list(client.read(name)) == []
+
+    @pytest.mark.parametrize("form", FORMS)
+    def test_many_events_are_sent_in_any_form(self, client: hw.Client, form: str):
+        name = fresh()
+        client.create_topic(name, Order)
+        receipts = client.send_many(name, FORMS[form]())
+        assert [receipt.offset for receipt in receipts] == [0, 1, 2]
+        assert [event.value for event in client.read(name)] == orders(3)
+
+    def test_one_bad_row_keeps_all_out(self, client: hw.Client):
+        name = fresh()
+        client.create_topic(name, Order, partitions=3, key="customer_id")
+        rows = orders(9)
+        rows[4] = rows[4] | {"customer_id": "seven"}
+        with pytest.raises(errors.BadEventError) as caught:
+            client.send_many(name, rows)
+        assert (caught.value.data["row"], caught.value.data["field"]) == (4, "customer_id")
+        assert list(client.read(name)) == []
+
+    def test_an_event_that_is_too_large_is_refused_with_the_limit(self, client: hw.Client):
+        name = fresh()
+        client.create_topic(name, "text string")
+        with pytest.raises(errors.TooLargeError) as caught:
+            client.send(name, {"text": "x" * (20 << 20)})
+        assert caught.value.data["limit"] > 0
+        assert list(client.read(name)) == []
+
+    def test_lines_of_json_are_sent(self, client: hw.Client):
+        name = fresh()
+        client.create_topic(name, Order)
+        client.send_json(name, [LINE])
+        with pytest.raises(errors.BadJsonError) as caught:
+            client.send_json(name, [LINE, b"{"])
+        assert caught.value.data["row"] == 1
+        assert [event.value["amount"] for event in client.read(name)] == [Decimal("0.1")]
+
+    # -- producers -----------------------------------------------------------------------------------------------
+
+    def test_a_producer_gives_receipts_in_order(self, client: hw.Client):
+        name = fresh()
+        client.create_topic(name, Order, key="customer_id", partitions=3)
+        with client.producer(name) as producer:
+            for row in orders(500):
+                producer.send(row)
+            receipts = producer.flush()
+        placed = {
+            (receipt.partition, receipt.offset): row
+            for receipt, row in zip(receipts, orders(500), strict=True)
+        }
+        assert {(event.partition, event.offset): event.value for event in client.read(name)} == placed
+
+    def test_a_repeated_sequence_is_told_as_duplicate(self, client: hw.Client):
+        name = fresh()
+        client.create_topic(name, "order_id string")
+        with client.producer(name, id="till-7") as producer:
+            for number in (0, 1, 2):
+                producer.send({"order_id": f"o-{number}"}, sequence=number)
+            first = producer.flush()
+            for number in (1, 2, 3):
+                producer.send({"order_id": f"o-{number}"}, sequence=number)
+            second = producer.flush()
+        assert [receipt.duplicate for receipt in first] == [False] * 3
+        assert [(receipt.duplicate, receipt.offset) for receipt in second] == [
+            (True, 1),
+            (True, 2),
+            (False, 3),
+        ]
+        assert [event.value["order_id"] for event in client.read(name)] == ["o-0", "o-1", "o-2", "o-3"]
+        assert client.log.counts(name)["duplicate"] == 2
+
+    def test_a_producer_that_starts_again_goes_on_counting(self, client: hw.Client):
+        name = fresh()
+        client.create_topic(name, "order_id string")
+        for number in range(3):
+            with client.producer(name, id="till 7/ü") as producer:
+                producer.send({"order_id": f"o-{number}"})
+                assert [receipt.duplicate for receipt in producer.flush()] == [False]
+        assert client.log.last_sequences(name, "till 7/ü") == [2]
+
+    def test_a_bad_event_does_not_harm_its_neighbours(self, client: hw.Client):
+        name = fresh()
+        client.create_topic(name, "customer_id int, note string", key="customer_id")
+        producer = client.producer(name)
+        producer.send({"customer_id": 1, "note": "before"})
+        with pytest.raises(errors.BadKeyError):
+            _send_and_flush(producer, {"note": "no key"})
+        producer.send({"customer_id": 2, "note": "after"})
+        producer.flush()
+        assert [event.value["note"] for event in client.read(name)] == ["before", "after"]
+
+    # -- overload ------------------------------------------------------------------------------------------------
+
+    def test_a_full_buffer_pushes_back(self, client: hw.Client, folder: Path):
+        name = fresh()
+        policy = hw.backpressure("100 ms", events=1)
+        client.create_topic(name, "order_id string", overload=policy)
+        client.send(name, {"order_id": "warm"})
+        senders = [
+            threading.Thread(target=client.send, args=(name, {"order_id": f"o-{n}"})) for n in range(2)
+        ]
+        with EventLog(folder) as log, log.opened(name).partitions[0].locked():
+            for sender in senders:
+                sender.start()
+            refused = until_raised(errors.OverloadedError, lambda: client.send(name, {"order_id": "late"}))
+        for sender in senders:
+            sender.join()
+        assert refused.retryable
+        assert refused.data["limit"] == 1
+        counts = client.log.counts(name)
+        assert counts["refused"] >= 1
+        assert counts["offered"] == counts["appended"] + counts["refused"]
+
+    def test_the_door_counts_what_it_decided(self, client: hw.Client):
+        name = fresh()
+        client.create_topic(name, Order)
+        client.send_many(name, orders(5))
+        counts = client.log.counts(name)
+        assert (counts["offered"], counts["appended"], counts["refused"]) == (5, 5, 0)
+
+
+def until_raised(kind: type[hw.HeadwaterError], call: Any) -> hw.HeadwaterError:
+    """The error, once the call raises it; until then it is called again."""
+    for _ in range(20):
+        try:
+            call()
+        except kind as error:
+            return error
+    pytest.fail(f"no {kind.__name__}")
+
+
+def _send_and_flush(producer: hw.Producer, value: dict[str, Any]) -> None:
+    """A client may notice a bad event at once, or when it is sent."""
+    producer.send(value)
+    producer.flush()

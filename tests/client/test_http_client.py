@@ -1,0 +1,37 @@
+"""The client of a node passes the contract, over real sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+import headwater as hw
+from headwater.events import SystemClock
+from headwater.log.http import HttpLog
+from headwater.server import Node
+from tests.client.contract import ClientContract
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    """One node for all tests; each has topics of its own."""
+    with Node(tmp_path_factory.mktemp("data"), port=0) as node:
+        yield node
+
+
+class TestHttpClient(ClientContract):
+    """Everything the client of a folder can do."""
+
+    @pytest.fixture
+    def folder(self, node: Node) -> Path:
+        return node.log.folder
+
+    @pytest.fixture
+    def where(self, node: Node) -> str:
+        return node.url
+
+    def connect(self, where: str) -> hw.Client:
+        return hw.Client(HttpLog(where, patience=timedelta(milliseconds=200)), SystemClock())

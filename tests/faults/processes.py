@@ -1,0 +1,111 @@
+"""Processes that are made to be killed: forked, so that each starts in milliseconds."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+
+from headwater.log import EventLog, Rows, Topic
+from headwater.log.storage.disk import Disk
+from tests.faults.checker import TYPE, Found, Journal, Numbered
+
+_SCHEMA = pa.schema(
+    [("producer", pa.string()), ("seq", pa.int64()), ("key", pa.string()), ("pad", pa.string())]
+)
+
+
+def fork(work: Callable[[], None]) -> int:
+    """Run this in a child process, which then exits with 0, or with 1 after an error; returns its id."""
+    with (
+        warnings.catch_warnings()
+    ):  # a child of a process with threads is fine as long as it only works and exits
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid:
+        return pid
+    try:
+        work()
+        os._exit(0)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        os._exit(1)
+
+
+def wait_for(pid: int) -> int:
+    """How the child ended: 0, 1, or minus the signal that killed it."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def kill(pid: int) -> None:
+    """Kill -9, and wait until it is gone."""
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+def until(true: Callable[[], object], seconds: float = 10) -> None:
+    """Wait for something that another process does."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.001)
+
+
+def declared(**options: object) -> Topic:
+    """The topic of numbered events."""
+    return Topic.declare("t", TYPE, **options)
+
+
+def numbered_rows(producer: str, first: int, rows: int, *, keys: int = 7, pad: int = 20) -> Rows:
+    """Events of a producer, numbered from `first` on."""
+    numbers = range(first, first + rows)
+    columns = [
+        pa.array([producer] * rows),
+        pa.array(numbers, pa.int64()),
+        pa.array([f"key-{number % keys}" for number in numbers]),
+        pa.array(["." * pad] * rows),
+    ]
+    return Rows(pa.RecordBatch.from_arrays(columns, schema=_SCHEMA), 1, {})
+
+
+def names(producer: str, first: int, rows: int) -> list[Numbered]:
+    """What these events are called in a journal."""
+    return [Numbered(producer, number) for number in range(first, first + rows)]
+
+
+def append_for_ever(
+    folder: Path, journal: Path, producer: str, *, rows: int = 20, disk: Disk | None = None
+) -> None:
+    """Append numbered batches and write down what was acknowledged, until killed."""
+    log, book = EventLog(folder, disk=disk), Journal(journal)
+    first = 0
+    while True:
+        book.sent(names(producer, first, rows))
+        log.append("t", numbered_rows(producer, first, rows))
+        book.acknowledged(names(producer, first, rows))
+        first += rows
+
+
+def read_all(log: EventLog, topic: str = "t") -> list[Found]:
+    """Everything in a topic, partition by partition."""
+    found: list[Found] = []
+    for held in log.ends(topic):
+        offset = held.start
+        while offset < held.end:
+            batches = log.fetch(topic, {held.partition: offset}, max_bytes=4 << 20)
+            assert batches, f"nothing at {offset}, but the end is {held.end}"
+            for batch in batches:
+                columns = batch.values.to_pydict()
+                rows = zip(
+                    batch.offsets.tolist(), columns["producer"], columns["seq"], columns["key"], strict=True
+                )
+                found += [Found(held.partition, at, Numbered(p, n), key) for at, p, n, key in rows]
+            offset = batches[-1].next_offset
+    return found

@@ -1,0 +1,106 @@
+"""What the tests of the log start from: small topics, rows, partitions, another process, a damaged file."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from headwater.events import Clock, Codec, Event, ManualClock
+from headwater.log import EventLog, Row, Rows, Topic
+from headwater.log.storage import Disk, Ends, Part, Partition, Written
+
+ORDER = "id string, amount int, at timestamp"
+NUMBERS = pa.schema([("n", pa.int64())])
+SECOND = 1_000_000
+MINUTE = 60 * SECOND
+
+
+def declared(name: str = "orders", type_: object = ORDER, **options: Any) -> Topic:
+    return Topic.declare(name, type_, **options)
+
+
+def rows_of(topic: Topic, values: Sequence[Any], **about: Any) -> Rows:
+    """Values as columns of the topic's type; `about` goes to `Rows`, with an empty envelope unless given."""
+    return Rows(Codec(topic.schema).encode(values), topic.version, about.pop("envelope", {}), **about)
+
+
+def row_of(topic: Topic, value: Any, **about: Any) -> Row:
+    return Row(Codec(topic.schema).checked([value])[0], topic.version, **about)
+
+
+def tombstone(topic: Topic, key: str) -> Rows:
+    """The row that deletes a key of a topic keyed by `id`."""
+    columns = [pa.array([key if field.name == "id" else None], field.type) for field in topic.schema]
+    schema = pa.schema([field.with_nullable(True) for field in topic.schema])
+    values = pa.RecordBatch.from_arrays(columns, schema=schema)
+    return Rows(values, topic.version, {"_hw.deleted": pa.array([True])})
+
+
+def events(log: EventLog, name: str = "orders", partition: int = 0, offset: int = 0) -> list[Event]:
+    """All events of a partition from an offset on, read in small pieces."""
+    found: list[Event] = []
+    end = log.ends(name)[partition].end
+    while offset < end:
+        batches = log.fetch(name, {partition: offset}, max_bytes=4096)
+        found += [event for batch in batches for event in batch.events()]
+        offset = batches[-1].next_offset
+    return found
+
+
+def amounts(log: EventLog, name: str = "orders", partition: int = 0, offset: int = 0) -> list[Any]:
+    return [event.value["amount"] for event in events(log, name, partition, offset) if event.value]
+
+
+def part(*numbers: int, times: Sequence[int] | None = None, **about: Any) -> Part:
+    """Rows of the schema NUMBERS."""
+    values = pa.RecordBatch.from_arrays([pa.array(numbers, pa.int64())], schema=NUMBERS)
+    return Part(values, 1, times=None if times is None else np.array(times, np.int64), **about)
+
+
+def open_partition(
+    folder: Path, clock: Clock | None = None, disk: Disk | None = None, **written: Any
+) -> Partition:
+    """Partition 0 in a folder, as a process that starts now sees it."""
+    disk = disk or Disk()
+    disk.make_folder(folder / "0")
+    ends = Ends(disk, folder / "ends")
+    return Partition(disk, clock or ManualClock(), folder / "0", ends, 0, Written(**written))
+
+
+def numbers_in(partition: Partition, offset: int = 0, max_bytes: int = 4096) -> list[int]:
+    """The numbers stored from an offset on; marks give none."""
+    found: list[int] = []
+    while offset < partition.slot().next_offset:
+        for frame, data in partition.fetch(offset, max_bytes):
+            if frame.count:
+                columns = pa.ipc.read_record_batch(pa.py_buffer(data[frame.body_at :]), NUMBERS)
+                skipped = max(0, offset - frame.base_offset)
+                found += columns.column(0).to_pylist()[skipped:]
+            offset = frame.next_offset
+    return found
+
+
+def segments(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.segment"))
+
+
+def flip(path: Path, position: int) -> None:
+    """Change one bit of a file."""
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    path.write_bytes(data)
+
+
+def in_another_process(code: str, *arguments: object) -> str:
+    """Run code in a new Python; what it prints. The arguments are `sys.argv[1:]`."""
+    command = [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()

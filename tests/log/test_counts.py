@@ -1,0 +1,72 @@
+"""Counters over threads, processes and restarts."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from headwater.log.door import COUNTED, Counts
+from headwater.log.storage import Disk
+from tests.log.given import in_another_process
+
+
+def test_a_new_file_counts_from_zero(tmp_path):
+    assert Counts(Disk(), tmp_path / "counts").read() == dict.fromkeys(COUNTED, 0)
+
+
+def test_only_the_counters_named_go_up(tmp_path):
+    counts = Counts(Disk(), tmp_path / "counts")
+    counts.add({"offered": 3, "drop oldest": 2})
+    counts.add({"offered": 1})
+    assert {name: n for name, n in counts.read().items() if n} == {"offered": 4, "drop oldest": 2}
+
+
+def test_an_unknown_counter_changes_nothing(tmp_path):
+    counts = Counts(Disk(), tmp_path / "counts")
+    with pytest.raises(ValueError, match="not in tuple"):
+        counts.add({"offered": 1, "lost": 1})
+    assert counts.read()["offered"] == 0
+    counts.add({"offered": 1})
+    assert counts.read()["offered"] == 1
+
+
+def test_counters_outlive_their_process(tmp_path):
+    first = Counts(Disk(), tmp_path / "counts")
+    first.add({"appended": 5})
+    first.close()
+    assert Counts(Disk(), tmp_path / "counts").read()["appended"] == 5
+
+
+def test_a_file_of_an_older_version_is_filled_with_zeros(tmp_path):
+    (tmp_path / "counts").write_bytes((7).to_bytes(8, "little"))
+    counts = Counts(Disk(), tmp_path / "counts")
+    counts.add({"drop sampled": 1})
+    assert counts.read() == dict.fromkeys(COUNTED, 0) | {"offered": 7, "drop sampled": 1}
+
+
+def test_two_processes_and_two_threads_lose_no_count(tmp_path):
+    counts = Counts(Disk(), tmp_path / "counts")
+    stop = threading.Event()
+    own = [0, 0]
+
+    def count(place: int) -> None:
+        while not stop.is_set():
+            counts.add({"offered": 1, "appended": 1})
+            own[place] += 1
+
+    threads = [threading.Thread(target=count, args=(place,)) for place in range(2)]
+    for thread in threads:
+        thread.start()
+    code = """
+        import sys; from pathlib import Path
+        from headwater.log.door import Counts; from headwater.log.storage import Disk
+        counts = Counts(Disk(), Path(sys.argv[1]))
+        for _ in range(3000): counts.add({"offered": 1, "refused": 1})
+    """
+    in_another_process(code, tmp_path / "counts")
+    stop.set()
+    for thread in threads:
+        thread.join()
+    found = counts.read()
+    assert (found["offered"], found["appended"], found["refused"]) == (3000 + sum(own), sum(own), 3000)
