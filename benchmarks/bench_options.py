@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import signal
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -47,6 +49,8 @@ def bench_options(what: str, arguments: Sequence[str] | None = None) -> Iterator
     parser.add_argument("--no-kafka", action="store_true", help="leave out the Kafka broker (no Java needed)")
     parser.add_argument("--folder", type=Path, default=cache_folder(), help="a folder on the disk to measure")
     given = parser.parse_args(arguments)
+    # Without this, a run that is asked to end would leave its folder behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     given.folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="bench-", dir=given.folder) as folder:
         options = Options(Path(folder), given.quick, given.json, not given.no_kafka)

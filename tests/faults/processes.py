@@ -81,15 +81,26 @@ def names(producer: str, first: int, rows: int) -> list[Numbered]:
 
 
 def append_for_ever(
-    folder: Path, journal: Path, producer: str, *, rows: int = 20, disk: Disk | None = None
+    folder: Path,
+    journal: Path,
+    producer: str,
+    *,
+    rows: int = 20,
+    disk: Disk | None = None,
+    told: int | None = None,
 ) -> None:
-    """Append numbered batches and write down what was acknowledged, until killed."""
+    """Append numbered batches and write down what was acknowledged, until killed.
+
+    A byte goes to the pipe `told` after the first acknowledgement.
+    """
     log, book = EventLog(folder, disk=disk), Journal(journal)
     first = 0
     while True:
         book.sent(names(producer, first, rows))
         log.append("t", numbered_rows(producer, first, rows))
         book.acknowledged(names(producer, first, rows))
+        if told is not None and not first:
+            os.write(told, b".")
         first += rows
 
 

@@ -144,12 +144,16 @@ def test_kill_at_random_instants_loses_nothing_acknowledged(tmp_path):
     journal = tmp_path / "journal"
     seen: list[Found] = []
 
+    begun, told = os.pipe()
+
     def start(number: int) -> int:
-        return fork(lambda: append_for_ever(tmp_path / "log", journal, f"p{number}", rows=30))
+        return fork(lambda: append_for_ever(tmp_path / "log", journal, f"p{number}", rows=25, told=told))
 
     children = [start(0), start(1)]
     for number in range(kills):
-        time.sleep(chance.uniform(0.001, 0.012))
+        if number % 5:  # one in five dies while it opens the log
+            os.read(begun, 1)
+        time.sleep(chance.uniform(0, 0.006))
         kill(children.pop(chance.randrange(2)))
         children.append(start(number + 2))
         if number % (kills // 4) == kills // 8:

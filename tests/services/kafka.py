@@ -6,6 +6,7 @@ import base64
 import contextlib
 import logging
 import os
+import shutil
 import socket
 import subprocess
 import time
@@ -89,7 +90,7 @@ def start_kafka(
         format_storage = [*command, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(settings)]
         subprocess.run(format_storage, stdout=sink, stderr=subprocess.STDOUT, check=False)
         # A session of its own, so that Ctrl-C reaches the test first and the broker is stopped in order.
-        run_broker = [*command, "kafka.Kafka", str(settings)]
+        run_broker = [*_ends_with_us(), *command, "kafka.Kafka", str(settings)]
         process = subprocess.Popen(run_broker, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True)
     broker = Broker(f"127.0.0.1:{port}", process, output)
     try:
@@ -115,6 +116,12 @@ def _java_command(folder: Path, heap: str) -> list[str]:
     libraries = jars(f"kafka-{KAFKA_VERSION}", KAFKA)
     logging_option = f"-Dlog4j2.configurationFile={logging_settings}"
     return [str(java()), f"-Xmx{heap}", *_JVM, logging_option, "-cp", f"{libraries}{os.sep}*"]
+
+
+def _ends_with_us() -> list[str]:
+    """A prefix that makes the kernel end the broker when this process is killed; the process id stays."""
+    setpriv = shutil.which("setpriv")
+    return [setpriv, "--pdeathsig", "KILL"] if setpriv else []
 
 
 def _settings(folder: Path, port: int, controller_port: int, overrides: dict[str, object]) -> str:

@@ -119,11 +119,9 @@ class Segment:
         data, start = memoryview(b""), position
         while position + HEADER_SIZE <= limit:
             frame = parse_header(data, position - start, position)
-            whole = frame and (position - start + (frame.length if check else frame.body_at)) <= len(data)
-            if not whole:
-                wanted = max(_CHUNK, frame.length if frame else 0)
-                start = position
-                data = memoryview(self._disk.read(self.handle, position, min(wanted, limit - position)))
+            needed = (frame.length if check else frame.body_at) if frame else limit
+            if position - start + needed > len(data):
+                data, start = self._at_least_one_frame(position, limit, _CHUNK, whole=check), position
                 frame = parse_header(data, 0, position)
             if frame is None or frame.length < HEADER_SIZE or position + frame.length > limit:
                 return
@@ -136,6 +134,8 @@ class Segment:
     def read(self, position: int, limit: int, max_bytes: int) -> Iterator[tuple[Frame, memoryview]]:
         """Whole frames with their bytes, checksums compared; at least one if there is one below `limit`."""
         data = self._at_least_one_frame(position, limit, max_bytes)
+        if not data and limit > position:
+            raise self.damaged(None, position)
         at = 0
         while at < len(data):
             frame = parse_header(data, at, position + at)
@@ -149,14 +149,15 @@ class Segment:
             yield frame, whole
             at += frame.length
 
-    def _at_least_one_frame(self, position: int, limit: int, max_bytes: int) -> memoryview:
+    def _at_least_one_frame(
+        self, position: int, limit: int, max_bytes: int, *, whole: bool = True
+    ) -> memoryview:
+        """About `max_bytes` of the file, more if its first frame is larger and `whole` is wanted."""
         length = min(max(max_bytes, HEADER_SIZE), limit - position)
         data = memoryview(self._disk.read(self.handle, position, length))
         frame = parse_header(data, 0, position)
-        if frame and len(data) < frame.length <= limit - position:
+        if whole and frame and len(data) < frame.length <= limit - position:
             data = memoryview(self._disk.read(self.handle, position, frame.length))
-        if length > 0 and not data:
-            raise self.damaged(None, position)
         return data
 
     def next_sound(self, position: int, limit: int) -> int | None:
