@@ -67,11 +67,11 @@ def data(log: hw.Client, tmp_path: Path) -> str:
 
 @pytest.fixture
 def call(
-    data: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., Done]:
-    """`call("topics", "--json")` runs a command in this process, on the folder of `log`."""
+    """`call("topics", "--json")` runs a command in this process, on the folder where `log` is."""
 
-    def run(*words: str, stdin: str | bytes = b"", where: str | None = data) -> Done:
+    def run(*words: str, stdin: str | bytes = b"", where: str | None = str(tmp_path / "data")) -> Done:
         given = stdin.encode() if isinstance(stdin, str) else stdin
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given)))
         place = [] if where is None else ["--data", where]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import select
 import signal
 import subprocess
 from datetime import UTC, datetime, timedelta
@@ -11,6 +12,8 @@ from decimal import Decimal
 
 import pytest
 
+import headwater as hw
+from headwater.log.upkeep import Upkeep
 from tests.cli.conftest import COMMAND
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -99,14 +102,12 @@ def test_a_bad_position_or_condition_is_an_error(call, log, words, code):
     assert done.err.startswith(f"error {code}: ")
 
 
-def test_a_condition_that_fits_no_column_is_told_even_when_nothing_is_there(call):
+def test_a_condition_that_fits_no_column_is_told_even_when_nothing_is_there(call, log):
     assert call("cat", "orders", "--where", "colour = 'red'").err.startswith("error BAD_FILTER")
 
 
 def test_removed_offsets_are_exit_code_5(call, log):
-    from headwater.log.upkeep import Upkeep
-
-    log.create_topic("small", "text string", segment_size="1 kB", retention=_retention())
+    log.create_topic("small", "text string", segment_size="1 kB", retention=hw.Retention(size=2000))
     for _ in range(5):
         log.send("small", {"text": "x" * 900})
     Upkeep(log.log).once()
@@ -115,12 +116,6 @@ def test_removed_offsets_are_exit_code_5(call, log):
     assert done.code == 5
     assert done.err.startswith("error DATA_GONE")
     assert call("cat", "small").code == 0
-
-
-def _retention():
-    import headwater as hw
-
-    return hw.Retention(size=2000)
 
 
 def test_a_condition_keeps_what_plain_python_keeps(call, log):
@@ -259,8 +254,6 @@ def test_tail_prints_events_as_they_come_and_ends_by_ctrl_c(log, data, environme
 
 
 def _lines_within(process, seconds: float) -> list[bytes]:
-    import select
-
     ready, _, _ = select.select([process.stdout], [], [], seconds)
     return [process.stdout.readline()] if ready else []
 

@@ -109,7 +109,7 @@ def test_options_of_every_command_may_stand_before_the_verb(call, data):
     assert [row["topic"] for row in before.rows] == ["notes", "notes_copy", "orders", "orders_copy"]
 
 
-def test_an_error_with_json_is_a_problem_document(call):
+def test_an_error_with_json_is_a_problem_document(call, log):
     done = call("topics", "nope", "--json")
     assert done.code == 2
     assert done.problem["code"] == "UNKNOWN_TOPIC"
@@ -117,7 +117,7 @@ def test_an_error_with_json_is_a_problem_document(call):
     assert done.problem["data"] == {"topic": "nope"}
 
 
-def test_a_traceback_is_shown_only_when_asked_for(call):
+def test_a_traceback_is_shown_only_when_asked_for(call, log):
     assert "Traceback" not in call("topics", "nope").err
     shown = call("topics", "nope", "--trace").err
     assert "Traceback" in shown

@@ -108,7 +108,7 @@ def test_a_line_without_end_is_refused_before_memory_grows(call, log, monkeypatc
     assert texts(log) == []
 
 
-def test_an_unknown_topic_names_near_ones(call):
+def test_an_unknown_topic_names_near_ones(call, log):
     done = call("send", "ordrs", "{}")
     assert (done.code, done.err.split(":")[0]) == (2, "error UNKNOWN_TOPIC")
     assert "orders" in done.err

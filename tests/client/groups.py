@@ -94,6 +94,18 @@ class GroupContract:
             )
             assert sorted(one.assignment + two.assignment) == [0, 1, 2, 3]
 
+    def test_a_member_without_partitions_waits_without_working(self, client: hw.Client):
+        name = fresh()
+        client.create_topic(name, "order_id string")
+        with client.consumer(name, group="billing") as one, client.consumer(name, group="billing") as spare:
+            poll_until(lambda: len(one.assignment) == 1, one)
+            spare.poll(0)
+            before = time.thread_time()
+            assert spare.poll(0.5) == []
+            assert time.thread_time() - before < 0.25
+            one.close()
+            poll_until(lambda: len(spare.assignment) == 1, spare)
+
     def test_partitions_move_when_a_member_leaves(
         self, client: hw.Client, another: Callable[[], hw.Client], forty: str
     ):

@@ -19,7 +19,19 @@ from tests.log.given import ORDER, declared
 _SAFE = set(string.ascii_letters + string.digits + "._-")
 _CHARACTERS = [chr(code) for code in range(128) if chr(code) not in _SAFE]
 _PLACES = ["{0}", "{0}x", "x{0}", "x{0}y", "{0}{0}"]
-_TRAVERSALS = ["../x", "..\\x", "x/../y", "/etc/passwd", "~/x", "%2e%2e%2fx", "..;/x", "x/.", "./x", "C:\\x", "\\\\h\\s"]
+_TRAVERSALS = [
+    "../x",
+    "..\\x",
+    "x/../y",
+    "/etc/passwd",
+    "~/x",
+    "%2e%2e%2fx",
+    "..;/x",
+    "x/.",
+    "./x",
+    "C:\\x",
+    "\\\\h\\s",
+]
 _SPELLED = ["ä", "ｏｒｄｅｒｓ", "．．", "orders\u202e", "orders\u200b", "ſ", "İ", "٣", "Ⅷ", "\ud800", "🙂"]
 _KINDS = [None, 7, b"orders", ["orders"], ("a",), 1.5, object(), True]
 HOSTILE = [
@@ -142,7 +154,9 @@ def test_a_type_without_times_is_told_to_get_one():
     assert "timestamp" in caught.value.fix
 
 
-@pytest.mark.parametrize(("key", "expected"), [(None, ()), ("id", ("id",)), (["id", "amount"], ("id", "amount"))])
+@pytest.mark.parametrize(
+    ("key", "expected"), [(None, ()), ("id", ("id",)), (["id", "amount"], ("id", "amount"))]
+)
 def test_key_is_a_tuple_however_it_was_written(key, expected):
     assert declared(key=key).key == expected
 

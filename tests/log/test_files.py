@@ -92,3 +92,16 @@ def test_frames_of_a_segment_come_in_pieces_and_in_order(tmp_path):
         partition.append([part(*range(number * 60_000, (number + 1) * 60_000))])
     frames = [frame for frame, _ in partition.files.frames(0, partition.slot())]
     assert [frame.next_offset for frame in frames] == [0, *(60_000 * n for n in range(1, 6))]
+
+
+def test_a_file_stays_open_while_its_size_is_asked(tmp_path):
+    class Forgetful(Disk):
+        """Another thread forgets all files just before this one looks."""
+
+        def size(self, handle):
+            files.forget()
+            return super().size(handle)
+
+    make(tmp_path, 0)
+    files = Files(Forgetful(), tmp_path)
+    assert files.size_of(0) == (tmp_path / segment_name(0)).stat().st_size

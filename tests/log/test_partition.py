@@ -10,7 +10,16 @@ import pytest
 from headwater.errors import BadOffsetError, DamagedError, DataGoneError, DiskFailedError, DiskFullError
 from headwater.events import ManualClock
 from headwater.log.storage import Disk
-from tests.log.given import MINUTE, SECOND, flip, in_another_process, numbers_in, open_partition, part, segments
+from tests.log.given import (
+    MINUTE,
+    SECOND,
+    flip,
+    in_another_process,
+    numbers_in,
+    open_partition,
+    part,
+    segments,
+)
 
 
 class Failing(Disk):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import msgspec
 import pytest
 
@@ -160,3 +163,24 @@ def test_next_sound_takes_no_magic_word_inside_a_body_for_a_frame(tmp_path):
     segment, length = written(tmp_path, [decoy])
     start = length - len(decoy)
     assert segment.next_sound(start + 8, length) is None
+
+
+def test_threads_that_open_a_segment_together_share_one_file(tmp_path):
+    class Slow(Disk):
+        opened = 0
+
+        def open(self, path, *, create=True):
+            time.sleep(0.02)
+            self.opened += 1
+            return super().open(path, create=create)
+
+    written(tmp_path, [])
+    disk = Slow()
+    segment = Segment(disk, tmp_path, 0)
+    handles: list[int] = []
+    threads = [threading.Thread(target=lambda: handles.append(segment.handle)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(set(handles)), disk.opened) == (1, 1)

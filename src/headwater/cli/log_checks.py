@@ -36,7 +36,8 @@ def log_checks(folder: Path) -> Iterator[Check]:
         return
     yield Check("format", State.OK, f"format {FORMAT}, which this version reads and writes")
     yield _node(folder)
-    faults = [*_topic_faults(folder), *_group_faults(folder), *_leftovers(folder)]
+    sound: dict[str, int] = {}
+    faults = [*_topic_faults(folder, sound), *_group_faults(folder, sound), *_leftovers(folder)]
     yield from faults
     if not faults:
         topics = plural(len(_topic_folders(folder)), "topic")
@@ -77,7 +78,8 @@ def _topic_folders(folder: Path) -> list[Path]:
     return sorted(path.parent for path in (folder / "topics").glob("*/topic.json"))
 
 
-def _topic_faults(folder: Path) -> Iterator[Check]:
+def _topic_faults(folder: Path, sound: dict[str, int]) -> Iterator[Check]:
+    """Adds the topics whose definition can be read to `sound`, with their partitions."""
     for place in _topic_folders(folder):
         name = f"topic {place.name}"
         try:
@@ -86,6 +88,7 @@ def _topic_faults(folder: Path) -> Iterator[Check]:
             fix = "restore it from a copy; the events themselves are not touched"
             yield Check(name, State.FAIL, f"its definition cannot be read: {error}", fix)
             continue
+        sound[place.name] = topic.partitions
         if damaged := _damaged_ends(place, topic.partitions):
             detail = f"the ends of partitions {', '.join(map(str, damaged))} are damaged"
             yield Check(name, State.WARN, detail, "nothing: they are rebuilt when the topic is next used")
@@ -112,25 +115,15 @@ def _damaged_ends(place: Path, partitions: int) -> list[int]:
         ends.close()
 
 
-def _group_faults(folder: Path) -> Iterator[Check]:
+def _group_faults(folder: Path, sound: dict[str, int]) -> Iterator[Check]:
     with EventLog(folder) as log:
         for path in sorted((folder / "groups").glob("*/*.offsets")):
             group, topic = path.parent.name, path.name.removesuffix(".offsets")
-            place = folder / "topics" / topic
-            if not (place / "topic.json").exists():
-                continue
-            partitions = msgspec.json.decode((place / "topic.json").read_bytes())["partitions"]
-            missing = sorted(set(range(partitions)) - set(log.groups.committed(group, topic)))
+            missing = sorted(set(range(sound.get(topic, 0))) - set(log.groups.committed(group, topic)))
             if missing:
-                detail = (
-                    f"committed offsets of {topic}, partitions {', '.join(map(str, missing))}, are damaged"
-                )
-                yield Check(
-                    f"group {group}",
-                    State.FAIL,
-                    detail,
-                    f"headwater reset {group} --topic {topic} --to earliest",
-                )
+                detail = f"committed offsets of {topic}, partitions {', '.join(map(str, missing))}, are damaged"
+                fix = f"headwater reset {group} --topic {topic} --to earliest"
+                yield Check(f"group {group}", State.FAIL, detail, fix)
 
 
 def _leftovers(folder: Path) -> Iterator[Check]:

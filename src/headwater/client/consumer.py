@@ -56,7 +56,8 @@ class Consumer:
         self._changes = log.groups.watch(group, topic)
         self._ready: deque[Event] = deque()
         self._done: dict[int, int] = {}
-        self._synced_at = self._looked_at = time.monotonic()
+        self._looked_at = time.monotonic()
+        self._synced_at = -self._session  # the group may have changed before it was watched: look once
         self._closed = False
 
     @property
@@ -100,19 +101,26 @@ class Consumer:
 
     def _fill(self, timeout: float | None) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout
+        changed = False
         while not self._closed:
-            self._sync_if_due()
+            self._sync_if_due(changed)
             if self._ready:
                 return
             left = self._session / 3 if deadline is None else deadline - time.monotonic()
-            for batch in self._reader.next(max(0.0, min(left, self._session / 3))):
-                self._ready.extend(batch.events())
+            wait = max(0.0, min(left, self._session / 3))
+            if self._reader.positions:
+                for batch in self._reader.next(wait):
+                    self._ready.extend(batch.events())
+            else:  # more members than partitions: only a change of the group brings something to read
+                changed = self._changes.wait(wait)
+                if changed:
+                    continue
             if self._ready or (deadline is not None and time.monotonic() >= deadline):
                 return
 
-    def _sync_if_due(self) -> None:
+    def _sync_if_due(self, changed: bool) -> None:
         now = self._looked_at = time.monotonic()
-        if not self._changes.wait(0) and now - self._synced_at < self._session / 3:
+        if not (self._changes.wait(0) or changed) and now - self._synced_at < self._session / 3:
             return
         self._synced_at = now
         known = self._membership

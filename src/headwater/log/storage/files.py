@@ -76,7 +76,8 @@ class Files:
 
     def size_of(self, base: int) -> int:
         """Bytes of a segment's file."""
-        return self.disk.size(self.segment(base).handle)
+        segment = self.segment(base)  # held by name: the file is closed with the last reference
+        return self.disk.size(segment.handle)
 
     def frames(self, base: int, slot: Slot) -> Iterator[tuple[Frame, memoryview]]:
         """All frames of a segment, read in pieces, checksums compared."""

@@ -206,8 +206,9 @@ class Partition:
         distrusted = replace(slot, dirty=True, distrusted=True)
         with contextlib.suppress(DiskFailedError, DiskFullError):
             self.publish(distrusted)
+        segment = self.files.segment(slot.segment)  # held by name: the file is closed with the last reference
         with contextlib.suppress(DiskFailedError, DiskFullError):
-            self.disk.truncate(self.files.segment(slot.segment).handle, slot.length)
+            self.disk.truncate(segment.handle, slot.length)
         with contextlib.suppress(DiskFailedError, DiskFullError):
             self.roll(distrusted)
 

@@ -6,6 +6,7 @@ the running maximum, the producers seen, and, for a segment written by compactio
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -67,12 +68,15 @@ class Segment:
         self._disk = disk
         self.sealed_length: int | None = None
         self._handle: int | None = None
+        self._opening = threading.Lock()
 
     @property
     def handle(self) -> int:
         """The open file."""
         if self._handle is None:
-            self._handle = self._disk.open(self.path, create=False)
+            with self._opening:
+                if self._handle is None:
+                    self._handle = self._disk.open(self.path, create=False)
         return self._handle
 
     def create(self, head: Head, running_max: int, *, beside: bool = False) -> int:

@@ -32,6 +32,7 @@ NDJSON: Final = "application/x-ndjson"
 CLOUD_EVENTS: Final = "application/cloudevents-batch+json"
 ARROW: Final = "application/vnd.apache.arrow.stream"
 EVENTS: Final = "text/event-stream"
+_LINE_ENDS: Final = tuple((end.encode(), f"\\u{ord(end):04x}".encode()) for end in "\x85\u2028\u2029")
 _encode = msgspec.json.Encoder().encode
 
 
@@ -78,16 +79,22 @@ class Range:
 
 
 def json_events(batch: LogBatch) -> list[tuple[Event, bytes]]:
-    """Each event of a batch, and the same as JSON."""
+    """Each event of a batch, and the same as one line of JSON."""
+    if not batch.values.num_rows:
+        return []
     values = batch.codec.to_json(batch.values)
-    return (
-        [
-            (event, _encode(_document(event, value)))
-            for event, value in zip(batch.events(), values, strict=True)
-        ]
-        if batch.values.num_rows
-        else []
-    )
+    return [
+        (event, _one_line(_encode(_document(event, value))))
+        for event, value in zip(batch.events(), values, strict=True)
+    ]
+
+
+def _one_line(document: bytes) -> bytes:
+    """What some readers of lines take for the end of one (U+0085, U+2028, U+2029) is escaped."""
+    if b"\xc2\x85" in document or b"\xe2\x80" in document:
+        for raw, escaped in _LINE_ENDS:
+            document = document.replace(raw, escaped)
+    return document
 
 
 def _document(event: Event, value: bytes) -> dict[str, Any]:

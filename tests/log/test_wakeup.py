@@ -1,0 +1,142 @@
+"""Wake-ups: an append anywhere ends a wait, and nobody looks again and again."""
+
+from __future__ import annotations
+
+import select
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import pytest
+
+from headwater.log import EventLog, Wakeup
+from headwater.log.wakeup import _Sleep
+from tests.log.given import amounts, declared, rows_of
+
+APPEND = """
+    import sys; from headwater.log import EventLog; from tests.log.given import *
+    log = EventLog(sys.argv[1])
+    sys.stdin.readline()
+    log.append("orders", rows_of(log.topic("orders"), [{"amount": 7}]))
+"""
+
+
+@pytest.fixture
+def looks(monkeypatch):
+    """How often the log was looked at."""
+    found = []
+    look = EventLog._look
+    monkeypatch.setattr(EventLog, "_look", lambda *args: found.append(1) or look(*args))
+    return found
+
+
+def test_an_append_by_another_process_ends_the_wait(log, looks):
+    log.create(declared())
+    command = [sys.executable, "-c", textwrap.dedent(APPEND), log.folder]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, text=True) as other:
+        threading.Timer(0.3, other.communicate, ["now\n"]).start()
+        found = log.fetch("orders", {0: 0}, timeout=60)
+        assert [batch.values.column("amount").to_pylist() for batch in found] == [[7]]
+    assert len(looks) == 2
+
+
+def test_waiting_looks_twice_however_long_it_takes(log, looks):
+    log.create(declared())
+    assert log.fetch("orders", {0: 0}, timeout=0.3) == []
+    assert len(looks) == 2
+
+
+def test_a_wait_that_finds_something_does_not_wait(log, looks):
+    topic = log.create(declared())
+    log.append("orders", rows_of(topic, [{"amount": 1}]))
+    assert log.fetch("orders", {0: 0}, timeout=60)
+    assert len(looks) == 1
+
+
+def test_a_thread_that_appends_ends_the_wait(log):
+    topic = log.create(declared())
+    sender = threading.Timer(0.1, log.append, ["orders", rows_of(topic, [{"amount": 1}])])
+    sender.start()
+    assert log.fetch("orders", {0: 0}, timeout=60)
+    sender.join()
+    assert amounts(log) == [1]
+
+
+def test_a_change_between_two_waits_is_not_lost(log):
+    topic = log.create(declared())
+    watch = log.watch("orders")
+    log.append("orders", rows_of(topic, [{"amount": 1}]))
+    assert watch.wait(0)
+    assert not watch.wait(0)
+    watch.close()
+
+
+def test_many_changes_are_one_wake_up(log):
+    topic = log.create(declared(durability="fast"))
+    watch = log.watch("orders")
+    for number in range(300):
+        log.append("orders", rows_of(topic, [{"amount": number}]))
+    assert watch.wait(0)
+    assert not watch.wait(0)
+    watch.close()
+
+
+def test_another_topic_does_not_wake(log):
+    log.create(declared())
+    other = log.create(declared("other"))
+    watch = log.watch("orders")
+    log.append("other", rows_of(other, [{"amount": 1}]))
+    assert not watch.wait(0)
+    watch.close()
+
+
+def test_reading_wakes_nobody(log):
+    topic = log.create(declared())
+    log.append("orders", rows_of(topic, [{"amount": 1}]))
+    watch = log.watch("orders")
+    assert log.fetch("orders", {0: 0})
+    assert log.ends("orders")
+    assert not watch.wait(0)
+    watch.close()
+
+
+def test_a_watch_with_a_group_wakes_for_its_members(log):
+    log.create(declared())
+    log.groups.join("billing", "orders")
+    watch = log.watch("orders", "billing")
+    log.groups.join("billing", "orders")
+    assert watch.wait(10)
+    watch.close()
+
+
+def test_the_descriptor_becomes_readable_on_a_change(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"")
+    wakeup = Wakeup([path])
+    assert select.select([wakeup.fileno()], [], [], 0)[0] == []
+    path.write_bytes(b"x")
+    assert select.select([wakeup.fileno()], [], [], 10)[0] == [wakeup.fileno()]
+    wakeup.close()
+    wakeup.close()
+
+
+def test_a_path_that_is_not_there_cannot_be_watched(tmp_path):
+    with pytest.raises(OSError, match="cannot watch"):
+        Wakeup([tmp_path / "nothing"])
+
+
+def test_without_help_of_the_system_a_wait_is_short(monkeypatch):
+    slept = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    plain = _Sleep()
+    assert all(plain.wait(timeout) for timeout in (None, 60, 0.01))
+    assert (slept, plain.fileno()) == ([0.05, 0.05, 0.01], None)
+    plain.close()
+
+
+def test_an_unknown_system_sleeps(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "platform", "sunos5")
+    wakeup = Wakeup([tmp_path])
+    assert (wakeup.wait(0), wakeup.fileno()) == (True, None)
