@@ -26,7 +26,7 @@ test: $(INSTALLED) $(SYSTEM)  ## run all tests, doctests included (WORKERS=0: in
 	@$(BIN)/pytest -q -n $(WORKERS) -m "not faults" $(ARGS)
 
 faults: $(INSTALLED) $(SYSTEM)  ## run the long fault suite: kills, power cuts, torn writes
-	@$(BIN)/pytest -q -m faults $(ARGS)
+	@$(BIN)/pytest -q -m faults -o faulthandler_timeout=0 $(ARGS)
 
 bench-log: $(INSTALLED)  ## measure the log, beside the bare disk and (with Java) Kafka
 	@$(BIN)/python -m benchmarks.bench_log $(ARGS)

@@ -22,7 +22,7 @@ GROUP = 1_000
 def large_log_rows(options: Options) -> list[Row]:
     """A large log in a process that has just started: time to open it, memory to read it."""
     folder = options.folder / "large"
-    count = options.size(full=7_500_000, quick=20_000)
+    count = options.size(full=8_500_000, quick=20_000)
     say(f"a log of {count:,} events")
     log = Headwater(folder)
     topic = log.fill(count, block=options.size(full=5_000, quick=500))

@@ -10,8 +10,9 @@ import headwater as hw
 from headwater.server import Node
 
 PAGE = (Path(__file__).parent.parent / "docs" / "server.md").read_text()
+# A command goes on over the indented lines below it; what is not indented is its output.
 COMMAND = re.compile(
-    r"^```console\n\$ (?P<command>curl [^\n]*)\n(?P<shown>.*?)```$", re.MULTILINE | re.DOTALL
+    r"^```console\n\$ (?P<command>curl .*\n(?: {4}.*\n)*)(?P<shown>(?:(?!```).*\n)*)```$", re.MULTILINE
 )
 TYPE = "order_id string, customer_id int, amount decimal(12,2), placed_at timestamp"
 

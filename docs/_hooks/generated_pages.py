@@ -22,7 +22,7 @@ from headwater.server.app import make_routes
 from headwater.server.gateway import Gateway
 from headwater.server.limits import Limits
 
-WIDTH: Final = "96"  # columns of a help text that fit a page
+WIDTH: Final = "80"  # columns of a help text that fit a page
 
 
 def errors_text() -> str:

@@ -157,10 +157,8 @@ def _imported(file: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except HeadwaterError:
-        del sys.modules[name]
         raise
     except Exception as error:
-        del sys.modules[name]
         raise _broken(file, error) from error
     return module
 

@@ -42,7 +42,9 @@ class Done(NamedTuple):
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """For processes: compiled modules are kept, so that the second process starts sooner."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HEADWATER_", "PYTHONDONT"))}
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(("HEADWATER_", "PYTHONDONT"))
+    }
     cache = tmp_path_factory.getbasetemp().parent / "bytecode"
     return kept | {"PYTHONPYCACHEPREFIX": str(cache), "TERM": "xterm", "COLUMNS": "200"}
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ HOSTILE = [
 CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
-def orders(number: int) -> list[dict[str, object]]:
+def orders(number: int) -> list[dict[str, Any]]:
     """Orders, one each minute."""
     return [
         {
@@ -189,7 +190,22 @@ def test_deletions_survive_as_whole_events_and_are_mentioned_otherwise(call, log
     assert [row["product_id"] for row in values.rows] == [1, 2]
     assert values.err == "1 tombstone left out: a deletion has no value; --envelope shows it\n"
     assert call("send", "products_copy", stdin=call("cat", "products", "--envelope").out).code == 0
-    assert log.table("products_copy").rows() == log.table("products").rows() == [{"product_id": 2, "name": "honey"}]
+    assert (
+        log.table("products_copy").rows()
+        == log.table("products").rows()
+        == [{"product_id": 2, "name": "honey"}]
+    )
+
+
+def test_a_bad_line_behind_a_deletion_is_named(call, log):
+    log.create_topic("products", "product_id int, name string", key="product_id", compact=True)
+    log.send("products", {"product_id": 1, "name": "tea"})
+    log.delete("products", 1)
+    lines = call("cat", "products", "--envelope").out + '{"product_id": 2}\n{"product_id": "three"}\n'
+    done = call("send", "products", "--json", stdin=lines)
+    assert done.code == 2
+    assert done.problem["data"]["line"] == 4
+    assert sum(1 for _ in log.read("products")) == 2
 
 
 def test_a_document_that_is_not_cloudevents_is_refused_with_its_line(call, log):
@@ -201,7 +217,9 @@ def test_a_document_that_is_not_cloudevents_is_refused_with_its_line(call, log):
     assert list(log.read("notes")) == []
 
 
-@pytest.mark.parametrize("words", [["cat", "notes"], ["cat", "notes", "--envelope"], ["cat", "notes", "--json"]])
+@pytest.mark.parametrize(
+    "words", [["cat", "notes"], ["cat", "notes", "--envelope"], ["cat", "notes", "--json"]]
+)
 def test_control_characters_never_reach_a_terminal(terminal, log, data, words):
     for text in HOSTILE:
         log.send("notes", {"text": text}, key=f"k{text}")
@@ -228,7 +246,10 @@ def test_on_a_terminal_a_line_says_when_where_and_key(terminal, log, data):
 def test_colour_is_for_terminals_without_no_color(terminal, log, data):
     log.send("notes", {"text": "a"})
     assert "\x1b[" in terminal("cat", "notes", data=data).out
-    for quiet in (terminal("cat", "notes", "--plain", data=data), terminal("cat", "notes", data=data, TERM="dumb")):
+    for quiet in (
+        terminal("cat", "notes", "--plain", data=data),
+        terminal("cat", "notes", data=data, TERM="dumb"),
+    ):
         assert "\x1b[" not in quiet.out
 
 
@@ -241,7 +262,7 @@ def test_tail_prints_events_as_they_come_and_ends_by_ctrl_c(log, data, environme
         env=environment,
     ) as process:
         assert process.stdout is not None
-        seen = []
+        seen: list[bytes] = []
         while not seen:  # nothing tells from outside when it has begun to follow
             log.send("notes", {"text": "hidden"})
             log.send("notes", {"text": "shown"})

@@ -178,7 +178,13 @@ def test_a_folder_without_a_log_is_told_and_not_made(call, tmp_path):
 def test_a_log_of_a_newer_version_is_not_touched(call, data, log, tmp_path):
     log.close()
     (tmp_path / "data" / "log.json").write_text('{"format": 999, "id": "x"}')
-    for words in (["topics"], ["send", "notes", '{"text": "a"}'], ["cat", "notes"], ["verify"], ["run", "--port", "0"]):
+    for words in (
+        ["topics"],
+        ["send", "notes", '{"text": "a"}'],
+        ["cat", "notes"],
+        ["verify"],
+        ["run", "--port", "0"],
+    ):
         done = call(*words)
         assert done.code == 5, words
         assert done.err.startswith("error NEWER_FORMAT"), words
@@ -198,10 +204,14 @@ def test_an_address_where_nothing_listens_is_exit_code_3(call):
     assert done.err.startswith("error UNREACHABLE")
 
 
-def test_a_reader_that_leaves_early_is_no_error(log, data, environment):
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_leaves_early_is_no_error(log, data, environment, unbuffered):
     log.send_many("notes", [{"text": "x" * 1000}] * 2000)
     with subprocess.Popen(
-        [COMMAND, "cat", "notes", "--data", data], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+        [COMMAND, "cat", "notes", "--data", data],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment | {"PYTHONUNBUFFERED": unbuffered},
     ) as process:
         assert process.stdout is not None
         assert process.stderr is not None

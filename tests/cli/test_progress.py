@@ -34,8 +34,8 @@ class Hand:
         return self.now
 
 
-def progress(stream: Stream, clock: Hand, **options: bool) -> Progress:
-    return Progress(Output(Options(**options)), "verify", bytes_text, stream=stream, clock=clock)
+def progress(stream: Stream, clock: Hand, *, json: bool = False) -> Progress:
+    return Progress(Output(Options(json=json)), "verify", bytes_text, stream=stream, clock=clock)
 
 
 def test_short_work_shows_nothing():

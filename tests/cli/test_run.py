@@ -75,7 +75,12 @@ def test_every_look_is_the_same_over_http_and_in_the_folder(call, node):
         with client.consumer("products", group="catalogue") as consumer:
             consumer.poll(5, most=1)
             consumer.commit()
-    for words in (["topics"], ["topics", "products"], ["cat", "products", "--envelope"], ["lag", "--partitions"]):
+    for words in (
+        ["topics"],
+        ["topics", "products"],
+        ["cat", "products", "--envelope"],
+        ["lag", "--partitions"],
+    ):
         over_http = call(*words, "--json", where=node["url"])
         in_folder = call(*words, "--json", where=node["folder"])
         assert over_http.code == in_folder.code == 0, over_http.err
@@ -88,7 +93,12 @@ def _still(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def test_errors_are_the_same_over_http(call, node):
-    for words in (["cat", "nope"], ["cat", "orders", "--from", "9999"], ["send", "orders", '{"order_id": "x"}'], ["lag", "nope"]):
+    for words in (
+        ["cat", "nope"],
+        ["cat", "orders", "--from", "9999"],
+        ["send", "orders", '{"order_id": "x"}'],
+        ["lag", "nope"],
+    ):
         over_http = call(*words, "--json", where=node["url"])
         in_folder = call(*words, "--json", where=node["folder"])
         assert over_http.code == in_folder.code == 2, words

@@ -18,6 +18,7 @@ from headwater.log.storage import Disk, Ends, Part, Partition, Written
 
 ORDER = "id string, amount int, at timestamp"
 NUMBERS = pa.schema([("n", pa.int64())])
+ROOT = Path(__file__).parents[2]
 SECOND = 1_000_000
 MINUTE = 60 * SECOND
 
@@ -101,6 +102,6 @@ def flip(path: Path, position: int) -> None:
 def in_another_process(code: str, *arguments: object) -> str:
     """Run code in a new Python; what it prints. The arguments are `sys.argv[1:]`."""
     command = [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

@@ -225,33 +225,33 @@ def test_a_second_compactor_is_refused(log):
     assert compacted(log).kept == 1
 
 
+def write_all(log, topic, pairs, stop: threading.Event) -> None:
+    for pair in pairs:
+        send(log, topic, [pair])
+    stop.set()
+
+
+def read_all(log, disorder: list[list[int]], stop: threading.Event) -> None:
+    while not stop.is_set():
+        offsets = [event.offset for event in events(log)]
+        if offsets != sorted(set(offsets)):
+            disorder.append(offsets)
+
+
 def test_reading_and_appending_go_on_meanwhile(log):
     topic = keyed(log, segment_size=3000, durability="fast")
-    stop, faults = threading.Event(), []
-    sent: dict[str, int] = {}
-
-    def write() -> None:
-        for number in range(600):
-            sent[f"k{number % 20}"] = number
-            send(log, topic, [(f"k{number % 20}", number)])
-        stop.set()
-
-    def read() -> None:
-        while not stop.is_set():
-            offsets = [event.offset for event in events(log)]
-            if offsets != sorted(set(offsets)):
-                faults.append(offsets)
-
-    threads = [threading.Thread(target=work) for work in (write, read, read)]
+    pairs = [(f"k{number % 20}", number) for number in range(600)]
+    stop, disorder, runs = threading.Event(), [], 0
+    threads = [threading.Thread(target=read_all, args=(log, disorder, stop)) for _ in range(2)]
+    threads.append(threading.Thread(target=write_all, args=(log, topic, pairs, stop)))
     for thread in threads:
         thread.start()
-    runs = 0
     while not stop.is_set():
         runs += compacted(log).seen > 0
     for thread in threads:
         thread.join()
-    assert (faults, runs > 0) == ([], True)
-    assert table(events(log)) == sent
+    assert (disorder, runs > 0) == ([], True)
+    assert table(events(log)) == dict(pairs)
     assert verify(log).sound
 
 

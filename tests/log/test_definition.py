@@ -32,8 +32,9 @@ _TRAVERSALS = [
     "C:\\x",
     "\\\\h\\s",
 ]
-_SPELLED = ["ä", "ｏｒｄｅｒｓ", "．．", "orders\u202e", "orders\u200b", "ſ", "İ", "٣", "Ⅷ", "\ud800", "🙂"]
-_KINDS = [None, 7, b"orders", ["orders"], ("a",), 1.5, object(), True]
+_WIDE = ["".join(chr(ord(letter) + 0xFEE0) for letter in name) for name in ("orders", "..")]
+_SPELLED = [*_WIDE, "ä", "orders\u202e", "orders\u200b", "\u017f", "İ", "٣", "Ⅷ", "\ud800", "🙂"]
+_KINDS = [None, 7, b"orders", ["orders"], ("a",), 1.5, {"name": "orders"}, True]
 HOSTILE = [
     "",
     ".",

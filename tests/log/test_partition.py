@@ -132,10 +132,10 @@ def test_repeats_of_another_process_are_known(tmp_path):
 
 def test_two_processes_and_two_threads_share_a_partition(tmp_path):
     partition = open_partition(tmp_path, segment_size=4000)
-    numbers = iter(range(2 * 40))
+    numbers = iter(range(2 * 20))
 
     def append():
-        for _ in range(40):
+        for _ in range(20):
             partition.append([part(next(numbers))])
 
     threads = [threading.Thread(target=append) for _ in range(2)]
@@ -144,14 +144,14 @@ def test_two_processes_and_two_threads_share_a_partition(tmp_path):
     code = """
         import sys; from pathlib import Path; from tests.log.given import *
         partition = open_partition(Path(sys.argv[1]), segment_size=4000)
-        for number in range(1000, 1040): partition.append([part(number)])
+        for number in range(1000, 1020): partition.append([part(number)])
     """
     in_another_process(code, tmp_path)
     for thread in threads:
         thread.join()
     found = numbers_in(partition)
-    assert sorted(found) == [*range(80), *range(1000, 1040)]
-    assert [number for number in found if number >= 1000] == list(range(1000, 1040))
+    assert sorted(found) == [*range(40), *range(1000, 1020)]
+    assert [number for number in found if number >= 1000] == list(range(1000, 1020))
 
 
 def test_a_mark_takes_an_offset_and_raises_the_event_time(tmp_path):

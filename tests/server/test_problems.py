@@ -11,16 +11,12 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import APIRouter
-from fastapi.testclient import TestClient
 
 import headwater as hw
 from headwater import errors
 from headwater.errors import HeadwaterError, by_code
-from headwater.log import EventLog
 from headwater.server import Node
-from headwater.server.app import make_routes
 from headwater.server.gateway import Gateway
-from headwater.server.limits import Limits
 from headwater.server.routes import status
 from tests.client.shop import fresh
 from tests.faults.faulty_disk import FailingDisk
@@ -44,12 +40,12 @@ STATUSES = {
 }
 
 
-@pytest.fixture
-def raising(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
-    """An app with a route that raises whatever error its path names."""
+@pytest.fixture(scope="module")
+def raising(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """A node with a route that raises whatever error its path names."""
 
     async def fail(code: str) -> None:
-        if code == "BUG":
+        if code not in by_code():
             raise RuntimeError("password=hunter2")
         raise by_code()[code]("it failed", detail="because", fix="do this", number=7)
 
@@ -58,13 +54,17 @@ def raising(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestCli
         router.add_api_route("/fail/{code}", fail)
         return router
 
-    monkeypatch.setattr(status, "routes", routes)
-    with EventLog(tmp_path) as log:
-        yield TestClient(make_routes(Gateway(log, Limits())), raise_server_exceptions=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(status, "routes", routes)
+        with (
+            Node(tmp_path_factory.mktemp("raising"), port=0) as node,
+            httpx.Client(base_url=node.url, trust_env=False) as web,
+        ):
+            yield web
 
 
 @pytest.mark.parametrize("code", sorted(by_code()))
-def test_every_error_has_its_status_and_form(raising: TestClient, code: str):
+def test_every_error_has_its_status_and_form(raising: httpx.Client, code: str):
     answer = raising.get(f"/fail/{code}")
     kind = by_code()[code]
     usage = issubclass(kind, errors.UsageError)
@@ -77,11 +77,11 @@ def test_every_error_has_its_status_and_form(raising: TestClient, code: str):
 
 
 @pytest.mark.parametrize("code", ["OVERLOADED", "DISK_FULL", "UNREACHABLE"])
-def test_an_error_that_passes_says_when_to_try_again(raising: TestClient, code: str):
+def test_an_error_that_passes_says_when_to_try_again(raising: httpx.Client, code: str):
     assert int(raising.get(f"/fail/{code}").headers["retry-after"]) > 0
 
 
-def test_a_fault_of_ours_tells_nothing(raising: TestClient, caplog: pytest.LogCaptureFixture):
+def test_a_fault_of_ours_tells_nothing(raising: httpx.Client, caplog: pytest.LogCaptureFixture):
     with caplog.at_level(logging.ERROR, "headwater.server"):
         answer = raising.get("/fail/BUG")
     assert (answer.status_code, answer.json()["code"]) == (500, "ERROR")
@@ -91,7 +91,7 @@ def test_a_fault_of_ours_tells_nothing(raising: TestClient, caplog: pytest.LogCa
 
 
 def test_names_from_outside_cannot_forge_the_diagnostics(
-    raising: TestClient, caplog: pytest.LogCaptureFixture
+    raising: httpx.Client, caplog: pytest.LogCaptureFixture
 ):
     with caplog.at_level(logging.ERROR, "headwater.server"):
         raising.get("/fail/%0AERROR%20all%20is%20lost%1b[2J")

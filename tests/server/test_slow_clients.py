@@ -116,16 +116,14 @@ def test_a_follower_that_does_not_read_is_cut_off_and_resumes(node: Node, client
         )
         asleep.sendall(request.encode())
         assert asleep.recv(15) == b"HTTP/1.1 200 OK"
-        with httpx.Client(base_url=node.url, trust_env=False, timeout=30) as web:
-            with following(web, "orders") as awake:
-                client.send("orders", {"text": "for those who listen"})
-                assert next(awake).value["value"] == {"text": "for those who listen"}
+        with plain(node) as web, following(web, "orders") as awake:
+            client.send("orders", {"text": "for those who listen"})
+            assert next(awake).value["value"] == {"text": "for those who listen"}
         while node_connections(node) > 1:  # the client's own
             pass
         assert ended(asleep)
-    with httpx.Client(base_url=node.url, trust_env=False, timeout=30) as web:
-        with following(web, "orders", last="0:39999") as back:
-            assert [next(back).value["offset"] for _ in range(2)] == [39_999, 40_000]
+    with plain(node) as web, following(web, "orders", last="0:39999") as back:
+        assert [next(back).value["offset"] for _ in range(2)] == [39_999, 40_000]
 
 
 def test_sleeping_followers_cost_a_bounded_memory(node: Node, client: hw.Client):
@@ -149,8 +147,12 @@ def test_sleeping_followers_cost_a_bounded_memory(node: Node, client: hw.Client)
             asleep.close()
 
 
+def plain(node: Node) -> httpx.Client:
+    return httpx.Client(base_url=node.url, trust_env=False, timeout=30)
+
+
 def node_connections(node: Node) -> int:
-    with httpx.Client(base_url=node.url, trust_env=False, timeout=30) as web:
+    with plain(node) as web:
         return int(web.get("/api/health").json()["connections"]) - 1
 
 

@@ -121,7 +121,9 @@ def _group_faults(folder: Path, sound: dict[str, int]) -> Iterator[Check]:
             group, topic = path.parent.name, path.name.removesuffix(".offsets")
             missing = sorted(set(range(sound.get(topic, 0))) - set(log.groups.committed(group, topic)))
             if missing:
-                detail = f"committed offsets of {topic}, partitions {', '.join(map(str, missing))}, are damaged"
+                detail = (
+                    f"committed offsets of {topic}, partitions {', '.join(map(str, missing))}, are damaged"
+                )
                 fix = f"headwater reset {group} --topic {topic} --to earliest"
                 yield Check(f"group {group}", State.FAIL, detail, fix)
 

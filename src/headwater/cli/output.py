@@ -70,14 +70,11 @@ class Output:
 
     def lines(self, lines: Iterable[bytes]) -> None:
         """Print JSON texts, one per line, and let the reader have them at once."""
-        stream = sys.stdout.buffer
-        stream.write(b"".join(escaped_json(line) + b"\n" for line in lines))
-        stream.flush()
+        _print(b"".join(escaped_json(line) + b"\n" for line in lines))
 
     def text(self, text: str) -> None:
         """Print text as it is; what comes from events must be escaped before."""
-        sys.stdout.buffer.write(f"{text}\n".encode(errors="backslashreplace"))
-        sys.stdout.buffer.flush()
+        _print(f"{text}\n".encode(errors="backslashreplace"))
 
     def note(self, text: str) -> None:
         """Say something about the data, on stderr."""
@@ -105,6 +102,14 @@ class Output:
             return "  ".join(padded).rstrip()
 
         self.text("\n".join([self.style(line(titles), "bold"), *map(line, table)]))
+
+
+def _print(data: bytes) -> None:
+    """Write all of it: an unbuffered stdout may take a part and say so."""
+    left = memoryview(data)
+    while left:
+        left = left[sys.stdout.buffer.write(left) :]
+    sys.stdout.buffer.flush()
 
 
 def _json(row: Mapping[str, Any]) -> bytes:

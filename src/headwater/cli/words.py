@@ -33,7 +33,7 @@ def escaped_json(line: bytes) -> bytes:
         >>> escaped_json('{"name":"\x9b31m"}'.encode())
         b'{"name":"\\u009b31m"}'
     """
-    if True:
+    if not _CONTROL_BYTES.search(line):
         return line
     return _CONTROL_BYTES.sub(lambda found: f"\\u{ord(found[0].decode()):04x}".encode(), line)
 

@@ -21,8 +21,9 @@ class Limits:
         connections: Clients at the same time; beyond it: 503.
         partitions: Of one topic.
         header_time: How long a client may take to send its headers.
-        silence: How long a client may pause inside a body, and a connection may lie idle between requests.
+        silence: How long a client may pause inside a body.
         body_rate: Bytes per second a body must come in with, on average, once the first `silence` is over.
+        idle: How long a connection may lie still between requests; longer than our own clients keep theirs.
         stall: A client that takes nothing of its answer for this long is cut off; it resumes where it was.
         heartbeat: A live stream without events sends a comment this often.
         longest_wait: The longest a request may ask to wait for events.
@@ -38,8 +39,9 @@ class Limits:
     connections: int = 1000
     partitions: int = 1024
     header_time: timedelta = timedelta(seconds=10)
-    silence: timedelta = timedelta(seconds=60)
+    silence: timedelta = timedelta(seconds=30)
     body_rate: int = 1024
+    idle: timedelta = timedelta(seconds=60)
     stall: timedelta = timedelta(seconds=30)
     heartbeat: timedelta = timedelta(seconds=15)
     longest_wait: timedelta = timedelta(seconds=30)

@@ -135,7 +135,7 @@ class Node:
             log_config=None,
             access_log=False,
             server_header=False,
-            timeout_keep_alive=int(self.limits.silence.total_seconds()),
+            timeout_keep_alive=int(self.limits.idle.total_seconds()),
             timeout_graceful_shutdown=_DRAIN,
             h11_max_incomplete_event_size=self.limits.headers,
         )

@@ -97,8 +97,8 @@ class Disk:
 
     def make_folder(self, path: Path) -> None:
         """Create a folder and its parents, durably."""
-        made = [folder for folder in (path, *path.parents) if not folder.exists()]
         with _translated(path):
+            made = [folder for folder in (path, *path.parents) if not folder.exists()]
             path.mkdir(parents=True, exist_ok=True)
         for folder in made:
             self.sync_folder(folder.parent)
@@ -126,7 +126,8 @@ class Disk:
     def read_file(self, path: Path) -> bytes | None:
         """The whole file, or None when it does not exist."""
         try:
-            return path.read_bytes()
+            with _translated(path):
+                return path.read_bytes()
         except FileNotFoundError:
             return None
 

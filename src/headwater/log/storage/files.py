@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+from headwater.errors import DamagedError
 from headwater.log.storage.disk import Disk
 from headwater.log.storage.ends import Slot
 from headwater.log.storage.frame import Frame
@@ -67,12 +69,17 @@ class Files:
         if segment.base == slot.segment:
             return slot.length
         if segment.sealed_length is None:
-            length = self.disk.size(segment.handle)
+            segment.sealed_length = min(self.disk.size(segment.handle), self._closed_at(segment, slot))
+        return segment.sealed_length
+
+    def _closed_at(self, segment: Segment, slot: Slot) -> int:
+        """How many bytes counted when the segment was closed; the one behind it knows, unless it is damaged."""
+        whole = self.disk.size(segment.handle)
+        with contextlib.suppress(DamagedError):
             previous = self.segment(self.next_base(segment.base, slot)).head()[1].previous
             if previous and previous[0] == segment.base and not segment.head()[1].covers_until:
-                length = min(length, previous[1])
-            segment.sealed_length = length
-        return segment.sealed_length
+                return previous[1]
+        return whole
 
     def size_of(self, base: int) -> int:
         """Bytes of a segment's file."""

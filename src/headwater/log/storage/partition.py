@@ -21,7 +21,7 @@ from headwater.log.storage.ends import Ends, Slot
 from headwater.log.storage.files import Files
 from headwater.log.storage.frame import Frame, Kind, encode_frame
 from headwater.log.storage.layout import Appended, Part, lay_out
-from headwater.log.storage.producers import Producers
+from headwater.log.storage.producers import Producers, known_producers
 from headwater.log.storage.recovery import recover
 from headwater.log.storage.segment import Head, Segment, segment_name
 
@@ -256,10 +256,7 @@ class Partition:
     def _known_producers(self, slot: Slot) -> Producers:
         segment, length = self._producers_at
         if self._producers is None or segment != slot.segment:
-            self._producers = Producers()
-            source = self.files.segment(slot.segment)
-            frame, head = source.head()
-            self._producers.restore(head.producers, source.walk(frame.length, slot.length))
+            self._producers = known_producers(self.files, slot)
         elif length < slot.length:
             for frame in self.files.segment(slot.segment).walk(length, slot.length):
                 self._producers.note(frame)
@@ -286,10 +283,14 @@ class Partition:
         found: list[tuple[Frame, memoryview]] = []
         while not found and offset < slot.next_offset:
             segment, position, limit = self._locate(offset, slot)
-            for frame, data in segment.read(position, limit, max_bytes):
-                position = frame.position + frame.length
-                if frame.next_offset > offset and frame.kind != Kind.HEAD:
-                    found.append((frame, data))
+            try:
+                for frame, data in segment.read(position, limit, max_bytes, offset):
+                    position = frame.position + frame.length
+                    if frame.next_offset > offset and frame.kind != Kind.HEAD:
+                        found.append((frame, data))
+            except DamagedError:
+                if not found:  # what is sound before the damage comes first
+                    raise
             if position < limit or segment.base == slot.segment:
                 self._remember(found[-1][0].next_offset if found else offset, segment, position)
             elif not found:
@@ -365,13 +366,13 @@ class Partition:
             return self._locate(offset, fresh, tries - 1)
         if known:
             return segment, known[1], limit
-        position = 0
+        position, reached = 0, segment.base
         for frame in segment.walk(0, limit) if offset > segment.base else ():
             if frame.next_offset > offset:
                 return segment, frame.position, limit
-            position = frame.position + frame.length
+            position, reached = frame.position + frame.length, frame.next_offset
         if 0 < position < limit:
-            raise segment.damaged(None, position)
+            raise segment.damaged(reached, position)
         return segment, position, limit
 
     def _remember(self, offset: int, segment: Segment, position: int) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
+from headwater.errors import DamagedError
+from headwater.log.storage.ends import Slot
+from headwater.log.storage.files import Files
 from headwater.log.storage.frame import Frame
 
-__all__ = ["Batch", "Producers"]
+__all__ = ["Batch", "Producers", "known_producers"]
 
+logger = logging.getLogger("headwater.log")
 _REMEMBERED: Final = 16
 _FORGET_AFTER: Final = 7 * 86_400 * 1_000_000  # microseconds
 
@@ -79,3 +84,27 @@ class Producers:
         self._batches = {name: deque([Batch(*batch)], _REMEMBERED) for name, batch in snapshot.items()}
         for frame in frames:
             self.note(frame)
+
+
+def known_producers(files: Files, slot: Slot) -> Producers:
+    """What the segment being written tells of producers; where its head is damaged, the segments before it.
+
+    Raises:
+        DamagedError: Those before it were compacted, so they no longer tell.
+    """
+    producers = Producers()
+    bases = [base for base in files.bases(fresh=True) if base <= slot.segment]
+    for place in reversed(range(len(bases))):
+        segment = files.segment(bases[place])
+        try:
+            head = segment.head()[1]
+        except DamagedError as damage:
+            logger.error("%s", damage)
+            continue
+        if head.covers_until:
+            raise segment.damaged(bases[place + 1], 0)
+        later = [files.segment(base) for base in bases[place:]]
+        frames = (frame for part in later for frame in part.sound(0, files.limit(part, slot)))
+        producers.restore(head.producers, frames)
+        break
+    return producers

@@ -6,12 +6,14 @@ its own and cut off, leftovers of an unfinished compaction are removed.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
 from typing import TYPE_CHECKING
 
+from headwater.errors import DamagedError
 from headwater.log.storage.ends import Slot
-from headwater.log.storage.frame import Frame
+from headwater.log.storage.frame import Frame, Kind
 from headwater.log.storage.segment import Head, Segment
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ def recover(partition: Partition, published: Slot | None) -> Slot:
     size = partition.disk.size(segment.handle)
     distrusted = published is not None and published.distrusted and published.boot == partition.disk.boot()
     trusted = published.length if published and distrusted and published.segment == segment.base else size
-    last = _last_frame(segment, segment.head()[0], trusted)
+    last = _last_frame(segment, trusted)
     end = last.position + last.length
     if end < size:
         _cut(partition, segment, last, end, size)
@@ -87,7 +89,8 @@ def _remove_leftovers(partition: Partition) -> None:
             partition.disk.remove(partition.folder / partition.files.segment(base).path.name)
             continue
         if base != bases[-1]:
-            covered = partition.files.segment(base).head()[1].covers_until
+            with contextlib.suppress(DamagedError):  # reading it will tell
+                covered = partition.files.segment(base).head()[1].covers_until
     partition.forget()
 
 
@@ -103,18 +106,18 @@ def _remove_headless(partition: Partition, bases: list[int]) -> None:
         bases.pop()
 
 
-def _last_frame(segment: Segment, head: Frame, size: int) -> Frame:
+def _last_frame(segment: Segment, size: int) -> Frame:
     """The last sound frame that counts.
 
     A hole with a later write behind it is damage to what was acknowledged: it stays, and reading it is an error. A hole
     in the last write is a torn tail, even if other frames of that write are sound: nobody was told that they are safe.
     """
-    last, kept = head, head
-    position: int | None = head.length
+    last = kept = Frame(Kind.HEAD, segment.base, segment.base)
+    position: int | None = 0
     hole: int | None = None
     while position is not None:
         for frame in segment.walk(position, size, check=True):
-            if hole is not None and not frame.follows:
+            if hole == 0 or (hole and not frame.follows):
                 logger.error("%s", segment.damaged(kept.next_offset, hole))
                 hole = None
             last, kept = frame, frame if hole is None else kept

@@ -135,22 +135,32 @@ class Segment:
             yield frame
             position += frame.length
 
-    def read(self, position: int, limit: int, max_bytes: int) -> Iterator[tuple[Frame, memoryview]]:
-        """Whole frames with their bytes, checksums compared; at least one if there is one below `limit`."""
+    def read(
+        self, position: int, limit: int, max_bytes: int, offset: int | None = None
+    ) -> Iterator[tuple[Frame, memoryview]]:
+        """Whole frames with their bytes, checksums compared; at least one if there is one below `limit`.
+
+        Args:
+            position: A frame's start.
+            limit: Bytes of the file to look at.
+            max_bytes: About how many of them to read.
+            offset: What is expected there; named in the error if the header does not tell.
+        """
         data = self._at_least_one_frame(position, limit, max_bytes)
         if not data and limit > position:
-            raise self.damaged(None, position)
+            raise self.damaged(offset, position)
         at = 0
         while at < len(data):
             frame = parse_header(data, at, position + at)
             if frame is None or at + frame.length > len(data):
                 if at == 0 or (frame is None and len(data) - at >= HEADER_SIZE):
-                    raise self.damaged(frame.base_offset if frame else None, position + at)
+                    raise self.damaged(frame.base_offset if frame else offset, position + at)
                 return  # the rest of this frame comes with the next read
             whole = data[at : at + frame.length]
             if frame.body(whole) is None:
                 raise self.damaged(frame.base_offset, position + at)
             yield frame, whole
+            offset = frame.next_offset
             at += frame.length
 
     def _at_least_one_frame(
@@ -163,6 +173,16 @@ class Segment:
         if whole and frame and len(data) < frame.length <= limit - position:
             data = memoryview(self._disk.read(self.handle, position, frame.length))
         return data
+
+    def sound(self, position: int, limit: int) -> Iterator[Frame]:
+        """Headers of all frames from `position` on, over damage to those behind it."""
+        start: int | None = position
+        while start is not None:
+            end = start
+            for frame in self.walk(start, limit):
+                end = frame.position + frame.length
+                yield frame
+            start = self.next_sound(end, limit) if end < limit else None
 
     def next_sound(self, position: int, limit: int) -> int | None:
         """Where behind `position` the next whole, sound frame starts; frames start at multiples of eight."""
