@@ -219,3 +219,13 @@ def test_a_reader_that_leaves_early_is_no_error(log, data, environment, unbuffer
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait(60) == 0
+
+
+@pytest.mark.parametrize(
+    "words", [["cat", "\x1b[31m"], ["\x9b31m"], ["send", "notes", '{"\x1b]0;t\x07": "\x9b"}']]
+)
+def test_an_error_escapes_what_was_typed(call, log, words):
+    for form in ([], ["--json"]):
+        done = call(*words, *form)
+        assert done.code == 2
+        assert re.findall("[\x00-\x09\x0b-\x1f\x7f-\x9f]", done.err) == []

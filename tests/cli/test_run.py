@@ -199,3 +199,14 @@ def test_an_app_that_cannot_be_loaded_starts_no_node(call, tmp_path):
     done = call("run", str(tmp_path / "missing.py"), where=str(tmp_path / "new"))
     assert (done.code, done.err.split(":")[0]) == (2, "error BAD_APP")
     assert not (tmp_path / "new").exists()
+
+
+def test_a_type_that_old_events_do_not_fit_quotes_the_line_of_the_app(shell, tmp_path):
+    with hw.connect(tmp_path / "data") as client:
+        client.create_topic("orders", "order_id string", key="order_id", partitions=3)
+    (tmp_path / "app.py").write_text(APP.replace('key="customer_id"', 'key="order_id"'))
+    done = shell("run", "app.py", "--port", "0", data="data")
+    assert done.code == 4
+    first, second, *_ = done.err.splitlines()
+    assert first.startswith("error SCHEMA_CONFLICT: ")
+    assert second.startswith("  app.py:5   orders = app.topic(")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+import headwater as hw
 from headwater.log.upkeep import Upkeep
 
 
@@ -32,8 +33,6 @@ def test_a_time_mark_is_not_an_event(call, log):
 
 
 def test_removed_events_are_not_counted(call, log):
-    import headwater as hw
-
     log.create_topic("small", "text string", segment_size="1 kB", retention=hw.Retention(size=2000))
     for _ in range(5):
         log.send("small", {"text": "x" * 900})
@@ -73,14 +72,19 @@ def test_on_a_terminal_columns_are_aligned(terminal, log, data):
     assert bold == f"\x1b[1m{head}\x1b[0m"
 
 
+def test_the_last_column_gives_way_on_a_narrow_terminal(terminal, log, data):
+    lines = terminal("help", data=data, COLUMNS="60", NO_COLOR="1").out.splitlines()
+    table = lines[next(at for at, line in enumerate(lines) if line.startswith("CODE")) :]
+    assert max(map(len, table)) == 60
+    assert any(line.endswith("…") for line in table)
+
+
 def test_a_description_on_a_terminal_shows_that_the_door_adds_up(terminal, log, data):
     log.send("notes", {"text": "a"})
     assert "door       offered 1 = appended 1\n" in terminal("topics", "notes", data=data).out
 
 
 def test_an_empty_log_says_how_to_fill_it(call, tmp_path):
-    import headwater as hw
-
     hw.connect(tmp_path / "empty").close()
     done = call("topics", where=str(tmp_path / "empty"))
     assert done.code == 0

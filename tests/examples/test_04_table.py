@@ -5,7 +5,8 @@ from __future__ import annotations
 
 def test_rows_and_changes_are_those_of_a_dictionary(printed):
     lines = printed("04_table.py")
-    table, changes = {}, []
+    table: dict[int, tuple[str, int]] = {}
+    changes = []
     for key, row in [(1, ("tea", 450)), (2, ("honey", 600)), (3, ("salt", 90)), (1, ("tea", 480)), (3, None)]:
         changes.append("insert" if key not in table else "delete" if row is None else "update")
         table = (

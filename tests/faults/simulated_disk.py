@@ -166,12 +166,12 @@ class SimulatedDisk(Disk):
         self._open: dict[int, File] = {}
         self._boot = machine.boots
         self._folders: dict[str, Folder] = {}
-        self._plan: dict[str, tuple[int, int | None, bool]] = {}
+        self._plan: dict[str, tuple[int, int | None, bool, int]] = {}
         self._dead = False
 
     # -- faults --------------------------------------------------------------------------------------------------
 
-    def fail(self, kind: str, nth: int, error: int | None, *, after: bool = False) -> None:
+    def fail(self, kind: str, nth: int, error: int | None, *, after: bool = False, times: int = 1) -> None:
         """At the n-th call of a kind from now on ("any": of all), raise this error, or die when there is none.
 
         Args:
@@ -179,8 +179,9 @@ class SimulatedDisk(Disk):
             nth: Counted from 1.
             error: An `errno`; None to die.
             after: Die when the call has done its work, not before.
+            times: How many calls in a row fail.
         """
-        self._plan[kind] = (nth, error, after)
+        self._plan[kind] = (nth, error, after, times)
 
     def calm(self) -> None:
         """Forget all planned faults."""
@@ -199,15 +200,9 @@ class SimulatedDisk(Disk):
         self.calls += 1
         if self._dead:
             raise DiedError
-        if not self._plan:
-            work(None)
-            return
-        for name in (kind, "any"):
-            nth, error, after = self._plan.get(name, (0, None, False))
-            if nth > 1:
-                self._plan[name] = (nth - 1, error, after)
-            elif nth == 1:
-                del self._plan[name]
+        for name in (kind, "any") if self._plan else ():
+            if self._due(name):
+                _, error, after, _ = self._last
                 if error is None:
                     if after:
                         work(None)
@@ -216,6 +211,15 @@ class SimulatedDisk(Disk):
                 work(error)
                 return
         work(None)
+
+    def _due(self, name: str) -> bool:
+        """Whether the fault planned for this kind of call happens now; counts it down if not."""
+        nth, error, after, times = self._last = self._plan.pop(name, (0, None, False, 0))
+        if nth > 1:
+            self._plan[name] = (nth - 1, error, after, times)
+        elif nth == 1 and times > 1:
+            self._plan[name] = (1, error, after, times - 1)
+        return nth == 1
 
     # -- names ---------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
 import time
 from functools import partial
 from pathlib import Path
@@ -24,9 +23,9 @@ from tests.faults.processes import (
     names,
     numbered_rows,
     read_all,
-    until,
     wait_for,
 )
+from tests.faults.tracing import run_traced
 from tests.programs import require_program
 
 BATCHES = ((0, 3), (3, 2), (5, 4))
@@ -78,9 +77,9 @@ def _whole_batches_only(found: list[Found]) -> None:
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_kill_at_every_call_of_the_disk_loses_nothing_acknowledged(tmp_path, after):
+def test_kill_at_every_call_of_the_disk_loses_nothing_acknowledged(memory_path, after):
     for nth in range(1, 1_000):
-        folder = tmp_path / str(nth)
+        folder = memory_path / str(nth)
         folder.mkdir()
         disk = KillingDisk("any", nth, after=after)
         ended = wait_for(fork(partial(program, folder, disk)))
@@ -95,41 +94,17 @@ def test_kill_at_every_call_of_the_disk_loses_nothing_acknowledged(tmp_path, aft
 SYSTEM_CALLS = ("pwrite64", "fdatasync", "fsync", "rename", "ftruncate", "openat", "unlink", "mkdir")
 
 
-def killed_by_strace(folder: Path, strace: str, call: str, nth: int) -> bool:
-    """Kill the program at the n-th such system call; False when it ended before that."""
-    folder.mkdir()
-
-    def stopped() -> None:
-        os.kill(os.getpid(), signal.SIGSTOP)
-        program(folder)
-
-    pid = fork(stopped)
-    os.waitpid(pid, os.WUNTRACED)
-    inject = ["-e", f"trace={call}", "-e", f"inject={call}:signal=KILL:when={nth}"]
-    tracer = subprocess.Popen(
-        [strace, "-f", "-q", "-o", "/dev/null", *inject, "-p", str(pid)], stderr=subprocess.DEVNULL
-    )
-    until(
-        lambda: tracer.poll() is not None or "TracerPid:\t0\n" not in Path(f"/proc/{pid}/status").read_text()
-    )
-    if tracer.poll() is not None:
-        kill(pid)
-        pytest.skip("strace cannot attach here (ptrace is not allowed)")
-    os.kill(pid, signal.SIGCONT)
-    ended = wait_for(pid)
-    tracer.wait(10)
-    assert ended in (0, -signal.SIGKILL)
-    return ended != 0
-
-
 @pytest.mark.parametrize("call", SYSTEM_CALLS)
-def test_kill_at_every_system_call_loses_nothing_acknowledged(tmp_path, call):
+def test_kill_at_every_system_call_loses_nothing_acknowledged(memory_path, call):
     strace = require_program("strace")
     kills = 0
     for nth in range(1, 1_000):
-        folder = tmp_path / str(nth)
-        if not killed_by_strace(folder, strace, call, nth):
+        folder = memory_path / str(nth)
+        folder.mkdir()
+        ended = run_traced(partial(program, folder), strace, f"{call}:signal=KILL:when={nth}")
+        if ended == 0:
             break
+        assert ended == -signal.SIGKILL
         kills += 1
         check_what_is_left(folder)
     assert kills or call == "unlink", f"the program never calls {call}"

@@ -343,7 +343,8 @@ class World:
     def _plan(self, disk: SimulatedDisk, plan: str) -> None:
         nth = self.chance.randint(1, 6)
         if plan == "eio":
-            disk.fail(self.chance.choice(("write", "sync", "sync", "any")), 1 + nth // 4, errno.EIO)
+            kind = self.chance.choice(("write", "sync", "sync", "any"))
+            disk.fail(kind, 1 + nth // 4, errno.EIO, times=self.chance.choice((1, 1, 2, 3)))
         elif plan == "full":
             disk.fail("write", 1 + nth // 4, errno.ENOSPC)
         else:

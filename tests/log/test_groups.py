@@ -114,6 +114,15 @@ def test_a_member_that_does_not_come_back_is_expelled(log, topic, clock):
         log.groups.commit(slow, {0: 1})
 
 
+def test_a_member_alone_is_fenced_when_its_session_is_over(log, topic, clock):
+    member = log.groups.join("billing", "orders", session=timedelta(seconds=30))
+    clock.advance("31 seconds")
+    with pytest.raises(FencedError):
+        log.groups.commit(member, {0: 1})
+    assert log.groups.committed("billing", "orders")[0] == 0
+    assert len(log.groups.join("billing", "orders").positions) == 4
+
+
 def test_coming_back_in_time_keeps_a_member(log, topic, clock):
     member = log.groups.join("billing", "orders", session=timedelta(seconds=30))
     for _ in range(5):

@@ -92,7 +92,7 @@ def _unknown(word: str) -> UsageError:
 
 def _failed(error: Exception, tokens: list[str]) -> int:
     """Print an error in our form, or as JSON, with the traceback when it was asked for."""
-    from headwater.cli.words import escaped
+    from headwater.cli.words import escaped, escaped_json
     from headwater.errors import HeadwaterError
 
     given = tokens[: tokens.index("--")] if "--" in tokens else tokens
@@ -104,7 +104,8 @@ def _failed(error: Exception, tokens: list[str]) -> int:
     if "--json" in given:
         import msgspec
 
-        sys.stderr.write(msgspec.json.encode(known.problem(), enc_hook=str).decode() + "\n")
+        problem = escaped_json(msgspec.json.encode(known.problem(), enc_hook=str))
+        sys.stderr.write(f"{problem.decode()}\n")
     else:
         sys.stderr.write("\n".join(map(escaped, known.render().splitlines())) + "\n")
     return known.exit_code

@@ -6,6 +6,7 @@ Data goes to stdout; whatever is said about it goes to stderr.
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from headwater.cli.words import escaped, escaped_json, machine
 
 __all__ = ["Column", "Output"]
 
+_NARROWEST = 8  # characters of the last column
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
 
 
@@ -86,11 +88,17 @@ class Output:
         return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if self.colour else text
 
     def _aligned(self, columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> None:
-        from rich.cells import cell_len  # knows how wide letters of other scripts are
+        from rich.cells import cell_len, set_cell_size  # know how wide letters of other scripts are
 
         table = [[escaped(column.show(row.get(column.field))) for column in columns] for row in rows]
         titles = [column.title for column in columns]
         widths = [max(map(cell_len, cells)) for cells in zip(titles, *table, strict=True)]
+        room = shutil.get_terminal_size().columns - sum(widths[:-1]) - 2 * (len(widths) - 1)
+        if _NARROWEST <= room < widths[-1]:  # the last column gives way, the others stay whole
+            widths[-1] = room
+            for cells in table:
+                if cell_len(cells[-1]) > room:
+                    cells[-1] = f"{set_cell_size(cells[-1], room - 1)}…"
 
         def line(cells: Sequence[str]) -> str:
             padded = [

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Final
 
 from headwater.errors import EnvironmentFaultError, UnknownGroupError
@@ -21,12 +20,13 @@ _LOOK_EVERY: Final = 0.05  # seconds, where the operating system tells nothing
 class Watch:
     """Changes of one topic or group. Take `next`, look at the log, and if there is nothing, wait for what you took."""
 
-    def __init__(self, wakeup: Wakeup) -> None:
-        self.users = 0
+    def __init__(self, wakeup: Wakeup, forget: Callable[[], None]) -> None:
         self.changes = 0
         self._name = os.urandom(6).hex()
-        self.unused: asyncio.TimerHandle | None = None
+        self._users = 0
+        self._unused: asyncio.TimerHandle | None = None
         self._wakeup = wakeup
+        self._forget = forget
         self._loop = asyncio.get_running_loop()
         self._next: asyncio.Future[None] = self._loop.create_future()
         self._handle = wakeup.fileno()
@@ -35,6 +35,18 @@ class Watch:
             self._timer = self._loop.call_later(_LOOK_EVERY, self._look_again)
         else:
             self._loop.add_reader(self._handle, self._changed)
+
+    def __enter__(self) -> Watch:
+        self._users += 1
+        if self._unused is not None:
+            self._unused.cancel()
+            self._unused = None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._users -= 1
+        if not self._users and not self._loop.is_closed():
+            self._unused = self._loop.call_later(_KEPT_FOR, self._forget)
 
     @property
     def next(self) -> asyncio.Future[None]:
@@ -63,8 +75,9 @@ class Watch:
         """Stop watching."""
         if self._handle is not None:
             self._loop.remove_reader(self._handle)
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._unused):
+            if timer is not None:
+                timer.cancel()
         self._wakeup.close()
 
 
@@ -77,31 +90,16 @@ class Wakes:
         self._watches: dict[tuple[str, str | None], Watch] = {}
         self._ending: asyncio.Future[None] | None = None
 
-    @contextlib.asynccontextmanager
-    async def topic(self, name: str) -> AsyncIterator[Watch]:
-        """Watch appends to a topic."""
-        async with self._on((name, None), lambda: self._log.watch(name)) as watch:
-            yield watch
+    async def topic(self, name: str) -> Watch:
+        """Watch appends to a topic, inside a `with` block."""
+        return await self._on((name, None), lambda: self._log.watch(name))
 
-    @contextlib.asynccontextmanager
-    async def group(self, group: str, topic: str) -> AsyncIterator[Watch]:
-        """Watch the members of a group on a topic."""
-        async with self._on((topic, group), lambda: self._log.groups.watch(group, topic)) as watch:
-            yield watch
+    async def group(self, group: str, topic: str) -> Watch:
+        """Watch the members of a group on a topic, inside a `with` block."""
+        return await self._on((topic, group), lambda: self._log.groups.watch(group, topic))
 
-    @contextlib.asynccontextmanager
-    async def _on(self, what: tuple[str, str | None], make: Callable[[], Wakeup]) -> AsyncIterator[Watch]:
-        watch = self._watches.get(what) or await self._made(what, make)
-        watch.users += 1
-        if watch.unused is not None:
-            watch.unused.cancel()
-            watch.unused = None
-        try:
-            yield watch
-        finally:
-            watch.users -= 1
-            if not watch.users:
-                watch.unused = asyncio.get_running_loop().call_later(_KEPT_FOR, self._forget, what)
+    async def _on(self, what: tuple[str, str | None], make: Callable[[], Wakeup]) -> Watch:
+        return self._watches.get(what) or await self._made(what, make)
 
     async def _made(self, what: tuple[str, str | None], make: Callable[[], Wakeup]) -> Watch:
         try:
@@ -118,7 +116,7 @@ class Wakes:
         if what in self._watches:  # another request was faster
             wakeup.close()
         else:
-            self._watches[what] = Watch(wakeup)
+            self._watches[what] = Watch(wakeup, lambda: self._forget(what))
         return self._watches[what]
 
     def _forget(self, what: tuple[str, str | None]) -> None:

@@ -99,7 +99,7 @@ def _median(work: Callable[[], Any]) -> float:
         begun = time.perf_counter()
         work()
         times.append(time.perf_counter() - begun)
-    return statistics.median(times) * 1000
+    return round(statistics.median(times) * 1000, 3)
 
 
 def _rate(work: Callable[[], int]) -> float:
@@ -108,7 +108,7 @@ def _rate(work: Callable[[], int]) -> float:
     done, begun = 0, time.perf_counter()
     while time.perf_counter() - begun < _LONG_ENOUGH:
         done += work()
-    return done / (time.perf_counter() - begun)
+    return round(done / (time.perf_counter() - begun))
 
 
 def _order(number: int) -> dict[str, Any]:

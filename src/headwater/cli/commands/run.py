@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from headwater import __version__
 from headwater.cli.commands.topics import events_held
 from headwater.cli.options import DEFAULTS, Options, new_folder
 from headwater.cli.output import Output
 from headwater.cli.words import plural
 from headwater.config import PORT
+from headwater.errors import HeadwaterError
+
+if TYPE_CHECKING:
+    from headwater.log import EventLog, Topic
 
 __all__ = ["run"]
 
@@ -34,7 +40,7 @@ def run(app: str | None = None, /, *, port: int | None = None, options: Options 
 
     node = Node(folder, PORT.number(port))
     for topic in loaded.topics.values() if loaded else ():
-        node.log.create(topic)
+        _create(node.log, topic)
 
     def ready() -> None:
         names = node.log.topics()
@@ -53,3 +59,12 @@ def run(app: str | None = None, /, *, port: int | None = None, options: Options 
 
     node.serve(ready)
     return 0
+
+
+def _create(log: EventLog, topic: Topic) -> None:
+    """Create a topic; an error quotes the line where it is declared."""
+    try:
+        log.create(topic)
+    except HeadwaterError as error:
+        error.place = error.place or topic.place
+        raise

@@ -58,7 +58,8 @@ def send(
     sent = dropped = 0
     with connected(options) as client:
         client.topic(topic)  # an unknown topic is told before anything is typed
-        if event is None and sys.stdin.isatty():
+        typed = event is None and sys.stdin.isatty()
+        if typed:
             output.note(f"reading events for {topic}, one JSON object per line; Ctrl-D ends")
         progress = Progress(output, f"sending to {topic}")
         for receipts in _sent(client, topic, event, about):
@@ -66,7 +67,8 @@ def send(
             sent += 0 if receipts.dropped else len(receipts)
             if options.json:
                 output.rows([], map(_receipt, receipts))
-            progress.update(sent)
+            if not typed:
+                progress.update(sent)
         progress.close()
     lost = f", {dropped:,} dropped by the topic's overload policy" if dropped else ""
     output.note(f"sent {plural(sent, 'event')} to {topic}{lost}")

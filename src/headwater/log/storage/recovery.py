@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from headwater.errors import DamagedError
+from headwater.errors import DamagedError, DiskFailedError
 from headwater.log.storage.ends import Slot
 from headwater.log.storage.frame import Frame, Kind
 from headwater.log.storage.segment import Head, Segment
@@ -38,9 +39,8 @@ def recover(partition: Partition, published: Slot | None) -> Slot:
         bases = [_start_anew(partition, published)]
     segment = partition.files.segment(bases[-1])
     size = partition.disk.size(segment.handle)
-    distrusted = published is not None and published.distrusted and published.boot == partition.disk.boot()
-    trusted = published.length if published and distrusted and published.segment == segment.base else size
-    last = _last_frame(segment, trusted)
+    known = published if published and _is_of(published, partition, segment) else None
+    last = _last_frame(segment, known.length if known and known.distrusted else size)
     end = last.position + last.length
     if end < size:
         _cut(partition, segment, last, end, size)
@@ -53,13 +53,24 @@ def recover(partition: Partition, published: Slot | None) -> Slot:
         running_max=last.running_max,
         appended_at=last.appended_at or (published.appended_at if published else 0),
         edition=published.edition + 1 if published else secrets.randbits(40),  # one that nobody has seen
+        distrusted=known is not None and known.distrusted,
     )
     _sync_names(partition)
-    if trusted < size:
+    if slot.distrusted:
         return partition.roll(slot)
-    partition.disk.sync(segment.handle)
+    try:
+        partition.disk.sync(segment.handle)
+    except DiskFailedError:
+        if known:
+            partition.publish(replace(known, dirty=True, distrusted=True))
+        raise
     partition.publish(slot)
     return slot
+
+
+def _is_of(published: Slot, partition: Partition, segment: Segment) -> bool:
+    """Whether it tells how much of this segment was acknowledged; after a restart the slot itself may be an old one."""
+    return published.segment == segment.base and published.boot == partition.disk.boot()
 
 
 def _sync_names(partition: Partition) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 import sys
 from typing import Any, Final
 
@@ -11,8 +13,8 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 from uvicorn.server import ServerState
 
-from headwater.errors import HeadwaterError, OverloadedError, TooLargeError, UsageError
-from headwater.server.edge.problems import PROBLEM, problem_bytes
+from headwater.errors import HeadwaterError, OverloadedError, UsageError
+from headwater.server.edge.problems import PROBLEM, headers_too_long, problem_bytes
 from headwater.server.limits import Limits
 
 __all__ = ["GuardedConnection", "with_limits"]
@@ -71,13 +73,15 @@ class GuardedConnection(H11Protocol):
         """Say what was wrong with bytes that are no request."""
         error = sys.exc_info()[1]
         if isinstance(error, h11.RemoteProtocolError) and error.error_status_hint == 431:
-            limit = self.limits.headers
-            self._refuse(431, TooLargeError(f"the headers are longer than {limit:,} bytes", limit=limit))
+            self._refuse(431, headers_too_long(self.limits.headers))
         else:
             self._refuse(400, UsageError("this is not an HTTP request", detail=str(error or msg)))
 
     def abort(self) -> None:
-        """Cut the client off now, whatever it has not read yet."""
+        """Cut the client off now; what it has not read yet is thrown away, in the kernel, too."""
+        connection = self.transport.get_extra_info("socket")
+        if connection is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.transport.abort()
 
     def _start_clock(self) -> None:

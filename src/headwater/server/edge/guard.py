@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headwater.errors import ForbiddenError, HeadwaterError
 from headwater.events.values import shown
-from headwater.server.edge.problems import answer, refused, unexpected
+from headwater.server.edge.problems import answer, headers_too_long, refused, unexpected
 from headwater.server.limits import Limits
 
 __all__ = ["SECURITY_HEADERS", "Guard"]
@@ -38,10 +38,6 @@ _LINGER: Final = (
 )
 
 
-class StalledError(OSError):
-    """The client took nothing of its answer for too long and was cut off."""
-
-
 class Guard:
     """The outermost layer of the app.
 
@@ -55,6 +51,7 @@ class Guard:
         self._app = app
         self._hosts = frozenset(host.lower().encode() for host in hosts)
         self._origins = frozenset(b"http://" + host for host in self._hosts)
+        self._headers = limits.headers
         self._stall = limits.stall.total_seconds()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -70,8 +67,6 @@ class Guard:
                 await response(scope, exchange.receive, exchange.send)
             else:
                 await self._app(scope, exchange.receive, exchange.send)
-        except StalledError:
-            logger.info("a client of %r stalled and was cut off", scope["path"])
         except Exception:
             if not exchange.finished:
                 logger.exception("%s %r broke off", scope["method"], scope["path"])
@@ -79,10 +74,13 @@ class Guard:
 
     def _refusal(self, scope: Scope) -> tuple[HeadwaterError, int] | None:
         named: dict[bytes, bytes] = {}
-        hosts = 0
+        hosts, size = 0, len(scope["raw_path"]) + len(scope["query_string"])
         for name, value in scope["headers"]:
             named[name] = value
             hosts += name == b"host"
+            size += len(name) + len(value)
+        if size > self._headers:  # they may have come in one piece, before the connection counted them
+            return headers_too_long(self._headers), 431
         host = named.get(b"host", b"").lower()
         if hosts != 1 or host not in self._hosts:
             return _forbidden("host", host), 403
@@ -155,8 +153,9 @@ class _Exchange:
             async with asyncio.timeout(self._stall):
                 await self._send(message)
         except TimeoutError:
+            # What streams here hears of the lost connection and ends by itself.
+            logger.info("a client of %r took nothing for too long and was cut off", self._scope["path"])
             self._abort()
-            raise StalledError from None
 
     async def _read_away(self) -> None:
         """A connection that is closed with unread bytes loses the answer on its way."""

@@ -11,9 +11,9 @@ from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException as AnyHTTPException
 
-from headwater.errors import HeadwaterError, UsageError
+from headwater.errors import HeadwaterError, TooLargeError, UsageError
 
-__all__ = ["PROBLEM", "answer", "install", "problem_bytes", "refused"]
+__all__ = ["PROBLEM", "answer", "headers_too_long", "install", "problem_bytes", "refused", "unexpected"]
 
 PROBLEM = "application/problem+json"
 logger = logging.getLogger("headwater.server")
@@ -43,6 +43,11 @@ def answer(
     if code in _TRY_AGAIN:
         extra["retry-after"] = _TRY_AGAIN[code]
     return Response(problem_bytes(error, code), code, extra, PROBLEM)
+
+
+def headers_too_long(limit: int) -> TooLargeError:
+    """A request's line and headers are over their limit."""
+    return TooLargeError(f"the request's line and headers are longer than {limit:,} bytes", limit=limit)
 
 
 def unexpected() -> HeadwaterError:

@@ -76,7 +76,7 @@ class _Follow:
         yield b"retry: 1000\n: following\n\n"
         wakes = self._gateway.wakes
         try:
-            async with wakes.topic(name) as watch:
+            with await wakes.topic(name) as watch:
                 while not wakes.stopping:
                     for batch in found:
                         for chunk in await self._threads.read(_chunks, batch, positions):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
+from contextlib import ExitStack
 from typing import Final
 
 from fastapi import APIRouter, Request, Response
@@ -114,10 +114,10 @@ class _Frames:
 
     async def _fetch_waiting(self, name: str, wanted: Fetch, deadline: float) -> Response:
         wakes = self._gateway.wakes
-        async with AsyncExitStack() as stack:
-            watches = [await stack.enter_async_context(wakes.topic(name))]
+        with ExitStack() as stack:
+            watches = [stack.enter_context(await wakes.topic(name))]
             if wanted.group is not None:
-                watches.append(await stack.enter_async_context(wakes.group(wanted.group, name)))
+                watches.append(stack.enter_context(await wakes.group(wanted.group, name)))
             changes = [watch.next for watch in watches]
             while True:
                 changes[0] = watches[0].next

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request, Response
 
@@ -37,6 +38,7 @@ from headwater.server.wakes import Watch
 
 __all__ = ["routes"]
 
+R = TypeVar("R")
 _LONGEST_SESSION = 86_400.0  # seconds
 
 
@@ -150,19 +152,19 @@ class _Groups:
     async def sync(self, request: Request, group: str, topic: str, member: str) -> Response:
         """With an unchanged generation the answer has no positions: what the member knows still holds."""
         spoken, _ = await self._spoken(request, group, topic, member)
-        return json_answer(await self._threads.read(self._book.sync, spoken))
+        return json_answer(await self._of_member(self._book.sync, spoken))
 
     async def commit(self, request: Request, group: str, topic: str, member: str) -> Response:
         """None of the offsets is taken if one of the partitions belongs to another member by now."""
         spoken, offsets = await self._spoken(request, group, topic, member)
         await self._threads.read(self._check_offsets, topic, offsets)
-        await self._threads.append(self._book.commit, spoken, offsets)
+        await self._of_member(self._book.commit, spoken, offsets)
         return Response(status_code=204)
 
     async def leave(self, group: str, topic: str, member: str) -> Response:
         """Its partitions go to the others at once."""
         self._gateway.members.left(member)
-        await self._threads.read(self._book.leave, Membership(group, topic, member, 0, {}))
+        await self._of_member(self._book.leave, Membership(group, topic, member, 0, {}))
         return Response(status_code=204)
 
     async def _spoken(
@@ -172,6 +174,13 @@ class _Groups:
             wanted = as_json(data, CommitWanted)
         self._gateway.members.heard(member)
         return Membership(group, topic, member, wanted.generation, {}), wanted.offsets
+
+    async def _of_member(self, call: Callable[..., R], spoken: Membership, *args: Any) -> R:
+        try:
+            return await self._threads.read(call, spoken, *args)
+        except FileNotFoundError:
+            what = f'no group "{spoken.group}" on topic "{spoken.topic}"'
+            raise UnknownGroupError(what, group=spoken.group) from None
 
     def _check_offsets(self, topic: str, offsets: dict[int, int]) -> None:
         ends = {held.partition: held.end for held in self._log.ends(topic)}
@@ -187,7 +196,7 @@ class _Groups:
         await self._threads.read(self._book.state, group, topic)
         for member in wanted.members:
             self._gateway.members.heard(member)
-        async with self._gateway.wakes.group(group, topic) as watch:
+        with await self._gateway.wakes.group(group, topic) as watch:
             if wanted.mark == watch.mark and await self._gone_while_waiting(request, watch, wanted.wait):
                 for member in wanted.members:
                     self._gateway.members.lost(member)

@@ -177,7 +177,7 @@ class _Topics:
         if known is None or not wait:
             return json_answer({"partitions": await self._threads.read(self._log.ends, name)})
         expected = resume_of(known)
-        async with self._gateway.wakes.topic(name) as watch:
+        with await self._gateway.wakes.topic(name) as watch:
             deadline = time.monotonic() + self._gateway.waiting(wait)
             while True:
                 change = watch.next

@@ -1,0 +1,42 @@
+"""Run a forked child under strace, which kills it or refuses it something at a chosen system call."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.faults.processes import fork, kill, until, wait_for
+
+
+def run_traced(work: Callable[[], None], strace: str, inject: str) -> int:
+    """How the child ended: 0, 1, or minus a signal.
+
+    Args:
+        work: What the child does; nothing of its start is traced.
+        strace: The program.
+        inject: What strace is to do, such as "rename:signal=KILL:when=3".
+    """
+
+    def stopped() -> None:
+        os.kill(os.getpid(), signal.SIGSTOP)
+        work()
+
+    pid = fork(stopped)
+    os.waitpid(pid, os.WUNTRACED)
+    call = inject.split(":", maxsplit=1)[0]
+    options = ["-f", "-q", "-o", "/dev/null", "-e", f"trace={call}", "-e", f"inject={inject}"]
+    tracer = subprocess.Popen([strace, *options, "-p", str(pid)], stderr=subprocess.DEVNULL)
+    status = Path(f"/proc/{pid}/status")
+    until(lambda: tracer.poll() is not None or "TracerPid:\t0\n" not in status.read_text())
+    if tracer.poll() is not None:
+        kill(pid)
+        pytest.skip("strace cannot attach to a process here")
+    os.kill(pid, signal.SIGCONT)
+    ended = wait_for(pid)
+    tracer.wait(10)
+    return ended
