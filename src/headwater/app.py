@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import linecache
-import os
 import sys
 import traceback
 from datetime import timedelta
@@ -105,7 +103,7 @@ class App:
         return self._declare(name, type_, options)
 
     def _declare(self, name: str, type_: object, options: TopicOptions) -> Topic:
-        place = _users_line()
+        place = Place.of_caller()
         if (before := self._topics.get(name)) is not None:
             what = f'app "{self.name}" declares "{name}" twice'
             raise BadAppError(what, detail=f"first at {before.place}", fix="choose another name", place=place)
@@ -167,29 +165,12 @@ def _broken(file: Path, error: Exception) -> BadAppError:
     kind = type(error).__name__
     if isinstance(error, SyntaxError):
         line = (error.text or "").strip()
-        place = Place(_near(error.filename or str(file)), error.lineno or 1, line)
+        place = Place.near(error.filename or str(file), error.lineno or 1, line)
         return BadAppError(f"{file} has a syntax error: {error.msg}", place=place, path=str(file))
     frames = [
         frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file.absolute())
     ]
     found = frames[-1] if frames else None
-    place = (
-        Place(_near(found.filename), found.lineno or 1, found.line or "") if found else Place(str(file), 1)
-    )
+    place = Place.near(found.filename, found.lineno or 1, found.line or "") if found else Place(str(file), 1)
     what = f"{file} cannot be loaded: {kind}: {error}".rstrip(": ")
     return BadAppError(what, fix=f"python {file}", place=place, path=str(file))
-
-
-def _users_line() -> Place | None:
-    """Where in the user's code a method of this module was called."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename == __file__:
-        frame = frame.f_back
-    file = frame.f_code.co_filename
-    return Place(_near(file), frame.f_lineno, linecache.getline(file, frame.f_lineno).strip())
-
-
-def _near(file: str) -> str:
-    """The file as the user would type it: relative when it lies below the current folder."""
-    relative = os.path.relpath(file)
-    return file if relative.startswith("..") else relative

@@ -49,6 +49,8 @@ class Setting:
         return int(value)
 
 
-DATA = Setting("data", ".headwater", "The folder of the log, or the address of a node such as http://127.0.0.1:8642.")
+DATA = Setting(
+    "data", ".headwater", "The folder of the log, or the address of a node such as http://127.0.0.1:8642."
+)
 PORT = Setting("port", "8642", "The port a node listens on.")
 SETTINGS = (DATA, PORT)

@@ -43,7 +43,11 @@ docstring.
 
 from __future__ import annotations
 
+import linecache
+import os
+import sys
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, ClassVar
 
 __all__ = [
@@ -86,6 +90,8 @@ __all__ = [
     "by_code",
 ]
 
+_PACKAGE = os.path.join(os.path.dirname(__file__), "")
+
 
 @dataclass(frozen=True)
 class Place:
@@ -97,6 +103,28 @@ class Place:
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}"
+
+    @classmethod
+    def of_caller(cls) -> Place | None:
+        """Where the user's code called into Headwater.
+
+        Example:
+            >>> Place("app.py", 17, 'orders = app.topic("orders", Order)')
+            Place(file='app.py', line=17, source='orders = app.topic("orders", Order)')
+        """
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+            frame = frame.f_back
+        if frame is None:
+            return None
+        file, line = frame.f_code.co_filename, frame.f_lineno
+        return cls.near(file, line, linecache.getline(file, line).strip())
+
+    @classmethod
+    def near(cls, file: str, line: int, source: str = "") -> Place:
+        """The place as the user would type it: the file is relative when it lies below the current folder."""
+        relative = os.path.relpath(file)
+        return cls(file if relative.startswith("..") else relative, line, source)
 
 
 class HeadwaterError(Exception):

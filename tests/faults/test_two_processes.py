@@ -13,10 +13,11 @@ import pytest
 import headwater as hw
 from headwater.errors import LockedError
 from headwater.log import EventLog
+from headwater.log.storage.disk import Disk
 from headwater.log.upkeep import Upkeep
 from tests.faults.checker import Journal, check
 from tests.faults.counts import times
-from tests.faults.processes import declared, fork, kill, names, numbered_rows, read_all, until, wait_for
+from tests.faults.processes import declared, fork, kill, names, numbered_rows, read_all, wait_for
 from tests.faults.test_kill_in_upkeep import compact, prepared
 
 
@@ -35,7 +36,7 @@ def test_processes_take_turns_and_nothing_is_lost(tmp_path):
         batches = times(120, 2_000)
         children = [fork(partial(append_some, tmp_path, name, batches)) for name in "abc"]
         seen = []
-        while any(os.waitpid(child, os.WNOHANG | os.WNOWAIT)[0] == 0 for child in children if _runs(child)):
+        while any(map(_runs, children)):
             seen = read_all(log)  # reading goes on meanwhile
         assert [wait_for(child) for child in children] == [0, 0, 0]
         verdict = check(*Journal(tmp_path / "journal").read(), read_all(log), seen)
@@ -70,8 +71,6 @@ def test_the_lock_of_a_dead_process_is_free_at_once(tmp_path):
 def _lock_is_free(folder: Path) -> bool:
     handle = os.open(folder / "topics" / "t" / "0" / "lock", os.O_RDWR)
     try:
-        from headwater.log.storage.disk import Disk
-
         return Disk().lock(handle, wait=False)
     finally:
         os.close(handle)
@@ -89,28 +88,22 @@ def test_a_reader_does_not_wait_for_a_writer_that_is_stopped(tmp_path):
     kill(child)
 
 
-def compact_slowly(folder: Path, told: int) -> None:
-    """Stops itself in the middle of compaction."""
-    log = EventLog(folder)
-    partition = log.opened("t").partitions[0]
-    publish = partition.publish
+class StoppingDisk(Disk):
+    """Stops its own process before it puts a new file in the place of an old one."""
 
-    def stop_first(slot: object) -> None:
-        os.write(told, b".")
+    def __init__(self, told: int) -> None:
+        self.told = told
+
+    def replace(self, source: Path, target: Path, *, sync: bool = True) -> None:
+        os.write(self.told, b".")
         os.kill(os.getpid(), signal.SIGSTOP)
-        publish(slot)  # type: ignore[arg-type]
-
-    partition.publish = stop_first  # type: ignore[method-assign]
-    partition.disk.lock = lambda handle, wait=True: (
-        True if wait else type(partition.disk)().lock(handle, wait=False)
-    )  # type: ignore[method-assign]
-    compact(log)
+        super().replace(source, target, sync=sync)
 
 
 def test_a_second_compactor_is_told_who_the_first_is(tmp_path):
     prepared(tmp_path, key="key", compact=True)
     begun, told = os.pipe()
-    child = fork(partial(compact_slowly, tmp_path, told))
+    child = fork(lambda: compact(EventLog(tmp_path, disk=StoppingDisk(told))))
     os.read(begun, 1)
     with EventLog(tmp_path) as log:
         with pytest.raises(LockedError) as locked:
@@ -160,4 +153,3 @@ def test_a_member_of_a_group_dies_with_its_process_even_if_that_has_children(tmp
     with client.consumer("t", group="g") as consumer:
         assert consumer.assignment == (0,)
     os.kill(grandchild, signal.SIGKILL)
-    until(lambda: True)

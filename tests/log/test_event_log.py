@@ -293,9 +293,8 @@ HOLDS = """
     partition = log.opened("orders").partitions[0]
     with partition.locked():
         if os.fork() == 0:
+            print("forked", flush=True)
             sys.stdin.read()
-            os._exit(0)
-        print("locked", flush=True)
         os._exit(0)
 """
 
@@ -305,7 +304,7 @@ def test_a_forked_child_does_not_hold_its_dead_parents_lock(log):
     command = [sys.executable, "-c", textwrap.dedent(HOLDS), log.folder]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
-        assert parent.stdout.readline() == "locked\n"
+        assert parent.stdout.readline() == "forked\n"
         parent.wait(30)
         handle = os.open(log.opened("orders").partitions[0].folder / "lock", os.O_RDWR)
         free = Disk().lock(handle, wait=False)

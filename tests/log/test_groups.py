@@ -152,15 +152,14 @@ def test_a_forked_child_does_not_keep_its_dead_parent_a_member(log, topic):
         log = EventLog(sys.argv[1])
         log.groups.join("billing", "orders")
         if os.fork() == 0:
+            print("forked", flush=True)
             sys.stdin.read()
-            os._exit(0)
-        print("joined", flush=True)
         os._exit(0)
     """
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, "-c", textwrap.dedent(code), log.folder], **pipes) as parent:
         assert parent.stdout is not None
-        assert parent.stdout.readline() == "joined\n"
+        assert parent.stdout.readline() == "forked\n"
         parent.wait(30)
         assert log.groups.state("billing", "orders").owners == {}
 

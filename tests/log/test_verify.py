@@ -69,10 +69,11 @@ def test_a_missing_segment_is_a_fault(log, folder):
     assert [(fault.offset, fault.segment) for fault in report.faults] == [(int(missing.stem), after.name)]
 
 
-def test_a_torn_tail_set_aside_is_reported(log, folder):
+def test_a_torn_tail_set_aside_is_noted_and_no_fault(log, folder):
     (folder / "00000000000000000000.torn-96").write_bytes(b"x")
     report = verify(log)
-    assert [fault.segment for fault in report.faults] == ["00000000000000000000.torn-96"]
+    assert [note.segment for note in report.notes] == ["00000000000000000000.torn-96"]
+    assert report.sound
 
 
 def test_a_topic_that_cannot_be_opened_is_reported_and_the_others_read(log, folder):

@@ -18,7 +18,17 @@ if TYPE_CHECKING:
 __all__ = ["INTERRUPTED", "main"]
 
 INTERRUPTED: Final = 130
+_RUN_USER_CODE = frozenset(["run", "demo"])
 _SWITCHES = frozenset(["--json", "--plain", "--trace"])
+
+
+class _WithoutPandas:
+    """Arrow imports pandas when it makes its first column, if it finds it; no command needs that second."""
+
+    @staticmethod
+    def find_spec(name: str, *_: object) -> None:
+        if name == "pandas":
+            raise ModuleNotFoundError(name)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,6 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: The words after `headwater`; those of the process if left out.
     """
     tokens = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments is None and not _RUN_USER_CODE & set(tokens):
+        sys.meta_path.insert(0, _WithoutPandas())
     try:
         code = _run(tokens)
         sys.stdout.flush()

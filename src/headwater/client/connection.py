@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import os
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -18,7 +16,7 @@ from headwater.client.progress import Lag, Move, lag_of, reset_group
 from headwater.client.rows import Incoming
 from headwater.client.table import TableReader
 from headwater.config import DATA
-from headwater.errors import BadEventError, BadSettingError, Place, UnknownGroupError
+from headwater.errors import BadEventError, BadSettingError, HeadwaterError, Place, UnknownGroupError
 from headwater.events import Clock, Event, Receipt, SystemClock, from_row
 from headwater.log import EventLog, LogBatch, Receipts, Start, Topic
 from headwater.log.protocol import Log
@@ -82,7 +80,12 @@ class Client:
             >>> topic.partitions
             3
         """
-        topic = self.log.create(Topic.declare(name, type_, place=_caller(), **options))
+        place = Place.of_caller()
+        try:
+            topic = self.log.create(Topic.declare(name, type_, place=place, **options))
+        except HeadwaterError as error:
+            error.place = error.place or place
+            raise
         self._incoming.pop(name, None)
         return topic
 
@@ -301,13 +304,3 @@ class Client:
 
 def _typed(event: Event, as_: type) -> Event:
     return msgspec.structs.replace(event, value=from_row(as_, event.value or {}))
-
-
-def _caller() -> Place | None:
-    """Where in the user's code the client was called."""
-    here = str(Path(__file__).parents[1])
-    for frame in inspect.stack(1)[1:]:
-        if not frame.filename.startswith(here):
-            source = (frame.code_context or [""])[0].strip()
-            return Place(os.path.relpath(frame.filename), frame.lineno, source)
-    return None

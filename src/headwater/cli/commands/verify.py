@@ -48,8 +48,9 @@ def verify(*, options: Options = DEFAULTS) -> int:
 
 
 def _show(output: Output, report: Report) -> None:
-    if report.faults and not output.json:
-        output.rows(_FAULTS, [asdict(fault) for fault in report.faults])
+    found = [*report.faults, *report.notes]
+    if found and not output.json:
+        output.rows(_FAULTS, [asdict(fault) for fault in found])
     read = f"{plural(report.topics, 'topic')}, {plural(report.segments, 'segment')}, {plural(report.events, 'event')}"
     verdict = "sound" if report.sound else plural(len(report.faults), "fault")
     document = {
@@ -59,6 +60,7 @@ def _show(output: Output, report: Report) -> None:
         "events": report.events,
         "bytes": report.bytes,
         "faults": [asdict(fault) for fault in report.faults],
+        "notes": [asdict(note) for note in report.notes],
     }
     if output.json:
         output.rows([], [document])

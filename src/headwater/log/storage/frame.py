@@ -51,7 +51,7 @@ ENVELOPE: Final[tuple[pa.Field, ...]] = (
 )
 _BIT = {field.name: 1 << index for index, field in enumerate(ENVELOPE)}
 
-#            magic crc_header crc_body length | kind follows producer columns schema count | base next | six times | sequences
+# magic, two checksums, length | kind, follows, producer, columns, schema, count | offsets | six times | sequences
 _LAYOUT = struct.Struct("<4sIII BBHIII qq qqqqqq qq")
 HEADER_SIZE: Final = _LAYOUT.size
 _CRC_FROM = 8

@@ -30,13 +30,14 @@ class Fault:
 
 @dataclass
 class Report:
-    """What `verify` read and found."""
+    """What `verify` read and found; `notes` are torn tails that were cut off after a crash and set aside."""
 
     topics: int = 0
     segments: int = 0
     events: int = 0
     bytes: int = 0
     faults: list[Fault] = field(default_factory=list)
+    notes: list[Fault] = field(default_factory=list)
 
     @property
     def sound(self) -> bool:
@@ -102,7 +103,7 @@ def _check_partition(
     for file in partition.disk.names(partition.folder):
         if ".torn-" in file:
             what = "a torn tail was cut off here and set aside in this file"
-            report.faults.append(Fault(name, partition.number, file, None, None, what))
+            report.notes.append(Fault(name, partition.number, file, None, None, what))
     expected: int | None = None
     for base in partition.files.bases(fresh=True):
         segment = partition.files.segment(base)
