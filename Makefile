@@ -23,7 +23,7 @@ demo: $(INSTALLED)  ## run the shop: producers, topics, consumers, server (FOR=1
 	@$(BIN)/headwater demo $(if $(FOR),--for $(FOR))
 
 test: $(INSTALLED) $(SYSTEM)  ## run all tests, doctests included (WORKERS=0: in one process)
-	@$(BIN)/pytest -q -n $(WORKERS) -m "not faults" $(ARGS)
+	@$(BIN)/pytest -q -n $(WORKERS) --dist worksteal -m "not faults" $(ARGS)
 
 faults: $(INSTALLED) $(SYSTEM)  ## run the long fault suite: kills, power cuts, torn writes
 	@$(BIN)/pytest -q -m faults -o faulthandler_timeout=0 $(ARGS)

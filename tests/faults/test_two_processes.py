@@ -89,15 +89,15 @@ def test_a_reader_does_not_wait_for_a_writer_that_is_stopped(tmp_path):
 
 
 class StoppingDisk(Disk):
-    """Stops its own process before it puts a new file in the place of an old one."""
+    """Stops its own process when it is about to sync: in compaction, while it writes beside the old files."""
 
     def __init__(self, told: int) -> None:
         self.told = told
 
-    def replace(self, source: Path, target: Path, *, sync: bool = True) -> None:
+    def sync(self, handle: int) -> None:
         os.write(self.told, b".")
         os.kill(os.getpid(), signal.SIGSTOP)
-        super().replace(source, target, sync=sync)
+        super().sync(handle)
 
 
 def test_a_second_compactor_is_told_who_the_first_is(tmp_path):

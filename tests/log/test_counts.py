@@ -6,9 +6,10 @@ import threading
 
 import pytest
 
+from headwater.errors import DiskFailedError, DiskFullError
 from headwater.log.door import COUNTED, Counts
 from headwater.log.storage import Disk
-from tests.log.given import in_another_process
+from tests.log.given import flip, in_another_process
 
 
 def test_a_new_file_counts_from_zero(tmp_path):
@@ -22,13 +23,24 @@ def test_only_the_counters_named_go_up(tmp_path):
     assert {name: n for name, n in counts.read().items() if n} == {"offered": 4, "drop oldest": 2}
 
 
-def test_an_unknown_counter_changes_nothing(tmp_path):
-    counts = Counts(Disk(), tmp_path / "counts")
-    with pytest.raises(ValueError, match="not in tuple"):
-        counts.add({"offered": 1, "lost": 1})
+@pytest.mark.parametrize("error", [DiskFullError, DiskFailedError])
+def test_what_the_disk_refused_is_counted_with_the_next(tmp_path, error):
+    class Refusing(Disk):
+        refuse = True
+
+        def write(self, handle, position, data):
+            if self.refuse:
+                raise error("refused")
+            super().write(handle, position, data)
+
+    disk = Refusing()
+    counts = Counts(disk, tmp_path / "counts")
+    counts.add({"offered": 2})
     assert counts.read()["offered"] == 0
-    counts.add({"offered": 1})
-    assert counts.read()["offered"] == 1
+    disk.refuse = False
+    counts.add({"offered": 3, "appended": 1})
+    counts.add({"appended": 1})
+    assert (counts.read()["offered"], counts.read()["appended"]) == (5, 2)
 
 
 def test_counters_outlive_their_process(tmp_path):
@@ -38,11 +50,14 @@ def test_counters_outlive_their_process(tmp_path):
     assert Counts(Disk(), tmp_path / "counts").read()["appended"] == 5
 
 
-def test_a_file_of_an_older_version_is_filled_with_zeros(tmp_path):
-    (tmp_path / "counts").write_bytes((7).to_bytes(8, "little"))
+@pytest.mark.parametrize("position", [0, 20, 59])
+def test_damaged_counters_begin_again_and_say_so(tmp_path, caplog, position):
     counts = Counts(Disk(), tmp_path / "counts")
-    counts.add({"drop sampled": 1})
-    assert counts.read() == dict.fromkeys(COUNTED, 0) | {"offered": 7, "drop sampled": 1}
+    counts.add(dict.fromkeys(COUNTED, 9))
+    flip(tmp_path / "counts", position)
+    counts.add({"offered": 1})
+    assert counts.read() == dict.fromkeys(COUNTED, 0) | {"offered": 1}
+    assert str(tmp_path / "counts") in caplog.text
 
 
 def test_two_processes_and_two_threads_lose_no_count(tmp_path):
@@ -60,7 +75,8 @@ def test_two_processes_and_two_threads_lose_no_count(tmp_path):
         thread.start()
     code = """
         import sys; from pathlib import Path
-        from headwater.log.door import Counts; from headwater.log.storage import Disk
+        from headwater.errors import DiskFailedError, DiskFullError
+from headwater.log.door import Counts; from headwater.log.storage import Disk
         counts = Counts(Disk(), Path(sys.argv[1]))
         for _ in range(3000): counts.add({"offered": 1, "refused": 1})
     """
