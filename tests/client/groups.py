@@ -28,7 +28,7 @@ while True:
 DEADLINE = 60.0  # seconds after which a test gives up waiting
 
 
-def poll_until(done: Callable[[], bool], *consumers: hw.Consumer) -> list[hw.Event]:
+def poll_until(done: Callable[[], bool], *consumers: hw.Consumer | Gather) -> list[hw.Event]:
     """Poll all consumers in turn until something is true; what they got on the way."""
     found: list[hw.Event] = []
     deadline = time.monotonic() + DEADLINE

@@ -169,7 +169,7 @@ class SendingContract:
         with pytest.raises(errors.BadJsonError) as caught:
             client.send_json(name, [LINE, b"{"])
         assert caught.value.data["row"] == 1
-        assert [event.value["amount"] for event in client.read(name)] == [Decimal("0.1")]
+        assert [event.value["amount"] for event in client.read(name) if event.value] == [Decimal("0.1")]
 
     # -- producers -----------------------------------------------------------------------------------------------
 
@@ -202,7 +202,12 @@ class SendingContract:
             (True, 2),
             (False, 3),
         ]
-        assert [event.value["order_id"] for event in client.read(name)] == ["o-0", "o-1", "o-2", "o-3"]
+        assert [event.value["order_id"] for event in client.read(name) if event.value] == [
+            "o-0",
+            "o-1",
+            "o-2",
+            "o-3",
+        ]
         assert client.log.counts(name)["duplicate"] == 2
 
     def test_a_producer_that_starts_again_goes_on_counting(self, client: hw.Client):
@@ -223,7 +228,7 @@ class SendingContract:
             _send_and_flush(producer, {"note": "no key"})
         producer.send({"customer_id": 2, "note": "after"})
         producer.flush()
-        assert [event.value["note"] for event in client.read(name)] == ["before", "after"]
+        assert [event.value["note"] for event in client.read(name) if event.value] == ["before", "after"]
 
     # -- overload ------------------------------------------------------------------------------------------------
 

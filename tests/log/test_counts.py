@@ -70,13 +70,12 @@ def test_two_processes_and_two_threads_lose_no_count(tmp_path):
             counts.add({"offered": 1, "appended": 1})
             own[place] += 1
 
-    threads = [threading.Thread(target=count, args=(place,)) for place in range(2)]
+    threads = [threading.Thread(target=count, args=(place,), daemon=True) for place in range(2)]
     for thread in threads:
         thread.start()
     code = """
         import sys; from pathlib import Path
-        from headwater.errors import DiskFailedError, DiskFullError
-from headwater.log.door import Counts; from headwater.log.storage import Disk
+        from headwater.log.door import Counts; from headwater.log.storage import Disk
         counts = Counts(Disk(), Path(sys.argv[1]))
         for _ in range(3000): counts.add({"offered": 1, "refused": 1})
     """

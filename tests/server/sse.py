@@ -25,7 +25,8 @@ class Message(NamedTuple):
 
 def messages(lines: Iterator[str]) -> Iterator[Message]:
     """The messages and comments of a stream."""
-    event, id_, data, comment = "message", "", [], ""
+    event, id_, comment = "message", "", ""
+    data: list[str] = []
     for line in lines:
         if not line:
             if data or comment:

@@ -144,11 +144,11 @@ def test_a_chunked_body_is_counted_while_it_comes(web: httpx.Client, node: Node)
         answer = web.post(
             "/api/topics/any/events", content=endless(sent), headers={"content-type": "application/x-ndjson"}
         )
-    except httpx.WriteError:
+    except httpx.TransportError:
         pass  # the node closed while the client was still sending
     else:
         assert (answer.status_code, answer.json()["data"]["limit"]) == (413, LIMIT)
-    assert LIMIT < sum(sent) < 2_000_000_000
+    assert LIMIT < sum(sent) < 200_000_000
 
 
 def test_a_client_that_goes_on_sending_still_sees_the_refusal(node: Node):

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -19,6 +18,7 @@ import numpy as np
 from headwater.errors import (
     BadNameError,
     BadOffsetError,
+    DamagedError,
     NewerFormatError,
     TopicExistsError,
     UnknownTopicError,
@@ -30,6 +30,7 @@ from headwater.log.door import Entry
 from headwater.log.groups import Groups
 from headwater.log.receipts import Receipts
 from headwater.log.rows import Row, Rows
+from headwater.log.schemas import last_version, read_schema, schema_name
 from headwater.log.storage import Disk, Partition
 from headwater.log.storage.segment import FORMAT
 from headwater.log.topic import OpenTopic
@@ -54,6 +55,13 @@ class PartitionRange:
     end: int
     running_max: int
     appended_at: int
+
+
+class _Identity(msgspec.Struct):
+    """What `log.json` holds."""
+
+    format: int
+    id: str = ""
 
 
 class EventLog:
@@ -92,16 +100,20 @@ class EventLog:
             with self._locked():  # of several processes that come at once, the first one names the log
                 data = self.disk.read_file(path)
                 if data is None:
-                    data = msgspec.json.encode({"format": FORMAT, "id": os.urandom(8).hex()})
+                    data = msgspec.json.encode(_Identity(FORMAT, os.urandom(8).hex()))
                     self.disk.write_file(path, data)
-        known: dict[str, Any] = msgspec.json.decode(data)
-        if known["format"] > FORMAT:
+        try:
+            known = msgspec.json.decode(data, type=_Identity)
+        except msgspec.DecodeError as error:
+            fix = f"delete {path.name}; a new one is made, and topics in memory begin anew"
+            raise DamagedError("log.json cannot be read", detail=f"{path}: {error}", fix=fix) from None
+        if known.format > FORMAT:
             raise NewerFormatError(
-                f"{self.folder} was written by a newer version (format {known['format']}, this one reads {FORMAT})",
+                f"{self.folder} was written by a newer version (format {known.format}, this one reads {FORMAT})",
                 fix="pip install --upgrade headwater",
-                format=known["format"],
+                format=known.format,
             )
-        return str(known["id"])
+        return known.id
 
     # -- topics --------------------------------------------------------------------------------------------------
 
@@ -126,7 +138,17 @@ class EventLog:
             if topic.name in self.topics():
                 return self._bring_up(self.topic(topic.name), topic)
             self._refuse_clash(topic.name)
-            return self._write(replace(topic, version=1))
+            return self._write(self._first_version(topic))
+
+    def _first_version(self, topic: Topic) -> Topic:
+        """Version 1; or behind those of a topic that has events but lost its definition."""
+        folder = self.folder / "topics" / topic.name
+        version = last_version(self.disk, folder)
+        if not version or not self.disk.exists(folder / "0"):
+            return topic.with_schema(topic.schema, 1)
+        last = read_schema(self.disk, folder, version)
+        schema = merge(last, topic.schema)
+        return topic.with_schema(schema, version + (not schema.equals(last, check_metadata=True)))
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -174,7 +196,7 @@ class EventLog:
     def _write(self, topic: Topic) -> Topic:
         folder = self.folder / "topics" / topic.name
         self.disk.make_folder(folder)
-        schema = folder / f"schema-{topic.version:04d}.arrow"
+        schema = folder / schema_name(topic.version)
         self.disk.write_file(schema, topic.schema.serialize().to_pybytes())
         self.disk.write_file(folder / "topic.json", topic.to_json())
         self.disk.sync_folder(self.folder / "topics")
@@ -231,6 +253,7 @@ class EventLog:
 
     def last_sequences(self, name: str, producer: str) -> list[int]:
         """Highest sequence of a producer in each partition; -1 where it has none."""
+        check_name(producer, what="producer")
         return [partition.last_sequence(producer) for partition in self.opened(name).partitions]
 
     def counts(self, name: str) -> dict[str, int]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from headwater.errors import BadEventError, BadKeyError, DamagedError, HeadwaterError, TooLargeError
+from headwater.errors import BadEventError, BadKeyError, HeadwaterError, TooLargeError
 from headwater.events import (
     Clock,
     Codec,
@@ -28,11 +28,12 @@ from headwater.events import (
     upgrade,
 )
 from headwater.log.batch import LogBatch
-from headwater.log.definition import Durability, Topic
+from headwater.log.definition import Durability, Topic, check_name
 from headwater.log.door import Door, Entry
 from headwater.log.door.counts import Counts
 from headwater.log.receipts import Receipts
 from headwater.log.rows import Row, Rows, together
+from headwater.log.schemas import read_definition, read_schema
 from headwater.log.storage import Disk, Ends, Frame, Kind, Part, Partition, Written, decode_columns
 from headwater.log.storage.frame import LOWEST_TIME
 from headwater.log.storage.layout import Appended
@@ -68,7 +69,7 @@ class OpenTopic:
         self._schemas: dict[int, pa.Schema] = {}
         self._codecs: dict[int, Codec] = {}
         self._turn = count()
-        self._settings = b""
+        self._settings: bytes | None = None
         self.definition = self.reload()
         self.ends = Ends(disk, folder / "ends")
         self.counts = Counts(disk, folder / "counts")
@@ -94,7 +95,7 @@ class OpenTopic:
             raise FileNotFoundError(self.folder / "topic.json")
         if data == self._settings:
             return self.definition
-        bare = Topic.from_json(data, pa.schema([]))
+        bare = read_definition(self.folder / "topic.json", data)
         new = bare.with_schema(self._schema(bare.version), bare.version)
         # At once: a thread that decodes meanwhile must not see half of the old type and half of the new one.
         self._typed = (new, Codec(new.schema), storage_schema(new.schema))
@@ -114,11 +115,7 @@ class OpenTopic:
     def _schema(self, version: int) -> pa.Schema:
         with self._lock:
             if version not in self._schemas:
-                data = self._disk.read_file(self.folder / f"schema-{version:04d}.arrow")
-                if data is None:
-                    what = f"schema {version} of topic {self.folder.name!r} is missing"
-                    raise DamagedError(what, detail=str(self.folder), fix="headwater verify")
-                self._schemas[version] = pa.ipc.read_schema(pa.py_buffer(data))
+                self._schemas[version] = read_schema(self._disk, self.folder, version)
             return self._schemas[version]
 
     # -- in ------------------------------------------------------------------------------------------------------
@@ -132,6 +129,8 @@ class OpenTopic:
         return self.door.put(self._entry(rows))
 
     def _entry(self, rows: Row | Rows) -> Entry:
+        if rows.producer:
+            check_name(rows.producer, what="producer")
         if isinstance(rows, Row):
             return Entry([_Piece(self._partition(rows), rows)], 1)
         return Entry(self._pieces(rows), rows.values.num_rows)
@@ -354,9 +353,11 @@ class OpenTopic:
 
 def _sized(part: Part, places: Places) -> list[tuple[Part, Places]]:
     """A part in frames that a reader can hold in memory; one sequence number is always one frame."""
-    rows, nbytes = part.values.num_rows, part.values.nbytes
+    rows = part.values.num_rows
+    nbytes = part.values.nbytes + sum(column.nbytes for column in part.envelope.values())
     if nbytes > LARGEST_EVENT:
-        _refuse_large(part.values, places)
+        columns = [*part.values.columns, *part.envelope.values()]
+        _refuse_large(pa.RecordBatch.from_arrays(columns, list(map(str, range(len(columns))))), places)
     if nbytes <= _LARGEST_FRAME or not part.per_row:
         return [(part, places)]
     step = max(1, rows * _LARGEST_FRAME // nbytes)

@@ -5,18 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import logging
 import os
 import resource
-import signal
 import socket
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from pathlib import Path
 from types import TracebackType
-from typing import Final
-
-import uvicorn
+from typing import TYPE_CHECKING, Final
 
 from headwater import __version__
 from headwater.errors import ForbiddenError, NotWritableError, PortTakenError
@@ -25,17 +21,16 @@ from headwater.events.values import moment_text
 from headwater.log import EventLog
 from headwater.log.storage import Disk
 from headwater.log.upkeep import Upkeep
-from headwater.server.app import make_app
-from headwater.server.edge.connection import with_limits
-from headwater.server.gateway import Gateway
 from headwater.server.limits import Limits
 from headwater.server.presence import Presence, Running
+
+if TYPE_CHECKING:
+    from headwater.server.serving import Server
 
 __all__ = ["DEFAULT_PORT", "Node"]
 
 DEFAULT_PORT: Final = 8642
 _HERE: Final = ("127.0.0.1", "localhost")
-_DRAIN: Final = 8  # seconds for requests that are under way when the node stops
 _MOST_FILES: Final = 65_536
 
 
@@ -93,9 +88,10 @@ class Node:
         self.port: int = self._socket.getsockname()[1]
         self._hosts = {*(f"{name}:{self.port}" for name in (*_HERE, "[::1]")), *hosts}
         self._upkeep = Upkeep(self.log)
-        self._server: _Server | None = None
+        self._server: Server | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._told_to_stop = False
 
     @property
     def url(self) -> str:
@@ -109,7 +105,6 @@ class Node:
             ready: Called once the node answers.
         """
         _raise_file_limit()
-        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
         try:
             asyncio.run(self._serve(ready))
         finally:
@@ -118,6 +113,10 @@ class Node:
             self._presence.end()
 
     async def _serve(self, ready: Callable[[], None] | None) -> None:
+        # The web server takes longer to load than all the rest; until it is there, clients wait at the open port.
+        from headwater.server.gateway import Gateway
+        from headwater.server.serving import Server
+
         gateway = Gateway(self.log, self.limits)
 
         def begun() -> None:
@@ -127,23 +126,11 @@ class Node:
             if ready is not None:
                 ready()
 
-        config = uvicorn.Config(
-            make_app(gateway, self._hosts),
-            http=with_limits(self.limits),
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_keep_alive=int(self.limits.idle.total_seconds()),
-            timeout_graceful_shutdown=_DRAIN,
-            h11_max_incomplete_event_size=self.limits.headers,
-        )
-        self._server = server = _Server(config, begun, gateway.stop)
         self._loop = asyncio.get_running_loop()
-        with _signals(self._loop, server):
-            await server.serve(sockets=[self._socket])
-        await gateway.close()
+        self._server = Server(gateway, self._hosts, begun)
+        if self._told_to_stop:
+            self._server.leave()
+        await self._server.serve_until_told(self._socket)
 
     # -- in this process, beside other work ------------------------------------------------------------------------
 
@@ -169,6 +156,7 @@ class Node:
 
     def stop(self) -> None:
         """End `serve`, wherever it runs."""
+        self._told_to_stop = True
         server, loop = self._server, self._loop
         if server is not None and loop is not None and not loop.is_closed():
             with contextlib.suppress(RuntimeError):  # the loop ended by itself in between
@@ -183,45 +171,6 @@ class Node:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
-
-
-class _Server(uvicorn.Server):
-    """Uvicorn's server, with our signals and with live streams that end when the node stops."""
-
-    def __init__(self, config: uvicorn.Config, begun: Callable[[], None], ending: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._begun = begun
-        self._ending = ending
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self._begun()
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._ending()
-        await super().shutdown(sockets)
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    def leave(self) -> None:
-        """Stop soon; asked twice, at once."""
-        self.force_exit = self.should_exit
-        self.should_exit = True
-
-
-@contextlib.contextmanager
-def _signals(loop: asyncio.AbstractEventLoop, server: _Server) -> Iterator[None]:
-    """SIGTERM and Ctrl-C end the server; only the main thread can listen to them."""
-    mine = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
-    for number in mine:
-        loop.add_signal_handler(number, server.leave)
-    try:
-        yield
-    finally:
-        for number in mine:
-            loop.remove_signal_handler(number)
 
 
 def _listen(port: int) -> socket.socket:

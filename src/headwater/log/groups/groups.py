@@ -11,7 +11,6 @@ import logging
 import os
 import struct
 import threading
-import zlib
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -23,6 +22,7 @@ from headwater.errors import DamagedError, FencedError, RefusedError, UnknownGro
 from headwater.events import Clock
 from headwater.log.definition import check_name
 from headwater.log.groups.assignment import Assignment
+from headwater.log.groups.offsets import Offsets
 from headwater.log.storage import Disk
 from headwater.log.wakeup import Wakeup
 
@@ -33,8 +33,6 @@ __all__ = ["GroupState", "Groups", "Membership"]
 
 logger = logging.getLogger("headwater.log")
 _SEEN = struct.Struct("<dd")
-_OFFSET = struct.Struct("<IQqd")
-_SECTOR = 512  # a torn write damages one of a partition's two records, never both
 
 
 class Membership(msgspec.Struct, frozen=True):
@@ -134,7 +132,7 @@ class Groups:
                 if state.owners.get(partition) != membership.member:
                     raise self._fenced(membership, state, f"partition {partition} has another owner")
             self._seen(membership.member)
-            self._store(membership.group, membership.topic, offsets)
+            self._offsets(membership.group, membership.topic).store(offsets, self._clock.micros())
 
     def leave(self, membership: Membership) -> None:
         """Give the partitions back at once."""
@@ -156,7 +154,7 @@ class Groups:
 
     def state(self, group: str, topic: str) -> GroupState:
         """One group on one topic."""
-        if not self._disk.exists(self._beside(group, topic, "offsets")):
+        if not self._offsets(group, topic).exists():
             known = [f"{name}" for name in self._disk.names(self._folder)]
             raise UnknownGroupError(
                 f'no group "{group}" on topic "{topic}"',
@@ -184,18 +182,19 @@ class Groups:
                     fix="stop its consumers first",
                     group=group,
                 )
+            stored = self._offsets(group, topic)
             try:
                 self._begin(group, topic, "earliest")
             except DamagedError:
-                self._disk.remove(self._beside(group, topic, "offsets"))
+                stored.remove()
                 self._begin(group, topic, "earliest")
-            self._store(group, topic, offsets)
-            self._rewrite(self._beside(group, topic, "offsets"))
+            stored.store(offsets, self._clock.micros())
+            stored.settle()
 
     def settle(self, group: str, topic: str) -> None:
         """Make the committed offsets durable, so that what lies below them may be removed."""
         with self._locked(group, topic):
-            self._rewrite(self._beside(group, topic, "offsets"))
+            self._offsets(group, topic).settle()
 
     def abandon(self) -> None:
         """Let go of the members' files without leaving: in a forked child they belong to the parent."""
@@ -218,63 +217,20 @@ class Groups:
 
     def committed(self, group: str, topic: str) -> dict[int, int]:
         """Next offset to read per partition."""
-        data = self._disk.read_file(self._beside(group, topic, "offsets")) or b""
-        found = {p: self._newest(data, p) for p in range(len(data) // (2 * _SECTOR))}
-        for partition, (number, _) in found.items():
-            if not number and any(data[2 * partition * _SECTOR : 2 * (partition + 1) * _SECTOR]):
-                raise DamagedError(
-                    f'the offset of group "{group}" in partition {partition} of topic "{topic}" is damaged',
-                    detail=f"no record in {self._beside(group, topic, 'offsets')} has a matching checksum",
-                    fix=f"headwater reset {group} --topic {topic} --to earliest",
-                    group=group,
-                    partition=partition,
-                )
-        return {partition: record[1] for partition, record in found.items() if record[0]}
+        return self._offsets(group, topic).read()
 
-    def _newest(self, data: bytes, partition: int) -> tuple[int, int]:
-        """Number and offset of the newer of a partition's two records; (0, 0) when neither is sound."""
-        best = (0, 0)
-        for place in range(2):
-            at = (2 * partition + place) * _SECTOR
-            crc, number, offset, _ = _OFFSET.unpack_from(data, at)
-            if zlib.crc32(data[at + 4 : at + _OFFSET.size]) == crc:
-                best = max(best, (number, offset))
-        return best
-
-    def _store(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
-        path = self._beside(group, topic, "offsets")
-        data = self._disk.read_file(path) or b""
-        handle = self._disk.open(path)
-        try:
-            for partition, offset in offsets.items():
-                number = self._newest(data, partition)[0] + 1 if len(data) > 2 * partition * _SECTOR else 1
-                packed = _OFFSET.pack(0, number, offset, self._clock.micros() / 1e6)
-                crc = zlib.crc32(packed[4:]).to_bytes(4, "little")
-                at = (2 * partition + number % 2) * _SECTOR
-                self._disk.write(handle, at, crc + packed[4:])
-        finally:
-            self._disk.close(handle)
+    def _offsets(self, group: str, topic: str) -> Offsets:
+        return Offsets(self._disk, self._beside(group, topic, "offsets"), group, topic)
 
     def _begin(self, group: str, topic: str, start: Start) -> None:
         """A new group's first offsets, durably: a later commit that is lost can only mean reading again."""
-        known = self.committed(group, topic)
-        partitions = range(self._log.opened(topic).definition.partitions)
-        missing = {p: self._log.find(topic, p, start) for p in partitions if p not in known}
-        path = self._beside(group, topic, "offsets")
-        if missing:
-            handle = self._disk.open(path)
-            self._disk.write(handle, len(partitions) * 2 * _SECTOR - 1, b"\0")
-            self._disk.close(handle)
-            self._store(group, topic, missing)
-        self._rewrite(path)
-        for folder in path.parents[:3]:  # even if they were there: who made them may have died before this
-            self._disk.sync_folder(folder)
-
-    def _rewrite(self, path: Path) -> None:
-        """The offsets in a new file: a sync of the old one proves nothing if one before it failed."""
-        data = self._disk.read_file(path)
-        if data:
-            self._disk.write_file(path, data)
+        offsets = self._offsets(group, topic)
+        partitions = self._log.opened(topic).definition.partitions
+        if not offsets.exists():
+            first = {partition: self._log.find(topic, partition, start) for partition in range(partitions)}
+            offsets.begin(first, self._clock.micros())
+        offsets.read(partitions)
+        offsets.settle()
 
     @contextlib.contextmanager
     def _locked(self, group: str, topic: str) -> Iterator[Assignment]:

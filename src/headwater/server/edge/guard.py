@@ -7,16 +7,16 @@ the node, neither by its address (Origin) nor under a name of their own that poi
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
-from fastapi import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from headwater.errors import ForbiddenError, HeadwaterError
+from headwater.errors import ForbiddenError, HeadwaterError, UsageError
 from headwater.events.values import shown
-from headwater.server.edge.problems import answer, headers_too_long, refused, unexpected
+from headwater.server.edge.problems import answer, headers_too_long, unexpected
 from headwater.server.limits import Limits
 
 __all__ = ["SECURITY_HEADERS", "Guard"]
@@ -33,9 +33,9 @@ SECURITY_HEADERS: Final = {
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
 }
 _ENCODED: Final = [(name.encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
-_LINGER: Final = (
-    2.0  # seconds in which a refused body is still read away, so that the client sees the refusal
-)
+# For so many seconds and bytes a refused body is still read away, so that the client sees the refusal.
+_LINGER: Final = 2.0
+_LINGER_BYTES: Final = 64 << 20
 
 
 class Guard:
@@ -90,9 +90,7 @@ class Guard:
         if _of_another_site(scope, named):
             return _forbidden("site", named[b"sec-fetch-site"]), 403
         if named.get(b"content-encoding", b"identity").lower() != b"identity":
-            told: HTTPException = refused(415, "compressed bodies are not taken", fix="send it as it is")
-            error: Any = told.detail
-            return error, 415
+            return UsageError("compressed bodies are not taken", fix="send it as it is"), 415
         return None
 
 
@@ -159,12 +157,12 @@ class _Exchange:
 
     async def _read_away(self) -> None:
         """A connection that is closed with unread bytes loses the answer on its way."""
-        try:
+        left = _LINGER_BYTES
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LINGER):
-                while self._body_left:
-                    await self.receive()
-        except TimeoutError:
-            self._body_left = False
+                while self._body_left and left > 0:
+                    left -= len((await self.receive()).get("body", b""))
+        self._body_left = False
 
     async def break_off(self) -> None:
         """Answer 500 if nothing was answered yet; otherwise the client must see that the answer is not whole."""
