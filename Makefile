@@ -23,10 +23,10 @@ demo: $(INSTALLED)  ## run the shop: producers, topics, consumers, server (FOR=1
 	@$(BIN)/headwater demo $(if $(FOR),--for $(FOR))
 
 test: $(INSTALLED) $(SYSTEM)  ## run all tests, doctests included (WORKERS=0: in one process)
-	@$(BIN)/pytest -q -n $(WORKERS) --dist worksteal -m "not faults" $(ARGS)
+	@$(BIN)/pytest -q -n $(WORKERS) --dist worksteal $(ARGS)
 
 faults: $(INSTALLED) $(SYSTEM)  ## run the long fault suite: kills, power cuts, torn writes
-	@$(BIN)/pytest -q -m faults -o faulthandler_timeout=0 $(ARGS)
+	@HEADWATER_FAULTS=full $(BIN)/pytest -q -n $(WORKERS) --dist worksteal -o faulthandler_timeout=0 tests/faults $(ARGS)
 
 bench-log: $(INSTALLED)  ## measure the log, beside the bare disk and (with Java) Kafka
 	@$(BIN)/python -m benchmarks.bench_log $(ARGS)

@@ -79,9 +79,11 @@ def test_two_processes_and_two_threads_lose_no_count(tmp_path):
         counts = Counts(Disk(), Path(sys.argv[1]))
         for _ in range(3000): counts.add({"offered": 1, "refused": 1})
     """
-    in_another_process(code, tmp_path / "counts")
-    stop.set()
-    for thread in threads:
-        thread.join()
+    try:
+        in_another_process(code, tmp_path / "counts")
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
     found = counts.read()
     assert (found["offered"], found["appended"], found["refused"]) == (3000 + sum(own), sum(own), 3000)

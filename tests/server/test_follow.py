@@ -43,13 +43,20 @@ def test_a_stream_has_every_event_with_its_place(web: httpx.Client, client: hw.C
         assert message.id == ",".join(f"{partition}:{offset}" for partition, offset in last.items())
 
 
-def test_a_stream_starts_at_the_end_and_is_woken(web: httpx.Client, client: hw.Client, name: str):
-    send(client, name, 1, 2, 3)
-    with following(web, name) as stream:
-        sender = threading.Timer(0.05, send, (client, name, 4))
-        sender.start()
-        assert next(stream).value["value"]["number"] == 4
-        sender.join()
+def test_a_stream_starts_at_the_end_and_is_woken(tmp_path: Path):
+    limits = Limits(heartbeat=timedelta(hours=1))
+    with Node(tmp_path, port=0, limits=limits) as node, hw.connect(node.url) as client, plain(node) as web:
+        client.create_topic("orders", "number int, text string")
+        send(client, "orders", 1, 2, 3)
+        with following(web, "orders") as stream:
+            sender = threading.Timer(0.05, send, (client, "orders", 4))
+            sender.start()
+            assert next(stream).value["value"]["number"] == 4
+            sender.join()
+
+
+def plain(node: Node) -> httpx.Client:
+    return httpx.Client(base_url=node.url, trust_env=False, timeout=30)
 
 
 def test_a_stream_that_broke_off_resumes_without_gap_or_repeat(

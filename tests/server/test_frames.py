@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import threading
 import zlib
 from dataclasses import replace
 from typing import Any
@@ -162,6 +163,15 @@ def test_another_media_type_is_refused(web: httpx.Client, client: hw.Client, nam
 def test_a_bad_fetch_is_refused(web: httpx.Client, name: str, wanted: dict[str, Any], code: str):
     answer = web.post(f"/api/topics/{name}/fetch", json=wanted)
     assert answer.json()["code"] == code
+
+
+def test_a_fetch_that_waits_is_woken(web: httpx.Client, client: hw.Client, name: str):
+    sender = threading.Timer(0.05, client.send, (name, {"number": 1}))
+    sender.start()
+    # An answer after the whole wait would be empty.
+    wanted = {"positions": {"0": 0, "1": 0}, "wait": 25}
+    assert web.post(f"/api/topics/{name}/fetch", json=wanted).content
+    sender.join()
 
 
 def test_a_large_topic_comes_in_bounded_answers(web: httpx.Client, client: hw.Client):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import threading
 
 import httpx
 import pyarrow as pa
@@ -132,8 +133,11 @@ def test_ends_wait_for_a_change(client: hw.Client, web: httpx.Client):
     assert not waiter.wait(0)
     client.send(name, {"a": "x"})
     assert waiter.wait(30)
-    known = web.get(f"/api/topics/{name}/ends", params={"known": "0:0", "wait": 30}).json()["partitions"]
-    assert known[0]["end"] == 1
+    sender = threading.Timer(0.05, client.send, (name, {"a": "y"}))
+    sender.start()
+    known = web.get(f"/api/topics/{name}/ends", params={"known": "0:1", "wait": 25}).json()["partitions"]
+    assert known[0]["end"] == 2
+    sender.join()
 
 
 def test_a_start_is_found(client: hw.Client, web: httpx.Client, name: str):

@@ -16,8 +16,9 @@ from headwater.events import arrow_schema
 from headwater.log.door.overload import Overload, WhenFull, overload_named
 from headwater.units import duration, size
 
-__all__ = ["Durability", "Retention", "Topic", "check_name", "same_file"]
+__all__ = ["Durability", "Retention", "Topic", "check_name", "check_producer", "same_file"]
 
+_LONGEST_ID = 249
 _NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 
@@ -187,6 +188,23 @@ def check_name(name: str, *, what: str = "topic") -> str:
             name=str(name),
         )
     return name
+
+
+def check_producer(id: str) -> str:
+    """The id itself if it is short enough to stand in every batch; unlike a name it can be any text.
+
+    Example:
+        >>> check_producer("till 7")
+        'till 7'
+    """
+    length = len(id.encode(errors="ignore")) if isinstance(id, str) and len(id) <= _LONGEST_ID else 0
+    if not 0 < length <= _LONGEST_ID or not id.isprintable():
+        raise BadNameError(
+            f"{str(id)[:40]!r} cannot be the id of a producer",
+            detail=f"an id is printable text of 1 to {_LONGEST_ID} bytes",
+            name=str(id)[:_LONGEST_ID],
+        )
+    return id
 
 
 def same_file(name: str) -> str:

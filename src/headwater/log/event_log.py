@@ -25,7 +25,7 @@ from headwater.errors import (
 )
 from headwater.events import Clock, Receipt, SystemClock, merge
 from headwater.log.batch import LogBatch
-from headwater.log.definition import Durability, Topic, check_name, same_file
+from headwater.log.definition import Durability, Topic, check_name, check_producer, same_file
 from headwater.log.door import Entry
 from headwater.log.groups import Groups
 from headwater.log.receipts import Receipts
@@ -253,7 +253,7 @@ class EventLog:
 
     def last_sequences(self, name: str, producer: str) -> list[int]:
         """Highest sequence of a producer in each partition; -1 where it has none."""
-        check_name(producer, what="producer")
+        check_producer(producer)
         return [partition.last_sequence(producer) for partition in self.opened(name).partitions]
 
     def counts(self, name: str) -> dict[str, int]:

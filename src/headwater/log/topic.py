@@ -28,7 +28,7 @@ from headwater.events import (
     upgrade,
 )
 from headwater.log.batch import LogBatch
-from headwater.log.definition import Durability, Topic, check_name
+from headwater.log.definition import Durability, Topic, check_producer
 from headwater.log.door import Door, Entry
 from headwater.log.door.counts import Counts
 from headwater.log.receipts import Receipts
@@ -130,7 +130,7 @@ class OpenTopic:
 
     def _entry(self, rows: Row | Rows) -> Entry:
         if rows.producer:
-            check_name(rows.producer, what="producer")
+            check_producer(rows.producer)
         if isinstance(rows, Row):
             return Entry([_Piece(self._partition(rows), rows)], 1)
         return Entry(self._pieces(rows), rows.values.num_rows)

@@ -54,7 +54,9 @@ class Offsets:
             return {}
         if not data or len(data) % (2 * _SECTOR) or len(data) < 2 * _SECTOR * partitions:
             raise self._damaged("it is cut off", len(data) // (2 * _SECTOR))
-        return {partition: self._newest(data, partition)[1] for partition in range(len(data) // (2 * _SECTOR))}
+        return {
+            partition: self._newest(data, partition)[1] for partition in range(len(data) // (2 * _SECTOR))
+        }
 
     def begin(self, offsets: Mapping[int, int], now: int) -> None:
         """The first offsets of a new group, durably."""

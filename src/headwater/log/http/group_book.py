@@ -33,7 +33,6 @@ class GroupWaiter:
     def __init__(self, pulse: Pulse) -> None:
         self._pulse = pulse
         self._changed = threading.Event()
-        self._changed.set()  # the group may have changed since its member joined: look once
         pulse.waiters.append(self)
 
     def notify(self) -> None:
