@@ -47,7 +47,7 @@ class Crowd:
         thread.start()
         self.threads.append(thread)
         blocked = (
-            self.door._overload.when_full is WhenFull.WAIT and self.door.waiting >= self.door._overload.events
+            self.door.overload.when_full is WhenFull.WAIT and self.door.waiting >= self.door.overload.events
         )
         while thread.is_alive() and not blocked and entry not in self.door._waiting:
             thread.join(0.001)

@@ -219,7 +219,7 @@ def test_one_damaged_record_leaves_the_one_before_it(log, topic):
     member = log.groups.join("billing", "orders")
     log.groups.commit(member, {0: 1})
     log.groups.commit(member, {0: 2})
-    path = log.folder / "groups" / "billing" / "orders.offsets"
+    path = log.folder / "groups" / "billing" / "orders" / "offsets"
     damaged = []
     for position in (10, 512 + 10):
         flip(path, position)
@@ -233,7 +233,7 @@ def test_damage_to_both_records_is_an_error_until_reset(log, topic):
     log.groups.commit(member, {0: 1})
     log.groups.leave(member)
     for position in (10, 512 + 10):
-        flip(log.folder / "groups" / "billing" / "orders.offsets", position)
+        flip(log.folder / "groups" / "billing" / "orders" / "offsets", position)
     with pytest.raises(DamagedError) as caught:
         log.groups.join("billing", "orders")
     assert caught.value.data == {"group": "billing", "partition": 0}

@@ -10,7 +10,7 @@ import pytest
 
 from headwater.errors import BadEventError, BadKeyError, DamagedError, TooLargeError
 from headwater.events import key_bytes, partition_of
-from headwater.log import backpressure, drop
+from headwater.log import EventLog, backpressure, drop
 from headwater.log.topic import LARGEST_EVENT, OpenTopic
 from tests.log.given import amounts, declared, events, row_of, rows_of
 
@@ -328,7 +328,6 @@ def test_a_thread_that_reads_while_the_type_evolves_sees_one_type(log, monkeypat
     log.append("orders", rows_of(topic, [{"id": "a"}]))
     opened = log.opened("orders")
     frame, data = opened.fetch(0, 0, 1000)[0]
-    log.create(declared(type_="id string, more int"))
     seen = []
 
     def codec(schema):
@@ -338,5 +337,15 @@ def test_a_thread_that_reads_while_the_type_evolves_sees_one_type(log, monkeypat
 
     original = OpenTopic.reload.__globals__["Codec"]
     monkeypatch.setitem(OpenTopic.reload.__globals__, "Codec", codec)
-    opened.reload()
+    log.create(declared(type_="id string, more int"))
     assert seen == [(["id"], ["id"], ["id"])]
+
+
+def test_new_settings_reach_a_process_that_has_the_topic_open(log):
+    log.create(declared(durability="fast"))
+    opened = log.opened("orders")
+    with EventLog(log.folder) as other:
+        other.create(declared(durability="durable", overload="drop"))
+    opened.reload()
+    assert opened.partitions[0].written.durable
+    assert opened.door.overload.when_full.value == "drop newest"

@@ -200,12 +200,9 @@ class EventLog:
         self.disk.write_file(schema, topic.schema.serialize().to_pybytes())
         self.disk.write_file(folder / "topic.json", topic.to_json())
         self.disk.sync_folder(self.folder / "topics")
-        self._forget(topic.name)
+        if topic.name in self._open:
+            self._open[topic.name].reload()
         return topic
-
-    def _forget(self, name: str) -> None:
-        with self._mutex:
-            self._open.pop(name, None)
 
     def opened(self, name: str) -> OpenTopic:
         """The topic with its partitions; opened once per process."""

@@ -70,18 +70,14 @@ class OpenTopic:
         self._codecs: dict[int, Codec] = {}
         self._turn = count()
         self._settings: bytes | None = None
+        self.partitions: list[Partition] = []
         self.definition = self.reload()
         self.ends = Ends(disk, folder / "ends")
         self.counts = Counts(disk, folder / "counts")
         in_memory = self.definition.durability is Durability.MEMORY
         home = memory / folder.name if in_memory else folder
-        written = Written(
-            durable=self.definition.durability is Durability.DURABLE,
-            segment_size=self.definition.segment_size,
-            ahead=self.definition.ahead // _MICROSECOND,
-        )
         self.partitions = [
-            Partition(disk, clock, home / str(number), self.ends, number, written)
+            Partition(disk, clock, home / str(number), self.ends, number, _written(self.definition))
             for number in range(self.definition.partitions)
         ]
         self.door = Door(self._commit, self.definition.overload, self.counts.add)
@@ -100,6 +96,9 @@ class OpenTopic:
         # At once: a thread that decodes meanwhile must not see half of the old type and half of the new one.
         self._typed = (new, Codec(new.schema), storage_schema(new.schema))
         self.definition, self._settings = new, data
+        for partition in self.partitions:
+            partition.written = _written(new)
+            self.door.overload = new.overload
         return new
 
     def codec_of(self, version: int) -> Codec:
@@ -389,3 +388,11 @@ def _row(place: tuple[Entry, int]) -> Row:
     part = entry.content[index].part
     assert isinstance(part, Row)
     return part
+
+
+def _written(topic: Topic) -> Written:
+    return Written(
+        durable=topic.durability is Durability.DURABLE,
+        segment_size=topic.segment_size,
+        ahead=topic.ahead // _MICROSECOND,
+    )

@@ -60,7 +60,12 @@ class Counts:
 
     def read(self) -> dict[str, int]:
         """All counters by name."""
-        return dict(zip(COUNTED, self._totals(), strict=True))
+        with self._mutex:
+            self._disk.lock(self._handle)
+            try:
+                return dict(zip(COUNTED, self._totals(), strict=True))
+            finally:
+                self._disk.unlock(self._handle)
 
     def _totals(self) -> list[int]:
         data = self._disk.read(self._handle, 0, _LAYOUT.size)

@@ -68,7 +68,7 @@ class Door:
         count: Callable[[dict[str, int]], None],
     ) -> None:
         self._commit = commit
-        self._overload = overload
+        self.overload = overload
         self._count = count
         self._lock = threading.RLock()
         self._room = threading.Condition(self._lock)
@@ -137,7 +137,7 @@ class Door:
             return lead
 
     def _admit(self, entry: Entry) -> bool:
-        policy = self._overload
+        policy = self.overload
         if policy.when_full is WhenFull.DROP_SAMPLED and self._rows * 2 >= policy.events:
             self._sampled += 1
             if self._sampled % policy.one_in:
@@ -160,23 +160,23 @@ class Door:
         return self._drop(entry)
 
     def _drop(self, entry: Entry) -> bool:
-        entry.dropped = self._overload.when_full.value
+        entry.dropped = self.overload.when_full.value
         self._count({entry.dropped: entry.rows, "offered": entry.rows})
         return False
 
     def _wait_for_room(self, entry: Entry) -> None:
-        limit = self._overload.timeout
+        limit = self.overload.timeout
         deadline = None if limit is None else time.monotonic() + limit.total_seconds()
-        while self._rows and self._rows + entry.rows > self._overload.events:
+        while self._rows and self._rows + entry.rows > self.overload.events:
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 self._count({"refused": entry.rows, "offered": entry.rows})
                 raise OverloadedError(
-                    f"{self._rows:,} events wait already and the buffer holds {self._overload.events:,}",
+                    f"{self._rows:,} events wait already and the buffer holds {self.overload.events:,}",
                     detail="the topic's overload policy is backpressure; nothing of this call was appended",
                     fix="send again later, or choose another policy: overload=hw.drop()",
                     waiting=self._rows,
-                    limit=self._overload.events,
+                    limit=self.overload.events,
                 )
             self._room.wait(left)
 

@@ -148,8 +148,8 @@ class Groups:
         return [
             self.state(group, topic)
             for group in self._disk.names(self._folder)
-            for name in self._disk.names(self._folder / group)
-            if (topic := name.removesuffix(".offsets")) != name
+            for topic in self._disk.names(self._folder / group)
+            if self._offsets(group, topic).exists()
         ]
 
     def state(self, group: str, topic: str) -> GroupState:
@@ -211,7 +211,7 @@ class Groups:
         return self._beside(group, topic, "members")
 
     def _beside(self, group: str, topic: str, what: str) -> Path:
-        return self._folder / check_name(group, what="group") / f"{check_name(topic)}.{what}"
+        return self._folder / check_name(group, what="group") / check_name(topic) / what
 
     # -- files ---------------------------------------------------------------------------------------------------
 

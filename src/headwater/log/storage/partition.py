@@ -52,7 +52,7 @@ class Partition:
         self._boot = disk.boot()
         self._clock = clock
         self._ends = ends
-        self._written = written
+        self.written = written
         disk.make_folder(folder)
         self._lock_handle = disk.open(folder / "lock")
         self._mutex = threading.RLock()
@@ -143,7 +143,7 @@ class Partition:
             slot = self._rolled_if_due(found)
             now = self._clock.micros()
             producers = self._known_producers(slot)
-            laid = lay_out(parts, slot, now, self._written.ahead, producers)
+            laid = lay_out(parts, slot, now, self.written.ahead, producers)
             if laid.frames:
                 self._write(slot, b"".join(laid.data), laid.frames, now)
                 for frame in laid.frames:
@@ -173,7 +173,7 @@ class Partition:
         segment = self.files.segment(slot.segment)
         try:
             self.disk.write(segment.handle, slot.length, data)
-            if self._written.durable:
+            if self.written.durable:
                 self.disk.sync(segment.handle)
         except DiskFullError:
             self.disk.truncate(segment.handle, slot.length)
@@ -213,7 +213,7 @@ class Partition:
             self.roll(distrusted)
 
     def _rolled_if_due(self, slot: Slot) -> Slot:
-        full = slot.length >= self._written.segment_size and slot.next_offset > slot.segment
+        full = slot.length >= self.written.segment_size and slot.next_offset > slot.segment
         if full or self._too_old(slot):
             return self.roll(slot)
         return slot
@@ -226,7 +226,7 @@ class Partition:
             if not born:
                 return False
             self._born = (slot.segment, born)
-        return self._clock.micros() - born > self._written.segment_age
+        return self._clock.micros() - born > self.written.segment_age
 
     def roll(self, slot: Slot) -> Slot:
         """Start a new segment at the partition's end; only under the lock."""
