@@ -131,7 +131,7 @@ def garbled_schema(data: Path) -> None:
 
 
 def damaged_offsets(data: Path) -> None:
-    path = data / "groups" / "billing" / "notes.offsets"
+    path = data / "groups" / "billing" / "notes" / "offsets"
     path.write_bytes(bytes(path.stat().st_size))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from datetime import timedelta
 from decimal import Decimal
@@ -234,18 +235,24 @@ class SendingContract:
 
     def test_a_full_buffer_pushes_back(self, client: hw.Client, folder: Path):
         name = fresh()
-        policy = hw.backpressure("100 ms", events=1)
-        client.create_topic(name, "order_id string", overload=policy)
+        client.create_topic(name, "order_id string", overload=hw.backpressure("100 ms", events=1))
         client.send(name, {"order_id": "warm"})
-        senders = [
-            threading.Thread(target=client.send, args=(name, {"order_id": f"o-{n}"})) for n in range(2)
-        ]
+        outcomes: queue.Queue[hw.HeadwaterError | hw.Receipt] = queue.Queue()
+
+        def send(number: int) -> None:
+            try:
+                outcomes.put(client.send(name, {"order_id": f"o-{number}"}))
+            except hw.HeadwaterError as error:
+                outcomes.put(error)
+
+        senders = [threading.Thread(target=send, args=(number,)) for number in range(4)]
         with EventLog(folder) as log, log.opened(name).partitions[0].locked():
             for sender in senders:
                 sender.start()
-            refused = until_raised(errors.OverloadedError, lambda: client.send(name, {"order_id": "late"}))
+            refused = outcomes.get(timeout=60)  # one leads, one waits, nothing else can happen
         for sender in senders:
             sender.join()
+        assert isinstance(refused, errors.OverloadedError)
         assert refused.retryable
         assert refused.data["limit"] == 1
         counts = client.log.counts(name)
@@ -258,16 +265,6 @@ class SendingContract:
         client.send_many(name, orders(5))
         counts = client.log.counts(name)
         assert (counts["offered"], counts["appended"], counts["refused"]) == (5, 5, 0)
-
-
-def until_raised(kind: type[hw.HeadwaterError], call: Any) -> hw.HeadwaterError:
-    """The error, once the call raises it; until then it is called again."""
-    for _ in range(20):
-        try:
-            call()
-        except kind as error:
-            return error
-    pytest.fail(f"no {kind.__name__}")
 
 
 def _send_and_flush(producer: hw.Producer, value: dict[str, Any]) -> None:

@@ -40,10 +40,9 @@ class Faults:
 
 
 class Proxy:
-    """Listens on a port of its own and passes on to another one.
+    """Listens on a port of its own and passes on to `port`, which is set before the first connection.
 
     Args:
-        port: Where the real server listens; set it before the first connection.
         seed: Of everything that is drawn.
     """
 

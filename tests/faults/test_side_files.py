@@ -29,8 +29,8 @@ REBUILT = (
     "topics/t/counts",
     "topics/t/0/lock",
     "topics/t/1/lock",
-    "groups/g/t.lock",
-    "groups/g/t.members/state.json",
+    "groups/g/t/lock",
+    "groups/g/t/members/state.json",
 )
 # What only the user or the operator can give back.
 NAMED = (
@@ -38,7 +38,7 @@ NAMED = (
     "topics/t/topic.json",
     "topics/t/schema-0001.arrow",
     "topics/t/schema-0002.arrow",
-    "groups/g/t.offsets",
+    "groups/g/t/offsets",
 )
 
 
@@ -110,7 +110,7 @@ def test_a_missing_identity_is_made_anew(template, copy):
 
 
 def test_a_group_whose_offsets_are_gone_begins_anew(copy):
-    (copy / "groups/g/t.offsets").unlink()
+    (copy / "groups/g/t/offsets").unlink()
     _, unread, _ = answers(copy)
     assert len(unread) == 40
 
@@ -128,7 +128,7 @@ def test_a_lost_definition_can_be_written_again_over_its_events(template, copy):
 
 
 def test_damaged_offsets_of_a_group_are_mended_by_a_reset(copy):
-    (copy / "groups/g/t.offsets").write_bytes(random.Random(1).randbytes(2048))
+    (copy / "groups/g/t/offsets").write_bytes(random.Random(1).randbytes(2048))
     client = hw.connect(copy)
     with pytest.raises(DamagedError) as damaged:
         client.consumer("t", group="g")
@@ -142,7 +142,7 @@ def test_a_damaged_group_does_not_hide_the_others(copy):
     client = hw.connect(copy)
     with client.consumer("t", group="other", timeout="0s") as consumer:
         list(consumer)
-    (copy / "groups/g/t.offsets").write_bytes(random.Random(1).randbytes(2048))
+    (copy / "groups/g/t/offsets").write_bytes(random.Random(1).randbytes(2048))
     with pytest.raises(DamagedError):
         client.log.groups.state("g", "t")
     assert client.log.groups.state("other", "t").committed

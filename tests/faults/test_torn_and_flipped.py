@@ -55,7 +55,7 @@ def test_appends_go_on_behind_the_cut(patient):
     with patient.with_bytes(path, patient.bytes_of(path)[:-5]), EventLog(patient.folder) as log:
         end = log.ends("t")[0].end
         assert log.append("t", numbered_rows("new", 0, 2)).offsets.tolist() == [end, end + 1]
-        assert verify(log).faults[0].segment.endswith(f".torn-{patient.frames(path)[-1].position}")
+        assert verify(log).notes[0].segment.endswith(f".torn-{patient.frames(path)[-1].position}")
 
 
 @pytest.mark.parametrize("filled_with", ["zeros", "random bytes"])

@@ -84,7 +84,9 @@ class Offsets:
         data = self._disk.read_file(self.path)
         if data:
             self._disk.write_file(self.path, data)
-        for folder in self.path.parents[:3]:  # whoever made these may have died before it synced them
+        for folder in self.path.parents[
+            :4
+        ]:  # topic, group, groups, the log: whoever made these may have died before it synced them
             self._disk.sync_folder(folder)
 
     def remove(self) -> None:

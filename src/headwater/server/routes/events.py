@@ -30,8 +30,8 @@ from headwater.server.forms.documents import Appended
 from headwater.server.forms.formats import ARROW, CLOUD_EVENTS, JSON, NDJSON, Range, arrow_stream, json_events
 from headwater.server.forms.intake import About, from_document, from_headers
 from headwater.server.gateway import Gateway, json_answer
-from headwater.server.routes.direct import DirectRoute, parameters, query
-from headwater.server.routes.openapi import body, described, one_of
+from headwater.server.routes.direct import query
+from headwater.server.routes.openapi import Address, body, one_of, router_of
 
 __all__ = ["routes"]
 
@@ -53,18 +53,15 @@ _ATTRIBUTES: Final = {
 }
 
 
-def routes(gateway: Gateway) -> APIRouter:
-    """The routes of events."""
-    router, events = APIRouter(tags=["events"]), _Events(gateway)
-    path = "/api/topics/{name}/events"
-    router.add_api_route(
-        path,
-        events.append,
-        methods=["POST"],
-        route_class_override=DirectRoute,
-        **described(
-            "Append an event, or many as NDJSON",
-            one_of(Receipt, Appended),
+_PATH: Final = "/api/topics/{name}/events"
+_ADDRESSES: Final = (
+    Address(
+        "POST",
+        _PATH,
+        "append",
+        "Append an event, or many as NDJSON",
+        one_of(Receipt, Appended),
+        (
             UnknownTopicError,
             BadJsonError,
             BadEventError,
@@ -72,29 +69,33 @@ def routes(gateway: Gateway) -> APIRouter:
             TooLargeError,
             OverloadedError,
             DiskFullError,
-            takes=body(None, JSON) | body(None, CLOUD_EVENT) | body(None, NDJSON),
-            parameters=parameters(_ATTRIBUTES),
-            status=201,
         ),
-    )
-    router.add_api_route(
-        path,
-        events.read,
-        **described(
-            "Read a range of events",
-            body(None, NDJSON) | body(None, JSON) | body(None, ARROW) | body(None, CLOUD_EVENTS),
-            UnknownTopicError,
-            BadOffsetError,
-            DataGoneError,
-        ),
-    )
-    router.add_api_route(
-        path,
-        events.delete,
-        methods=["DELETE"],
-        **described("Delete a key from a compacted topic", body(Receipt), UnknownTopicError, BadKeyError),
-    )
-    return router
+        takes=body(None, JSON) | body(None, CLOUD_EVENT) | body(None, NDJSON),
+        query=_ATTRIBUTES,
+        status=201,
+    ),
+    Address(
+        "GET",
+        _PATH,
+        "read",
+        "Read a range of events",
+        body(None, NDJSON) | body(None, JSON) | body(None, ARROW) | body(None, CLOUD_EVENTS),
+        (UnknownTopicError, BadOffsetError, DataGoneError),
+    ),
+    Address(
+        "DELETE",
+        _PATH,
+        "delete",
+        "Delete a key from a compacted topic",
+        body(Receipt),
+        (UnknownTopicError, BadKeyError),
+    ),
+)
+
+
+def routes(gateway: Gateway) -> APIRouter:
+    """The routes of events."""
+    return router_of(_Events(gateway), "events", _ADDRESSES)
 
 
 class _Events:

@@ -13,7 +13,7 @@ from headwater.log import LogBatch
 from headwater.server.edge.problems import problem_bytes
 from headwater.server.forms.formats import EVENTS, Range, json_events, resume_of
 from headwater.server.gateway import Gateway
-from headwater.server.routes.openapi import body, described
+from headwater.server.routes.openapi import Address, body, router_of
 
 __all__ = ["routes"]
 
@@ -22,21 +22,21 @@ _AT_ONCE: Final = 256 << 10
 _CHUNK: Final = 64 << 10
 
 
+_ADDRESSES: Final = (
+    Address(
+        "GET",
+        "/api/topics/{name}/follow",
+        "follow",
+        "Follow a topic as server-sent events",
+        body(None, EVENTS),
+        (UnknownTopicError, BadOffsetError, DataGoneError),
+    ),
+)
+
+
 def routes(gateway: Gateway) -> APIRouter:
     """The route of live events."""
-    router, follow = APIRouter(tags=["events"]), _Follow(gateway)
-    router.add_api_route(
-        "/api/topics/{name}/follow",
-        follow.follow,
-        **described(
-            "Follow a topic as server-sent events",
-            body(None, EVENTS),
-            UnknownTopicError,
-            BadOffsetError,
-            DataGoneError,
-        ),
-    )
-    return router
+    return router_of(_Follow(gateway), "events", _ADDRESSES)
 
 
 class _Follow:

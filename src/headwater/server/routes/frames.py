@@ -27,8 +27,7 @@ from headwater.server.edge.bodies import as_json, media_type
 from headwater.server.edge.problems import refused
 from headwater.server.forms.documents import Fetch
 from headwater.server.gateway import Gateway
-from headwater.server.routes.direct import DirectRoute, parameters
-from headwater.server.routes.openapi import body, described
+from headwater.server.routes.openapi import Address, body, router_of
 
 __all__ = ["GROUP_CHANGED", "routes"]
 
@@ -37,43 +36,33 @@ _MOST_OF_A_PARTITION: Final = 16 << 20
 _MOST: Final = 32 << 20  # bytes of one answer, about
 
 
+_ADDRESSES: Final = (
+    Address(
+        "POST",
+        "/api/topics/{name}/frames",
+        "append",
+        "Append typed rows as one frame",
+        body(None, RECEIPTS),
+        (UnknownTopicError, BadEventError, BadKeyError, TooLargeError, OverloadedError, DiskFullError),
+        takes=body(None, FRAMES),
+        query={},
+    ),
+    Address(
+        "POST",
+        "/api/topics/{name}/fetch",
+        "fetch",
+        "Fetch stored frames from offsets on; may wait for the first",
+        body(None, FRAMES),
+        (UnknownTopicError, BadOffsetError, DataGoneError),
+        takes=body(Fetch),
+        query={},
+    ),
+)
+
+
 def routes(gateway: Gateway) -> APIRouter:
     """The routes of frames."""
-    router, frames = APIRouter(tags=["frames"]), _Frames(gateway)
-    router.add_api_route(
-        "/api/topics/{name}/frames",
-        frames.append,
-        methods=["POST"],
-        route_class_override=DirectRoute,
-        **described(
-            "Append typed rows as one frame",
-            body(None, RECEIPTS),
-            UnknownTopicError,
-            BadEventError,
-            BadKeyError,
-            TooLargeError,
-            OverloadedError,
-            DiskFullError,
-            takes=body(None, FRAMES),
-            parameters=parameters({}),
-        ),
-    )
-    router.add_api_route(
-        "/api/topics/{name}/fetch",
-        frames.fetch,
-        methods=["POST"],
-        route_class_override=DirectRoute,
-        **described(
-            "Fetch stored frames from offsets on; may wait for the first",
-            body(None, FRAMES),
-            UnknownTopicError,
-            BadOffsetError,
-            DataGoneError,
-            takes=body(Fetch),
-            parameters=parameters({}),
-        ),
-    )
-    return router
+    return router_of(_Frames(gateway), "frames", _ADDRESSES)
 
 
 class _Frames:

@@ -33,7 +33,7 @@ from headwater.server.forms.documents import (
 )
 from headwater.server.forms.formats import start_of
 from headwater.server.gateway import Gateway, json_answer
-from headwater.server.routes.openapi import body, described, listed
+from headwater.server.routes.openapi import Address, body, listed, router_of
 from headwater.server.wakes import Watch
 
 __all__ = ["routes"]
@@ -42,68 +42,77 @@ R = TypeVar("R")
 _LONGEST_SESSION = 86_400.0  # seconds
 
 
+_ONE = "/api/groups/{group}/{topic}"
+_ADDRESSES = (
+    Address("GET", "/api/groups", "states", "List groups", listed("groups", GroupState)),
+    Address(
+        "GET",
+        "/api/lag",
+        "lag",
+        "How far groups are behind",
+        listed("lag", LagDocument),
+        (UnknownGroupError,),
+    ),
+    Address("GET", _ONE, "state", "A group on a topic", body(GroupState), (UnknownGroupError,)),
+    Address(
+        "POST",
+        f"{_ONE}/members",
+        "join",
+        "Join a group",
+        body(Membership),
+        (UnknownTopicError,),
+        takes=body(JoinWanted),
+    ),
+    Address(
+        "POST",
+        f"{_ONE}/members/{{member}}/sync",
+        "sync",
+        "Stay a member, and learn what is mine now",
+        body(Membership),
+        (UnknownGroupError, FencedError),
+        takes=body(CommitWanted),
+    ),
+    Address(
+        "POST",
+        f"{_ONE}/members/{{member}}/commit",
+        "commit",
+        "Say that everything below these offsets is done",
+        errors=(UnknownGroupError, FencedError, BadOffsetError),
+        takes=body(CommitWanted),
+        status=204,
+    ),
+    Address(
+        "DELETE",
+        f"{_ONE}/members/{{member}}",
+        "leave",
+        "Leave a group",
+        errors=(UnknownGroupError,),
+        status=204,
+    ),
+    Address(
+        "POST",
+        f"{_ONE}/changes",
+        "changes",
+        "Keep members alive, and wait for a change of the group",
+        body(Changes),
+        (UnknownGroupError,),
+        takes=body(ChangesWanted),
+    ),
+    Address(
+        "POST",
+        f"{_ONE}/offsets",
+        "reset",
+        "Set where a group goes on",
+        listed("moves", MoveDocument),
+        (UnknownTopicError, RefusedError, BadOffsetError),
+        takes=body(ResetWanted),
+    ),
+)
+
+
 def routes(gateway: Gateway) -> APIRouter:
     """The routes of groups."""
-    router, groups = APIRouter(tags=["groups"]), _Groups(gateway)
-    one = "/api/groups/{group}/{topic}"
-    router.add_api_route(
-        "/api/groups", groups.states, **described("List groups", listed("groups", GroupState))
-    )
-    router.add_api_route(
-        "/api/lag",
-        groups.lag,
-        **described("How far groups are behind", listed("lag", LagDocument), UnknownGroupError),
-    )
-    router.add_api_route(
-        one, groups.state, **described("A group on a topic", body(GroupState), UnknownGroupError)
-    )
-    writing: dict[tuple[str, str, Any], Any] = {
-        ("/members", "POST", groups.join): (
-            "Join a group",
-            body(Membership),
-            JoinWanted,
-            (UnknownTopicError,),
-        ),
-        ("/members/{member}/sync", "POST", groups.sync): (
-            "Stay a member, and learn what is mine now",
-            body(Membership),
-            CommitWanted,
-            (FencedError,),
-        ),
-        ("/members/{member}/commit", "POST", groups.commit): (
-            "Say that everything below these offsets is done",
-            {},
-            CommitWanted,
-            (FencedError, BadOffsetError),
-        ),
-        ("/members/{member}", "DELETE", groups.leave): ("Leave a group", {}, None, ()),
-        ("/changes", "POST", groups.changes): (
-            "Keep members alive, and wait for a change of the group",
-            body(Changes),
-            ChangesWanted,
-            (UnknownTopicError,),
-        ),
-        ("/offsets", "POST", groups.reset): (
-            "Set where a group goes on",
-            listed("moves", MoveDocument),
-            ResetWanted,
-            (UnknownTopicError, RefusedError, BadOffsetError),
-        ),
-    }
-    for (path, method, call), (summary, gives, takes, errors) in writing.items():
-        router.add_api_route(
-            one + path,
-            call,
-            methods=[method],
-            **described(
-                summary,
-                gives,
-                *errors,
-                takes=body(takes) if takes else None,
-                status=200 if gives else 204,
-            ),
-        )
-    return router
+    return router_of(_Groups(gateway), "groups", _ADDRESSES)
 
 
 class _Groups:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
-from fastapi import FastAPI, Response
+from fastapi import APIRouter, FastAPI, Response
 from fastapi.openapi.utils import get_openapi
 
 from headwater import __version__
 from headwater.errors import HeadwaterError
 from headwater.server.edge.problems import PROBLEM
 from headwater.server.forms import documents
+from headwater.server.routes.direct import DirectRoute, parameters
 
-__all__ = ["JSON", "body", "described", "install", "listed", "one_of"]
+__all__ = ["JSON", "Address", "body", "install", "listed", "one_of", "router_of"]
 
 JSON: Final = "application/json"
 _PROBLEM: Final = {PROBLEM: {"schema": {"$ref": "#/components/schemas/Problem"}}}
@@ -24,47 +27,76 @@ _ABOUT: Final = (
 )
 
 
-def described(
-    summary: str,
-    gives: dict[str, Any],
-    *errors: type[HeadwaterError],
-    takes: dict[str, Any] | None = None,
-    parameters: list[dict[str, Any]] | None = None,
-    status: int = 200,
-) -> dict[str, Any]:
-    """What a route says about itself, as arguments of `add_api_route`.
+@dataclass(frozen=True)
+class Address:
+    """One address of the gateway, and what it says about itself.
 
-    Args:
+    Attributes:
+        method: Of HTTP.
+        path: With its parameters in braces.
+        call: The name of the function that answers.
         summary: One line.
-        gives: The answer's schema by media type, from `body` or `listed`.
+        gives: The answer's schema by media type, from `body` or `listed`; none: an empty answer.
         errors: What it refuses with, besides what any request can be refused with.
         takes: The request's schema by media type.
-        parameters: Those that FastAPI cannot find by itself.
-        status: Of the answer.
+        query: For a route on the hot path, which FastAPI does not look into: its parameters and what they mean.
+        status: Of the usual answer.
     """
-    responses: dict[int | str, Any] = {
-        status: {"description": summary, "content": gives} if gives else {"description": summary},
-        "default": {
-            "description": "A problem: bad parameters, a foreign host, or a fault of the node",
-            "content": _PROBLEM,
-        },
-    }
-    codes: dict[int, list[str]] = defaultdict(list)
-    for error in errors:
-        codes[error.status].append(error.code)
-    for number, names in codes.items():
-        responses[number] = {"description": ", ".join(names), "content": _PROBLEM}
-    extra: dict[str, Any] = {"requestBody": {"required": True, "content": takes}} if takes else {}
-    if parameters:
-        extra["parameters"] = parameters
-    return {
-        "summary": summary,
-        "responses": responses,
-        "status_code": status,
-        "response_class": Response,
-        "response_model": None,
-        "openapi_extra": extra,
-    }
+
+    method: str
+    path: str
+    call: str
+    summary: str
+    gives: dict[str, Any] = field(default_factory=dict)
+    errors: tuple[type[HeadwaterError], ...] = ()
+    takes: dict[str, Any] | None = None
+    query: dict[str, str] | None = None
+    status: int = 200
+
+    def responses(self) -> dict[int | str, Any]:
+        """All answers, for the description."""
+        usual: dict[str, Any] = {"description": self.summary}
+        found: dict[int | str, Any] = {
+            self.status: usual | ({"content": self.gives} if self.gives else {}),
+            "default": {
+                "description": "A problem: bad parameters, a foreign host, or a fault of the node",
+                "content": _PROBLEM,
+            },
+        }
+        codes: dict[int, list[str]] = defaultdict(list)
+        for error in self.errors:
+            codes[error.status].append(error.code)
+        for number, names in codes.items():
+            found[number] = {"description": ", ".join(names), "content": _PROBLEM}
+        return found
+
+    def extra(self) -> dict[str, Any]:
+        """What FastAPI cannot find out by itself."""
+        found: dict[str, Any] = {}
+        if self.takes:
+            found["requestBody"] = {"required": True, "content": self.takes}
+        if self.query is not None:
+            found["parameters"] = parameters(self.query)
+        return found
+
+
+def router_of(answering: object, tag: str, addresses: Iterable[Address]) -> APIRouter:
+    """The routes of these addresses, answered by the functions of an object."""
+    router = APIRouter(tags=[tag])
+    for address in addresses:
+        router.add_api_route(
+            address.path,
+            getattr(answering, address.call),
+            methods=[address.method],
+            summary=address.summary,
+            status_code=address.status,
+            responses=address.responses(),
+            openapi_extra=address.extra(),
+            response_class=Response,
+            response_model=None,
+            route_class_override=None if address.query is None else DirectRoute,
+        )
+    return router
 
 
 def body(of: type | None = None, media: str = JSON) -> dict[str, Any]:

@@ -11,18 +11,19 @@ from fastapi import APIRouter, Response
 
 from headwater import __version__
 from headwater.server.gateway import Gateway
-from headwater.server.routes.openapi import body, described
+from headwater.server.routes.openapi import Address, body, router_of
 
 __all__ = ["routes"]
 
 _FOLDER: Final = Path(__file__).parents[1] / "page"
 
 
+_ADDRESSES: Final = (Address("GET", "/", "page", "The page of the node", body(None, "text/html")),)
+
+
 def routes(_: Gateway) -> APIRouter:
     """The route of the page."""
-    router = APIRouter(tags=["node"])
-    router.add_api_route("/", _page, **described("The page of the node", body(None, "text/html")))
-    return router
+    return router_of(_Page(), "node", _ADDRESSES)
 
 
 @lru_cache(maxsize=1)
@@ -33,18 +34,19 @@ def _parts() -> tuple[str, str, str]:
     return html, css, js
 
 
-async def _page() -> Response:
-    """Everything it needs is in it; scripts and styles run only with the nonce of this answer."""
-    nonce = secrets.token_urlsafe(18)
-    html, css, js = _parts()
-    text = (
-        html.replace("{{nonce}}", nonce)
-        .replace("{{version}}", __version__)
-        .replace("{{style}}", css)
-        .replace("{{script}}", js)
-    )
-    policy = (
-        f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; "
-        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    )
-    return Response(text, headers={"content-security-policy": policy}, media_type="text/html")
+class _Page:
+    async def page(self) -> Response:
+        """Everything it needs is in it; scripts and styles run only with the nonce of this answer."""
+        nonce = secrets.token_urlsafe(18)
+        html, css, js = _parts()
+        text = (
+            html.replace("{{nonce}}", nonce)
+            .replace("{{version}}", __version__)
+            .replace("{{style}}", css)
+            .replace("{{script}}", js)
+        )
+        policy = (
+            f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; "
+            "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        )
+        return Response(text, headers={"content-security-policy": policy}, media_type="text/html")

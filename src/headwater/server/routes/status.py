@@ -11,17 +11,20 @@ from headwater import __version__
 from headwater.events.values import moment_text
 from headwater.server.forms.documents import Health, Version
 from headwater.server.gateway import Gateway, json_answer
-from headwater.server.routes.openapi import body, described
+from headwater.server.routes.openapi import Address, body, router_of
 
 __all__ = ["routes"]
 
 
+_ADDRESSES = (
+    Address("GET", "/api/health", "health", "How the node is", body(Health)),
+    Address("GET", "/api/version", "version", "Which version answers", body(Version)),
+)
+
+
 def routes(gateway: Gateway) -> APIRouter:
     """The routes of the node itself."""
-    router, status = APIRouter(tags=["node"]), _Status(gateway)
-    router.add_api_route("/api/health", status.health, **described("How the node is", body(Health)))
-    router.add_api_route("/api/version", status.version, **described("Which version answers", body(Version)))
-    return router
+    return router_of(_Status(gateway), "node", _ADDRESSES)
 
 
 class _Status:

@@ -41,7 +41,7 @@ from headwater.server.forms.documents import (
 from headwater.server.forms.formats import resume_of, start_of
 from headwater.server.forms.schemas import from_arrow_text, json_schema, schema_document
 from headwater.server.gateway import Gateway, json_answer
-from headwater.server.routes.openapi import body, described, listed
+from headwater.server.routes.openapi import Address, body, listed, router_of
 from headwater.units import duration, size
 
 __all__ = ["routes"]
@@ -51,60 +51,65 @@ DDL = "text/plain"
 JSON_SCHEMA = "application/schema+json"
 
 
+_ONE = "/api/topics/{name}"
+_ADDRESSES = (
+    Address("GET", "/api/topics", "all", "List topics", listed("topics", TopicSummary)),
+    Address(
+        "POST",
+        "/api/topics",
+        "create",
+        "Create a topic, or bring it up to a definition",
+        body(TopicDocument),
+        (BadNameError, BadTypeError, SchemaConflictError, TopicExistsError),
+        takes=body(NewTopic),
+    ),
+    Address("GET", _ONE, "get", "A topic's definition", body(TopicDocument), (UnknownTopicError,)),
+    Address(
+        "GET",
+        f"{_ONE}/schema",
+        "schema",
+        "A topic's type, newest or at a version",
+        body(SchemaDocument) | body(None, JSON_SCHEMA) | body(None, ARROW_SCHEMA) | body(None, DDL),
+        (UnknownTopicError,),
+    ),
+    Address(
+        "GET",
+        f"{_ONE}/ends",
+        "ends",
+        "What each partition holds; may wait for a change",
+        listed("partitions", EndsDocument),
+        (UnknownTopicError,),
+    ),
+    Address(
+        "GET",
+        f"{_ONE}/find",
+        "find",
+        "The offset of a start in a partition",
+        body(Found),
+        (UnknownTopicError, BadOffsetError, BadTimeError),
+    ),
+    Address(
+        "GET",
+        f"{_ONE}/counts",
+        "counts",
+        "What the topic's door decided",
+        body(CountsDocument),
+        (UnknownTopicError,),
+    ),
+    Address(
+        "GET",
+        f"{_ONE}/sequences",
+        "sequences",
+        "Highest sequence of a producer per partition",
+        body(Sequences),
+        (UnknownTopicError,),
+    ),
+)
+
+
 def routes(gateway: Gateway) -> APIRouter:
     """The routes of topics."""
-    router, topics = APIRouter(tags=["topics"]), _Topics(gateway)
-    schemas = body(SchemaDocument) | body(None, JSON_SCHEMA) | body(None, ARROW_SCHEMA) | body(None, DDL)
-    router.add_api_route(
-        "/api/topics", topics.all, **described("List topics", listed("topics", TopicSummary))
-    )
-    router.add_api_route(
-        "/api/topics",
-        topics.create,
-        methods=["POST"],
-        **described(
-            "Create a topic, or bring it up to a definition",
-            body(TopicDocument),
-            BadNameError,
-            BadTypeError,
-            SchemaConflictError,
-            TopicExistsError,
-            takes=body(NewTopic),
-        ),
-    )
-    one = "/api/topics/{name}"
-    unknown = UnknownTopicError
-    router.add_api_route(one, topics.get, **described("A topic's definition", body(TopicDocument), unknown))
-    router.add_api_route(
-        f"{one}/schema",
-        topics.schema,
-        **described("A topic's type, newest or at a version", schemas, unknown),
-    )
-    router.add_api_route(
-        f"{one}/ends",
-        topics.ends,
-        **described(
-            "What each partition holds; may wait for a change", listed("partitions", EndsDocument), unknown
-        ),
-    )
-    router.add_api_route(
-        f"{one}/find",
-        topics.find,
-        **described(
-            "The offset of a start in a partition", body(Found), unknown, BadOffsetError, BadTimeError
-        ),
-    )
-    router.add_api_route(
-        f"{one}/counts",
-        topics.counts,
-        **described("What the topic's door decided", body(CountsDocument), unknown),
-    )
-    router.add_api_route(
-        f"{one}/sequences",
-        topics.sequences,
-        **described("Highest sequence of a producer per partition", body(Sequences), unknown),
-    )
-    return router
+    return router_of(_Topics(gateway), "topics", _ADDRESSES)
 
 
 class _Topics:
