@@ -18,7 +18,7 @@ import pyarrow as pa
 from headwater.cli.checks import Check, State, clock_against
 from headwater.cli.node import node_of
 from headwater.cli.words import bytes_text, plural
-from headwater.errors import HeadwaterError
+from headwater.errors import DamagedError, HeadwaterError
 from headwater.log import EventLog, Topic
 from headwater.log.storage import Disk, Ends
 from headwater.log.storage.segment import FORMAT
@@ -37,7 +37,7 @@ def log_checks(folder: Path) -> Iterator[Check]:
     yield Check("format", State.OK, f"format {FORMAT}, which this version reads and writes")
     yield _node(folder)
     sound: dict[str, int] = {}
-    faults = [*_topic_faults(folder, sound), *_group_faults(folder, sound), *_leftovers(folder)]
+    faults = [*_topic_faults(folder, sound), *_group_faults(folder), *_leftovers(folder)]
     yield from faults
     if not faults:
         topics = plural(len(_topic_folders(folder)), "topic")
@@ -115,17 +115,14 @@ def _damaged_ends(place: Path, partitions: int) -> list[int]:
         ends.close()
 
 
-def _group_faults(folder: Path, sound: dict[str, int]) -> Iterator[Check]:
+def _group_faults(folder: Path) -> Iterator[Check]:
     with EventLog(folder) as log:
-        for path in sorted((folder / "groups").glob("*/*.offsets")):
-            group, topic = path.parent.name, path.name.removesuffix(".offsets")
-            missing = sorted(set(range(sound.get(topic, 0))) - set(log.groups.committed(group, topic)))
-            if missing:
-                detail = (
-                    f"committed offsets of {topic}, partitions {', '.join(map(str, missing))}, are damaged"
-                )
-                fix = f"headwater reset {group} --topic {topic} --to earliest"
-                yield Check(f"group {group}", State.FAIL, detail, fix)
+        for path in sorted((folder / "groups").glob("*/*/offsets")):
+            group, topic = path.parent.parent.name, path.parent.name
+            try:
+                log.groups.committed(group, topic)
+            except DamagedError as error:
+                yield Check(f"group {group}", State.FAIL, f"{error.what}: {error.detail}", error.fix or "")
 
 
 def _leftovers(folder: Path) -> Iterator[Check]:
