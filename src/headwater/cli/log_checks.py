@@ -122,7 +122,7 @@ def _group_faults(folder: Path) -> Iterator[Check]:
             try:
                 log.groups.committed(group, topic)
             except DamagedError as error:
-                yield Check(f"group {group}", State.FAIL, f"{error.what}: {error.detail}", error.fix or "")
+                yield Check(f"group {group}", State.FAIL, f"{error.what}: {error.detail}", error.fix)
 
 
 def _leftovers(folder: Path) -> Iterator[Check]:

@@ -52,8 +52,7 @@ class Node:
 
     Example:
         >>> import headwater as hw, tempfile
-        >>> with Node(tempfile.mkdtemp(), port=0) as node:
-        ...     client = hw.connect(node.url)
+        >>> with Node(tempfile.mkdtemp(), port=0) as node, hw.connect(node.url) as client:
         ...     _ = client.create_topic("orders", "order_id string")
         ...     client.topics()
         ['orders']

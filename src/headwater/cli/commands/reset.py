@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +12,7 @@ from headwater.cli.options import DEFAULTS, Options, connected
 from headwater.cli.output import Column, Output
 from headwater.cli.positions import PositionText, position
 from headwater.cli.words import count, plural
-from headwater.errors import NeedsConfirmationError, RefusedError, UnknownGroupError
+from headwater.errors import NeedsConfirmationError, RefusedError
 
 if TYPE_CHECKING:
     from headwater.client import Client, Move
@@ -72,10 +73,8 @@ def reset(
 
 def _require(client: Client, group: str, topic: str) -> None:
     client.topic(topic)
-    known = sorted({state.group for state in client.log.groups.states() if state.topic == topic})
-    if group not in known:
-        detail = f"groups on it: {', '.join(known)}" if known else "no group has read it yet"
-        raise UnknownGroupError(f'no group "{group}" on topic "{topic}"', detail=detail, group=group)
+    with contextlib.suppress(DamagedError):  # it is there, and a reset mends it
+        client.log.groups.state(group, topic)
 
 
 def _ask(output: Output, group: str, topic: str) -> None:
