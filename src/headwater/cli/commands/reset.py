@@ -12,7 +12,7 @@ from headwater.cli.options import DEFAULTS, Options, connected
 from headwater.cli.output import Column, Output
 from headwater.cli.positions import PositionText, position
 from headwater.cli.words import count, plural
-from headwater.errors import NeedsConfirmationError, RefusedError
+from headwater.errors import DamagedError, NeedsConfirmationError, RefusedError
 
 if TYPE_CHECKING:
     from headwater.client import Client, Move
