@@ -55,8 +55,8 @@ class Process:
 class World:
     """Runs steps; raises `AssertionError` when the log and the model differ."""
 
-    def __init__(self, seed: int) -> None:
-        self.chance = random.Random(seed)
+    def __init__(self, seed: int | random.Random) -> None:
+        self.chance = random.Random(seed) if isinstance(seed, int) else seed
         self.machine = Machine()
         self.clock = SimulatedClock()
         self.topic = self._topic()

@@ -56,14 +56,17 @@ class TableReader:
         """
         rows: dict[bytes, dict[str, Any]] = {}
         seen: dict[int, int] = {}
+        version = self._log.topic(self._topic).version
         for event in self._events(None if stop is None else "latest" if stop == "end" else stop):
             seen[event.partition] = event.offset
-            change = self._change(rows, event, Position.of(self._topic, seen))
+            change = self._change(rows, event, Position.of(self._topic, seen), version)
             here = Position.of(self._topic, {event.partition: event.offset})
             if change is not None and not (since is not None and here <= since):
                 yield change
 
-    def _change(self, rows: dict[bytes, dict[str, Any]], event: Event, position: Position) -> Change | None:
+    def _change(
+        self, rows: dict[bytes, dict[str, Any]], event: Event, position: Position, version: int
+    ) -> Change | None:
         before = rows.get(key_bytes(event.key))
         _apply(rows, event)
         if before is None and event.value is None:
@@ -84,7 +87,7 @@ class TableReader:
             transaction=Transaction(
                 id=event.id, committed_at=cast(datetime, event.received_at), index=0, last=True
             ),
-            schema=self._log.topic(self._topic).version,
+            schema=version,
         )
 
     def _events(self, stop: Start | None) -> Iterator[Event]:
