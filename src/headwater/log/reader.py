@@ -51,6 +51,8 @@ class Reader:
             self.positions[batch.partition] = max(self.positions[batch.partition], batch.next_offset)
         if self._stops is None:
             return found
+        if not found:  # compaction took what was left below the stops: there is nothing to come
+            self.positions.update({partition: self._stops[partition] for partition in wanted})
         return [_before(batch, self._stops[batch.partition]) for batch in found]
 
     def _unfinished(self) -> dict[int, int]:

@@ -25,7 +25,7 @@ class Offsets:
 
     Example:
         >>> import tempfile
-        >>> offsets = Offsets(Disk(), Path(tempfile.mkdtemp()) / "orders" / "offsets", "billing", "orders")
+        >>> offsets = Offsets(Disk(), Path(tempfile.mkdtemp()) / "offsets", "billing", "orders")
         >>> offsets.begin({0: 0, 1: 0}, now=0); offsets.store({1: 7}, now=1); offsets.read()
         {0: 0, 1: 7}
     """

@@ -27,6 +27,7 @@ from headwater.log.topic import OpenTopic
 __all__ = ["Compacted", "compact"]
 
 _FRAME_ROWS = 50_000
+_FRAME_BYTES = 16 << 20
 _KEEP_TOMBSTONES = timedelta(days=1)
 
 
@@ -60,7 +61,10 @@ def compact(topic: OpenTopic, number: int, now: int, *, eager: bool = False) -> 
         new, old = (sum(map(partition.files.size_of, bases)) for bases in (dirty, clean))
         if not dirty or (new < old and not eager):
             return Compacted(number)
-        return _Pass(topic, partition, slot, now).run(closed, dirty)
+        try:
+            return _Pass(topic, partition, slot, now).run(closed, dirty)
+        except FileNotFoundError:  # retention removed some of them meanwhile: the next pass sees what is left
+            return Compacted(number)
 
 
 @contextlib.contextmanager
@@ -129,12 +133,15 @@ class _Pass:
             self.partition.disk.write(new.handle, length, data)
             length += len(data)
         self.partition.disk.sync(new.handle)
-        self._swap(new.path_beside, first.path, bases[1:])
+        self._swap(new.path_beside, first, bases[1:])
 
-    def _swap(self, beside: Path, target: Path, leftovers: list[int]) -> None:
+    def _swap(self, beside: Path, first: Segment, leftovers: list[int]) -> None:
         with self.partition.locked() as slot:
+            if slot.start_offset > first.base:  # retention was quicker: what it removed must not come back
+                self.partition.disk.remove(beside)
+                return
             self.partition.publish(replace(slot, dirty=True))
-            self.partition.disk.replace(beside, target)
+            self.partition.disk.replace(beside, first.path)
             for base in leftovers:
                 self.partition.disk.remove(self.partition.files.segment(base).path)
             self.partition.disk.sync_folder(self.partition.folder)
@@ -143,18 +150,19 @@ class _Pass:
 
     def _kept_frames(self, bases: list[int]) -> Iterator[bytes]:
         waiting: list[LogBatch] = []
+        rows = nbytes = 0
         for base in bases:
             for frame, data in self.partition.files.frames(base, self.slot):
-                if frame.kind is Kind.MARK:
-                    yield from self._joined(waiting)
-                    waiting = []
-                    yield bytes(data)
-                elif frame.kind is Kind.EVENTS:
+                if frame.kind is Kind.EVENTS:
                     batch = self.topic.decode(self.partition.number, frame, data)
                     waiting.append(batch.select(self._keep(batch)))
-                    if sum(other.values.num_rows for other in waiting) >= _FRAME_ROWS:
-                        yield from self._joined(waiting)
-                        waiting = []
+                    rows += waiting[-1].values.num_rows
+                    nbytes += waiting[-1].values.nbytes
+                if frame.kind is Kind.MARK or rows >= _FRAME_ROWS or nbytes >= _FRAME_BYTES:
+                    yield from self._joined(waiting)
+                    waiting, rows, nbytes = [], 0, 0
+                if frame.kind is Kind.MARK:
+                    yield bytes(data)
         yield from self._joined(waiting)
 
     def _keep(self, batch: LogBatch) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

@@ -1,0 +1,198 @@
+"""Faults that were found once, each with the shortest way to it."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+
+import pytest
+
+import headwater as hw
+from headwater.errors import DamagedError
+from headwater.events import ManualClock
+from headwater.log import EventLog, Retention, Rows
+from headwater.log.storage import Part, Partition
+from headwater.log.storage.disk import Disk
+from headwater.log.upkeep import Upkeep, compact
+from tests.faults.processes import declared, numbered_rows, read_all
+from tests.faults.simulated_disk import DiedError, Machine, SimulatedDisk
+from tests.faults.test_kill_in_upkeep import prepared
+
+
+def idempotent(first: int, rows: int) -> Rows:
+    return Rows(numbered_rows("x", first, rows).values, 1, {}, 0, "x", first)
+
+
+def partition_of(log: EventLog) -> Partition:
+    return log.opened("t").partitions[0]
+
+
+def roll(log: EventLog) -> None:
+    with partition_of(log).locked() as slot:
+        partition_of(log).roll(slot)
+
+
+def numbers(log: EventLog) -> list[int]:
+    return [found.event.seq for found in read_all(log)]
+
+
+@pytest.fixture
+def pair(tmp_path) -> tuple[EventLog, EventLog]:
+    """The same log open in two processes."""
+    one, other = EventLog(tmp_path), EventLog(tmp_path)
+    one.create(declared(segment_size=2_000))
+    return one, other
+
+
+def test_a_segment_made_anew_under_its_name_is_noticed_by_others(pair):
+    """The other one would go on writing to the removed file, and its events would be lost."""
+    one, other = pair
+    other.append("t", numbered_rows("a", 0, 1))
+    roll(one)
+    other.append("t", numbered_rows("a", 1, 1))
+    roll(one)
+    roll(other)
+    roll(one)
+    other.append("t", numbered_rows("a", 2, 1))
+    one.append("t", numbered_rows("a", 3, 1))
+    assert numbers(one) == numbers(other) == [0, 1, 2, 3]
+
+
+def test_a_reader_at_the_end_of_a_segment_goes_on_in_the_next(pair):
+    """It looked at the end of the closed segment again and again, for ever."""
+    one, other = pair
+    one.append("t", numbered_rows("a", 0, 2))
+    assert len(other.fetch("t", {0: 0})) == 1
+    assert other.fetch("t", {0: 2}) == []
+    roll(one)
+    one.append("t", numbered_rows("a", 2, 2))
+    [batch] = other.fetch("t", {0: 2})
+    assert batch.offsets.tolist() == [2, 3]
+
+
+def test_receipts_of_repeats_name_the_offsets_they_were_written_at(pair):
+    """Two earlier batches with another sender's event between them."""
+    one, other = pair
+    one.append("t", idempotent(0, 1))
+    other.append("t", numbered_rows("a", 0, 1))
+    one.append("t", idempotent(1, 1))
+    assert other.append("t", idempotent(0, 3)).offsets.tolist() == [0, 2, 3]
+
+
+def test_a_repeat_is_known_although_the_ends_were_lost_on_the_way(pair, tmp_path):
+    """The writer had not noticed that somebody else had repaired the partition."""
+    one, other = pair
+    one.append("t", idempotent(0, 1))
+    (tmp_path / "topics" / "t" / "ends").write_bytes(b"")
+    other.append("t", idempotent(1, 1))
+    (tmp_path / "topics" / "t" / "ends").write_bytes(b"")
+    assert one.append("t", idempotent(1, 1)).duplicates == 1
+
+
+def test_what_the_dead_had_not_made_durable_is_made_so_by_the_next(tmp_path):
+    """A segment renamed into its place, its maker dead before the folder was synced; then a power cut."""
+    machine = Machine()
+    log = EventLog("/data", disk=SimulatedDisk(machine))
+    log.create(declared())
+    log.append("t", numbered_rows("a", 0, 1))
+    log.disk.fail("sync_folder", 1, None)  # type: ignore[attr-defined]
+    with pytest.raises(DiedError):
+        roll(log)
+    other = EventLog("/data", disk=SimulatedDisk(machine))
+    other.append("t", numbered_rows("a", 1, 1))
+    for seed in range(20):
+        machine.lose_power(random.Random(seed))
+        assert numbers(EventLog("/data", disk=SimulatedDisk(machine))) == [0, 1]
+
+
+def test_a_hole_in_an_unacknowledged_write_is_a_torn_tail(tmp_path):
+    """Several senders shared it; the first batch was lost, the second was whole: no damage, nobody was told."""
+    log = EventLog(tmp_path)
+    log.create(declared())
+    log.append("t", numbered_rows("a", 0, 1))
+    before = partition_of(log).slot()
+    parts = [Part(numbered_rows("a", first, 2).values, 1) for first in (1, 3, 5)]
+    partition_of(log).append(parts)
+    path = partition_of(log).files.segment(0).path
+    data = bytearray(path.read_bytes())
+    data[before.length + 50] ^= 1
+    path.write_bytes(bytes(data))
+    (tmp_path / "topics" / "t" / "ends").unlink()
+    assert numbers(EventLog(tmp_path)) == [0]
+
+
+def test_a_hole_with_a_later_write_behind_it_is_damage(tmp_path):
+    log = EventLog(tmp_path)
+    log.create(declared())
+    log.append("t", numbered_rows("a", 0, 1))
+    before = partition_of(log).slot()
+    partition_of(log).append([Part(numbered_rows("a", first, 2).values, 1) for first in (1, 3)])
+    log.append("t", numbered_rows("a", 5, 1))
+    path = partition_of(log).files.segment(0).path
+    data = bytearray(path.read_bytes())
+    data[before.length + 50] ^= 1
+    path.write_bytes(bytes(data))
+    (tmp_path / "topics" / "t" / "ends").unlink()
+    other = EventLog(tmp_path)
+    assert other.ends("t")[0].end == 6
+    with pytest.raises(DamagedError):
+        numbers(other)
+
+
+def test_a_power_cut_in_retention_leaves_no_gap(tmp_path):
+    for seed in range(60):
+        machine = Machine()
+        log = EventLog("/data", disk=SimulatedDisk(machine))
+        log.create(declared(segment_size=600, retention=Retention(size=1_500)))
+        for number in range(12):
+            log.append("t", numbered_rows("a", number, 1))
+        log.disk.fail("any", random.Random(seed).randint(1, 25), None)  # type: ignore[attr-defined]
+        with contextlib.suppress(DiedError):
+            Upkeep(log).retain(log.opened("t"))
+        log.disk.die()  # type: ignore[attr-defined]
+        machine.lose_power(random.Random(seed))
+        left = numbers(EventLog("/data", disk=SimulatedDisk(machine)))
+        assert left == list(range(left[0], 12)), seed
+
+
+def test_reading_ends_although_compaction_took_the_last_event(tmp_path):
+    clock = ManualClock()
+    client = hw.connect(tmp_path, clock=clock)
+    client.create_topic("t", "key string, value int", key="key", compact=True)
+    client.send("t", {"key": "a", "value": 1})
+    client.delete("t", "b")
+    roll(client.log)
+    clock.advance("2 days")
+    Upkeep(client.log).compact(client.log.opened("t"), eager=True)
+    assert [event.offset for event in client.read("t")] == [0]
+    assert len(client.table("t").rows()) == 1
+
+
+class BeforeTheSwap(Disk):
+    """Something happens once, when compaction has written its file and is about to put it in place."""
+
+    def __init__(self) -> None:
+        self.happens = lambda: None
+
+    def sync(self, handle: int) -> None:
+        super().sync(handle)
+        happens, self.happens = self.happens, lambda: None
+        happens()
+
+
+def test_compaction_does_not_bring_back_what_retention_removed(tmp_path):
+    prepared(tmp_path, key="key", compact=True)
+    disk = BeforeTheSwap()
+    log, other = EventLog(tmp_path, disk=disk), EventLog(tmp_path)
+    log.ends("t")
+
+    def remove() -> None:
+        other.create(declared(key="key", compact=True, retention=Retention(size=1, force=True)))
+        Upkeep(other).retain(other.opened("t"))
+
+    disk.happens = remove
+    compact(log.opened("t"), 0, log.clock.micros(), eager=True)
+    start = other.ends("t")[0].start
+    assert start > 0
+    (tmp_path / "topics" / "t" / "ends").unlink()
+    assert EventLog(tmp_path).ends("t")[0].start == start
