@@ -47,15 +47,15 @@ def pair(tmp_path) -> tuple[EventLog, EventLog]:
 def test_a_segment_made_anew_under_its_name_is_noticed_by_others(pair):
     """The other one would go on writing to the removed file, and its events would be lost."""
     one, other = pair
-    other.append("t", numbered_rows("a", 0, 1))
+    one.append("t", numbered_rows("a", 0, 1))
+    roll(one)
+    for _ in range(2):
+        with partition_of(other).locked():  # from the second time on it has the empty segment open
+            pass
     roll(one)
     other.append("t", numbered_rows("a", 1, 1))
-    roll(one)
-    roll(other)
-    roll(one)
-    other.append("t", numbered_rows("a", 2, 1))
-    one.append("t", numbered_rows("a", 3, 1))
-    assert numbers(one) == numbers(other) == [0, 1, 2, 3]
+    one.append("t", numbered_rows("a", 2, 1))
+    assert numbers(one) == numbers(other) == [0, 1, 2]
 
 
 def test_a_reader_at_the_end_of_a_segment_goes_on_in_the_next(pair):

@@ -11,31 +11,23 @@ import contextlib
 import errno
 import random
 from collections.abc import Callable, Iterator
-from itertools import accumulate, chain
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
 
 from headwater.errors import DamagedError, FencedError, HeadwaterError
-from headwater.log import EventLog, Membership, Retention, Rows, Topic
-from headwater.log.storage import Kind, Part
+from headwater.log import EventLog, Membership, Retention, Topic
 from headwater.log.upkeep import Upkeep
 from headwater.log.upkeep.verify import verify
-from tests.faults.model import LOWEST, Allowed, ModelPartition, Record
+from tests.faults.comparison import Comparison, part_of, rows_of
+from tests.faults.model import Allowed, ModelPartition, Record
 from tests.faults.simulated_clock import SimulatedClock
 from tests.faults.simulated_disk import DiedError, Machine, SimulatedDisk
 
 SCHEMA = "producer string, number bigint, key string, at timestamp"
 MINUTE = 60_000_000
 DAY = 1440 * MINUTE
-_TYPE = pa.schema(
-    [
-        ("producer", pa.string()),
-        ("number", pa.int64()),
-        ("key", pa.string()),
-        ("at", pa.timestamp("us", "UTC")),
-    ]
-)
 
 
 class DamagedByPowerCutError(Exception):
@@ -65,7 +57,7 @@ class World:
         self.numbers = {name: 0 for name in "ab"}
         self.doubt = False  # whether the last commit was taken is not known
         self.events = self.faults = 0
-        self._decoded: dict[tuple[int, ...], list[tuple[int, Record | None, int, bool]]] = {}
+        self.compared = Comparison(self.partitions)
         self.processes = [self._start(), self._start()]
         self.processes[0].log.create(self.topic)
 
@@ -135,7 +127,7 @@ class World:
         process, partition = self.any_process(), self.chance.randrange(len(self.partitions))
         model = self.partitions[partition]
         with self.faulty(process, partition, Allowed(maybe=[records])):
-            receipts = process.log.append("t", _rows(records, partition))
+            receipts = process.log.append("t", rows_of(records, partition))
             expected = list(range(model.end, model.end + len(records)))
             assert receipts.offsets.tolist() == expected, (receipts.offsets, expected)
             model.add(records, self.clock.micros())
@@ -148,7 +140,7 @@ class World:
         groups = [[self._record(self.chance.choice("ab"))] for _ in range(self.chance.randint(2, 4))]
         groups = [[*group, *(self._record(group[0].producer) for _ in range(3))] for group in groups]
         with self.faulty(process, partition, Allowed(maybe=groups)):
-            parts = [_part(_rows(records, partition)) for records in groups]
+            parts = [part_of(rows_of(records, partition)) for records in groups]
             done = process.log.opened("t").partitions[partition].append(parts)
             assert [appended.first_offset - model.end for appended in done] == [
                 4 * n for n in range(len(groups))
@@ -167,7 +159,7 @@ class World:
         ]
         fresh = [record for record in records if record.number > last]
         with self.faulty(process, partition, Allowed(maybe=[fresh])):
-            receipts = process.log.append("t", _rows(records, partition, producer=producer, sequence=first))
+            receipts = process.log.append("t", rows_of(records, partition, producer=producer, sequence=first))
             assert receipts.repeated.tolist() == [record.number <= last for record in records]
             known = model.sequences.get(producer, {})
             for record, offset in zip(records, receipts.offsets.tolist(), strict=True):
@@ -181,13 +173,8 @@ class World:
         model = self.partitions[partition]
         if model.start < model.end:
             offset = self.chance.randrange(model.start, model.end)
-            self._compare(
-                process,
-                partition,
-                offset,
-                self.chance.choice((1, 300, 3000, 1 << 20)),
-                self.chance.randint(1, 3),
-            )
+            most = self.chance.choice((1, 300, 3000, 1 << 20))
+            self.compared.some(process.log, partition, offset, most, self.chance.randint(1, 3))
 
     def find(self) -> None:
         process, partition = self.any_process(), self.chance.randrange(len(self.partitions))
@@ -370,95 +357,8 @@ class World:
             with partition.locked():  # a writer that died may have left batches: the next writer decides
                 pass
         for held in process.log.ends("t"):
-            self._settle(process, held, (allowed or {}).get(held.partition, Allowed()), tail)
-
-    def _settle(self, process: Process, held: Any, allowed: Allowed, tail: bool) -> None:
-        model = self.partitions[held.partition]
-        assert model.start <= held.start <= max(model.start, allowed.gone_until), (held, model.start, allowed)
-        model.remove_below(held.start)
-        first = max(held.start, model.end - 10) if tail else held.start
-        found = self._read(process, held.partition, first, 1 << 20, 1 << 30)
-        if held.end < model.end:
-            assert allowed.shorter, (
-                f"partition {held.partition} ends at {held.end}, acknowledged up to {model.end}"
-            )
-            model.cut(held.end, held.running_max)
-        self._accept(model, [entry for entry in found if entry[0] >= model.end], allowed, held)
-        there = {entry[0] for entry in found}
-        for offset in [offset for offset in model.events if offset in allowed.superseded - there]:
-            del model.events[offset]
-        self._same(model, found, first)
-
-    def _accept(self, model: ModelPartition, more: list[Any], allowed: Allowed, held: Any) -> None:
-        """Events that nobody acknowledged: they must have been sent, whole."""
-        if not more:
-            assert held.end == model.end
-            return
-        records = [record for _, record, _, _ in more]
-        if allowed.mark and records == [None]:
-            model.add_mark(held.running_max, self.clock.micros())
-        else:
-            whole = list(accumulate(allowed.maybe))
-            assert records in whole, (records, allowed)
-            model.add(records, more[0][2], idempotent=records[0].producer in "xy")
-        assert model.end == held.end, (model.end, held)
-
-    def _compare(self, process: Process, partition: int, offset: int, max_bytes: int, reads: int) -> None:
-        self._same(
-            self.partitions[partition],
-            self._read(process, partition, offset, max_bytes, reads),
-            offset,
-            reads,
-        )
-
-    def _same(self, model: ModelPartition, found: list[Any], offset: int, reads: int = 1 << 30) -> None:
-        last = found[-1][0] if found else offset - 1
-        until = model.end - 1 if reads > model.end else last
-        expected = [at for at in sorted(model.events) if offset <= at <= until]
-        assert [entry[0] for entry in found] == expected, ([entry[0] for entry in found], expected)
-        for at, record, received, late in found:
-            stored = model.events[at]
-            assert record == stored.record, (at, record, stored.record)
-            if record is not None:
-                assert received == stored.received, (at, received, stored.received)
-                assert late == model.late(at, 10_000_000), (at, record, stored)
-
-    def _read(self, process: Process, partition: int, offset: int, max_bytes: int, reads: int) -> list[Any]:
-        topic = process.log.opened("t")
-        found: list[Any] = []
-        at = offset
-        for _ in range(reads):
-            frames = topic.fetch(partition, at, max_bytes)
-            if not frames:
-                break
-            for frame, data in frames:
-                found.extend(self._decode(topic, partition, frame, data))
-            at = frames[-1][0].next_offset
-        return [entry for entry in found if entry[0] >= offset]
-
-    def _decode(self, topic: Any, partition: int, frame: Any, data: memoryview) -> list[Any]:
-        """Offset, record, arrival and lateness of each row; a frame with the same checksum is decoded once."""
-        name = (frame.body_crc, frame.base_offset, frame.running_before, frame.appended_at)
-        if name not in self._decoded:
-            batch = topic.decode(partition, frame, data)
-            if frame.kind is Kind.MARK:
-                rows: list[Any] = [(frame.base_offset, None, frame.appended_at, False)]
-            else:
-                columns = batch.values.to_pydict()
-                times = batch.values.column("at").cast(pa.int64()).to_pylist()
-                deleted = batch.deleted.tolist()
-                records = map(Record, columns["producer"], columns["number"], columns["key"], times, deleted)
-                rows = list(
-                    zip(
-                        batch.offsets.tolist(),
-                        records,
-                        batch.received.tolist(),
-                        batch.late().tolist(),
-                        strict=True,
-                    )
-                )
-            self._decoded[name] = rows
-        return self._decoded[name]
+            doubt = (allowed or {}).get(held.partition, Allowed())
+            self.compared.settle(process.log, held, doubt, self.clock.micros(), tail=tail)
 
     def _check_compacted(self, process: Process) -> None:
         """After an eager compaction no key is twice in the closed segments."""
@@ -494,19 +394,6 @@ class World:
     def _time(self) -> int | None:
         ago = self.chance.choice((0, 0, 1, 5, 20, 600, -600, None))
         return None if ago is None else self.clock.micros() - ago * 1_000_000
-
-
-def _rows(records: list[Record], partition: int, *, producer: str = "", sequence: int = -1) -> Rows:
-    columns = list(zip(*records, strict=True))
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, _TYPE, strict=False)]
-    envelope = {"_hw.deleted": pa.array(columns[4])} if any(columns[4]) else {}
-    values = pa.RecordBatch.from_arrays(arrays, schema=_TYPE)
-    return Rows(values, 1, envelope, partition, producer, sequence)
-
-
-def _part(rows: Rows) -> Part:
-    times = rows.values.column("at").cast(pa.int64()).fill_null(LOWEST).to_numpy()
-    return Part(rows.values, rows.version, rows.envelope, times)
 
 
 def _moment(micros: int) -> Any:
