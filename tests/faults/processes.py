@@ -52,7 +52,7 @@ def kill(pid: int) -> None:
     os.waitpid(pid, 0)
 
 
-def until(true: Callable[[], object], seconds: float = 10) -> None:
+def until(true: Callable[[], object], seconds: float = 60) -> None:
     """Wait for something that another process does."""
     deadline = time.monotonic() + seconds
     while not true():

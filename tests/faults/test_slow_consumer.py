@@ -64,7 +64,7 @@ def test_the_others_work_no_harder_than_without_it(tmp_path):
     with slow_consumer(tmp_path):
         beside = min(work_to_read(client, f"beside-{number}") for number in range(3))
     # Waiting for the slow one, or reading again what it has not read, would cost many times as much.
-    assert beside < 2 * alone + 0.05
+    assert beside < 3 * alone + 0.1
 
 
 def test_its_lag_is_shown_while_the_others_are_up_to_date(tmp_path):
