@@ -58,6 +58,22 @@ def test_a_segment_made_anew_under_its_name_is_noticed_by_others(pair):
     assert numbers(one) == numbers(other) == [0, 1, 2]
 
 
+def test_what_a_dead_writer_left_in_a_segment_made_anew_is_seen(pair):
+    """Whoever takes the lock next looked at the size of the old file, and wrote over it."""
+    one, other = pair
+    one.append("t", numbered_rows("a", 0, 1))
+    roll(one)
+    for _ in range(2):
+        with partition_of(other).locked():
+            pass
+    roll(one)
+    slot = partition_of(one).slot()
+    one.append("t", numbered_rows("a", 1, 1))
+    partition_of(one).publish(slot)  # as if it had died before it published
+    assert other.append("t", numbered_rows("a", 2, 1)).offsets.tolist() == [2]
+    assert numbers(one) == [0, 1, 2]
+
+
 def test_a_reader_at_the_end_of_a_segment_goes_on_in_the_next(pair):
     """It looked at the end of the closed segment again and again, for ever."""
     one, other = pair

@@ -392,7 +392,7 @@ class World:
         return Record(producer, number, own.choice("klmnopq"), self.clock.start + own.randrange(MINUTE))
 
     def _time(self) -> int | None:
-        ago = self.chance.choice((0, 0, 1, 5, 20, 600, -600, None))
+        ago = self.chance.choice((0, 0, 1, 5, 10, 20, 600, -600, None))
         return None if ago is None else self.clock.micros() - ago * 1_000_000
 
 

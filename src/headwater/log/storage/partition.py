@@ -72,7 +72,7 @@ class Partition:
 
     def slot(self) -> Slot:
         """The published state, repaired first if it is missing or does not fit the files."""
-        slot = self._ends.read(self.number)
+        slot = self._published()
         if (
             slot is not None
             and not slot.dirty
@@ -80,9 +80,14 @@ class Partition:
             and (self._checked or self._sound(slot))
         ):
             self._checked = True
-            return self._noticed(slot)
+            return slot
         with self.locked() as repaired:
             return repaired
+
+    def _published(self) -> Slot | None:
+        """The slot as it is; what is known of files that were changed since is dropped before anything looks at it."""
+        slot = self._ends.read(self.number)
+        return None if slot is None else self._noticed(slot)
 
     def _noticed(self, slot: Slot) -> Slot:
         if slot.edition != self._edition:
@@ -102,7 +107,7 @@ class Partition:
                 self.disk.lock(self._lock_handle)
             self._depth += 1
             try:
-                slot = self._ends.read(self.number)
+                slot = self._published()
                 if slot is None or slot.dirty or slot.boot != self._boot or not self._sound(slot, whole=True):
                     slot = recover(self, slot)
                 self._checked = True
