@@ -137,6 +137,25 @@ def test_a_hole_in_an_unacknowledged_write_is_a_torn_tail(tmp_path):
     assert numbers(EventLog(tmp_path)) == [0]
 
 
+def test_a_send_of_several_frames_is_there_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
+    """A kill in the middle of the write left the first frames of it."""
+    monkeypatch.setattr("headwater.log.topic._LARGEST_FRAME", 2_000)
+    log = EventLog(tmp_path)
+    log.create(declared())
+    log.append("t", numbered_rows("a", 0, 1))
+    log.append("t", numbered_rows("a", 1, 200))
+    log.append("t", numbered_rows("a", 201, 1))
+    files, slot = partition_of(log).files, partition_of(log).slot()
+    frames = list(files.segment(0).walk(0, slot.length))
+    assert [frame.unfinished for frame in frames] == [False, False, *[True] * (len(frames) - 4), False, False]
+    before = files.segment(0).path.read_bytes()
+    for cut in (*(frame.position for frame in frames[3:]), frames[5].position + 9):
+        files.segment(0).path.write_bytes(before[:cut])
+        (tmp_path / "topics" / "t" / "ends").unlink()
+        left = numbers(EventLog(tmp_path))
+        assert left == list(range(201 if cut == frames[-1].position else 1))
+
+
 def test_a_hole_with_a_later_write_behind_it_is_damage(tmp_path):
     log = EventLog(tmp_path)
     log.create(declared())

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from headwater.log import EventLog
-from headwater.log.upkeep import verify
+from headwater.errors import DamagedError
+from headwater.log import EventLog, Rows
+from headwater.log.upkeep import Upkeep, verify
 from tests.faults.counts import times
 from tests.faults.damage import Looked, Patient, events_of
-from tests.faults.processes import numbered_rows
+from tests.faults.processes import declared, numbered_rows
 
 CHUNKS = 8
 
@@ -157,19 +158,37 @@ def test_a_shortened_closed_segment_is_an_error_not_a_jump(patient):
             assert list(looked.damaged) == [0]
 
 
-def test_idempotent_producers_are_known_although_the_head_is_damaged(tmp_path):
-    with EventLog(tmp_path) as log:
-        patient = Patient(tmp_path / "log")
+def with_a_damaged_head(folder: Path, **options: object) -> Rows:
+    """A producer's events in a closed segment, and a segment being written whose head is damaged."""
     rows = numbered_rows("once", 0, 3)
-    once = type(rows)(rows.values, 1, {}, 0, "once", 0)
-    with EventLog(patient.folder) as log:
-        log.append("t", once)
+    once = Rows(rows.values, 1, {}, 0, "once", 0)
+    with EventLog(folder) as log:
+        log.create(declared(**options))
         partition = log.opened("t").partitions[0]
+        log.append("t", once)
         with partition.locked() as slot:
             partition.roll(slot)
-    newest = max(patient.partition.glob("*.segment"))
-    data = bytearray(newest.read_bytes())
+        log.append("t", numbered_rows("other", 0, 1))
+        if options:
+            Upkeep(log).compact(log.opened("t"), eager=True)
+        path = partition.files.segment(3).path
+    data = bytearray(path.read_bytes())
     data[40] ^= 4
-    newest.write_bytes(bytes(data))
-    with EventLog(patient.folder) as log:
+    path.write_bytes(bytes(data))
+    return once
+
+
+def test_idempotent_producers_are_known_although_the_head_is_damaged(tmp_path):
+    once = with_a_damaged_head(tmp_path)
+    with EventLog(tmp_path) as log:
         assert log.append("t", once).duplicates == 3
+
+
+def test_a_repeat_is_refused_when_nothing_tells_whether_it_is_one(tmp_path):
+    """The head is damaged, and compaction took what the closed segments said of producers."""
+    once = with_a_damaged_head(tmp_path, key="key", compact=True)
+    with EventLog(tmp_path) as log:
+        with pytest.raises(DamagedError) as damaged:
+            log.append("t", once)
+        assert damaged.value.data["segment"] == "00000000000000000003.segment"
+        assert [batch.offsets.tolist() for batch in log.fetch("t", {0: 0})] == [[0, 1, 2]]

@@ -51,10 +51,11 @@ ENVELOPE: Final[tuple[pa.Field, ...]] = (
 )
 _BIT = {field.name: 1 << index for index, field in enumerate(ENVELOPE)}
 
-# magic, two checksums, length | kind, follows, producer, columns, schema, count | offsets | six times | sequences
+# magic, two checksums, length | kind, flags, producer, columns, schema, count | offsets | six times | sequences
 _LAYOUT = struct.Struct("<4sIII BBHIII qq qqqqqq qq")
 HEADER_SIZE: Final = _LAYOUT.size
 _CRC_FROM = 8
+_FOLLOWS, _UNFINISHED = 1, 2
 
 
 class Kind(IntEnum):
@@ -78,7 +79,8 @@ class Frame:
     `lowest`, `highest`: event times in the batch. `running_before`, `running_max`: highest event time of the
     partition before and after it, leaving out times too far ahead. `sent_at`: when all its events were sent, unless the
     column `_hw.sent_at` says it for each. All times in microseconds since 1970. `follows`: it was written together with
-    the frame before it, so neither was acknowledged without the other.
+    the frame before it, so neither was acknowledged without the other. `unfinished`: the next frame goes on with the
+    same send, so neither counts without the other.
     """
 
     kind: Kind
@@ -97,6 +99,7 @@ class Frame:
     last_sequence: int = -1
     producer: str = ""
     follows: bool = False
+    unfinished: bool = False
     length: int = 0
     body_at: int = 0
     body_crc: int = 0
@@ -119,7 +122,7 @@ def encode_frame(frame: Frame, body: bytes | pa.Buffer) -> bytes:
         zlib.crc32(rest),
         HEADER_SIZE + len(rest),
         frame.kind,
-        frame.follows,
+        frame.follows * _FOLLOWS | frame.unfinished * _UNFINISHED,
         len(producer),
         frame.columns,
         frame.schema,
@@ -173,7 +176,8 @@ def parse_header(data: memoryview, at: int = 0, position: int = 0) -> Frame | No
         first_sequence=fields[18],
         last_sequence=fields[19],
         producer=producer,
-        follows=bool(fields[5]),
+        follows=bool(fields[5] & _FOLLOWS),
+        unfinished=bool(fields[5] & _UNFINISHED),
         length=fields[3],
         body_at=body_at,
         body_crc=fields[2],

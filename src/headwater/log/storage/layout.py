@@ -22,7 +22,8 @@ class Part:
     `times` are event times in microseconds, `LOWEST_TIME` where a row has none; None means that arrival is the event
     time of all. A `producer` with
     `sequence` makes the append idempotent: one sequence number per row from there on, or, with
-    `per_row=False`, one for the whole part.
+    `per_row=False`, one for the whole part. `unfinished`: the next part goes on with the same send; a crash that
+    keeps only one of them keeps neither.
     """
 
     values: pa.RecordBatch
@@ -33,6 +34,7 @@ class Part:
     sequence: int = -1
     per_row: bool = True
     sent_at: int = LOWEST_TIME
+    unfinished: bool = False
 
     @property
     def last_sequence(self) -> int:
@@ -47,6 +49,7 @@ class Part:
             envelope={name: column.slice(start, rows) for name, column in self.envelope.items()},
             times=None if self.times is None else self.times[start : start + rows],
             sequence=self.sequence + start if self.producer and self.per_row else self.sequence,
+            unfinished=self.unfinished or start + rows < self.values.num_rows,
         )
 
 
@@ -148,6 +151,7 @@ def _frame(part: Part, offset: int, running: int, now: int, ahead: int, position
         last_sequence=part.last_sequence,
         producer=part.producer,
         follows=position > 0,
+        unfinished=part.unfinished,
         position=position,
     )
 

@@ -101,8 +101,8 @@ def known_producers(files: Files, slot: Slot) -> Producers:
         except DamagedError as damage:
             logger.error("%s", damage)
             continue
-        if head.covers_until:
-            raise segment.damaged(bases[place + 1], 0)
+        if head.covers_until and place + 1 < len(bases):
+            raise files.segment(bases[place + 1]).damaged(bases[place + 1], 0)
         later = [files.segment(base) for base in bases[place:]]
         frames = (frame for part in later for frame in part.sound(0, files.limit(part, slot)))
         producers.restore(head.producers, frames)

@@ -122,8 +122,9 @@ def _last_frame(segment: Segment, size: int) -> Frame:
 
     A hole with a later write behind it is damage to what was acknowledged: it stays, and reading it is an error. A hole
     in the last write is a torn tail, even if other frames of that write are sound: nobody was told that they are safe.
+    Of a send that takes several frames, all are there or none counts.
     """
-    last = kept = Frame(Kind.HEAD, segment.base, segment.base)
+    last = kept = whole = Frame(Kind.HEAD, segment.base, segment.base)
     position: int | None = 0
     hole: int | None = None
     while position is not None:
@@ -132,9 +133,10 @@ def _last_frame(segment: Segment, size: int) -> Frame:
                 logger.error("%s", segment.damaged(kept.next_offset, hole))
                 hole = None
             last, kept = frame, frame if hole is None else kept
+            whole = whole if kept.unfinished else kept
         hole = last.position + last.length if hole is None else hole
         position = segment.next_sound(last.position + last.length, size)
-    return kept
+    return whole
 
 
 def _cut(partition: Partition, segment: Segment, last: Frame, end: int, size: int) -> None:
