@@ -31,8 +31,19 @@ if TYPE_CHECKING:
         connect_async,
     )
     from headwater.errors import HeadwaterError
-    from headwater.events import Change, Event, ManualClock, Position, Precision, Receipt, Transaction
+    from headwater.events import (
+        Change,
+        DeviceClock,
+        Event,
+        ManualClock,
+        Position,
+        Precision,
+        Receipt,
+        Transaction,
+        device_clock,
+    )
     from headwater.log import Overload, Receipts, Retention, Topic, backpressure, buffer, drop
+    from headwater.pipelines import Pipeline, correct
 
 __version__ = "0.1.0"
 
@@ -44,12 +55,14 @@ __all__ = [
     "Change",
     "Client",
     "Consumer",
+    "DeviceClock",
     "Event",
     "HeadwaterError",
     "Lag",
     "ManualClock",
     "Move",
     "Overload",
+    "Pipeline",
     "Position",
     "Precision",
     "Producer",
@@ -63,14 +76,27 @@ __all__ = [
     "buffer",
     "connect",
     "connect_async",
+    "correct",
+    "device_clock",
     "drop",
 ]
 
 _HOMES = {
     "headwater.app": ("App",),
     "headwater.errors": ("HeadwaterError",),
-    "headwater.events": ("Change", "Event", "ManualClock", "Position", "Precision", "Receipt", "Transaction"),
+    "headwater.events": (
+        "Change",
+        "DeviceClock",
+        "Event",
+        "ManualClock",
+        "Position",
+        "Precision",
+        "Receipt",
+        "Transaction",
+        "device_clock",
+    ),
     "headwater.log": ("Overload", "Receipts", "Retention", "Topic", "backpressure", "buffer", "drop"),
+    "headwater.pipelines": ("Pipeline", "correct"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -1,20 +1,27 @@
-"""An app: the topics and tables of one Python file, as frozen definitions; nothing is touched until it runs."""
+"""An app: the topics, tables and pipelines of one Python file, as frozen data; nothing is touched until it runs."""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
 import traceback
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
-from typing import TypedDict, Unpack
+from typing import TypeAlias, TypedDict, Unpack, overload
 
-from headwater.errors import BadAppError, HeadwaterError, Place
+from headwater.errors import BadAppError, BadPipelineError, HeadwaterError, Place
+from headwater.events import DeviceClock
 from headwater.log import Durability, Overload, Retention, Topic
-from headwater.log.definition import check_name
+from headwater.log.definition import check_name, same_file
+from headwater.pipelines import Function, Graph, Kind, Late, Pipeline, Wanted
+from headwater.pipelines.declaring import check_free
 
 __all__ = ["App", "TopicOptions", "load_app"]
+
+Columns: TypeAlias = str | tuple[str, ...]
+Decorator: TypeAlias = Callable[[Function], Pipeline]
 
 
 class TopicOptions(TypedDict, total=False):
@@ -22,8 +29,8 @@ class TopicOptions(TypedDict, total=False):
 
     key: str | tuple[str, ...]
     """The column, or columns, that say what an event is about; events of one key stay in order."""
-    time: str
-    """The column that says when an event happened; arrival, if there is none."""
+    time: str | DeviceClock
+    """The column that says when an event happened, or `hw.device_clock(…)`; arrival, if there is none."""
     lateness: str | timedelta
     """How long to wait for stragglers."""
     partitions: int
@@ -58,16 +65,27 @@ class App:
         >>> orders = app.topic("orders", Order, key="customer_id", partitions=3)
         >>> orders.name, orders.partitions, list(app.topics)
         ('orders', 3, ['orders'])
+        >>> @app.view(key="customer_id")
+        ... def totals(orders):
+        ...     return orders.groupBy("customer_id").count()
+        >>> list(app.pipelines), totals.inputs
+        (['totals'], ('orders',))
     """
 
     def __init__(self, name: str) -> None:
         self.name = check_name(name, what="app")
         self._topics: dict[str, Topic] = {}
+        self._pipelines: dict[str, Pipeline] = {}
 
     @property
     def topics(self) -> dict[str, Topic]:
         """All topics and tables by name, in the order they were declared."""
         return dict(self._topics)
+
+    @property
+    def pipelines(self) -> dict[str, Pipeline]:
+        """All views, streams and file outputs by name, in the order they were declared."""
+        return dict(self._pipelines)
 
     def topic(self, name: str, type_: object, /, **options: Unpack[TopicOptions]) -> Topic:
         """Declare a topic.
@@ -102,21 +120,166 @@ class App:
             options["time"] = time
         return self._declare(name, type_, options)
 
+    @overload
+    def view(self, name: str | None = ..., /, *, key: Columns, late: Late | str = ...) -> Decorator: ...
+    @overload
+    def view(self, name: str, /, *, key: Columns, late: Late | str = ..., sql: str) -> Pipeline: ...
+    def view(
+        self,
+        name: str | Function | None = None,
+        /,
+        *,
+        key: Columns | None = None,
+        late: Late | str = "keep",
+        sql: str | None = None,
+    ) -> Decorator | Pipeline:
+        """Declare a view: a table with one row per key, kept up to date, and a topic of its changes.
+
+        Args:
+            name: Its name; that of the function, if left out.
+            key: The column or columns that identify a row.
+            late: What happens to late events: "keep" them aside, "drop" them, or `hw.correct(for_=…)`.
+            sql: A query in place of a function; then the name is needed, and no function follows.
+
+        Raises:
+            BadPipelineError: The definition cannot be right; the error quotes the user's line.
+
+        Example:
+            >>> app = App("shop")
+            >>> sql = "select category, count(*) n from orders group by category"
+            >>> app.view("by_category", key="category", sql=sql).inputs
+            ('orders',)
+        """
+        return self._pipeline(Kind.VIEW, name, sql, key=key, late=late)
+
+    @overload
+    def stream(self, function: Function, /) -> Pipeline: ...
+    @overload
+    def stream(
+        self, name: str | None = ..., /, *, key: Columns | None = ..., late: Late | str = ...
+    ) -> Decorator: ...
+    @overload
+    def stream(
+        self, name: str, /, *, key: Columns | None = ..., late: Late | str = ..., sql: str
+    ) -> Pipeline: ...
+    def stream(
+        self,
+        name: str | Function | None = None,
+        /,
+        *,
+        key: Columns | None = None,
+        late: Late | str = "keep",
+        sql: str | None = None,
+    ) -> Decorator | Pipeline:
+        """Declare a stream: rows that become events of a topic; it may be used as a bare decorator.
+
+        Args:
+            name: Its name; that of the function, if left out.
+            key: The column or columns that say what a row is about; rows of one key stay in order.
+            late: What happens to late events: "keep" them aside, "drop" them, or `hw.correct(for_=…)`.
+            sql: A query in place of a function; then the name is needed, and no function follows.
+
+        Raises:
+            BadPipelineError: The definition cannot be right; the error quotes the user's line.
+
+        Example:
+            >>> app = App("shop")
+            >>> @app.stream
+            ... def big(orders):
+            ...     return orders.where("amount > 100")
+            >>> big.kind.value, big.inputs
+            ('stream', ('orders',))
+        """
+        return self._pipeline(Kind.STREAM, name, sql, key=key, late=late)
+
+    def files(self, path: str | Path, /, *, name: str | None = None, late: Late | str = "keep") -> Decorator:
+        """Declare Parquet files, with a list of those that are complete, in a folder.
+
+        Args:
+            path: The folder, from the data folder on.
+            name: The name of the output; that of the function, if left out.
+            late: What happens to late events.
+
+        Example:
+            >>> app = App("shop")
+            >>> @app.files("exports/orders")
+            ... def exported(orders):
+            ...     return orders
+            >>> exported.path
+            'exports/orders'
+        """
+        place = Place.of_caller()
+        if not isinstance(path, str | Path) or not str(path):
+            what, fix = "files need a folder to go to", '@app.files("exports/orders")'
+            raise BadPipelineError(what, fix=fix, place=place)
+        wanted = Wanted.of(Kind.FILES, name, late=late, path=str(path), place=place)
+        return lambda function: self._add(wanted.of_function(function))
+
+    def resolve(self) -> Graph:
+        """The app as a whole, checked as far as that is possible without Spark.
+
+        Raises:
+            UnknownInputError: A pipeline reads what is not declared.
+            CycleError: Pipelines read one another.
+
+        Example:
+            >>> app = App("shop")
+            >>> big = app.stream("big", sql="select * from orders where amount > 100")
+            >>> orders = app.topic("orders", "amount int")
+            >>> app.resolve().edges
+            (Edge(source='orders', target='big'),)
+        """
+        return Graph.of(self._topics.values(), self._pipelines.values())
+
+    def _pipeline(
+        self,
+        kind: Kind,
+        name: str | Function | None,
+        sql: str | None,
+        *,
+        key: Columns | None,
+        late: Late | str,
+    ) -> Decorator | Pipeline:
+        place = Place.of_caller()
+        text = name if isinstance(name, str) else None
+        wanted = Wanted.of(kind, text, key=key, late=late, place=place)
+        if sql is not None:
+            return self._add(wanted.of_sql(sql))
+        if name is None or isinstance(name, str):
+            return lambda function: self._add(wanted.of_function(function))
+        return self._add(wanted.of_function(name))  # a bare decorator
+
+    def _add(self, pipeline: Pipeline) -> Pipeline:
+        self._refuse_twice(pipeline.name, pipeline.place)
+        self._pipelines[pipeline.name] = pipeline
+        return pipeline
+
     def _declare(self, name: str, type_: object, options: TopicOptions) -> Topic:
         place = Place.of_caller()
-        if (before := self._topics.get(name)) is not None:
-            what = f'app "{self.name}" declares "{name}" twice'
-            raise BadAppError(what, detail=f"first at {before.place}", fix="choose another name", place=place)
         try:
+            self._refuse_twice(name, place)
             topic = Topic.declare(name, type_, place=place, **options)
+            check_free(name, place=place)
         except HeadwaterError as error:
             error.place = error.place or place
             raise
         self._topics[name] = topic
         return topic
 
+    def _refuse_twice(self, name: str, place: Place | None) -> None:
+        """Topics, tables and pipelines share their names: a view's changes are a topic too."""
+        declared: list[Topic | Pipeline] = [*self._topics.values(), *self._pipelines.values()]
+        for before in declared:
+            if before.name == name:
+                what = f'app "{self.name}" declares "{name}" twice'
+            elif isinstance(name, str) and same_file(before.name) == same_file(name):
+                what = f'app "{self.name}" declares "{name}" beside "{before.name}": they would share files'
+            else:
+                continue
+            raise BadAppError(what, detail=f"first at {before.place}", fix="choose another name", place=place)
+
     def __repr__(self) -> str:
-        return f"App({self.name!r}, topics={list(self._topics)})"
+        return f"App({self.name!r}, topics={list(self._topics)}, pipelines={list(self._pipelines)})"
 
 
 def load_app(path: str | Path) -> App:

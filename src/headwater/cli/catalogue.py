@@ -40,6 +40,7 @@ VERBS: Final = {
         Verb("lag", "look", f"{_ROOM}.lag", "Show how far consumer groups are behind."),
         Verb("send", "act", f"{_ROOM}.send", "Send events, given as JSON, to a topic."),
         Verb("reset", "act", f"{_ROOM}.reset", "Set where a consumer group goes on."),
+        Verb("plan", "check", f"{_ROOM}.plan", "Show what an app would do, and what is wrong with it."),
         Verb("verify", "check", f"{_ROOM}.verify", "Read every byte of the log and compare every checksum."),
         Verb(
             "doctor",

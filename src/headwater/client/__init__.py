@@ -9,6 +9,7 @@ from headwater.client.consumer import Consumer
 from headwater.client.producer import Producer
 from headwater.client.progress import Lag, Move
 from headwater.client.table import TableReader
+from headwater.client.views import View
 
 __all__ = [
     "AsyncClient",
@@ -20,6 +21,7 @@ __all__ = [
     "Move",
     "Producer",
     "TableReader",
+    "View",
     "connect",
     "connect_async",
 ]

@@ -15,12 +15,14 @@ from headwater.client.producer import Producer
 from headwater.client.progress import Lag, Move, lag_of, reset_group
 from headwater.client.rows import Incoming
 from headwater.client.table import TableReader
+from headwater.client.views import FolderViews, View, ViewSource
 from headwater.config import DATA
 from headwater.errors import BadEventError, BadSettingError, HeadwaterError, Place, UnknownGroupError
 from headwater.events import Clock, Event, Receipt, SystemClock, from_row
 from headwater.log import EventLog, LogBatch, Receipts, Start, Topic
 from headwater.log.protocol import Log
 from headwater.log.reader import Reader
+from headwater.store import Answer
 from headwater.units import duration
 
 __all__ = ["Client", "connect"]
@@ -61,6 +63,7 @@ class Client:
         self.log = log
         self._clock = clock
         self._incoming: dict[str, Incoming] = {}
+        self._views: ViewSource | None = None
 
     # -- topics --------------------------------------------------------------------------------------------------
 
@@ -291,8 +294,47 @@ class Client:
         """A compacted topic as the table it stands for."""
         return TableReader(self.log, topic)
 
+    # -- views ---------------------------------------------------------------------------------------------------
+
+    def view(self, name: str) -> View:
+        """A view: its rows, one row by key, its past, its changes.
+
+        Example:
+            >>> import tempfile
+            >>> client = connect(tempfile.mkdtemp())
+            >>> client.view("revenue")
+            View('revenue')
+        """
+        return View(self.view_source, self.log, name)
+
+    def views(self) -> list[str]:
+        """Names of all views."""
+        return [info.name for info in self.view_source.views() if info.kind == "view"]
+
+    def sql(self, text: str, parameters: Sequence[Any] = (), *, limit: int = 1000) -> Answer:
+        """The answer to one SELECT over views and the system views hw_pipelines, hw_batches, hw_late, hw_quarantine.
+
+        Args:
+            text: A query as SQLite takes it; it cannot write, and is ended when it takes too much.
+            parameters: Values for the question marks in it.
+            limit: So many rows at most; `complete` of the answer is false when there are more.
+
+        Raises:
+            BadQueryError: The text is wrong, does what it may not, or takes too much.
+        """
+        return self.view_source.sql(text, parameters, limit)
+
+    @property
+    def view_source(self) -> ViewSource:
+        """Where the views are: in the folder, or at the node."""
+        if self._views is None:
+            self._views = _views_beside(self.log)
+        return self._views
+
     def close(self) -> None:
         """Finish what waits and let go of files and connections."""
+        if self._views is not None:
+            self._views.close()
         self.log.close()
 
     def __enter__(self) -> Client:
@@ -300,6 +342,16 @@ class Client:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _views_beside(log: Log) -> ViewSource:
+    if isinstance(log, EventLog):
+        return FolderViews(log)
+    from headwater.client.views.remote import HttpViews  # httpx is there already, with the log of the node
+    from headwater.log.http import HttpLog
+
+    assert isinstance(log, HttpLog)
+    return HttpViews(log.transport)
 
 
 def _typed(event: Event, as_: type) -> Event:

@@ -12,7 +12,7 @@ from headwater.events import Clock
 from headwater.log import GroupState, Start
 from headwater.log.protocol import Log
 
-__all__ = ["Lag", "Move", "lag_of", "reset_group"]
+__all__ = ["Lag", "Move", "lag_of", "reset_group", "waited"]
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def lag_of(log: Log, clock: Clock, state: GroupState) -> list[Lag]:
                 held.partition,
                 committed,
                 held.end,
-                _waited(log, clock, state.topic, held.partition, max(committed, held.start)),
+                waited(log, clock, state.topic, held.partition, max(committed, held.start)),
                 max(0, held.start - committed),
                 state.owners.get(held.partition),
             )
@@ -66,7 +66,8 @@ def lag_of(log: Log, clock: Clock, state: GroupState) -> list[Lag]:
     return lags
 
 
-def _waited(log: Log, clock: Clock, topic: str, partition: int, offset: int) -> timedelta:
+def waited(log: Log, clock: Clock, topic: str, partition: int, offset: int) -> timedelta:
+    """How long the event at an offset has waited by now; no time when there is none yet."""
     try:
         unread = log.fetch(topic, {partition: offset}, max_bytes=1, timeout=0, waiter=None)
     except DataGoneError:  # removed between two looks

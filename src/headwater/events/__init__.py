@@ -9,6 +9,7 @@ from headwater.events.clock import Clock, ManualClock, SystemClock
 from headwater.events.codec import Codec, Limits, storage_schema
 from headwater.events.ddl import from_ddl, to_ddl
 from headwater.events.declared import Precision, arrow_schema, from_row
+from headwater.events.device_clock import UNKNOWN, ClockOffsets, DeviceClock, device_clock
 from headwater.events.envelope import Event, Receipt, checked_headers, checked_traceparent, events_of
 from headwater.events.evolution import Difference, FieldChange, compare, merge, upgrade
 from headwater.events.key import key_bytes, keys_of, murmur2, partition_of, partitions_of
@@ -16,9 +17,12 @@ from headwater.events.values import integers_of, moments_of, to_row, values_of
 from headwater.events.where import Where
 
 __all__ = [
+    "UNKNOWN",
     "Change",
     "Clock",
+    "ClockOffsets",
     "Codec",
+    "DeviceClock",
     "Difference",
     "Event",
     "FieldChange",
@@ -35,6 +39,7 @@ __all__ = [
     "checked_headers",
     "checked_traceparent",
     "compare",
+    "device_clock",
     "events_of",
     "from_ddl",
     "from_row",

@@ -80,6 +80,8 @@ class LogBatch:
         """Highest event time of the partition before each row: a property of the log, the same on every read."""
 
         def walked() -> Times:
+            if self.topic.clocked:
+                return np.full(self.values.num_rows, self.frame.running_before)
             ahead = self.topic.ahead // _MICROSECOND
             return running_maximum(self.occurred, self.received, self.frame.running_before, ahead)[:-1]
 

@@ -12,7 +12,7 @@ import msgspec
 import pyarrow as pa
 
 from headwater.errors import BadNameError, BadSettingError, Place, TimeColumnMissingError
-from headwater.events import arrow_schema
+from headwater.events import DeviceClock, arrow_schema
 from headwater.log.door.overload import Overload, WhenFull, overload_named
 from headwater.units import duration, size
 
@@ -59,8 +59,10 @@ class Retention:
 class Topic:
     """A topic's definition; make one with `Topic.declare`.
 
-    `version` is the schema's number in the topic's history, 0 until a log knows the topic. `given` names the options
-    the user wrote: only those change a topic that exists.
+    `version` is the schema's number in the topic's history, 0 until a log knows the topic. `clocked`: only time marks
+    move its event time, because whoever writes it knows the time better than its events do. `given` names the options
+    the user wrote: only those change a topic that exists. A topic with a `device_clock` has no `time` column: the
+    corrected time is computed when an event comes, and stored with it.
     """
 
     name: str
@@ -68,6 +70,7 @@ class Topic:
     version: int = 0
     key: tuple[str, ...] = ()
     time: str | None = None
+    device_clock: DeviceClock | None = None
     lateness: timedelta = timedelta(seconds=10)
     partitions: int = 1
     durability: Durability = Durability.DURABLE
@@ -77,6 +80,7 @@ class Topic:
     idle: timedelta = timedelta(seconds=30)
     ahead: timedelta = timedelta(minutes=5)
     segment_size: int = 64 << 20
+    clocked: bool = False
     place: Place | None = field(default=None, compare=False)
     given: frozenset[str] = field(default=frozenset(), compare=False)
 
@@ -89,7 +93,7 @@ class Topic:
             type_: Dataclass, pydantic model, msgspec struct, Spark DDL text or Arrow schema.
             place: Where the user wrote it.
             options: `key`, `time`, `lateness`, `partitions`, `durability`, `retention`, `compact`, `overload`,
-                `idle`, `ahead`, `segment_size`; durations and sizes may be text.
+                `idle`, `ahead`, `segment_size`, `clocked`; durations and sizes may be text.
 
         Example:
             >>> topic = Topic.declare("orders", "order_id string, at timestamp", time="at", lateness="1 minute")
@@ -100,8 +104,8 @@ class Topic:
         if unknown := sorted(set(options) - known):
             what = f"topic {name!r} has no option {unknown[0]!r}"
             raise BadSettingError(what, detail=f"options: {', '.join(sorted(known))}", place=place)
-        read = _read_options(options)
-        given = frozenset(options) & frozenset(read)
+        read = _read_options(_with_device_clock(options))
+        given = frozenset(options) & frozenset(read) | frozenset(read) & {"device_clock"}
         topic = cls(name=check_name(name), schema=arrow_schema(type_), place=place, given=given, **read)
         topic._check()
         return topic
@@ -115,18 +119,45 @@ class Topic:
                 raise self._bad(f"no key column {column!r}", f"columns: {', '.join(names)}")
         if self.compact and not self.key:
             raise self._bad("compaction without a key", 'say which: key="product_id"')
-        if self.time is not None and (
-            self.time not in names or not pa.types.is_timestamp(self.schema.field(self.time).type)
-        ):
-            times = [column.name for column in self.schema if pa.types.is_timestamp(column.type)]
+        if self.time is not None:
+            self._check_time(self.time)
+        if self.device_clock is not None:
+            self._check_device_clock(self.device_clock)
+
+    def _check_time(self, column: str) -> None:
+        times = [field.name for field in self.schema if pa.types.is_timestamp(field.type)]
+        if column not in times:
             raise TimeColumnMissingError(
-                f'topic "{self.name}" has no time column "{self.time}"',
-                detail=f"its type has: {', '.join(names)}",
+                f'topic "{self.name}" has no time column "{column}"',
+                detail=f"its type has: {', '.join(self.schema.names)}",
                 fix=f'time="{times[0]}"' if times else "add a timestamp field to the type",
                 place=self.place,
                 topic=self.name,
-                column=self.time,
+                column=column,
             )
+
+    def _check_device_clock(self, clock: DeviceClock) -> None:
+        self._check_time(clock.column)
+        self._check_time(clock.sent)
+        names = self.schema.names
+        for column in clock.device or self.key:
+            if column not in names or pa.types.is_nested(self.schema.field(column).type):
+                raise self._bad(f"no device column {column!r} of one value", f"columns: {', '.join(names)}")
+        if not clock.device and not self.key:
+            raise self._bad("a device clock without a device", 'say whose clock it is: device="device_id"')
+        if "occurred_at" in names:
+            hint = 'the corrected time has that name: call the claimed one "claimed_at", for instance'
+            raise self._bad('a column "occurred_at" beside a device clock', hint)
+
+    @property
+    def event_time(self) -> str:
+        """How its event time is found, in words.
+
+        Example:
+            >>> Topic.declare("notes", "text string").event_time
+            'arrival'
+        """
+        return str(self.device_clock) if self.device_clock else self.time or "arrival"
 
     def _bad(self, what: str, hint: str) -> BadSettingError:
         return BadSettingError(f"topic {self.name!r}: {what}", detail=hint, place=self.place, topic=self.name)
@@ -136,7 +167,7 @@ class Topic:
         fields = {
             **{
                 name: getattr(self, name)
-                for name in ("name", "version", "key", "time", "partitions", "compact")
+                for name in ("name", "version", "key", "time", "partitions", "compact", "clocked")
             },
             **{name: getattr(self, name).total_seconds() for name in ("lateness", "idle", "ahead")},
             "durability": self.durability,
@@ -144,6 +175,8 @@ class Topic:
             "retention": _plain(asdict(self.retention)),
             "overload": _plain(asdict(self.overload)),
         }
+        if self.device_clock is not None:
+            fields["device_clock"] = _plain(asdict(self.device_clock))
         return msgspec.json.format(msgspec.json.encode(fields), indent=2)
 
     @classmethod
@@ -151,6 +184,7 @@ class Topic:
         """The definition whose `to_json` this is."""
         fields = msgspec.json.decode(data)
         overload, retention = fields.pop("overload"), fields.pop("retention")
+        clock = fields.pop("device_clock", None)
         for name in ("lateness", "idle", "ahead"):
             fields[name] = timedelta(seconds=fields[name])
         return cls(
@@ -158,6 +192,10 @@ class Topic:
             | {
                 "schema": schema,
                 "key": tuple(fields["key"]),
+                "device_clock": clock
+                and DeviceClock(
+                    clock["column"], clock["sent"], tuple(clock["device"]), _span(clock["limit"])
+                ),
                 "durability": Durability(fields["durability"]),
                 "retention": Retention(_span(retention["time"]), retention["size"], retention["force"]),
                 "overload": Overload(
@@ -210,6 +248,12 @@ def check_producer(id: str) -> str:
 def same_file(name: str) -> str:
     """Two names that give the same text here would clash on some file system or in Kafka's metrics."""
     return name.casefold().replace(".", "_")
+
+
+def _with_device_clock(options: dict[str, Any]) -> dict[str, Any]:
+    """A device clock is said under `time`, and kept apart: the time column of such a topic is none of its own."""
+    time = options.get("time")
+    return options | {"time": None, "device_clock": time} if isinstance(time, DeviceClock) else options
 
 
 def _read_options(options: dict[str, Any]) -> dict[str, Any]:

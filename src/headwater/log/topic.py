@@ -19,7 +19,6 @@ from headwater.events import (
     Clock,
     Codec,
     Receipt,
-    integers_of,
     key_bytes,
     keys_of,
     partition_of,
@@ -31,11 +30,11 @@ from headwater.log.batch import LogBatch
 from headwater.log.definition import Durability, Topic, check_producer
 from headwater.log.door import Door, Entry
 from headwater.log.door.counts import Counts
+from headwater.log.event_time import EventTimes
 from headwater.log.receipts import Receipts
 from headwater.log.rows import Row, Rows, together
 from headwater.log.schemas import read_definition, read_schema
 from headwater.log.storage import Disk, Ends, Frame, Kind, Part, Partition, Written, decode_columns
-from headwater.log.storage.frame import LOWEST_TIME
 from headwater.log.storage.layout import Appended
 
 __all__ = ["OpenTopic"]
@@ -65,6 +64,7 @@ class OpenTopic:
     def __init__(self, disk: Disk, clock: Clock, folder: Path, memory: Path) -> None:
         self.folder = folder
         self._disk = disk
+        self._event_times = EventTimes(clock)
         self._lock = threading.Lock()
         self._schemas: dict[int, pa.Schema] = {}
         self._codecs: dict[int, Codec] = {}
@@ -195,24 +195,17 @@ class OpenTopic:
         return pieces
 
     def _part(self, rows: Rows) -> Part:
+        times, envelope = self._event_times.of(self.definition, rows)
         return Part(
             rows.values,
             rows.version,
-            rows.envelope,
-            self._times(rows),
+            envelope,
+            times,
             rows.producer,
             rows.sequence,
             rows.per_row,
             rows.sent_at,
         )
-
-    def _times(self, rows: Rows) -> np.ndarray[Any, np.dtype[np.int64]] | None:
-        name = self.definition.time
-        column = rows.values.column(name) if name else rows.envelope.get("_hw.occurred_at")
-        if column is None:
-            return None
-        times = integers_of(column)
-        return times if not column.null_count else np.where(column.is_valid().to_pylist(), times, LOWEST_TIME)
 
     def _partition(self, row: Row) -> int:
         number = len(self.partitions)
@@ -395,4 +388,5 @@ def _written(topic: Topic) -> Written:
         durable=topic.durability is Durability.DURABLE,
         segment_size=topic.segment_size,
         ahead=topic.ahead // _MICROSECOND,
+        clocked=topic.clocked,
     )

@@ -80,6 +80,11 @@ class HttpLog:
         """The node's address."""
         return self._transport.url
 
+    @property
+    def transport(self) -> Transport:
+        """What carries requests to the node."""
+        return self._transport
+
     # -- topics --------------------------------------------------------------------------------------------------
 
     def topics(self) -> list[str]:

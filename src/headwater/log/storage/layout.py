@@ -71,8 +71,11 @@ class Laid:
     appended: list[Appended] = field(default_factory=list)
 
 
-def lay_out(parts: list[Part], slot: Slot, now: int, ahead: int, producers: Producers) -> Laid:
-    """Give offsets to the rows and encode them; rows a producer has sent before are left out."""
+def lay_out(parts: list[Part], slot: Slot, now: int, ahead: int | None, producers: Producers) -> Laid:
+    """Give offsets to the rows and encode them; rows a producer has sent before are left out.
+
+    `ahead`: how far in the future a time may be and still move the partition's event time; None: no row moves it.
+    """
     laid = Laid()
     offset, running, position = slot.next_offset, slot.running_max, 0
     sent: dict[str, int] = {}
@@ -119,18 +122,20 @@ def _repeats(part: Part, last: int) -> int:
     return repeated
 
 
-def _frame(part: Part, offset: int, running: int, now: int, ahead: int, position: int) -> Frame:
+def _frame(part: Part, offset: int, running: int, now: int, ahead: int | None, position: int) -> Frame:
     rows = part.values.num_rows
     if part.times is None:
         lowest = highest = now
-        after = max(running, now)
+        after = running if ahead is None else max(running, now)
     else:
         times = part.times
         lowest, highest = int(times.min()), int(times.max())
         if lowest == LOWEST_TIME:
             times = np.where(times == LOWEST_TIME, now, times)
             lowest, highest = int(times.min()), int(times.max())
-        if highest <= now + ahead:
+        if ahead is None:
+            after = running
+        elif highest <= now + ahead:
             after = max(running, highest)
         else:
             after = int(running_maximum(times, now, running, ahead)[-1])

@@ -38,6 +38,7 @@ class Written:
     segment_size: int = 64 << 20
     segment_age: int = 86_400 * 1_000_000
     ahead: int = 300 * 1_000_000
+    clocked: bool = False
 
 
 class Partition:
@@ -148,12 +149,15 @@ class Partition:
             slot = self._rolled_if_due(found)
             now = self._clock.micros()
             producers = self._known_producers(slot)
-            laid = lay_out(parts, slot, now, self.written.ahead, producers)
+            laid = lay_out(parts, slot, now, self._ahead(), producers)
             if laid.frames:
                 self._write(slot, b"".join(laid.data), laid.frames, now)
                 for frame in laid.frames:
                     producers.note(frame)
             return laid.appended
+
+    def _ahead(self) -> int | None:
+        return None if self.written.clocked else self.written.ahead
 
     def mark(self, time: int) -> None:
         """Append a time mark: from here on the partition's event time is at least `time`.
@@ -301,6 +305,26 @@ class Partition:
             elif not found:
                 offset = self._behind(segment, offset, slot)
         return found
+
+    def headers(self, start: int, end: int) -> Iterator[Frame]:
+        """Headers of the frames that hold offsets of `[start, end)`, without reading what they carry."""
+        slot = self.slot()
+        self._require_there(start, slot)
+        offset = start
+        while offset < min(end, slot.next_offset):
+            segment, position, limit = self._locate(offset, slot)
+            for frame in segment.walk(position, limit):
+                if frame.base_offset >= end:
+                    return
+                if frame.next_offset > offset and frame.kind != Kind.HEAD:
+                    offset = frame.next_offset
+                    yield frame
+                position = frame.position + frame.length
+            if position < limit:
+                raise segment.damaged(offset, position)
+            if segment.base == slot.segment:
+                return
+            offset = max(offset, self._behind(segment, offset, slot))
 
     def _behind(self, segment: Segment, offset: int, slot: Slot) -> int:
         """Where the segment behind one that ends before `offset` starts; a gap is compaction's, or damage."""

@@ -1,0 +1,218 @@
+// Everything the page knows of the node: one stream of live messages, and a look at topics and views now and then.
+
+import { SvelteMap } from "svelte/reactivity";
+import { address } from "./address.svelte";
+import { Held } from "./held";
+import { Rates } from "./rates.svelte";
+import { Rows } from "./rows.svelte";
+import {
+  engineOf,
+  pipelinesOf,
+  rowsOf,
+  snapshotOf,
+  topicsOf,
+  viewsOf,
+  type Engine,
+  type Pipeline,
+  type RowsMessage,
+  type TopicInfo,
+  type ViewInfo,
+} from "./wire";
+
+const LOOK_EVERY = 2000; // ms
+const PATIENCE = 6000; // ms that a look may take
+const WAITS = [500, 1000, 2000, 4000]; // ms before the next try
+const FIRST_PICTURE = 1500; // ms in which a page that opens paused still takes what comes
+
+export type Connection = "connecting" | "live" | "lost" | "hidden";
+
+class Live {
+  connection = $state<Connection>("connecting");
+  lastAt = $state<number | null>(null);
+  nextTryAt = $state<number | null>(null);
+  version = $state("");
+  pipelines = $state.raw<Pipeline[]>([]);
+  engine = $state.raw<Engine | null>(null);
+  views = $state.raw<ViewInfo[]>([]);
+  topics = $state.raw<TopicInfo[]>([]);
+  held = $state(0);
+  loaded = $state(false);
+  now = $state(Date.now());
+  readonly tables = new SvelteMap<string, Rows>();
+  readonly rates = new Rates();
+
+  #source: EventSource | null = null;
+  #chosen: string[] = [];
+  #waiting = new Held();
+  #waitingPipelines: Pipeline[] | null = null;
+  #fresh = new Set<string>();
+  #tries = 0;
+  #timer = 0;
+  #firstOpenAt: number | null = null;
+
+  /** Begin; called once. */
+  start(): void {
+    document.addEventListener("visibilitychange", () => this.#visibility());
+    setInterval(() => (this.now = Date.now()), 1000);
+    void this.#looking();
+    this.#open();
+  }
+
+  /** Which views' rows are wanted; the stream is opened anew when they change. */
+  choose(names: string[]): void {
+    if (names.join(",") === this.#chosen.join(",")) return;
+    this.#chosen = names;
+    for (const name of this.tables.keys()) if (!names.includes(name)) this.tables.delete(name);
+    for (const name of names) if (!this.tables.has(name)) this.tables.set(name, new Rows());
+    if (this.#source) this.#open();
+  }
+
+  /** Show what was held back. */
+  release(): void {
+    const waiting = this.#waiting;
+    this.#waiting = new Held();
+    this.held = 0;
+    if (this.#waitingPipelines) this.#showPipelines(this.#waitingPipelines);
+    this.#waitingPipelines = null;
+    if (waiting.overflown) this.#open();
+    else for (const message of waiting.take()) this.tables.get(message.view)?.take(message);
+  }
+
+  // -- the stream ------------------------------------------------------------------------------------------------
+
+  #open(): void {
+    this.#source?.close();
+    clearTimeout(this.#timer);
+    const sent = this.#chosen.filter((name) => !this.#isSystem(name));
+    this.#fresh = new Set(sent);
+    const source = new EventSource(`/api/live?views=${sent.map(encodeURIComponent).join(",")}`);
+    this.#source = source;
+    source.onopen = () => this.#arrived();
+    source.onerror = () => this.#source === source && this.#lost();
+    const on = (name: string, take: (data: unknown) => void): void =>
+      source.addEventListener(name, (message) => {
+        this.#arrived();
+        take(JSON.parse((message as MessageEvent<string>).data));
+      });
+    on("pipelines", (data) => this.#takePipelines(pipelinesOf(data)));
+    on("engine", (data) => (this.engine = engineOf(data)));
+    on("rows", (data) => this.#takeRows(rowsOf(data)));
+    on("problem", () => this.#source === source && this.#lost());
+  }
+
+  #arrived(): void {
+    this.#firstOpenAt ??= performance.now();
+    this.#tries = 0;
+    this.nextTryAt = null;
+    this.connection = "live";
+    this.lastAt = Date.now();
+  }
+
+  #lost(): void {
+    this.#source?.close();
+    this.#source = null;
+    if (document.hidden) return;
+    const wait = WAITS[Math.min(this.#tries, WAITS.length - 1)]!;
+    this.#tries += 1;
+    this.connection = "lost";
+    this.nextTryAt = Date.now() + wait;
+    clearTimeout(this.#timer);
+    this.#timer = window.setTimeout(() => this.#open(), wait);
+  }
+
+  #visibility(): void {
+    if (document.hidden) {
+      this.#source?.close();
+      this.#source = null;
+      clearTimeout(this.#timer);
+      this.connection = "hidden";
+    } else {
+      this.connection = "connecting";
+      this.#open();
+      void this.#look();
+    }
+  }
+
+  get #holding(): boolean {
+    return address.paused && performance.now() - (this.#firstOpenAt ?? Infinity) > FIRST_PICTURE;
+  }
+
+  #takePipelines(pipelines: Pipeline[]): void {
+    this.rates.note(pipelines, Date.now());
+    this.loaded = true;
+    if (!this.#holding) return this.#showPipelines(pipelines);
+    this.#waitingPipelines = pipelines;
+    this.held += 1;
+  }
+
+  #showPipelines(pipelines: Pipeline[]): void {
+    const names = (all: Pipeline[]): string => all.map((one) => `${one.name}@${one.version}`).join(" ");
+    const changed = names(pipelines) !== names(this.pipelines);
+    this.pipelines = pipelines;
+    if (changed) void this.#lookAtViews();
+  }
+
+  #takeRows(message: RowsMessage): void {
+    // A stream that was opened anew begins with all rows: what is not among them is gone.
+    if (this.#fresh.delete(message.view)) message = { ...message, whole: true };
+    if (this.#holding) {
+      this.#waiting.add(message);
+      this.held += 1;
+    } else this.tables.get(message.view)?.take(message);
+  }
+
+  // -- looks -----------------------------------------------------------------------------------------------------
+
+  async #looking(): Promise<void> {
+    const version = await this.#get("/api/version");
+    if (version) this.version = String((version as { version?: unknown }).version ?? "");
+    for (let round = 0; ; round += 1) {
+      if (!document.hidden) {
+        await this.#look();
+        if (round % 5 === 0) await this.#lookAtViews();
+        await this.#lookAtSystemViews();
+      }
+      await new Promise((resolve) => setTimeout(resolve, LOOK_EVERY));
+    }
+  }
+
+  async #look(): Promise<void> {
+    const answer = await this.#get("/api/topics");
+    if (answer === null) {
+      if (this.connection === "live") this.#lost();
+      return;
+    }
+    if (this.connection === "live") this.lastAt = Date.now();
+    const topics = topicsOf(answer);
+    this.rates.noteTopics(topics, performance.now());
+    if (!this.#holding) this.topics = topics;
+  }
+
+  async #lookAtViews(): Promise<void> {
+    const answer = await this.#get("/api/views");
+    if (answer !== null) this.views = viewsOf(answer);
+  }
+
+  #isSystem(name: string): boolean {
+    return name.startsWith("hw_");
+  }
+
+  async #lookAtSystemViews(): Promise<void> {
+    for (const name of this.#chosen.filter((one) => this.#isSystem(one))) {
+      const answer = await this.#get(`/api/views/${encodeURIComponent(name)}?limit=200`);
+      const key = this.views.find((view) => view.name === name)?.key ?? [];
+      if (answer !== null && !this.#holding) this.tables.get(name)?.take(snapshotOf(name, key, answer));
+    }
+  }
+
+  async #get(path: string): Promise<unknown> {
+    try {
+      const answer = await fetch(path, { signal: AbortSignal.timeout(PATIENCE) });
+      return answer.ok ? await answer.json() : null;
+    } catch {
+      return null;
+    }
+  }
+}
+
+export const live = new Live();

@@ -1,0 +1,49 @@
+import { SvelteMap } from "svelte/reactivity";
+import type { Pipeline, TopicInfo } from "./wire";
+
+const POINTS = 60;
+const POINT_EVERY = 1000; // ms between two points of a pipeline's line
+
+interface Seen {
+  total: number;
+  at: number;
+}
+
+/** Rates over time, for the small lines: of topics from their ends, of pipelines as the node tells them. */
+export class Rates {
+  readonly topics = new SvelteMap<string, number[]>();
+  readonly pipelines = new SvelteMap<string, number[]>();
+  readonly rows = new SvelteMap<string, number>();
+  #ends = new Map<string, Seen>();
+  #rowsSeen = new Map<string, Seen>();
+  #pointAt = 0;
+
+  topic(name: string): number | null {
+    return this.topics.get(name)?.at(-1) ?? null;
+  }
+
+  noteTopics(topics: TopicInfo[], at: number): void {
+    for (const topic of topics) {
+      const before = this.#ends.get(topic.name);
+      this.#ends.set(topic.name, { total: topic.end, at });
+      if (!before || at <= before.at) continue;
+      const rate = Math.max(0, ((topic.end - before.total) * 1000) / (at - before.at));
+      this.topics.set(topic.name, [...(this.topics.get(topic.name) ?? []), rate].slice(-POINTS));
+    }
+    const known = new Set(topics.map((topic) => topic.name));
+    for (const name of this.topics.keys()) if (!known.has(name)) this.topics.delete(name);
+  }
+
+  note(pipelines: Pipeline[], at: number): void {
+    if (at - this.#pointAt < POINT_EVERY) return;
+    this.#pointAt = at;
+    for (const pipeline of pipelines) {
+      const points = this.pipelines.get(pipeline.name) ?? [];
+      this.pipelines.set(pipeline.name, [...points, pipeline.rate ?? 0].slice(-POINTS));
+      const before = this.#rowsSeen.get(pipeline.name);
+      this.#rowsSeen.set(pipeline.name, { total: pipeline.rows, at });
+      if (before && at > before.at)
+        this.rows.set(pipeline.name, Math.max(0, ((pipeline.rows - before.total) * 1000) / (at - before.at)));
+    }
+  }
+}

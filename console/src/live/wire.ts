@@ -1,0 +1,194 @@
+// What the node sends, made safe to use: a field that is missing or of another kind becomes a plain default,
+// so that one odd row never empties the page.
+
+export type Cell = string | number | boolean | null | Cell[] | { [name: string]: Cell };
+export type Cells = Record<string, Cell>;
+
+export interface Problem {
+  code: string;
+  title: string;
+  detail: string;
+  fix: string;
+}
+
+export interface Pipeline {
+  name: string;
+  version: number;
+  kind: string;
+  state: string;
+  detail: string;
+  since: string | null;
+  watermarkAt: string | null;
+  in: number;
+  used: number;
+  late: number;
+  quarantined: number;
+  dropped: number;
+  rows: number;
+  batches: number;
+  cpu: number;
+  lastCommitAt: string | null;
+  error: Problem | null;
+  inputs: string[];
+  place: string;
+  doc: string;
+  rebuilding: number | null;
+  rate: number | null;
+  lagSeconds: number | null;
+  lagEvents: number | null;
+}
+
+export interface Engine {
+  state: string;
+  detail: string;
+  since: string | null;
+}
+
+export interface ViewInfo {
+  name: string;
+  kind: string;
+  version: number;
+  key: string[];
+  window: string | null;
+  rows: number | null;
+  watermark: string | null;
+}
+
+export interface TopicInfo {
+  name: string;
+  events: number;
+  end: number;
+}
+
+export interface Upsert {
+  key: string;
+  cells: Cells;
+  open: boolean | null;
+}
+
+export interface RowsMessage {
+  view: string;
+  upserts: Upsert[];
+  deletes: string[];
+  whole: boolean;
+}
+
+type Document = Record<string, unknown>;
+
+const text = (value: unknown): string => (typeof value === "string" ? value : "");
+const moment = (value: unknown): string | null => (typeof value === "string" && value ? value : null);
+const number = (value: unknown): number => (typeof value === "number" && Number.isFinite(value) ? value : 0);
+const perhaps = (value: unknown): number | null => (typeof value === "number" && Number.isFinite(value) ? value : null);
+const list = (value: unknown): unknown[] => (Array.isArray(value) ? value : []);
+const document = (value: unknown): Document =>
+  value !== null && typeof value === "object" && !Array.isArray(value) ? (value as Document) : {};
+
+/** Structured columns of system views are JSON text; in live messages they may come as they are. */
+function unfolded(value: unknown): unknown {
+  if (typeof value !== "string") return value;
+  try {
+    return JSON.parse(value);
+  } catch {
+    return null;
+  }
+}
+
+function problemOf(value: unknown): Problem | null {
+  const found = document(unfolded(value));
+  const told = { code: text(found.code), title: text(found.title), detail: text(found.detail), fix: text(found.fix) };
+  return told.code || told.title ? told : null;
+}
+
+export function pipelineOf(value: unknown): Pipeline {
+  const row = document(value);
+  return {
+    name: text(row.name),
+    version: number(row.version),
+    kind: text(row.kind) || "view",
+    state: text(row.state) || "unknown",
+    detail: text(row.detail),
+    since: moment(row.since),
+    watermarkAt: moment(row.watermark_at),
+    in: number(row.in_),
+    used: number(row.used),
+    late: number(row.late),
+    quarantined: number(row.quarantined),
+    dropped: number(row.dropped),
+    rows: number(row.rows),
+    batches: number(row.batches),
+    cpu: number(row.cpu_seconds),
+    lastCommitAt: moment(row.last_commit_at),
+    error: problemOf(row.error),
+    inputs: list(unfolded(row.inputs)).map(String),
+    place: text(row.place),
+    doc: text(row.doc),
+    rebuilding: perhaps(row.rebuilding),
+    rate: perhaps(row.rate),
+    lagSeconds: perhaps(row.lag_seconds),
+    lagEvents: perhaps(row.lag_events),
+  };
+}
+
+export function pipelinesOf(value: unknown): Pipeline[] {
+  const rows = Array.isArray(value) ? value : list(document(value).pipelines);
+  return rows.map(pipelineOf).filter((pipeline) => pipeline.name);
+}
+
+export function engineOf(value: unknown): Engine {
+  const found = document(value);
+  return { state: text(found.state), detail: text(found.detail), since: moment(found.since) };
+}
+
+export function viewsOf(value: unknown): ViewInfo[] {
+  return list(document(value).views).map((one) => {
+    const view = document(one);
+    return {
+      name: text(view.name),
+      kind: text(view.kind),
+      version: number(view.version),
+      key: list(view.key).map(String),
+      window: moment(view.window),
+      rows: perhaps(view.rows),
+      watermark: moment(view.watermark),
+    };
+  });
+}
+
+export function topicsOf(value: unknown): TopicInfo[] {
+  return list(document(value).topics).map((one) => {
+    const topic = document(one);
+    return { name: text(topic.name), events: number(topic.events), end: number(topic.end) };
+  });
+}
+
+/** A key as one text, whatever its columns are. */
+export const keyText = (key: unknown): string => (typeof key === "string" ? key : JSON.stringify(key));
+
+export function rowsOf(value: unknown): RowsMessage {
+  const message = document(value);
+  const open = document(message.open);
+  const upserts = list(message.upserts).map((one) => {
+    const { _key, ...cells } = document(one);
+    const key = keyText(_key ?? Object.values(cells));
+    const told = open[key];
+    return { key, cells: cells as Cells, open: typeof told === "boolean" ? told : null };
+  });
+  return {
+    view: text(message.view),
+    upserts,
+    deletes: list(message.deletes).map(keyText),
+    whole: message.whole === true || message.snapshot === true || message.full === true,
+  };
+}
+
+/** The answer of GET /api/views/NAME in the form of a live message, for views that are not sent live. */
+export function snapshotOf(view: string, key: string[], value: unknown): RowsMessage {
+  const answer = document(value);
+  const open = list(answer.open);
+  const upserts = list(answer.rows).map((one, index) => {
+    const cells = document(one) as Cells;
+    const values = key.length ? key.map((name) => cells[name]) : Object.values(cells);
+    return { key: JSON.stringify(values), cells, open: typeof open[index] === "boolean" ? (open[index] as boolean) : null };
+  });
+  return { view, upserts, deletes: [], whole: true };
+}

@@ -1,0 +1,158 @@
+"""Every change of a view, out of the topic that has them; the same code reads a folder and a node."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, cast
+
+from headwater.errors import BadOffsetError, RefusedError, UnknownTopicError
+from headwater.events import Change, Position, Transaction, values_of
+from headwater.log import LogBatch
+from headwater.log.protocol import Log
+from headwater.log.reader import Reader
+from headwater.store import ViewTable
+
+__all__ = ["ChangeReader", "changes_of", "changes_topic", "require_current", "start_of_changes"]
+
+_FINAL: Final = "final"
+_LOOK_EVERY: Final = 0.2  # seconds between two looks for a topic that is not there yet
+_ROUND: Final = 5.0  # seconds without changes until a follower looks whether the view was rebuilt
+_STEP: Final = 1 << 32  # sequences of one batch of a pipeline
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def changes_topic(view: str, version: int) -> str:
+    """The topic that has every change of a version of a view.
+
+    Example:
+        >>> changes_topic("revenue", 1), changes_topic("revenue", 2)
+        ('revenue.changes', 'revenue.changes.2')
+    """
+    return f"{view}.changes" if version == 1 else f"{view}.changes.{version}"
+
+
+def require_current(table: ViewTable, position: Position) -> int:
+    """The offset of a position in the changes of this version of the view.
+
+    Raises:
+        RefusedError: The position is one of an older version, whose changes lead nowhere.
+        BadOffsetError: It is a position in something else.
+    """
+    topic = changes_topic(table.name, table.version)
+    if position.source == topic and len(position.lanes) == 1 and position.lanes[0][0] == 0:
+        return position.lanes[0][1][0]
+    if position.source.startswith(f"{table.name}.changes"):
+        raise RefusedError(
+            f'view "{table.name}" was built anew since that position',
+            detail=f"the position is in {position.source}, the changes are in {topic} now",
+            fix="read its rows again: changes(snapshot=True)",
+            view=table.name,
+            version=table.version,
+        )
+    what = f'{position} is no position in the changes of view "{table.name}"'
+    raise BadOffsetError(what, detail="use the position of one of its changes", view=table.name)
+
+
+def start_of_changes(log: Log, table: ViewTable, since: Position | str | None) -> int:
+    """The offset from which on changes are wanted: behind a position, or at "earliest" or "latest"."""
+    if since is None or since in ("earliest", "latest"):
+        try:
+            return log.find(changes_topic(table.name, table.version), 0, str(since or "earliest"))
+        except UnknownTopicError:
+            return 0
+    return require_current(table, since if isinstance(since, Position) else Position.parse(since))
+
+
+@dataclass(frozen=True)
+class ChangeReader:
+    """Reads the changes of one version of a view.
+
+    Attributes:
+        log: Where the topic is.
+        table: The view.
+        start: The offset to begin with.
+    """
+
+    log: Log
+    table: ViewTable
+    start: int
+
+    @property
+    def topic(self) -> str:
+        """The topic they are in."""
+        return changes_topic(self.table.name, self.table.version)
+
+    def batches(self, follow: bool) -> Iterator[list[LogBatch]]:
+        """Batches as they come; an empty list after some seconds without any. Ends where the topic does now, or never."""
+        while follow and self.topic not in self.log.topics():
+            yield []
+            time.sleep(_LOOK_EVERY)
+        try:
+            stop = {0: self.log.find(self.topic, 0, "latest")}
+        except UnknownTopicError:
+            return
+        reader = Reader(self.log, self.topic, {0: self.start}, None if follow else stop)
+        try:
+            while follow or reader.positions[0] < stop[0]:
+                yield reader.next(_ROUND if follow else 0)
+        finally:
+            reader.close()
+
+    def changes(self, follow: bool) -> Iterator[Change | None]:
+        """Each change; None after some seconds without any."""
+        held: list[Change] = []
+        for batches in self.batches(follow):
+            for batch in batches:
+                held += changes_of(self.table, batch)
+                if batch.frame.unfinished:
+                    # The batch of the pipeline goes on in the next frame; which change is its last is not known yet.
+                    yield from held[:-1]
+                    del held[:-1]
+                elif held:
+                    yield from held[:-1]
+                    yield replace(held[-1], transaction=replace(held[-1].transaction, last=True))
+                    held = []
+            if not batches:
+                yield None
+
+
+def changes_of(table: ViewTable, batch: LogBatch) -> list[Change]:
+    """The changes in a batch of the topic; that rows became final is none. None of them is the last of its batch."""
+    if not batch.values.num_rows:
+        return []
+    ops = batch.values.column("op").to_pylist()
+    before, after = (values_of(batch.values.column(side)) for side in ("before", "after"))
+    topic = changes_topic(table.name, table.version)
+    first = batch.frame.first_sequence
+    id_ = f"{table.query}/{first // _STEP}" if first >= 0 else f"{table.query}@{batch.frame.base_offset}"
+    committed_at = _EPOCH + timedelta(microseconds=committed_micros(batch))
+    found = []
+    for op, old, new, offset in zip(ops, before, after, batch.offsets.tolist(), strict=True):
+        if op == _FINAL:
+            continue
+        index = offset - batch.frame.base_offset + max(first, 0) % _STEP
+        row = cast(dict[str, Any], old if op == "delete" else new)
+        found.append(
+            Change(
+                op=op,
+                table=table.name,
+                key=tuple(row[name] for name in table.key),
+                before=old,
+                before_holds="nothing" if old is None else "row",
+                after=new,
+                unchanged=frozenset(),
+                position=Position.of(topic, {0: offset + 1}),
+                transaction=Transaction(id_, committed_at, index, last=False),
+                schema=batch.frame.schema,
+            )
+        )
+    return found
+
+
+def committed_micros(batch: LogBatch) -> int:
+    """When a batch of changes was committed, in microseconds since 1970."""
+    sent = batch.sent_at
+    return batch.frame.appended_at if sent is None or not len(sent) else int(sent.cast("int64")[0].as_py())

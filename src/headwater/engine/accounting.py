@@ -1,0 +1,126 @@
+"""What became of every event of a batch, found from the log alone, to be compared with what Spark says it used."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+
+import numpy as np
+import numpy.typing as npt
+
+from headwater.engine.checkpoint import Planned
+from headwater.engine.inputs import Input
+from headwater.events.values import moment_text, moments_of
+from headwater.log import EventLog, LogBatch
+from headwater.log.storage.frame import Frame, columns_of
+from headwater.store import Aside
+
+__all__ = ["Account", "account", "asides_of"]
+
+_DELETED = columns_of({"_hw.deleted": None})
+
+
+@dataclass(frozen=True)
+class Account:
+    """The events of one input of one batch.
+
+    `ready` are those that Spark was given: neither late, nor left out for what they did before, nor tombstones.
+    """
+
+    in_: int = 0
+    late: tuple[Aside, ...] = ()
+    left_out: int = 0
+    deleted: int = 0
+
+    @property
+    def ready(self) -> int:
+        """How many events Spark must have counted."""
+        return self.in_ - len(self.late) - self.left_out - self.deleted
+
+
+def account(
+    log: EventLog,
+    input_: Input,
+    planned: Planned,
+    allowed: timedelta | None,
+    skipped: Collection[tuple[int, int]],
+) -> Account:
+    """Count the events of a range; headers tell most of it, and only frames that may hold late rows are read.
+
+    Args:
+        log: Where the topic is.
+        input_: The input.
+        planned: Its range.
+        allowed: How late an event may be; None when none is ever late.
+        skipped: Partition and offset of rows that are left out.
+    """
+    late: list[Aside] = []
+    counted = left_out = deleted = 0
+    for partition, start in planned.start.items():
+        mine = [offset for number, offset in skipped if number == partition]
+        end = planned.end[partition]
+        for frame in log.opened(input_.topic.name).partitions[partition].headers(start, end):
+            whole = start <= frame.base_offset and frame.next_offset <= end
+            if whole and not _must_look(frame, input_, allowed, mine):
+                counted += frame.count
+                continue
+            batch = _events(_read(log, input_, partition, frame), input_, start, end)
+            behind = _late(batch, allowed)
+            gone = batch.deleted & ~behind
+            counted += batch.values.num_rows
+            late.extend(asides_of(batch.select(behind), _reasons(batch, behind, allowed)))
+            deleted += int(gone.sum())
+            left_out += int((np.isin(batch.offsets, mine) & ~behind & ~gone).sum())
+    return Account(counted, tuple(late), left_out, deleted)
+
+
+def _must_look(frame: Frame, input_: Input, allowed: timedelta | None, skipped: list[int]) -> bool:
+    if not frame.count:
+        return False
+    if input_.ops or frame.columns & _DELETED:
+        return True
+    if any(frame.base_offset <= offset < frame.next_offset for offset in skipped):
+        return True
+    return allowed is not None and frame.lowest < frame.running_max - allowed // timedelta(microseconds=1)
+
+
+def _read(log: EventLog, input_: Input, partition: int, frame: Frame) -> LogBatch:
+    topic = log.opened(input_.topic.name)
+    found, data = topic.fetch(partition, frame.base_offset, frame.length)[0]
+    return topic.decode(partition, found, data)
+
+
+def _events(batch: LogBatch, input_: Input, start: int, end: int) -> LogBatch:
+    """The rows of the range; of a changelog, the changes that are events of this input."""
+    mask = (batch.offsets >= start) & (batch.offsets < end)
+    if input_.ops:
+        mask &= np.isin(np.array(batch.values.column("op").to_pylist()), input_.ops)
+    return batch if mask.all() else batch.select(mask)
+
+
+def _late(batch: LogBatch, allowed: timedelta | None) -> npt.NDArray[np.bool_]:
+    return np.zeros(batch.values.num_rows, bool) if allowed is None else batch.late(allowed)
+
+
+def _reasons(batch: LogBatch, late: npt.NDArray[np.bool_], allowed: timedelta | None) -> Iterator[str]:
+    border = batch.running_max[late] - (allowed or timedelta()) // timedelta(microseconds=1)
+    for moment, behind in zip(moments_of(border), border - batch.occurred[late], strict=True):
+        yield f"behind {moment_text(moment)} by {behind / 1e6:g} s"
+
+
+def asides_of(batch: LogBatch, reasons: Iterator[str], data: bytes = b"") -> Iterator[Aside]:
+    """The rows of a batch as they are kept beside a result."""
+    texts = batch.codec.to_json(batch.values)
+    rows = zip(batch.offsets, batch.occurred, batch.received, texts, reasons, strict=True)
+    for offset, occurred, received, text, reason in rows:
+        yield Aside(
+            batch.topic.name,
+            batch.partition,
+            int(offset),
+            int(occurred),
+            int(received),
+            text.decode(),
+            reason,
+            data,
+        )

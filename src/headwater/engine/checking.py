@@ -1,0 +1,76 @@
+"""What Spark would only say in the first batch, said before: pipelines run once over nothing, in a folder apart."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from headwater.engine.engine import Engine
+from headwater.engine.fit import compare
+from headwater.engine.home import Home, Made
+from headwater.engine.query import Query
+from headwater.engine.surroundings import Surroundings
+from headwater.errors import HeadwaterError
+from headwater.events import SystemClock
+from headwater.log import EventLog
+from headwater.pipelines import Graph
+from headwater.plan import Checked
+from headwater.store import SqliteStore
+
+__all__ = ["check"]
+
+
+def check(graph: Graph, data: Path, spark: Callable[[], SparkSession]) -> Iterator[Checked]:
+    """Check all pipelines of an app against Spark, and against what ran before in the data folder.
+
+    Nothing is read from the data folder but what earlier runs noted about themselves, and nothing is written there.
+    """
+    clock = SystemClock()
+    with (
+        tempfile.TemporaryDirectory(prefix="headwater-", ignore_cleanup_errors=True) as scratch,
+        EventLog(scratch) as log,
+    ):
+        store = SqliteStore(Path(scratch, "store"), clock)
+        engine = Engine(graph, spark, Surroundings(log, store, clock, wait=0.02))
+        engine.start()
+        for topic in graph.topics:  # a time mark is enough for a batch
+            for partition in log.opened(topic.name).partitions:
+                partition.mark(clock.micros())
+        try:
+            for pipeline in graph.pipelines:
+                yield _checked(engine, pipeline.name, data)
+        finally:
+            engine.stop()
+            store.close()
+
+
+def _checked(engine: Engine, name: str, data: Path) -> Checked:
+    keeper = engine.keepers[name]
+    try:
+        keeper.catch_up()
+    except HeadwaterError as error:
+        return Checked(name, error=error.problem())
+    query = keeper.ready()
+    fit = compare(_made_before(data, name), query.made(), query.built)
+    made = query.made()
+    return Checked(
+        name, made.schema, query.built.mode, query.built.stateful, fit.verdict, (*fit.notes, *_notes(query))
+    )
+
+
+def _made_before(data: Path, name: str) -> Made | None:
+    versions = [int(path.name) for path in (data / "engine" / name).glob("*") if path.name.isdigit()]
+    return Home(data, name, max(versions)).made() if versions else None
+
+
+def _notes(query: Query) -> Iterator[str]:
+    built = query.built
+    if built.finals:
+        yield "rows are shown while their window is open, and marked as open"
+    if built.mode == "append" and built.stateful:
+        yield "rows are shown when they are final"
+    if built.stateful and not built.timed:
+        yield "waits for nothing: late events count, and state is kept for ever"

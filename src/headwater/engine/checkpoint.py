@@ -1,0 +1,103 @@
+"""Spark's checkpoint of a query: which offsets a batch covers, and how it gets onto the disk."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from headwater.errors import DamagedError
+
+__all__ = ["Offsets", "Planned", "newest_batch", "planned_batch", "sync"]
+
+Offsets = Mapping[int, int]
+"""Offset by partition."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One input of one batch as Spark wrote it down before it ran: where it starts and ends, the watermark there."""
+
+    start: Offsets
+    end: Offsets
+    watermark: int
+
+
+def newest_batch(checkpoint: Path) -> int | None:
+    """The batch that is planned and not finished; None when there is none."""
+    planned, finished = _numbers(checkpoint / "offsets"), _numbers(checkpoint / "commits")
+    return max(planned) if planned and max(planned) > max(finished, default=-1) else None
+
+
+def planned_batch(checkpoint: Path, batch: int, starts: Mapping[str, Offsets]) -> dict[str, Planned]:
+    """What Spark planned for a batch, by name of the input.
+
+    Args:
+        checkpoint: The query's checkpoint folder.
+        batch: The batch.
+        starts: Where the query began, for inputs that no earlier batch has read.
+
+    Raises:
+        DamagedError: The file of that batch is missing or cannot be read.
+    """
+    here = _read(checkpoint, batch)
+    before = _before(checkpoint, batch)
+    planned: dict[str, Planned] = {}
+    for name, end in here.items():
+        start = _positions(before[name]) if name in before else dict(starts[name])
+        planned[name] = Planned(start, _positions(end), end["w"])
+    return planned
+
+
+def _before(checkpoint: Path, batch: int) -> dict[str, dict[str, int]]:
+    """The newest batch before this one: numbers may have a gap, after the state was spread over more partitions."""
+    known = max((number for number in _numbers(checkpoint / "offsets") if number < batch), default=None)
+    if known is None and batch > 0:
+        raise _damaged(checkpoint / "offsets" / str(batch - 1), "it is missing")
+    return {} if known is None else _read(checkpoint, known)
+
+
+def _numbers(folder: Path) -> list[int]:
+    return [int(path.name) for path in folder.iterdir() if path.name.isdigit()] if folder.is_dir() else []
+
+
+def _read(checkpoint: Path, batch: int) -> dict[str, dict[str, int]]:
+    path = checkpoint / "offsets" / str(batch)
+    try:
+        version, _, *lines = path.read_text().splitlines()
+        if version != "v2":
+            raise _damaged(path, f"its format is {version!r}")
+        named = (line.split(":", 1) for line in lines)
+        return {name: json.loads(offset) for name, offset in named if offset not in ("-", "")}
+    except (OSError, ValueError) as error:
+        raise _damaged(path, str(error)) from None
+
+
+def _positions(offset: dict[str, int]) -> dict[int, int]:
+    return {int(name[1:]): position for name, position in offset.items() if name != "w"}
+
+
+def _damaged(path: Path, why: str) -> DamagedError:
+    return DamagedError(
+        f"the checkpoint of a pipeline is damaged: {path.parent.name}/{path.name}",
+        detail=f"{path}: {why}",
+        fix="headwater doctor",
+        path=str(path),
+    )
+
+
+def sync(folder: Path) -> None:
+    """Put the whole file system of this folder on the disk: Spark itself never does."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if hasattr(libc, "syncfs"):
+            if libc.syncfs(handle) != 0:
+                raise OSError(ctypes.get_errno(), "the checkpoint could not be synced")
+        else:
+            os.sync()
+    finally:
+        os.close(handle)

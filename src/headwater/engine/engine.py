@@ -1,0 +1,82 @@
+"""All pipelines of an app in this process, each with its own query, checkpoint and fate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from pyspark.sql import SparkSession
+
+from headwater.engine.inputs import Input
+from headwater.engine.keeper import Keeper
+from headwater.engine.outputs import ops_of
+from headwater.engine.surroundings import Surroundings
+from headwater.pipelines import Graph, Kind
+
+__all__ = ["Engine"]
+
+
+class Engine:
+    """Runs a graph of pipelines.
+
+    Args:
+        graph: The app's topics and pipelines.
+        spark: Gives the session; asked for in the background.
+        around: What all queries share.
+        rebuild: Views that may be made anew; what stands behind them is, too.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        spark: Callable[[], SparkSession],
+        around: Surroundings,
+        rebuild: Collection[str] = (),
+    ) -> None:
+        anew = {*rebuild, *(name for view in rebuild for name in graph.downstream(view))}
+        self._graph = graph
+        self._around = around
+        self.keepers = {
+            pipeline.name: Keeper(
+                spark,
+                pipeline,
+                lambda names=pipeline.inputs: tuple(self._input(name) for name in names),  # type: ignore[misc]
+                self._version(pipeline.name),
+                around,
+                rebuild=pipeline.name in anew,
+            )
+            for pipeline in graph.pipelines
+        }
+
+    def _version(self, name: str) -> int:
+        current = self._around.store.current(name)
+        return current.version if current else 1
+
+    def _input(self, name: str) -> Input:
+        """What a pipeline sees under this name; waits for the pipeline that makes it."""
+        if name not in self.keepers:
+            return Input(name, self._around.log.topic(name))
+        query = self.keepers[name].ready()
+        assert query.topic is not None
+        topic = self._around.log.topic(query.topic.name)
+        return Input(name, topic, ops_of(query.built) if query.pipeline.kind is Kind.VIEW else ())
+
+    def start(self) -> None:
+        """Create the app's topics and start all pipelines in the background."""
+        for topic in self._graph.topics:
+            self._around.log.create(topic)
+        for keeper in self.keepers.values():
+            keeper.start()
+
+    def settle(self) -> None:
+        """Return when every pipeline has committed all there is, those behind others last.
+
+        Raises:
+            HeadwaterError: A pipeline has failed for good.
+        """
+        for pipeline in self._graph.pipelines:
+            self.keepers[pipeline.name].catch_up()
+
+    def stop(self) -> None:
+        """End all queries."""
+        for keeper in self.keepers.values():
+            keeper.stop()

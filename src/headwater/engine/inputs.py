@@ -1,0 +1,134 @@
+"""What a pipeline's function sees of a topic: a streaming DataFrame that carries our watermark and counts its rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from headwater.engine.source import FAR, TICK_FROM
+from headwater.engine.visible import Visible
+from headwater.log import Topic
+
+__all__ = ["ARRIVAL", "Input", "Reading", "streaming"]
+
+ARRIVAL: Final = "occurred_at"
+"""The event-time column of topics whose type has none: what the sender said, else arrival."""
+_DELAY = f"{FAR // 86_400_000_000} days"
+
+
+@dataclass(frozen=True)
+class Input:
+    """One parameter of a pipeline's function.
+
+    `ops`: of the changelog of a view, the kinds of change whose new row is an event; empty for a plain topic.
+    """
+
+    name: str
+    topic: Topic
+    ops: tuple[str, ...] = ()
+
+    @property
+    def time(self) -> str:
+        """The event-time column."""
+        return ARRIVAL if self.ops or self.topic.time is None else self.topic.time
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns the function sees."""
+        fields = list(self.topic.schema.field("after").type) if self.ops else list(self.topic.schema)
+        if self.time not in [field.name for field in fields]:
+            fields.append(pa.field(self.time, pa.timestamp("us", "UTC")))
+        return pa.schema([field.with_nullable(True) for field in fields])
+
+    def visible(self, lateness: int = -1) -> Visible:
+        """How its rows are made from the log's."""
+        return Visible(tuple(self.schema.names), self.time, self.ops, lateness)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a query reads its inputs.
+
+    Args:
+        folder: The data folder.
+        notes: The file its inputs share (see `Pace`).
+        skips: Where the offsets to leave out stand, by name of the input.
+        starts: Where it begins, by name of the input.
+        late: Whether late rows are left out; without it all rows pass.
+        correction: How much longer than the topic's lateness a row may take.
+        rows: About how many a batch takes while catching up.
+        cores: Into how many tasks a batch is cut.
+        wait: The longest wait for events, in seconds; 0 never waits.
+    """
+
+    folder: str
+    notes: str
+    skips: Mapping[str, str]
+    starts: Mapping[str, Mapping[int, int]]
+    late: bool = True
+    correction: timedelta = timedelta()
+    rows: int = 400_000
+    cores: int = 2
+    wait: float = 1.0
+
+    def lateness(self, input_: Input) -> int:
+        """Microseconds after which a row is late; negative when none is."""
+        if not self.late:
+            return -1
+        return (input_.topic.lateness + self.correction) // timedelta(microseconds=1)
+
+    def visible(self, input_: Input) -> Visible:
+        """How rows of an input are made from the log's."""
+        return input_.visible(self.lateness(input_))
+
+
+def streaming(session: SparkSession, inputs: tuple[Input, ...], reading: Reading) -> dict[str, DataFrame]:
+    """A streaming DataFrame for each input, by name."""
+    topics = [input_.topic.name for input_ in inputs]
+    return {
+        input_.name: _clocked(_load(session, input_, reading, topics, number), input_)
+        for number, input_ in enumerate(inputs)
+    }
+
+
+def _load(
+    session: SparkSession, input_: Input, reading: Reading, topics: list[str], number: int
+) -> DataFrame:
+    options = {
+        "folder": reading.folder,
+        "topic": input_.topic.name,
+        "ops": ",".join(input_.ops),
+        "columns": json.dumps(input_.schema.names),
+        "time": input_.time,
+        "lateness": str(reading.lateness(input_)),
+        "rows": str(reading.rows),
+        "cores": str(reading.cores),
+        "skips": reading.skips[input_.name],
+        "start": json.dumps({str(p): offset for p, offset in reading.starts[input_.name].items()}),
+        "pace": json.dumps(
+            {"topics": topics, "number": number, "notes": reading.notes, "wait": reading.wait}
+        ),
+    }
+    reader = session.readStream.format("headwater").name(input_.name).schema(from_arrow_schema(input_.schema))
+    return reader.options(**options).load()
+
+
+def _clocked(frame: DataFrame, input_: Input) -> DataFrame:
+    """Let the source's ticks, and nothing else, move Spark's watermark; then let no tick through.
+
+    Spark moves filters that do not name the time column below the watermark, where they would take the ticks away. It
+    moves none below `observe`, whose count is also what the ledger calls used.
+    """
+    return (
+        frame.withWatermark(input_.time, _DELAY)
+        .observe(input_.name, F.count(F.lit(1)).alias("rows"))
+        .where(F.col(input_.time) < F.timestamp_micros(F.lit(TICK_FROM)))
+    )

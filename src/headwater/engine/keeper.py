@@ -1,0 +1,252 @@
+"""Keeps one pipeline running: starts it, starts it again when it fails, gives up when it fails again and again."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from pyspark.sql import SparkSession
+
+from headwater.engine.fit import compare, require_fit
+from headwater.engine.inputs import Input
+from headwater.engine.points import CrashError
+from headwater.engine.poison import find_poison
+from headwater.engine.query import Query
+from headwater.engine.surroundings import Surroundings
+from headwater.engine.translation import translated
+from headwater.errors import FencedError, HeadwaterError, LedgerMismatchError, UsageError
+from headwater.pipelines import Pipeline
+from headwater.store import PipelineReport
+from headwater.store.definition import PipelineState
+
+__all__ = ["Keeper"]
+
+logger = logging.getLogger("headwater.engine")
+_TRIES: Final = 3
+_TRIES_WITHIN: Final = 60.0
+_FIRST_PAUSE: Final = 0.5
+_HOPELESS: Final = (UsageError, FencedError, LedgerMismatchError)
+"""Errors that the next try would meet again."""
+
+
+class Keeper:
+    """One pipeline, in a thread of its own.
+
+    Args:
+        spark: Gives the session.
+        pipeline: What to run.
+        inputs: Gives what it reads, once its inputs are there.
+        version: Which version of it.
+        around: What it shares with others.
+        rebuild: Whether it may be made anew when what is kept does not fit it.
+    """
+
+    def __init__(
+        self,
+        spark: Callable[[], SparkSession],
+        pipeline: Pipeline,
+        inputs: Callable[[], tuple[Input, ...]],
+        version: int,
+        around: Surroundings,
+        *,
+        rebuild: bool = False,
+    ) -> None:
+        self.pipeline = pipeline
+        self.error: HeadwaterError | None = None
+        self._spark = spark
+        self._inputs = inputs
+        self._version = version
+        self._around = around
+        self._rebuild = rebuild
+        self._goal: dict[str, dict[int, int]] | None = None
+        self._query: Query | None = None
+        self._failures: deque[float] = deque()
+        self._stopping = threading.Event()
+        self._state: PipelineState = "starting"
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name=f"headwater-{pipeline.name}", daemon=True)
+
+    # -- from outside --------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin in the background."""
+        self._tell("starting")
+        self._thread.start()
+
+    @property
+    def query(self) -> Query | None:
+        """The query, once it runs."""
+        return self._query
+
+    def ready(self) -> Query:
+        """Wait until the query runs.
+
+        Raises:
+            HeadwaterError: It cannot.
+        """
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self.error is not None or self._state in ("running", "rebuilding", "stopped")
+            )
+        if self.error is not None:
+            raise self.error
+        assert self._query is not None
+        return self._query
+
+    def catch_up(self) -> None:
+        """Return when everything in the log now is committed; over failures and restarts.
+
+        Raises:
+            HeadwaterError: The pipeline has failed for good.
+        """
+        while True:
+            query = self.ready()
+            try:
+                query.catch_up()
+            except Exception:
+                logger.debug("%s ended while catching up", self.pipeline.name, exc_info=True)
+                query.wait()
+            if query.failure is None and query.active:
+                return
+            with self._changed:  # the thread takes note of the failure and starts another one
+                self._changed.wait_for(lambda ended=query: self._query is not ended or self.error is not None)  # type: ignore[misc]
+
+    def stop(self) -> None:
+        """End the query and the thread."""
+        self._stopping.set()
+        if self._query is not None:
+            self._query.stop()
+        self._thread.join(timeout=60)
+
+    # -- the thread ----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            failure = self._once()
+            if self._stopping.is_set():
+                break
+            pause = self._after(failure)
+            if pause is None:
+                return
+            self._stopping.wait(pause)
+        self._tell("stopped")
+
+    def _once(self) -> BaseException | None:
+        """Run the query until it ends; what ended it."""
+        try:
+            query = self._fitting()
+            query.start()
+        except Exception as error:
+            return error
+        self._query = query
+        self._tell("rebuilding" if self._goal else "running")
+        query.wait()
+        return query.failure
+
+    def _fitting(self) -> Query:
+        """A query that goes on from what is there, or one that makes the view anew beside it."""
+        query = self._made(self._version)
+        fit = compare(query.home.made(), query.made(), query.built)
+        if fit.verdict != "rebuild" or self._goal is not None:
+            require_fit(self.pipeline, fit)
+            return query
+        anew = self._made(self._version + 1)
+        begun = anew.home.made()
+        if begun is None and not self._rebuild:
+            require_fit(self.pipeline, fit)
+        if begun is not None:
+            require_fit(self.pipeline, compare(begun, anew.made(), anew.built))
+        self._version += 1
+        log = self._around.log
+        self._goal = {
+            input_.topic.name: {end.partition: end.end for end in log.ends(input_.topic.name)}
+            for input_ in anew.built.inputs
+        }
+        return anew
+
+    def _made(self, version: int) -> Query:
+        return Query(self._spark(), self.pipeline, self._inputs(), version, self._around, self._committed)
+
+    def _after(self, failure: BaseException | None) -> float | None:
+        """Seconds until the next try; None when there is none."""
+        if failure is None or isinstance(failure, CrashError):
+            self._forget()
+            return 0.0
+        if isinstance(failure, _HOPELESS):
+            self._give_up(translated(failure, self.pipeline))
+            return None
+        if self._quarantined(failure):
+            self._forget()
+            return 0.0
+        now = self._around.clock.monotonic()
+        self._failures.append(now)
+        while now - self._failures[0] > _TRIES_WITHIN:
+            self._failures.popleft()
+        error = translated(failure, self.pipeline)
+        if len(self._failures) > _TRIES:
+            self._give_up(error)
+            return None
+        pause: float = _FIRST_PAUSE * 2 ** (len(self._failures) - 1)
+        self._tell("waiting", f"{error.what}; next try in {pause:g} s")
+        logger.warning("%s failed, next try in %g s: %s", self.pipeline, pause, error)
+        self._forget()
+        return pause
+
+    def _quarantined(self, failure: BaseException) -> bool:
+        """Find the rows that make the batch fail, and have them left out."""
+        query = self._query
+        if query is None or isinstance(failure, HeadwaterError) or self._stopping.is_set():
+            return False
+        self._tell("waiting", "looking for the event that makes the function fail")
+        found = find_poison(self._spark(), query, self._around)
+        if found:
+            self._around.store.skip(query.home.query, found)
+            logger.warning("%s: %d events quarantined: %s", self.pipeline, len(found), found[0].reason)
+        return bool(found)
+
+    def _forget(self) -> None:
+        with self._changed:
+            self._query = None
+            self._state = "starting"
+            self._changed.notify_all()
+
+    def _give_up(self, error: HeadwaterError) -> None:
+        logger.error("%s has failed: %s", self.pipeline, error)
+        with self._changed:
+            self.error = error
+        self._tell("failed", error.what, error)
+
+    def _committed(self) -> None:
+        self._failures.clear()
+        if self._goal is not None and self._reached(self._goal):
+            self._around.store.swap(self.pipeline.name, self._version)
+            self._goal = None
+            self._tell("running")
+
+    def _reached(self, goal: dict[str, dict[int, int]]) -> bool:
+        entry = self._around.store.last(f"{self.pipeline.name}@{self._version}")
+        return entry is not None and all(
+            read.end[partition] >= end for read in entry.inputs for partition, end in goal[read.topic].items()
+        )
+
+    def _tell(self, state: PipelineState, detail: str = "", error: HeadwaterError | None = None) -> None:
+        pipeline = self.pipeline
+        report = PipelineReport(
+            pipeline.name,
+            self._version,
+            pipeline.kind.value,
+            state,
+            detail,
+            error.problem() if error else None,
+            pipeline.inputs,
+            str(pipeline.place or ""),
+            pipeline.doc,
+            self._around.clock.micros(),
+        )
+        self._around.store.tell(report)
+        with self._changed:
+            self._state = state
+            self._changed.notify_all()

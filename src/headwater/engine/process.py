@@ -1,0 +1,160 @@
+"""The engine's main program: `python -m headwater.engine.process run|check APP DATA`.
+
+Started and watched by the node (runner.py). It ends when its standard input closes, so it never outlives the node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from headwater.app import load_app
+from headwater.engine.checking import check
+from headwater.engine.engine import Engine
+from headwater.engine.session import Spark, SparkSettings
+from headwater.engine.surroundings import Surroundings
+from headwater.errors import HeadwaterError, LockedError
+from headwater.events import SystemClock
+from headwater.log import EventLog
+from headwater.store import SqliteStore
+from headwater.store.engine_state import EngineState, write_engine_state
+
+__all__ = ["main"]
+
+
+class Order(msgspec.Struct, frozen=True):
+    """What the engine is to do, as one JSON argument.
+
+    Attributes:
+        app: The user's file.
+        data: The data folder.
+        work: "run"; "catch-up", to end when all that is in the log now is committed; or "check".
+        rebuild: Views that may be made anew.
+        settings: How large Spark may be.
+    """
+
+    app: str
+    data: str
+    work: str = "run"
+    rebuild: tuple[str, ...] = ()
+    cores: int = 0
+    memory: str = ""
+
+
+def main(argument: str) -> int:
+    """Do what is ordered; the exit code is that of the error, if there was one."""
+    order = msgspec.json.decode(argument, type=Order)
+    data = Path(order.data).absolute()
+    _log_to_file(data)
+    ended = _end_of_input()
+    try:
+        return _check(order, data) if order.work == "check" else _run(order, data, ended)
+    except HeadwaterError as error:
+        sys.stdout.buffer.write(msgspec.json.encode({"error": error.problem()}) + b"\n")
+        return error.exit_code
+
+
+def _run(order: Order, data: Path, ended: threading.Event) -> int:
+    clock = SystemClock()
+    with _only_one(data), EventLog(data, clock=clock) as log:
+        store = SqliteStore(data / "store", clock)
+        settings = _settings(order)
+        spark = Spark(data / "engine", settings)
+        graph = load_app(order.app).resolve()
+        engine = Engine(
+            graph, lambda: spark.session, Surroundings(log, store, clock, cores=settings.cores), order.rebuild
+        )
+        engine.start()
+        _tell_when_up(data, spark)
+        try:
+            if order.work == "catch-up":
+                engine.settle()
+            else:
+                ended.wait()
+        finally:
+            engine.stop()
+            spark.stop()
+            store.close()
+    return 0
+
+
+def _tell_when_up(data: Path, spark: Spark) -> None:
+    def wait() -> None:
+        with contextlib.suppress(HeadwaterError):  # the pipelines tell
+            _ = spark.session
+            write_engine_state(data, EngineState("running", SystemClock().micros(), pid=os.getpid()))
+
+    threading.Thread(target=wait, name="headwater-spark", daemon=True).start()
+
+
+def _check(order: Order, data: Path) -> int:
+    spark = Spark(data / "engine" if data.exists() else Path(os.devnull).parent, _settings(order))
+    try:
+        for checked in check(load_app(order.app).resolve(), data, lambda: spark.session):
+            sys.stdout.buffer.write(msgspec.json.encode({"checked": checked}) + b"\n")
+            sys.stdout.flush()
+    finally:
+        spark.stop()
+    return 0
+
+
+def _settings(order: Order) -> SparkSettings:
+    known = {name: value for name, value in (("cores", order.cores), ("memory", order.memory)) if value}
+    return SparkSettings(**known)  # type: ignore[arg-type]
+
+
+def _end_of_input() -> threading.Event:
+    """Set when the process that started this one is gone, or says so by a signal."""
+    ended = threading.Event()
+
+    def wait() -> None:
+        while os.read(0, 4096):
+            pass
+        ended.set()
+
+    threading.Thread(target=wait, name="headwater-parent", daemon=True).start()
+    signal.signal(signal.SIGTERM, lambda *_: ended.set())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return ended
+
+
+@contextmanager
+def _only_one(data: Path) -> Iterator[None]:
+    """One engine per data folder; a dead one's lock is free."""
+    (data / "engine").mkdir(parents=True, exist_ok=True)
+    handle = os.open(data / "engine" / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        pid = os.pread(handle, 32, 0).decode() or "?"
+        os.close(handle)
+        what = f"another engine runs the pipelines of {data}"
+        raise LockedError(what, detail=f"process {pid}", fix=f"kill {pid}", pid=pid) from None
+    os.ftruncate(handle, 0)
+    os.pwrite(handle, str(os.getpid()).encode(), 0)
+    try:
+        yield
+    finally:
+        os.close(handle)
+
+
+def _log_to_file(data: Path) -> None:
+    form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    if data.exists():
+        (data / "engine").mkdir(exist_ok=True)
+        logging.basicConfig(filename=data / "engine" / "engine.log", level=logging.INFO, format=form)
+    logging.getLogger("py4j").setLevel(logging.WARNING)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

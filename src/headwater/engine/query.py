@@ -1,0 +1,157 @@
+"""One version of one pipeline as a running Spark query."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from headwater.engine.building import build
+from headwater.engine.home import Home, Made
+from headwater.engine.inputs import Input, Reading
+from headwater.engine.outputs import output_topic, publish
+from headwater.engine.sink import ObservedRows, Sink
+from headwater.engine.surroundings import Surroundings
+from headwater.events import to_ddl
+from headwater.log import EventLog
+from headwater.pipelines import Kind, Pipeline
+from headwater.store import ViewTable
+
+__all__ = ["Query"]
+
+
+class Query:
+    """Builds, starts and stops; a query that failed is started again by making a new one.
+
+    Args:
+        spark: The session.
+        pipeline: What to run.
+        inputs: What it reads.
+        version: Which version of it.
+        around: What it shares with others.
+        committed: Called after each batch.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        pipeline: Pipeline,
+        inputs: tuple[Input, ...],
+        version: int,
+        around: Surroundings,
+        committed: Callable[[], None],
+    ) -> None:
+        self._around = around
+        self._committed = committed
+        self.pipeline = pipeline
+        self.home = Home(around.data, pipeline.name, version)
+        made = self.home.made()
+        self.starts = made.starts if made else _beginnings(around.log, inputs)
+        self.built = build(spark, pipeline, inputs, self._reading(inputs))
+        self.topic = output_topic(self.built, version)
+        self.table = (
+            ViewTable(pipeline.name, version, self.built.schema, pipeline.key, self.built.window)
+            if pipeline.kind is Kind.VIEW
+            else None
+        )
+        self.failure: BaseException | None = None
+        self._running: StreamingQuery | None = None
+        self._started = threading.Event()
+
+    def _reading(self, inputs: tuple[Input, ...]) -> Reading:
+        return Reading(
+            str(self._around.data),
+            str(self.home.notes),
+            {input_.name: str(self.home.skips(input_.name)) for input_ in inputs},
+            self.starts,
+            rows=self._around.rows,
+            cores=self._around.cores,
+            wait=self._around.wait,
+        )
+
+    def made(self) -> Made:
+        """What this query is made from."""
+        topics = {f"topic.{input_.name}": input_.topic.name for input_ in self.built.inputs}
+        starts = {name: dict(offsets) for name, offsets in self.starts.items()}
+        return Made(
+            self.pipeline.facts() | topics,
+            self.built.state,
+            to_ddl(self.built.schema),
+            self.built.mode,
+            starts,
+        )
+
+    def start(self) -> None:
+        """Make what it needs on disk, publish what a crash left unpublished, and run."""
+        store, log = self._around.store, self._around.log
+        self.home.make(self.made(), len(self.built.inputs))
+        if self.table is not None:
+            store.create(self.table)
+        if self.topic is not None:
+            log.create(self.topic)
+        topics = {input_.name: input_.topic.name for input_ in self.built.inputs}
+        self.home.write_skips(topics, store.skipped(self.home.query))
+        epoch = store.take(self.home.query)
+        publish(store, log, self.built, self.topic, self.home.query)
+        sink = Sink(
+            self.built,
+            self.home,
+            self._around,
+            epoch=epoch,
+            table=self.table,
+            topic=self.topic,
+            starts=self.starts,
+        )
+        writer = self.built.frame.writeStream.outputMode(self.built.mode)
+        writer = writer.option("checkpointLocation", str(self.home.checkpoint))
+        self._running = writer.foreachBatch(lambda frame, batch: self._take(sink, frame, batch)).start()
+        self._started.set()
+
+    def _take(self, sink: Sink, frame: DataFrame, batch: int) -> None:
+        """Called by Spark for each batch; what goes wrong is kept, since Spark passes on only its text."""
+        self._started.wait()
+        try:
+            sink.take(frame, batch, ObservedRows(self._running))
+        except BaseException as error:
+            self.failure = error
+            message = "the batch was not committed"
+            raise RuntimeError(message) from error
+        self._committed()
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait until it ends; True when it did, whatever the reason."""
+        assert self._running is not None
+        try:
+            if timeout is None:
+                self._running.awaitTermination()
+                return True
+            return bool(self._running.awaitTermination(timeout.total_seconds()))  # type: ignore[arg-type]
+        except StreamingQueryException as error:
+            self.failure = self.failure or error
+            return True
+
+    def catch_up(self) -> None:
+        """Return when all events that are in the log now are committed; raises when the query ends before."""
+        assert self._running is not None
+        self._running.processAllAvailable()
+
+    @property
+    def active(self) -> bool:
+        """Whether it runs."""
+        return self._running is not None and self._running.isActive
+
+    def stop(self) -> None:
+        """Let the present batch end, or not; either way nothing is lost."""
+        if self._running is not None:
+            self._running.stop()
+
+
+def _beginnings(log: EventLog, inputs: tuple[Input, ...]) -> Mapping[str, Mapping[int, int]]:
+    """The start of every topic."""
+    return {
+        input_.name: {end.partition: end.start for end in log.ends(input_.topic.name)} for input_ in inputs
+    }

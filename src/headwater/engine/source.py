@@ -1,0 +1,214 @@
+"""The log as a streaming source of Spark.
+
+Runs in two kinds of processes. `LogReader` plans: one long-lived process per input of a query, which says how far the
+next batch goes. `read` reads: in Spark's workers, on a pickled `Slice`. They share nothing but the log on disk.
+
+An offset is `{"p0": 17, "p1": 4, "w": 1700000000000000}`: a position per partition, always between two frames, and the
+watermark there. The watermark is a function of the positions alone, so a batch that runs again is the same batch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from headwater.engine.pace import Pace
+from headwater.engine.points import reach
+from headwater.engine.ranges import Span, advance, slices_of, watermark_at
+from headwater.engine.visible import TIME, Visible
+from headwater.log import EventLog, LogBatch
+from headwater.log.storage.frame import LOWEST_TIME
+
+__all__ = ["FAR", "TICK_FROM", "LogSource", "Slice", "batches_of"]
+
+FAR: Final = 3_652_500 * 86_400 * 1_000_000
+"""A tick stands this far (10,000 years, in microseconds) above the watermark it carries: beyond every event."""
+TICK_FROM: Final = 253_402_300_800_000_000
+"""The year 10000: what is not below it is a tick. No event can be there, since Python's dates end before."""
+
+_READ_BYTES: Final = 8 << 20
+_logs: dict[str, EventLog] = {}
+
+
+@dataclass
+class Slice(InputPartition):
+    """What one task reads: spans of offsets, the rows to leave out of them, and perhaps the tick of the batch."""
+
+    spans: tuple[Span, ...]
+    without: tuple[tuple[int, int], ...] = ()
+    tick: int | None = None
+
+
+class LogSource(DataSource):
+    """Format "headwater": a topic of a data folder.
+
+    Options: `folder`, `topic`, `columns`, `time`, `ops` and `lateness` (see `Visible`), `rows` (of a batch, about),
+    `cores`, `start` (offset by partition), `pace` (see `Pace`), `skips` (file of offsets to leave out).
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        """What `readStream.format` calls it."""
+        return "headwater"
+
+    def streamReader(self, schema: StructType) -> LogReader:
+        """The planner, which is also pickled into the workers."""
+        return LogReader(dict(self.options))
+
+
+class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans batches, and reads slices of them."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        ops = tuple(op for op in options["ops"].split(",") if op)
+        columns = tuple(json.loads(options["columns"]))
+        self._folder = options["folder"]
+        self._topic = options["topic"]
+        self._visible = Visible(columns, options["time"], ops, int(options["lateness"]))
+        self._rows = int(options["rows"])
+        self._cores = int(options["cores"])
+        self._skips = options["skips"]
+        self._start = {int(partition): offset for partition, offset in json.loads(options["start"]).items()}
+        self._pace_options = json.loads(options["pace"])
+        self._pace: Pace | None = None
+        self._target: dict[int, int] | None = None
+
+    # -- planning ------------------------------------------------------------------------------------------------
+
+    def initialOffset(self) -> dict[str, int]:
+        """Where the query was told to begin: fixed when it was made, whatever retention has done since."""
+        return _offset(self._start, LOWEST_TIME)
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """About how much a batch takes while catching up."""
+        return ReadMaxRows(self._rows)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Go no further than what is there now."""
+        self._target = {end.partition: end.end for end in self._log().ends(self._topic)}
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
+        """How far the next batch goes; waits a moment for events when there are none."""
+        reach("before-offsets")
+        positions = _positions(start)
+        if self._target is not None:
+            return self._planned(start, positions)[0]
+        if self._pace is None:
+            self._pace = Pace(self._log(), **self._pace_options)
+        self._pace.before_planning()
+        reached, more = self._planned(start, positions)
+        if reached is start:
+            self._pace.wait()
+            reached, more = self._planned(start, positions)
+        self._pace.planned(new=reached is not start, more=more)
+        return reached
+
+    def _planned(self, start: dict[str, int], positions: dict[int, int]) -> tuple[dict[str, int], bool]:
+        """The end of the next batch, `start` itself when there is nothing new; and whether there is more behind it."""
+        topic = self._log().opened(self._topic)
+        ends, running, more = advance(topic, positions, self._rows, self._target)
+        if ends == positions:
+            return start, False
+        return _offset(ends, watermark_at(running, self._visible.lateness, topic.definition.lateness)), more
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
+        """The batch cut into tasks; the first also carries the tick."""
+        reach("after-offsets")
+        topic = self._log().opened(self._topic)
+        tasks = slices_of(topic, _positions(start), _positions(end), self._cores)
+        without = _read_skips(self._skips)
+        tick = end["w"] if end["w"] > LOWEST_TIME else None
+        return [
+            Slice(tuple(spans), without, tick if number == 0 else None) for number, spans in enumerate(tasks)
+        ]
+
+    def commit(self, end: dict[str, int]) -> None:
+        """Nothing: how far a query has come stands in the ledger."""
+
+    def _log(self) -> EventLog:
+        if self._folder not in _logs:
+            _logs[self._folder] = EventLog(Path(self._folder))
+        return _logs[self._folder]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_pace": None}
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a slice, typed, without the late ones."""
+        assert isinstance(partition, Slice)
+        reach("in-read")
+        log = self._log()
+        for span in partition.spans:
+            skipped = [offset for number, offset in partition.without if number == span.partition]
+            for batch in batches_of(log, self._topic, span):
+                mask = self._visible.mask(batch)
+                if skipped:
+                    mask &= ~np.isin(batch.offsets, skipped)
+                rows = self._visible.rows(batch, mask)
+                if rows.num_rows:
+                    yield rows
+        if partition.tick is not None:
+            yield self._tick(log, partition.tick)
+
+    def _tick(self, log: EventLog, watermark: int) -> pa.RecordBatch:
+        """The row that moves Spark's watermark: it has a time and nothing else."""
+        schema = log.opened(self._topic).definition.schema
+        seen = self._visible.schema(
+            pa.schema(list(schema.field("after").type)) if self._visible.ops else schema
+        )
+        columns = [
+            pa.array([watermark + FAR]).cast(TIME)
+            if field.name == self._visible.time
+            else pa.nulls(1, field.type)
+            for field in seen
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=seen)
+
+
+def batches_of(log: EventLog, topic: str, span: Span) -> Iterator[LogBatch]:
+    """The events of a span, batch by batch, as they are stored."""
+    opened = log.opened(topic)
+    position = span.start
+    while position < span.end:
+        found = opened.partitions[span.partition].fetch(position, _READ_BYTES)
+        if not found:
+            return
+        for frame, data in found:
+            if frame.base_offset >= span.end:
+                return
+            position = frame.next_offset
+            if frame.count:
+                batch = opened.decode(span.partition, frame, data)
+                whole = span.start <= frame.base_offset and frame.next_offset <= span.end
+                yield (
+                    batch
+                    if whole
+                    else batch.select((batch.offsets >= span.start) & (batch.offsets < span.end))
+                )
+
+
+def _offset(positions: dict[int, int], watermark: int) -> dict[str, int]:
+    """Keys always in the same order: Spark compares offsets as text."""
+    return {**{f"p{partition}": positions[partition] for partition in sorted(positions)}, "w": watermark}
+
+
+def _positions(offset: dict[str, int]) -> dict[int, int]:
+    return {int(name[1:]): position for name, position in offset.items() if name != "w"}
+
+
+def _read_skips(path: str) -> tuple[tuple[int, int], ...]:
+    try:
+        return tuple((partition, offset) for partition, offset in json.loads(Path(path).read_text()))
+    except FileNotFoundError:
+        return ()

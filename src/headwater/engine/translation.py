@@ -1,0 +1,55 @@
+"""Spark's errors in our words: what failed, in which line of the user's file, what to do."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from typing import Any
+
+from pyspark.errors import PySparkException
+
+from headwater.errors import BadPipelineError, HeadwaterError, Place
+from headwater.pipelines import Pipeline
+
+__all__ = ["first_line", "translated"]
+
+
+def translated(error: BaseException, pipeline: Pipeline) -> HeadwaterError:
+    """The error of a pipeline's function, with the line of the function that raised it."""
+    if isinstance(error, HeadwaterError):
+        error.place = error.place or pipeline.place
+        return error
+    return BadPipelineError(
+        f"{pipeline} fails: {first_line(error)}",
+        detail=_suggestion(error),
+        place=_place(error, pipeline) or pipeline.place,
+        pipeline=pipeline.name,
+    )
+
+
+def first_line(error: BaseException) -> str:
+    """The one line that says what happened, out of Spark's many."""
+    text = (isinstance(error, PySparkException) and error.getMessage()) or str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    raised = [line for line in lines if re.match(r"^[A-Za-z_.]*(Error|Exception)\b.*", line)]
+    line = (raised[-1] if "Traceback" in text and raised else lines[0]) if lines else type(error).__name__
+    line = re.sub(r"\s*SQLSTATE: \w+.*$", "", line)
+    if isinstance(error, PySparkException) or "Traceback" in text:
+        return line
+    return f"{type(error).__name__}: {line}" if str(error) else line
+
+
+def _suggestion(error: BaseException) -> str | None:
+    parameters: Any = error.getMessageParameters() if isinstance(error, PySparkException) else None
+    proposal = (parameters or {}).get("proposal") if isinstance(parameters, dict) else None
+    return f"columns: {str(proposal).replace('`', '')}" if proposal else None
+
+
+def _place(error: BaseException, pipeline: Pipeline) -> Place | None:
+    code = getattr(pipeline.function, "__code__", None)
+    if code is None:
+        return None
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if frame.filename == code.co_filename:
+            return Place.near(frame.filename, frame.lineno or 1, frame.line or "")
+    return None

@@ -1,0 +1,286 @@
+"""What an app would do, before it does anything: its graph, types, keys, lateness, and how each result is delivered.
+
+The plan of the file alone is there at once. What only Spark knows (types of results, state, whether what ran before can
+go on) comes later, from the engine, as `Checked`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
+from typing import Any, Final, Literal, TypeAlias
+
+from headwater.app import App
+from headwater.errors import Place
+from headwater.events import to_ddl
+from headwater.log import Topic
+from headwater.pipelines import Correct, Graph, Kind, Pipeline
+from headwater.pipelines.late import spoken
+
+__all__ = ["DELIVERY", "Checked", "Fit", "Mode", "Plan"]
+
+Mode: TypeAlias = Literal["append", "update"]
+Fit: TypeAlias = Literal["new", "kept", "rebuild", "refused"]
+
+DELIVERY: Final = {
+    Kind.VIEW: "effectively once: rows, ledger and outbox commit together",
+    Kind.STREAM: "effectively once: outbox + idempotent producer",
+    Kind.FILES: "effectively once: atomic rename + manifest",
+}
+_FITS: Final = {
+    "new": "starts at the beginning of its inputs",
+    "kept": "goes on where it stopped",
+    "rebuild": "is made anew from the log, beside the old one, then takes its place",
+    "refused": "does not fit what ran before",
+}
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What the engine found out about one pipeline without running it.
+
+    Args:
+        pipeline: Its name.
+        schema_ddl: The type of its rows.
+        mode: Whether Spark emits each row once, when it is final, or whenever it changes.
+        stateful: The steps that keep state, in words.
+        fit: What becomes of the state of an earlier run.
+        notes: Anything a person should know.
+        error: Why it cannot run, as a problem document.
+
+    Example:
+        >>> Checked("totals", "user_id int, n bigint", "update", ("aggregate",)).fit
+        'new'
+    """
+
+    pipeline: str
+    schema_ddl: str = ""
+    mode: Mode = "append"
+    stateful: tuple[str, ...] = ()
+    fit: Fit = "new"
+    notes: tuple[str, ...] = ()
+    error: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    r"""A plan that can be shown as text, as a Mermaid graph or as JSON; make one with `Plan.of`.
+
+    Example:
+        >>> app = App("shop")
+        >>> orders = app.topic("orders", "order_id string, amount int", key="order_id")
+        >>> big = app.stream("big", sql="select * from orders where amount > 100")
+        >>> print("\n".join(Plan.of(app).tree()))
+        orders (topic)
+        └── big (stream)
+    """
+
+    app: str
+    graph: Graph
+    checked: tuple[Checked, ...] = ()
+
+    @classmethod
+    def of(cls, app: App) -> Plan:
+        """The plan of an app, as far as its file tells.
+
+        Raises:
+            UnknownInputError: A pipeline reads what is not declared.
+            CycleError: Pipelines read one another.
+        """
+        return cls(app.name, app.resolve())
+
+    def with_checks(self, checked: Iterable[Checked]) -> Plan:
+        """The same plan with what the engine found out."""
+        return replace(self, checked=tuple(checked))
+
+    @property
+    def faulty(self) -> bool:
+        """Whether a pipeline cannot run."""
+        return any(check.error for check in self.checked)
+
+    @property
+    def refused(self) -> bool:
+        """Whether a pipeline does not fit what ran before."""
+        return any(check.fit == "refused" for check in self.checked)
+
+    # -- as data -------------------------------------------------------------------------------------------------
+
+    def document(self) -> dict[str, Any]:
+        """The plan as a JSON document."""
+        checks = {check.pipeline: _check_document(check) for check in self.checked}
+        return {
+            "app": self.app,
+            "topics": [_topic_document(topic) for topic in self.graph.topics],
+            "pipelines": [
+                self._pipeline_document(pipeline) | {"checked": checks.get(pipeline.name)}
+                for pipeline in self.graph.pipelines
+            ],
+            "edges": [edge._asdict() for edge in self.graph.edges],
+        }
+
+    def _pipeline_document(self, pipeline: Pipeline) -> dict[str, Any]:
+        corrects = pipeline.late.for_ if isinstance(pipeline.late, Correct) else timedelta(0)
+        return {
+            "name": pipeline.name,
+            "kind": pipeline.kind.value,
+            "inputs": list(pipeline.inputs),
+            "key": list(pipeline.key),
+            "late": str(pipeline.late),
+            "waits": {name: length.total_seconds() for name, length in self._waits(pipeline)},
+            "corrects_for": corrects.total_seconds() or None,
+            "delivery": DELIVERY[pipeline.kind],
+            "path": pipeline.path,
+            "sql": pipeline.sql,
+            "doc": pipeline.doc,
+            "fingerprint": pipeline.fingerprint,
+            "place": _shown(pipeline.place),
+        }
+
+    def _waits(self, pipeline: Pipeline) -> list[tuple[str, timedelta]]:
+        """The lateness of each input that is a topic; those of other inputs follow from theirs."""
+        topics = {topic.name: topic for topic in self.graph.topics}
+        return [(name, topics[name].lateness) for name in pipeline.inputs if name in topics]
+
+    # -- as text -------------------------------------------------------------------------------------------------
+
+    def lines(self) -> list[str]:
+        """The plan as a person reads it: the graph, then each topic and pipeline."""
+        blocks = [self.tree()]
+        blocks += [list(self._topic_lines(topic)) for topic in self.graph.topics]
+        blocks += [list(self._pipeline_lines(pipeline)) for pipeline in self.graph.pipelines]
+        return [line for block in blocks if block for line in (*block, "")][:-1]
+
+    def tree(self) -> list[str]:
+        """The graph: below each topic what it feeds; what was drawn before ends in dots."""
+        kinds = {topic.name: _kind(topic) for topic in self.graph.topics}
+        kinds |= {pipeline.name: pipeline.kind.value for pipeline in self.graph.pipelines}
+        feeds: dict[str, list[str]] = {}
+        for source, target in self.graph.edges:
+            feeds.setdefault(source, []).append(target)
+        drawn: set[str] = set()
+
+        def below(name: str, indent: str) -> Iterator[str]:
+            targets = feeds.get(name, [])
+            for target in targets:
+                last = target == targets[-1]
+                again = target in drawn and target in feeds
+                yield f"{indent}{'└── ' if last else '├── '}{target} ({kinds[target]}){' …' if again else ''}"
+                if not again:
+                    drawn.add(target)
+                    yield from below(target, indent + ("    " if last else "│   "))
+
+        return [
+            line
+            for topic in self.graph.topics
+            for line in (f"{topic.name} ({kinds[topic.name]})", *below(topic.name, ""))
+        ]
+
+    def _topic_lines(self, topic: Topic) -> Iterator[str]:
+        yield _heading(_kind(topic), topic.name, topic.place)
+        yield f"  type      {to_ddl(topic.schema)}"
+        if topic.key:
+            yield f"  key       {', '.join(topic.key)}"
+        yield f"  time      {topic.event_time}, waits {spoken(topic.lateness)} for stragglers"
+        feeds = [edge.target for edge in self.graph.edges if edge.source == topic.name]
+        if feeds:
+            yield f"  feeds     {', '.join(feeds)}"
+
+    def _pipeline_lines(self, pipeline: Pipeline) -> Iterator[str]:
+        yield _heading(pipeline.kind.value, pipeline.name, pipeline.place)
+        if pipeline.doc:
+            yield f"  {pipeline.doc}"
+        yield f"  reads     {', '.join(pipeline.inputs)}"
+        if pipeline.key:
+            yield f"  key       {', '.join(pipeline.key)}"
+        if pipeline.path:
+            yield f"  folder    {pipeline.path}"
+        yield f"  late      {self._late(pipeline)}"
+        yield f"  delivery  {DELIVERY[pipeline.kind]}"
+
+    def _late(self, pipeline: Pipeline) -> str:
+        waits = ", ".join(f"{spoken(length)} behind in {name}" for name, length in self._waits(pipeline))
+        return f"{pipeline.late}{f' (late is more than {waits})' if waits else ''}"
+
+    def check_lines(self) -> list[str]:
+        """What the engine found out, as a person reads it; nothing before it has."""
+        return [line for check in self.checked for line in _check_lines(check)]
+
+    # -- as a picture --------------------------------------------------------------------------------------------
+
+    def mermaid(self) -> str:
+        """The graph as Mermaid text, which documentation tools draw.
+
+        Example:
+            >>> app = App("shop")
+            >>> orders = app.topic("orders", "amount int")
+            >>> big = app.stream("big", sql="select * from orders where amount > 100")
+            >>> print(Plan.of(app).mermaid())
+            flowchart LR
+              n0[("orders<br/>topic")]
+              n1(["big<br/>stream"])
+              n0 --> n1
+        """
+        shapes = {
+            "topic": '[("{}")]', "table": '[["{}"]]', "view": '["{}"]', "stream": '(["{}"])', "files": '[/"{}"/]'
+        }  # fmt: skip
+        nodes = [(topic.name, _kind(topic), topic.key) for topic in self.graph.topics]
+        nodes += [(pipeline.name, pipeline.kind.value, pipeline.key) for pipeline in self.graph.pipelines]
+        numbers = {name: f"n{number}" for number, (name, _, _) in enumerate(nodes)}
+        lines = ["flowchart LR"]
+        for name, kind, key in nodes:
+            about = f"{kind}, key {', '.join(key)}" if key else kind
+            lines.append(f"  {numbers[name]}{shapes[kind].format(f'{name}<br/>{_label(about)}')}")
+        lines += [f"  {numbers[source]} --> {numbers[target]}" for source, target in self.graph.edges]
+        return "\n".join(lines)
+
+
+def _topic_document(topic: Topic) -> dict[str, Any]:
+    return {
+        "name": topic.name,
+        "kind": _kind(topic),
+        "type": to_ddl(topic.schema),
+        "key": list(topic.key),
+        "time": topic.event_time,
+        "lateness": topic.lateness.total_seconds(),
+        "partitions": topic.partitions,
+        "place": _shown(topic.place),
+    }
+
+
+def _check_document(check: Checked) -> dict[str, Any]:
+    return asdict(check) | {"stateful": list(check.stateful), "notes": list(check.notes)}
+
+
+def _check_lines(check: Checked) -> Iterator[str]:
+    if check.error is not None:
+        yield f"{check.pipeline}: error {check.error.get('code', 'ERROR')}: {check.error.get('title', '')}"
+        more = [check.error.get("place"), *str(check.error.get("detail") or "").splitlines()]
+        yield from (f"  {line}" for line in more if line)
+        if check.error.get("fix"):
+            yield f"  fix: {check.error['fix']}"
+        return
+    yield f"{check.pipeline}: {check.fit}, {_FITS[check.fit]}"
+    if check.schema_ddl:
+        yield f"  type      {check.schema_ddl}"
+    when = "as they change" if check.mode == "update" else "when they are final"
+    state = f"; state: {', '.join(check.stateful)}" if check.stateful else ""
+    yield f"  rows      {when} ({check.mode}){state}"
+    yield from (f"  note      {note}" for note in check.notes)
+
+
+def _label(text: str) -> str:
+    """Text that stays one label, whatever characters a column's name has."""
+    return "".join(letter if letter.isalnum() or letter in " ,._-" else f"#{ord(letter)};" for letter in text)
+
+
+def _kind(topic: Topic) -> str:
+    return "table" if topic.compact else "topic"
+
+
+def _heading(kind: str, name: str, place: Place | None) -> str:
+    return f"{kind} {name}".ljust(48) + f" {_shown(place) or ''}".rstrip()
+
+
+def _shown(place: Place | None) -> str | None:
+    return None if place is None else str(place)

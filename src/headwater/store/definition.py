@@ -1,0 +1,132 @@
+"""What is handed to a store and taken from it: tables of views, the work of one batch, the changes it made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from headwater.store.ledger import LedgerEntry
+
+__all__ = ["Aside", "Commit", "Outgoing", "PipelineReport", "PipelineState", "ViewTable"]
+
+PipelineState = Literal["starting", "running", "idle", "waiting", "failed", "stopped", "rebuilding"]
+
+
+@dataclass(frozen=True)
+class ViewTable:
+    """One version of a view: its columns, and which of them are the key.
+
+    `window` names the column whose values are windows, a struct of two timestamps `start` and `end`.
+
+    Example:
+        >>> table = ViewTable("revenue", 2, pa.schema([("category", pa.string())]), ("category",))
+        >>> table.query
+        'revenue@2'
+    """
+
+    name: str
+    version: int
+    schema: pa.Schema
+    key: tuple[str, ...]
+    window: str | None = None
+
+    @property
+    def query(self) -> str:
+        """The name of the query that keeps it."""
+        return f"{self.name}@{self.version}"
+
+
+@dataclass(frozen=True)
+class Aside:
+    """A late or quarantined event, kept beside.
+
+    `value` is the event as JSON text, as a reader sees it; `reason` says why it is here; `data` has the row of a
+    quarantined event as bytes of an Arrow stream.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    occurred_at: int
+    received_at: int
+    value: str
+    reason: str
+    data: bytes = b""
+
+
+@dataclass(frozen=True)
+class Commit:
+    """All that one batch leaves behind; a store takes the whole of it or nothing.
+
+    Attributes:
+        entry: Its line in the ledger.
+        table: The view; None for a stream, whose rows only go to the outbox.
+        rows: Of a view: whole rows, of which each takes the place of the one with its key. Of a stream: rows to append.
+        late: Events that came too late for this batch.
+        quarantined: Events that cannot be used.
+        finals: Also tell which rows became final: their window's end lies behind the watermark now, and did not before.
+        deletes: Keys of rows to remove, as columns with the names of the key.
+    """
+
+    entry: LedgerEntry
+    table: ViewTable | None
+    rows: pa.Table
+    late: tuple[Aside, ...] = ()
+    quarantined: tuple[Aside, ...] = ()
+    finals: bool = False
+    deletes: pa.Table | None = None
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """What a batch has for its topic: the changes of a view, or the rows of a stream.
+
+    Changes have the columns `op` ("insert", "update", "delete", "final"), `before` and `after` (structs of all columns
+    of the view, or null) and `at`: one microsecond before the end of the row's window, else when it was committed.
+    """
+
+    query: str
+    batch: int
+    changes: pa.Table
+    watermark: int | None
+    committed_at: int
+
+
+@dataclass(frozen=True)
+class PipelineReport:
+    """How a pipeline is doing, as its runner tells it.
+
+    Attributes:
+        pipeline: Its name.
+        version: Which version of it.
+        kind: "view" or "stream".
+        state: What it does at present.
+        detail: More about it in words.
+        error: The problem document of what stopped it.
+        inputs: Names of what it reads.
+        place: Where in the user's file it is written.
+        doc: The user's own words about it.
+        since: When this state began, in microseconds since 1970.
+
+    Example:
+        >>> PipelineReport("revenue", 1, "view", "running", inputs=("orders",)).query
+        'revenue@1'
+    """
+
+    pipeline: str
+    version: int
+    kind: str
+    state: PipelineState
+    detail: str = ""
+    error: dict[str, Any] | None = None
+    inputs: tuple[str, ...] = field(default=())
+    place: str = ""
+    doc: str = ""
+    since: int = 0
+
+    @property
+    def query(self) -> str:
+        """The name of the query it is about."""
+        return f"{self.pipeline}@{self.version}"

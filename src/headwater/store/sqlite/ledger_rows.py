@@ -1,0 +1,115 @@
+"""Ledger entries as rows of SQLite, and the totals that are kept beside them."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from headwater.store.ledger import Counts, InputRange, LedgerEntry
+
+__all__ = ["KEPT_BATCHES", "entries_newest_first", "find_entry", "last_entry", "note_ends", "write_entry"]
+
+KEPT_BATCHES = 10_000
+"""Entries kept per query. Older ones live on in the totals only: a runner repeats its last batch at most."""
+
+_COLUMNS = "query, batch, epoch, ranges, counts, watermark, committed_at, rows, wall, cpu"
+_COUNTS = ("in_", "used", "late", "quarantined", "dropped")
+
+
+def find_entry(connection: sqlite3.Connection, query: str, batch: int) -> LedgerEntry | None:
+    """The entry of one batch."""
+    found = f"SELECT {_COLUMNS} FROM hw$ledger WHERE query = ? AND batch = ?"
+    return _of(connection.execute(found, (query, batch)).fetchone())
+
+
+def last_entry(connection: sqlite3.Connection, query: str) -> LedgerEntry | None:
+    """The newest entry."""
+    found = f"SELECT {_COLUMNS} FROM hw$ledger WHERE query = ? ORDER BY batch DESC LIMIT 1"
+    return _of(connection.execute(found, (query,)).fetchone())
+
+
+def entries_newest_first(
+    connection: sqlite3.Connection, query: str
+) -> Iterator[tuple[LedgerEntry, str | None]]:
+    """Entries with the JSON text of their topic's ends after them, as far as the caller reads on."""
+    found = f"SELECT ends, {_COLUMNS} FROM hw$ledger WHERE query = ? ORDER BY batch DESC"
+    for ends, *row in connection.execute(found, (query,)):
+        entry = _of(tuple(row))
+        if entry is not None:
+            yield entry, ends
+
+
+def write_entry(connection: sqlite3.Connection, entry: LedgerEntry) -> None:
+    """Add an entry, count it in the totals, fold old ones away; inside the caller's transaction."""
+    counts = entry.counts
+    summed = [getattr(counts, name) for name in _COUNTS]
+    effort = (entry.rows, entry.wall, entry.cpu)
+    connection.execute(
+        "INSERT INTO hw$ledger VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL)",
+        (
+            *(entry.query, entry.batch, entry.epoch, _ranges_text(entry), _counts_text(entry)),
+            *summed,
+            *(entry.watermark, entry.committed_at),
+            *effort,
+        ),
+    )
+    pipeline, _, version = entry.query.rpartition("@")
+    connection.execute(
+        """
+        INSERT INTO hw$totals VALUES (?, ?, ?, 1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+        ON CONFLICT (query) DO UPDATE SET
+            batches = batches + 1, last_batch = excluded.last_batch,
+            in_ = in_ + excluded.in_, used = used + excluded.used, late = late + excluded.late,
+            quarantined = quarantined + excluded.quarantined, dropped = dropped + excluded.dropped,
+            watermark = ifnull(excluded.watermark, watermark), committed_at = excluded.committed_at,
+            rows = rows + excluded.rows, wall = wall + excluded.wall, cpu = cpu + excluded.cpu
+        """,
+        (
+            *(entry.query, pipeline, int(version), entry.batch),
+            *summed,
+            *(entry.watermark, entry.committed_at),
+            *effort,
+        ),
+    )
+    oldest = entry.batch - KEPT_BATCHES
+    connection.execute("DELETE FROM hw$ledger WHERE query = ? AND batch <= ?", (entry.query, oldest))
+
+
+def note_ends(connection: sqlite3.Connection, query: str, batch: int, ends: Mapping[int, int]) -> None:
+    """Remember where the topic of a query ended after a batch was published."""
+    text = json.dumps({str(partition): end for partition, end in sorted(ends.items())})
+    connection.execute("UPDATE hw$ledger SET ends = ? WHERE query = ? AND batch = ?", (text, query, batch))
+
+
+def _ranges_text(entry: LedgerEntry) -> str:
+    """The ranges as a list, since one topic may be read twice."""
+    found = [{"topic": topic, "start": start, "end": end} for topic, start, end in entry.ranges()]
+    return json.dumps(found, sort_keys=True)
+
+
+def _counts_text(entry: LedgerEntry) -> str:
+    order = sorted(entry.inputs, key=lambda r: (r.topic, sorted(r.start.items()), sorted(r.end.items())))
+    return json.dumps([{"topic": read.topic, **asdict(read.counts)} for read in order], sort_keys=True)
+
+
+def _of(row: tuple[Any, ...] | None) -> LedgerEntry | None:
+    if row is None:
+        return None
+    query, batch, epoch, ranges, counts, watermark, committed_at, rows, wall, cpu = row
+    inputs = tuple(
+        InputRange(
+            read["topic"],
+            _offsets(read["start"]),
+            _offsets(read["end"]),
+            Counts(**{name: told[name] for name in _COUNTS}),
+        )
+        for read, told in zip(json.loads(ranges), json.loads(counts), strict=True)
+    )
+    return LedgerEntry(query, batch, epoch, inputs, watermark, committed_at, rows, wall, cpu)
+
+
+def _offsets(found: dict[str, int]) -> dict[int, int]:
+    return {int(partition): offset for partition, offset in found.items()}

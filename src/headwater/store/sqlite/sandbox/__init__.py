@@ -1,0 +1,9 @@
+"""SQL of users on the store: one SELECT over views, which cannot write, look elsewhere, or take more than its limits.
+
+Text comes in, rows go out, or a `BadQueryError` that says what was refused. Enter at `Sandbox`.
+"""
+
+from headwater.store.sqlite.sandbox.limits import QueryLimits
+from headwater.store.sqlite.sandbox.sandbox import Answer, Sandbox
+
+__all__ = ["Answer", "QueryLimits", "Sandbox"]

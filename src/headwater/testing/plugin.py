@@ -1,0 +1,23 @@
+"""For pytest, which finds it by itself: the fixture `run_app`, and an end of Spark when the tests end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from headwater.testing.world import World
+
+__all__ = ["run_app"]
+
+
+@pytest.fixture(scope="session")
+def run_app() -> Iterator[Callable[..., AbstractContextManager[World]]]:
+    """`headwater.testing.run`, with Spark ended after the last test."""
+    from headwater.testing.world import run, stop_spark
+
+    yield run
+    stop_spark()

@@ -1,0 +1,150 @@
+"""An app as it would run, in the hands of one test."""
+
+from __future__ import annotations
+
+import atexit
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from headwater.app import App
+from headwater.client import Client, connect
+from headwater.engine import Engine, Spark, Surroundings, arm
+from headwater.events import ManualClock, Receipt
+from headwater.log import EventLog, Receipts
+from headwater.log.upkeep import Upkeep
+from headwater.store import Counts, SqliteStore
+from headwater.store.sqlite.views import Views
+
+__all__ = ["World", "run"]
+
+_WAIT = 0.02
+_spark: list[Spark] = []
+
+
+@contextmanager
+def run(app: App, *, now: datetime | str | None = None, rows: int = 400_000) -> Iterator[World]:
+    """Run an app on real Spark, in a temporary folder that is gone afterwards.
+
+    Spark is started by the first test of a process and shared by the others.
+
+    Args:
+        app: The app.
+        now: What the clock says at first; the present moment, if left out. It moves by `advance` only.
+        rows: About how many events a batch takes; small numbers try other cuts of the same events.
+
+    Example:
+        >>> import headwater as hw
+        >>> app = hw.App("shop")
+        >>> orders = app.topic("orders", "customer int, amount int", key="customer")
+        >>> sql = "select customer, sum(amount) spent from orders group by customer"
+        >>> spent = app.view("spent", key="customer", sql=sql)
+        >>> with run(app) as world:
+        ...     _ = world.send("orders", {"customer": 1, "amount": 3}, {"customer": 1, "amount": 4})
+        ...     world.settle()
+        ...     world.rows("spent"), world.counts("spent").used
+        ([{'customer': 1, 'spent': 7}], 2)
+    """
+    graph = app.resolve()
+    clock = ManualClock(now or datetime.now(UTC))
+    with tempfile.TemporaryDirectory(prefix="headwater-", ignore_cleanup_errors=True) as folder:
+        log = EventLog(folder, clock=clock)
+        store = SqliteStore(Path(folder, "store"), clock)
+        around = Surroundings(log, store, clock, rows=rows, wait=_WAIT)
+        engine = Engine(graph, lambda: shared_spark().session, around)
+        engine.start()
+        world = World(engine, around, store, clock)
+        try:
+            yield world
+        finally:
+            engine.stop()
+            world.close()
+            store.close()
+            log.close()
+
+
+def shared_spark() -> Spark:
+    """The one Spark of this process."""
+    if not _spark:
+        folder = tempfile.mkdtemp(prefix="headwater-spark-")
+        _spark.append(Spark(Path(folder)))
+        atexit.register(stop_spark)
+    return _spark[0]
+
+
+def stop_spark() -> None:
+    """End Spark, if it was started."""
+    while _spark:
+        _spark.pop().stop()
+
+
+class World:
+    """A running app. Made by `run`.
+
+    `client` is a client of its log and views, `data` its folder, `clock` the clock everything in it goes by.
+    """
+
+    def __init__(self, engine: Engine, around: Surroundings, store: SqliteStore, clock: ManualClock) -> None:
+        self._engine = engine
+        self._around = around
+        self._upkeep = Upkeep(around.log)
+        self.clock = clock
+        self.data = around.data
+        self.client: Client = connect(around.data, clock=clock)
+        self._views = Views(store)
+
+    def send(self, topic: str, *events: Any) -> Receipts:
+        """Append events to a topic, in this order."""
+        receipts = self.client.send_many(topic, list(events))
+        self._notice()
+        return receipts
+
+    def delete(self, topic: str, key: Any) -> Receipt:
+        """Delete a key of a table."""
+        receipt = self.client.delete(topic, key)
+        self._notice()
+        return receipt
+
+    def advance(self, by: str | timedelta) -> None:
+        """Let time pass; topics that were quiet for their idle time move on, as on a running node."""
+        self._notice()
+        self.clock.advance(by)
+        self._notice()
+
+    def _notice(self) -> None:
+        self._upkeep.each(self._upkeep.mark)
+
+    def settle(self) -> None:
+        """Return when every pipeline has committed all there is.
+
+        Raises:
+            HeadwaterError: A pipeline has failed for good.
+        """
+        self._engine.settle()
+
+    def rows(self, view: str, **options: Any) -> list[dict[str, Any]]:
+        """The rows of a view in the order of its key; options as of `Views.table`."""
+        table = self._views.definition(view)
+        return self._views.rows(view, **{"order": table.key, **options})
+
+    def counts(self, pipeline: str) -> Counts:
+        """What became of every event that the pipeline has read."""
+        sql = "select in_, used, late, quarantined, dropped from hw_pipelines where name = ?"
+        found = self._views.sql(sql, [pipeline]).rows
+        return Counts(*found[0]) if found else Counts()
+
+    def close(self) -> None:
+        """Let go of files."""
+        self._views.close()
+        self.client.log.close()
+
+    def crash(self, point: str) -> None:
+        """Let the next batch that reaches this point die there; it is run again from the checkpoint.
+
+        Args:
+            point: "before-sink", "before-sink-commit", "in-sink-commit", "after-sink-commit" or "after-publish".
+        """
+        arm(point)

@@ -1,0 +1,374 @@
+"""What every store promises, as tests: the suite of a store inherits `StoreContract` and says how rows are read."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from decimal import Decimal
+
+import pyarrow as pa
+import pytest
+
+from headwater.errors import (
+    BadNameError,
+    BadTypeError,
+    FencedError,
+    KeyNotUniqueError,
+    LedgerMismatchError,
+    SchemaConflictError,
+    UnknownViewError,
+)
+from headwater.store import Counts, InputRange, PipelineReport, Store, ViewTable
+from tests.store.given import MINUTE, REVENUE, TOTALS, Runner, aside, entry_of, minute, read
+
+
+class StoreContract:
+    """The suite. `store` is a fixture, `rows_of(store, name)` the rows that readers see."""
+
+    def rows_of(self, store: Store, name: str) -> list[dict]:
+        raise NotImplementedError
+
+    # -- epochs and ledger -------------------------------------------------------------------------------------------
+
+    def test_every_take_gives_a_larger_epoch(self, store):
+        assert [store.take("a@1"), store.take("a@1"), store.take("b@1")] == [1, 2, 1]
+
+    def test_a_commit_of_an_older_epoch_is_fenced(self, store):
+        runner = Runner(store)
+        store.take(runner.query)
+        with pytest.raises(FencedError) as caught:
+            runner.commit([{"k": "a", "n": 1}])
+        assert caught.value.data["epoch"] == 2
+        assert store.last(runner.query) is None
+        assert self.rows_of(store, "totals") == []
+
+    def test_a_commit_without_an_epoch_is_fenced(self, store):
+        runner = Runner(store)
+        runner.epoch = 7
+        with pytest.raises(FencedError):
+            runner.commit()
+
+    def test_a_new_query_has_no_entry(self, store):
+        assert store.last("totals@1") is None
+        assert store.entry("totals@1", 0) is None
+
+    def test_the_ledger_gives_back_what_was_written(self, store):
+        runner = Runner(store)
+        inputs = (
+            InputRange("orders", {0: 0, 10: 5}, {0: 3, 10: 9}, Counts(7, 4, 1, 1, 1)),
+            InputRange("users", {0: 0}, {0: 0}, Counts()),
+        )
+        runner.commit([{"k": "a", "n": 1}], inputs=inputs, watermark=-5, wall=1.5, cpu=0.25)
+        entry = store.last(runner.query)
+        assert entry == entry_of(
+            runner.query, 0, 1, inputs=inputs, watermark=-5, wall=1.5, cpu=0.25, rows=1, committed_at=1_000
+        )
+        assert store.entry(runner.query, 0) == entry
+
+    def test_the_newest_entry_is_the_last(self, store):
+        runner = Runner(store)
+        for _ in range(12):
+            runner.commit()
+        assert store.last(runner.query).batch == 11
+        assert store.entry(runner.query, 3).batch == 3
+
+    def test_the_same_batch_again_writes_nothing(self, store):
+        runner = Runner(store)
+        assert runner.commit([{"k": "a", "n": 1}])
+        assert not runner.commit([{"k": "a", "n": 2}], batch=0)
+        assert self.rows_of(store, "totals") == [{"k": "a", "n": 1}]
+        assert len(store.pending(runner.query)) == 1
+
+    def test_the_same_batch_by_the_next_runner_writes_nothing(self, store):
+        Runner(store).commit([{"k": "a", "n": 1}])
+        assert not Runner(store).commit([{"k": "a", "n": 2}])
+
+    def test_a_batch_with_other_offsets_is_refused(self, store):
+        runner = Runner(store)
+        runner.commit([{"k": "a", "n": 1}])
+        with pytest.raises(LedgerMismatchError) as caught:
+            runner.commit([{"k": "b", "n": 1}], batch=0, inputs=(read(0, each=11),))
+        assert caught.value.data["batch"] == 0
+        assert self.rows_of(store, "totals") == [{"k": "a", "n": 1}]
+
+    def test_a_batch_before_the_newest_is_refused(self, store):
+        runner = Runner(store)
+        runner.commit(batch=5)
+        with pytest.raises(LedgerMismatchError):
+            runner.commit(batch=4)
+
+    def test_the_order_of_inputs_does_not_matter(self, store):
+        runner = Runner(store)
+        one, other = read(0), read(0, topic="users")
+        runner.commit(inputs=(one, other))
+        assert not runner.commit(inputs=(other, one), batch=0)
+
+    # -- rows and changes --------------------------------------------------------------------------------------------
+
+    def test_new_rows_are_inserts(self, store):
+        runner = Runner(store)
+        runner.commit([{"k": "a", "n": 1}, {"k": "b", "n": 2}])
+        assert runner.changes() == [
+            [("insert", None, {"k": "a", "n": 1}), ("insert", None, {"k": "b", "n": 2})]
+        ]
+
+    def test_a_row_with_a_known_key_takes_its_place(self, store):
+        runner = Runner(store)
+        runner.commit([{"k": "a", "n": 1}, {"k": "b", "n": 2}])
+        runner.commit([{"k": "b", "n": 3}, {"k": "c", "n": 4}])
+        assert self.rows_of(store, "totals") == [{"k": "a", "n": 1}, {"k": "b", "n": 3}, {"k": "c", "n": 4}]
+        assert runner.changes()[1] == [
+            ("insert", None, {"k": "c", "n": 4}),
+            ("update", {"k": "b", "n": 2}, {"k": "b", "n": 3}),
+        ]
+        assert store.last(runner.query).rows == 2
+
+    def test_a_row_that_is_the_same_makes_no_change(self, store):
+        runner = Runner(store)
+        runner.commit([{"k": "a", "n": 1}])
+        runner.commit([{"k": "a", "n": 1}])
+        assert len(runner.changes()) == 1
+        assert store.last(runner.query).rows == 0
+
+    def test_a_null_key_is_one_key(self, store):
+        runner = Runner(store)
+        runner.commit([{"k": None, "n": 1}])
+        runner.commit([{"k": None, "n": 2}, {"k": "", "n": 3}])
+        assert sorted(row["n"] for row in self.rows_of(store, "totals")) == [2, 3]
+        assert runner.changes()[1][1] == ("update", {"k": None, "n": 1}, {"k": None, "n": 2})
+
+    def test_a_value_becomes_null_and_back(self, store):
+        runner = Runner(store)
+        for number in (1, None, None, 2):
+            runner.commit([{"k": "a", "n": number}])
+        ops = [
+            [(before and before["n"], after["n"]) for _, before, after in batch] for batch in runner.changes()
+        ]
+        assert ops == [[(None, 1)], [(1, None)], [(None, 2)]]
+
+    def test_two_rows_with_one_key_are_refused(self, store):
+        runner = Runner(store)
+        with pytest.raises(KeyNotUniqueError) as caught:
+            runner.commit([{"k": "a", "n": 1}, {"k": "a", "n": 2}])
+        assert caught.value.data == {"view": "totals", "key": {"k": "a"}}
+        assert store.last(runner.query) is None
+
+    def test_two_rows_with_a_null_key_are_refused(self, store):
+        with pytest.raises(KeyNotUniqueError):
+            Runner(store).commit([{"k": None, "n": 1}, {"k": None, "n": 2}])
+
+    def test_deleted_rows_are_gone_and_told(self, store):
+        runner = Runner(store)
+        runner.commit([{"k": "a", "n": 1}, {"k": "b", "n": 2}])
+        runner.commit([{"k": "b", "n": 3}], deletes=pa.table({"k": ["a", "unknown"]}))
+        assert self.rows_of(store, "totals") == [{"k": "b", "n": 3}]
+        assert runner.changes()[1] == [
+            ("delete", {"k": "a", "n": 1}, None),
+            ("update", {"k": "b", "n": 2}, {"k": "b", "n": 3}),
+        ]
+
+    def test_a_key_cannot_be_written_and_deleted_at_once(self, store):
+        with pytest.raises(KeyNotUniqueError):
+            Runner(store).commit([{"k": "a", "n": 1}], deletes=pa.table({"k": ["a"]}))
+
+    def test_a_view_may_have_nothing_but_its_key(self, store):
+        runner = Runner(store, ViewTable("seen", 1, pa.schema([("k", pa.string())]), ("k",)))
+        runner.commit([{"k": "a"}])
+        runner.commit([{"k": "a"}, {"k": "b"}])
+        assert self.rows_of(store, "seen") == [{"k": "a"}, {"k": "b"}]
+        assert [len(batch) for batch in runner.changes()] == [1, 1]
+
+    def test_rows_of_other_columns_are_refused(self, store):
+        runner = Runner(store)
+        work = replace(runner.work(), rows=pa.table({"k": ["a"], "m": [1]}))
+        with pytest.raises(BadTypeError):
+            store.commit(work)
+
+    def test_columns_in_another_order_and_width_fit(self, store):
+        runner = Runner(store)
+        rows = pa.table({"n": pa.array([1], pa.int32()), "k": ["a"]})
+        store.commit(replace(runner.work(), rows=rows))
+        assert self.rows_of(store, "totals") == [{"k": "a", "n": 1}]
+
+    def test_a_stream_sends_its_rows(self, store):
+        runner = Runner(store, None)
+        runner.commit([{"k": "a", "n": 1}, {"k": "a", "n": 1}])
+        runner.commit([])
+        assert [out.changes.to_pylist() for out in store.pending(runner.query)] == [[{"k": "a", "n": 1}] * 2]
+        assert store.entry(runner.query, 0).rows == 2
+
+    # -- windows -----------------------------------------------------------------------------------------------------
+
+    def test_a_change_of_a_window_is_dated_in_it(self, store):
+        runner = Runner(store, REVENUE)
+        rows = [
+            {"w": minute(3), "category": "a", "amount": Decimal(1)},
+            {"w": None, "category": "a", "amount": None},
+        ]
+        runner.commit(rows, committed_at=77)
+        times = store.pending(runner.query)[0].changes.column("at").cast(pa.int64()).to_pylist()
+        assert times == [4 * MINUTE - 1, 77]
+
+    def test_a_change_without_window_is_dated_by_its_commit(self, store):
+        runner = Runner(store)
+        runner.commit([{"k": "a", "n": 1}], committed_at=77)
+        assert store.pending(runner.query)[0].changes.column("at").cast(pa.int64()).to_pylist() == [77]
+
+    def test_rows_become_final_once(self, store):
+        runner = Runner(store, REVENUE)
+        rows = [{"w": minute(number), "category": "a", "amount": Decimal(number)} for number in range(4)]
+        finals = []
+        for watermark in (None, MINUTE - 1, MINUTE, 2 * MINUTE + 1, 2 * MINUTE + 1, None, 4 * MINUTE):
+            runner.commit(rows, watermark=watermark, finals=True)
+            found = [out for out in store.pending(runner.query) if out.batch == runner.batch - 1]
+            changes = found[0].changes.to_pylist() if found else []
+            finals.append([int(c["after"]["amount"]) for c in changes if c["op"] == "final"])
+        assert finals == [[], [], [0], [1], [], [], [2, 3]]
+
+    def test_a_row_that_comes_final_is_inserted_and_final(self, store):
+        runner = Runner(store, REVENUE)
+        runner.commit(
+            [{"w": minute(0), "category": "a", "amount": Decimal(1)}], watermark=MINUTE, finals=True
+        )
+        assert [op for op, _, _ in runner.changes()[0]] == ["insert", "final"]
+
+    def test_nothing_is_final_unless_asked(self, store):
+        runner = Runner(store, REVENUE)
+        runner.commit([{"w": minute(0), "category": "a", "amount": Decimal(1)}], watermark=MINUTE)
+        assert [op for op, _, _ in runner.changes()[0]] == ["insert"]
+
+    # -- outbox ------------------------------------------------------------------------------------------------------
+
+    def test_what_is_published_no_longer_waits(self, store):
+        runner = Runner(store)
+        for number in range(3):
+            runner.commit([{"k": "a", "n": number}], watermark=number)
+        store.published(runner.query, 0, {0: 1})
+        store.published(runner.query, 0, {0: 1})
+        assert [(out.batch, out.watermark, out.committed_at) for out in store.pending(runner.query)] == [
+            (1, 1, 1_001),
+            (2, 2, 1_002),
+        ]
+
+    def test_queries_have_outboxes_of_their_own(self, store):
+        runner = Runner(store)
+        runner.commit([{"k": "a", "n": 1}])
+        assert store.pending("other@1") == []
+
+    # -- events kept beside ------------------------------------------------------------------------------------------
+
+    def test_skipped_events_are_remembered_once(self, store):
+        store.skip("a@1", [aside(2, data=b"\0\xff"), aside(1)])
+        store.skip("a@1", [aside(2, data=b"\0\xff")])
+        assert store.skipped("a@1") == [aside(1), aside(2, data=b"\0\xff")]
+        assert store.skipped("b@1") == []
+
+    # -- versions ----------------------------------------------------------------------------------------------------
+
+    def test_the_first_version_is_current_at_once(self, store):
+        store.create(TOTALS)
+        assert store.current("totals") == TOTALS
+        assert store.current("other") is None
+
+    def test_a_definition_comes_back_whole(self, store):
+        store.create(REVENUE)
+        assert store.current("revenue") == REVENUE
+
+    def test_creating_again_changes_nothing(self, store):
+        Runner(store).commit([{"k": "a", "n": 1}])
+        store.create(TOTALS)
+        assert self.rows_of(store, "totals") == [{"k": "a", "n": 1}]
+
+    @pytest.mark.parametrize(
+        "other",
+        [
+            replace(TOTALS, schema=pa.schema([("k", pa.string()), ("n", pa.int32())])),
+            replace(TOTALS, key=("k", "n")),
+        ],
+    )
+    def test_another_table_under_the_same_version_is_refused(self, store, other):
+        store.create(TOTALS)
+        with pytest.raises(SchemaConflictError):
+            store.create(other)
+
+    @pytest.mark.parametrize(
+        "name", ["hw_pipelines", "HW_x", "v1_x", "sqlite_x", "", "a b", 'x"; drop--', "ü", "x" * 250]
+    )
+    def test_a_name_that_cannot_be_is_refused(self, store, name):
+        with pytest.raises(BadNameError):
+            store.create(replace(TOTALS, name=name))
+
+    @pytest.mark.parametrize("options", [{"key": ()}, {"key": ("x",)}, {"window": "k"}, {"window": "x"}])
+    def test_a_table_that_cannot_be_is_refused(self, store, options):
+        with pytest.raises(BadTypeError):
+            store.create(replace(TOTALS, **options))
+
+    def test_columns_may_have_any_name(self, store):
+        names = ['"; drop--', "🌊", "select", "x" * 63, "a.b", "?", "n", "k0", "rowid", "oid", "_rowid_"]
+        table = ViewTable("odd", 1, pa.schema([(name, pa.int64()) for name in names]), tuple(names[:2]))
+        runner = Runner(store, table)
+        for number in (1, 20):
+            runner.commit([{name: key if name in table.key else number for name in names} for key in (5, 6)])
+        runner.commit(deletes=pa.table({name: [5] for name in table.key}))
+        assert self.rows_of(store, "odd") == [{name: 6 if name in table.key else 20 for name in names}]
+
+    def test_a_new_version_is_built_beside_and_swapped(self, store):
+        old = Runner(store)
+        old.commit([{"k": "a", "n": 1}])
+        new = Runner(store, replace(TOTALS, version=2))
+        new.commit([{"k": "a", "n": 10}])
+        assert self.rows_of(store, "totals") == [{"k": "a", "n": 1}]
+        store.swap("totals", 2)
+        assert self.rows_of(store, "totals") == [{"k": "a", "n": 10}]
+        assert store.current("totals").version == 2
+
+    def test_the_runner_of_an_older_version_is_fenced_by_a_swap(self, store):
+        old = Runner(store)
+        Runner(store, replace(TOTALS, version=2))
+        store.swap("totals", 2)
+        with pytest.raises(FencedError):
+            old.commit([{"k": "a", "n": 1}])
+
+    def test_a_swap_to_an_unknown_version_is_refused(self, store):
+        store.create(TOTALS)
+        with pytest.raises(UnknownViewError):
+            store.swap("totals", 2)
+        assert store.current("totals") == TOTALS
+
+    def test_a_commit_to_a_table_that_was_never_made_is_refused(self, store):
+        runner = Runner(store, None, "totals@1")
+        runner.table = TOTALS
+        with pytest.raises(UnknownViewError):
+            runner.commit([{"k": "a", "n": 1}])
+
+    # -- others ------------------------------------------------------------------------------------------------------
+
+    def test_a_commit_wakes_those_who_wait(self, store):
+        runner = Runner(store)
+        watch = store.watch()
+        assert not watch.wait(0.01)
+        runner.commit()
+        assert watch.wait(5)
+        watch.close()
+
+    def test_a_report_wakes_those_who_wait(self, store):
+        watch = store.watch()
+        store.tell(PipelineReport("totals", 1, "view", "running"))
+        assert watch.wait(5)
+        watch.close()
+
+    def test_threads_commit_side_by_side(self, store):
+        runners = [Runner(store, replace(TOTALS, name=f"totals{number}")) for number in range(4)]
+
+        def work(runner):
+            for number in range(10):
+                runner.commit([{"k": str(number % 3), "n": number}])
+
+        threads = [threading.Thread(target=work, args=(runner,)) for runner in runners]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for runner in runners:
+            assert store.last(runner.query).batch == 9
+            assert sorted(row["n"] for row in self.rows_of(store, runner.table.name)) == [7, 8, 9]

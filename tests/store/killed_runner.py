@@ -1,0 +1,43 @@
+"""A runner that commits batch after batch until it is killed: `python killed_runner.py FOLDER`.
+
+Batch b adds 1 to ten of fifty keys, chosen by b, and puts events beside; so what the store holds says exactly which
+batches are in it. Each commit that returned is acknowledged on standard output.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+
+from headwater.store import Counts, InputRange, SqliteStore, Views
+from tests.store.given import Runner, aside
+
+KEYS = 50
+
+
+def chosen(batch: int) -> list[int]:
+    """The keys a batch adds 1 to."""
+    return random.Random(batch).sample(range(KEYS), 10)
+
+
+def main() -> None:
+    store = SqliteStore(Path(sys.argv[1]))
+    runner = Runner(store)
+    views = Views(store)
+    last = store.last(runner.query)
+    runner.batch = 0 if last is None else last.batch + 1
+    while True:
+        batch = runner.batch
+        held = {row["k"]: row["n"] for row in views.rows("totals")}
+        rows = [{"k": str(key), "n": held.get(str(key), 0) + 1} for key in chosen(batch)]
+        read = InputRange("orders", {0: batch * 12}, {0: batch * 12 + 12}, Counts(12, 10, 1, 1))
+        beside = {"late": (aside(batch * 12),), "quarantined": (aside(batch * 12 + 1),)}
+        runner.commit(rows, inputs=(read,), **beside)
+        if batch % 3 == 0:
+            store.published(runner.query, batch, {0: (batch + 1) * 10})
+        print(batch, flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,197 @@
+"""SQL of users: it reads views and nothing else, and ends in time whatever it tries."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import threading
+import time
+from datetime import timedelta
+
+import pyarrow as pa
+import pytest
+
+from headwater.errors import BadQueryError
+from headwater.store import QueryLimits
+from tests.store.given import REVENUE, Runner, aside, minute
+from tests.store.hostile import EXHAUSTING, hostile
+
+SHORT = QueryLimits(time=timedelta(milliseconds=400), memory=128 << 20)
+SECRET = "canary-in-the-outbox"
+
+
+@pytest.fixture
+def store(store):
+    runner = Runner(store)
+    runner.commit([{"k": "a", "n": 1}, {"k": SECRET, "n": 2}], late=(aside(1),))
+    runner.commit(deletes=pa.table({"k": [SECRET]}))
+    store.skip(runner.query, [aside(9, value=SECRET)])
+    Runner(store, REVENUE).commit([{"w": minute(0), "category": "x", "amount": 1}])
+    return store
+
+
+def content(store):
+    """Everything in the folder that a query could have changed, and everything in the store."""
+    files = sorted(path.name for path in store.folder.iterdir())
+    dump = "\n".join(store._connection.iterdump())
+    return files, hashlib.sha256(dump.encode()).hexdigest()
+
+
+# -- what is allowed --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("select k, n from totals", [("a", 1)]),
+        ("select count(*) from totals", [(1,)]),
+        ("SELECT t.n + 1 FROM totals AS t WHERE t.k LIKE 'A%'", [(2,)]),
+        ("with big as (select n from totals) select count(*) from big", [(1,)]),
+        (
+            "with recursive c(x) as (select 1 union all select x + 1 from c where x < 5) select sum(x) from c",
+            [(15,)],
+        ),
+        ("select value from json_each('[1,2]')", [(1,), (2,)]),
+        ("""select '{"a":3}' ->> 'a'""", [(3,)]),
+        ("select row_number() over (order by n) from totals", [(1,)]),
+        ("values (1, 'x')", [(1, "x")]),
+        (
+            "select name, in_, used, unaccounted from hw_pipelines where name = 'totals'",
+            [("totals", 20, 20, 0)],
+        ),
+        ("select count(*) from hw_batches", [(3,)]),
+        ('select pipeline, topic, "offset" from hw_late', [("totals", "orders", 1)]),
+        ("select count(*) from hw_quarantine", [(0,)]),
+        (
+            "select replace('aXbX', 'X', 'yy'), instr('abc', 'c'), trim('  a '), ltrim('xxa', 'x')",
+            [("ayybyy", 3, "a", "a")],
+        ),
+        (
+            "select instr(x'0102', x'02'), replace(12, 1, 3), instr(null, 'a'), trim(null)",
+            [(2, "32", None, None)],
+        ),
+        ('select amount, "w.start" from revenue', [("1.00", "1970-01-01T00:00:00.000000Z")]),
+        ('select max(amount) from revenue group by "w.start"', [("1.00",)]),
+        ("select a.k from totals a join totals b on a.k = b.k", [("a",)]),
+        ("select 'a;b' -- ; drop table totals", [("a;b",)]),
+        (
+            "select date('2026-01-31', '+1 day'), upper('x'), coalesce(null, 1), abs(-1), round(1.26, 1)",
+            [("2026-02-01", "X", 1, 1, 1.3)],
+        ),
+    ],
+)
+def test_a_query_over_views_is_answered(views, text, rows):
+    answer = views.sql(text)
+    assert (answer.rows, answer.complete) == (rows, True)
+
+
+def test_parameters_are_values(views):
+    assert views.sql("select k from totals where k = ?", ["a' or 1=1"]).rows == []
+    assert views.sql("select ? || ?", ["a", "b"]).columns == ("? || ?",)
+
+
+def test_text_that_is_not_unicode_is_shown(views):
+    assert views.sql("select cast(x'ff41' as text)").rows == [("�A",)]
+
+
+def test_an_answer_is_cut_at_its_rows(views):
+    many = "with recursive c(x) as (select 1 union all select x + 1 from c) select x from c"
+    answer = views.sql(many, limits=QueryLimits(rows=10))
+    assert (len(answer.rows), answer.complete) == (10, False)
+
+
+def test_an_answer_is_cut_at_its_bytes(views):
+    many = "with recursive c(x) as (select 1 union all select x + 1 from c) select printf('%1000d', x) from c"
+    answer = views.sql(many, limits=QueryLimits(size=10_000))
+    assert (len(answer.rows), answer.complete) == (10, False)
+
+
+# -- what is refused --------------------------------------------------------------------------------------------------
+
+
+def test_hostile_statements_are_refused_and_change_nothing(store, views):
+    statements = list(hostile())
+    assert len(statements) >= 500
+    before = content(store)
+    answered = []
+    for text in statements:
+        try:
+            answered.append((text, views.sql(text, limits=SHORT)))
+        except BadQueryError:
+            continue
+    assert answered == []
+    assert content(store) == before
+
+
+def test_nothing_secret_is_in_a_refusal(views):
+    for text in hostile():
+        with pytest.raises(BadQueryError) as caught:
+            views.sql(text, limits=SHORT)
+        assert SECRET not in f"{caught.value} {caught.value.data}"
+
+
+@pytest.mark.parametrize(
+    "text", ["select 1\0", "\0", "select '\ud800'", "x" * 200_000, "select " + "(" * 500 + "1" + ")" * 500]
+)
+def test_text_that_cannot_be_sql_is_refused(views, text):
+    with pytest.raises(BadQueryError):
+        views.sql(text)
+
+
+def test_a_refusal_says_what_was_refused(views):
+    for text, word in (
+        ("select load_extension('x')", "load_extension"),
+        ("pragma user_version", "user_version"),
+        ("attach 'x' as y", "other databases"),
+        ("select * from hw$skips", "hw$skips"),
+        ("delete from v1_totals", "only read"),
+        ("select nope from totals", "no such column: nope"),
+    ):
+        with pytest.raises(BadQueryError) as caught:
+            views.sql(text)
+        assert word in caught.value.what
+
+
+# -- exhaustion -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", EXHAUSTING)
+def test_a_query_that_takes_too_much_is_ended(views, name):
+    start = time.monotonic()
+    try:
+        answer = views.sql(EXHAUSTING[name], limits=SHORT)
+    except BadQueryError:
+        pass
+    else:
+        assert sum(len(str(row)) for row in answer.rows) < 2 * SHORT.size
+    assert time.monotonic() - start < 3
+
+
+def test_a_query_says_which_limit_it_reached(views):
+    for name, limit in (("recursion", "time"), ("union of long rows", "memory"), ("concatenation", "cell")):
+        with pytest.raises(BadQueryError) as caught:
+            views.sql(EXHAUSTING[name], limits=SHORT if limit != "memory" else QueryLimits(memory=50 << 20))
+        assert caught.value.data["limit"] == limit
+
+
+def test_a_query_is_cancelled_from_another_thread(views):
+    cancel = threading.Event()
+    threading.Timer(0.2, cancel.set).start()
+    start = time.monotonic()
+    with pytest.raises(BadQueryError) as caught:
+        views.sql(EXHAUSTING["recursion"], limits=QueryLimits(time=timedelta(seconds=60)), cancel=cancel)
+    assert caught.value.data["limit"] == "cancelled"
+    assert time.monotonic() - start < 5
+
+
+def test_queries_do_not_wait_for_one_another(views):
+    def ask():
+        with contextlib.suppress(BadQueryError):
+            views.sql(EXHAUSTING["recursion"], limits=SHORT)
+
+    slow = threading.Thread(target=ask)
+    slow.start()
+    start = time.monotonic()
+    assert views.sql("select n from totals").rows == [(1,)]
+    assert time.monotonic() - start < SHORT.time.total_seconds()
+    slow.join()
