@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         Move,
         Producer,
         TableReader,
+        View,
         connect,
         connect_async,
     )
@@ -72,6 +73,7 @@ __all__ = [
     "TableReader",
     "Topic",
     "Transaction",
+    "View",
     "backpressure",
     "buffer",
     "connect",

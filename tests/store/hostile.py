@@ -1,4 +1,4 @@
-"""SQL that a user's query must not get through with: 1,500 statements that reach too far, and some that take too much."""
+"""SQL that must not get through: 1,500 statements that reach too far, and some that take too much."""
 
 from __future__ import annotations
 

@@ -21,12 +21,20 @@ def chosen(batch: int) -> list[int]:
     return random.Random(batch).sample(range(KEYS), 10)
 
 
+def publish(runner: Runner, batch: int) -> None:
+    """Every third batch is published."""
+    if batch % 3 == 0:
+        runner.store.published(runner.query, batch, {0: (batch + 1) * 10})
+
+
 def main() -> None:
     store = SqliteStore(Path(sys.argv[1]))
     runner = Runner(store)
     views = Views(store)
     last = store.last(runner.query)
     runner.batch = 0 if last is None else last.batch + 1
+    for waiting in store.pending(runner.query):
+        publish(runner, waiting.batch)
     while True:
         batch = runner.batch
         held = {row["k"]: row["n"] for row in views.rows("totals")}
@@ -34,8 +42,7 @@ def main() -> None:
         read = InputRange("orders", {0: batch * 12}, {0: batch * 12 + 12}, Counts(12, 10, 1, 1))
         beside = {"late": (aside(batch * 12),), "quarantined": (aside(batch * 12 + 1),)}
         runner.commit(rows, inputs=(read,), **beside)
-        if batch % 3 == 0:
-            store.published(runner.query, batch, {0: (batch + 1) * 10})
+        publish(runner, batch)
         print(batch, flush=True)  # noqa: T201
 
 

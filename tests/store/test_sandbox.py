@@ -94,6 +94,11 @@ def test_text_that_is_not_unicode_is_shown(views):
     assert views.sql("select cast(x'ff41' as text)").rows == [("�A",)]
 
 
+def test_an_answer_becomes_columns(views):
+    assert views.sql("select 1 as a union all select 'x'").table().to_pylist() == [{"a": "1"}, {"a": "x"}]
+    assert views.sql("select n from totals where n > 5").table().num_rows == 0
+
+
 def test_an_answer_is_cut_at_its_rows(views):
     many = "with recursive c(x) as (select 1 union all select x + 1 from c) select x from c"
     answer = views.sql(many, limits=QueryLimits(rows=10))

@@ -10,9 +10,16 @@ import textwrap
 
 import pytest
 
-from headwater.errors import DamagedError, NewerFormatError, NotWritableError
+from headwater.errors import (
+    DamagedError,
+    DiskFullError,
+    LockedError,
+    NewerFormatError,
+    NotWritableError,
+    TooLargeError,
+)
 from headwater.store import PipelineReport, SqliteStore, Views
-from headwater.store.sqlite import ledger_rows
+from headwater.store.sqlite import commit, ledger_rows
 from headwater.store.sqlite.migrations import FORMAT
 from tests.store.contract import StoreContract
 from tests.store.given import Runner, aside
@@ -89,6 +96,45 @@ def test_names_that_differ_by_case_are_one_view(store, views):
     runner = Runner(store)
     runner.commit([{"k": "a", "n": 1}])
     assert views.sql("select n from TOTALS").rows == [(1,)]
+
+
+def test_a_full_disk_is_told_and_nothing_is_half_there(store, views):
+    runner = Runner(store)
+    runner.commit([{"k": "a", "n": 1}])
+    (pages,) = store._connection.execute("PRAGMA page_count").fetchone()
+    store._connection.execute(f"PRAGMA max_page_count = {pages + 5}")
+    rows = [{"k": str(number), "n": number} for number in range(20_000)]
+    with pytest.raises(DiskFullError):
+        runner.commit(rows)
+    assert views.rows("totals") == [{"k": "a", "n": 1}]
+    assert store.last(runner.query).batch == 0
+    store._connection.execute("PRAGMA max_page_count = 1000000")
+    assert runner.commit(rows)
+    assert len(views.rows("totals")) == 20_001
+
+
+def test_a_writer_that_does_not_end_is_told(store):
+    other = sqlite3.connect(store.path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    store._connection.execute("PRAGMA busy_timeout = 50")
+    with pytest.raises(LockedError):
+        store.take("totals@1")
+    other.execute("ROLLBACK")
+    other.close()
+    assert store.take("totals@1") == 1
+
+
+def test_a_batch_of_too_many_changes_is_told(store, monkeypatch):
+    monkeypatch.setattr(commit, "LARGEST", 2_000)
+    runner = Runner(store)
+    with pytest.raises(TooLargeError):
+        runner.commit([{"k": str(number), "n": number} for number in range(1_000)])
+    assert store.last(runner.query) is None
+
+
+def test_late_events_are_found_by_their_query(store):
+    plan = store._connection.execute("EXPLAIN QUERY PLAN SELECT count(*) FROM hw_late").fetchall()
+    assert any("SEARCH a USING" in str(row) for row in plan)
 
 
 OTHER = """

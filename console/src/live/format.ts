@@ -18,6 +18,7 @@ export function rated(rate: number | null): string {
 export function span(seconds: number | null): string {
   if (seconds === null) return "–";
   const value = Math.max(0, seconds);
+  if (value < 0.05) return "0 s";
   if (value < 10) return `${tenth.format(value)} s`;
   if (value < 120) return `${Math.round(value)} s`;
   if (value < 7200) return two(value, 60, "min", 1, "s");

@@ -22,6 +22,7 @@ import {
 const LOOK_EVERY = 2000; // ms
 const PATIENCE = 6000; // ms that a look may take
 const WAITS = [500, 1000, 2000, 4000]; // ms before the next try
+const NEWEST: Record<string, string> = { hw_batches: "-committed_at", hw_late: "-received_at", hw_quarantine: "-received_at" };
 const FIRST_PICTURE = 1500; // ms in which a page that opens paused still takes what comes
 
 export type Connection = "connecting" | "live" | "lost" | "hidden";
@@ -43,9 +44,9 @@ class Live {
 
   #source: EventSource | null = null;
   #chosen: string[] = [];
+  #sent = "";
   #waiting = new Held();
   #waitingPipelines: Pipeline[] | null = null;
-  #fresh = new Set<string>();
   #tries = 0;
   #timer = 0;
   #firstOpenAt: number | null = null;
@@ -64,7 +65,7 @@ class Live {
     this.#chosen = names;
     for (const name of this.tables.keys()) if (!names.includes(name)) this.tables.delete(name);
     for (const name of names) if (!this.tables.has(name)) this.tables.set(name, new Rows());
-    if (this.#source) this.#open();
+    this.#openIfOther();
   }
 
   /** Show what was held back. */
@@ -83,9 +84,8 @@ class Live {
   #open(): void {
     this.#source?.close();
     clearTimeout(this.#timer);
-    const sent = this.#chosen.filter((name) => !this.#isSystem(name));
-    this.#fresh = new Set(sent);
-    const source = new EventSource(`/api/live?views=${sent.map(encodeURIComponent).join(",")}`);
+    this.#sent = this.#wanted;
+    const source = new EventSource(`/api/live?views=${this.#sent}`);
     this.#source = source;
     source.onopen = () => this.#arrived();
     source.onerror = () => this.#source === source && this.#lost();
@@ -98,6 +98,16 @@ class Live {
     on("engine", (data) => (this.engine = engineOf(data)));
     on("rows", (data) => this.#takeRows(rowsOf(data)));
     on("problem", () => this.#source === source && this.#lost());
+  }
+
+  /** What to ask for: an unknown view would be refused, and system views are looked at instead. */
+  get #wanted(): string {
+    const known = new Set(this.views.filter((view) => view.kind === "view").map((view) => view.name));
+    return this.#chosen.filter((name) => known.has(name)).map(encodeURIComponent).join(",");
+  }
+
+  #openIfOther(): void {
+    if (this.#source && this.#wanted !== this.#sent) this.#open();
   }
 
   #arrived(): void {
@@ -153,8 +163,6 @@ class Live {
   }
 
   #takeRows(message: RowsMessage): void {
-    // A stream that was opened anew begins with all rows: what is not among them is gone.
-    if (this.#fresh.delete(message.view)) message = { ...message, whole: true };
     if (this.#holding) {
       this.#waiting.add(message);
       this.held += 1;
@@ -190,17 +198,15 @@ class Live {
 
   async #lookAtViews(): Promise<void> {
     const answer = await this.#get("/api/views");
-    if (answer !== null) this.views = viewsOf(answer);
-  }
-
-  #isSystem(name: string): boolean {
-    return name.startsWith("hw_");
+    if (answer === null) return;
+    this.views = viewsOf(answer);
+    this.#openIfOther();
   }
 
   async #lookAtSystemViews(): Promise<void> {
-    for (const name of this.#chosen.filter((one) => this.#isSystem(one))) {
-      const answer = await this.#get(`/api/views/${encodeURIComponent(name)}?limit=200`);
-      const key = this.views.find((view) => view.name === name)?.key ?? [];
+    for (const { name, kind, key } of this.views) {
+      if (kind !== "system" || !this.#chosen.includes(name)) continue;
+      const answer = await this.#get(`/api/views/${encodeURIComponent(name)}?limit=200&order=${NEWEST[name] ?? "name"}`);
       if (answer !== null && !this.#holding) this.tables.get(name)?.take(snapshotOf(name, key, answer));
     }
   }

@@ -9,6 +9,12 @@ interface Seen {
   at: number;
 }
 
+/** Batches come in steps; a mean that forgets shows the flow between them. */
+const calmed = (before: number | undefined, now: number): number => {
+  const mean = before === undefined ? now : 0.7 * before + 0.3 * now;
+  return mean < 0.05 ? 0 : Math.max(0, mean);
+};
+
 /** Rates over time, for the small lines: of topics from their ends, of pipelines as the node tells them. */
 export class Rates {
   readonly topics = new SvelteMap<string, number[]>();
@@ -43,7 +49,7 @@ export class Rates {
       const before = this.#rowsSeen.get(pipeline.name);
       this.#rowsSeen.set(pipeline.name, { total: pipeline.rows, at });
       if (before && at > before.at)
-        this.rows.set(pipeline.name, Math.max(0, ((pipeline.rows - before.total) * 1000) / (at - before.at)));
+        this.rows.set(pipeline.name, calmed(this.rows.get(pipeline.name), ((pipeline.rows - before.total) * 1000) / (at - before.at)));
     }
   }
 }

@@ -8,6 +8,7 @@ export interface Row {
   flashes: Record<string, number>;
 }
 
+const MOST = 2000; // rows; the first picture has 500 at most
 const FLASH_EVERY = 400; // ms, so that no cell flashes three times a second
 
 /** The rows of one view as the page has them. */
@@ -26,7 +27,12 @@ export class Rows {
     if (message.whole) this.#keepOnly(new Set(message.upserts.map((one) => one.key)));
     for (const key of message.deletes) this.#remove(key);
     const first = this.#rows.size === 0;
-    for (const one of message.upserts) this.#put(one, first);
+    // The newest come first in a picture; what is oldest is let go of first.
+    for (const one of message.whole ? message.upserts.toReversed() : message.upserts) this.#put(one, first);
+    for (const key of this.#rows.keys()) {
+      if (this.#rows.size <= MOST) break;
+      this.#remove(key);
+    }
     const columns = message.upserts[0] && Object.keys(message.upserts[0].cells);
     if (columns && columns.join("\n") !== this.columns.join("\n")) this.columns = columns;
     this.version += 1;

@@ -177,7 +177,7 @@ export function rowsOf(value: unknown): RowsMessage {
     view: text(message.view),
     upserts,
     deletes: list(message.deletes).map(keyText),
-    whole: message.whole === true || message.snapshot === true || message.full === true,
+    whole: message.whole === true,
   };
 }
 

@@ -1,13 +1,16 @@
-"""The shop's app: what its programs send to one another. `headwater run shop.py` serves it."""
+"""A small shop as an app: six topics and six pipelines. `headwater run shop.py` runs it; copy it and make it yours."""
 
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
 from typing import Annotated, Literal
 
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
 import headwater as hw
 
-__all__ = ["Click", "Order", "Payment", "Product", "Reading", "app"]
+__all__ = ["Click", "Login", "Order", "Payment", "Reading", "Search", "app"]
 
 Money = Annotated[Decimal, hw.Precision(12, 2)]
 
@@ -16,12 +19,11 @@ app = hw.App("shop")
 
 @dataclass
 class Order:
-    """A customer bought something at a till."""
+    """A customer bought something."""
 
     order_id: str
     customer_id: int
-    product_id: int
-    quantity: int
+    category: Literal["books", "food", "garden", "music", "toys"]
     amount: Money
     placed_at: datetime
 
@@ -32,7 +34,6 @@ class Payment:
 
     payment_id: str
     order_id: str
-    customer_id: int
     method: Literal["card", "cash", "voucher"]
     amount: Money
     paid_at: datetime
@@ -40,51 +41,117 @@ class Payment:
 
 @dataclass
 class Click:
-    """Somebody looked at a page of the web shop."""
+    """A customer looked at a page."""
 
-    session_id: str
+    click_id: str
+    customer_id: int
     page: str
     clicked_at: datetime
-    customer_id: int | None = None
+
+
+@dataclass
+class Search:
+    """A customer looked for something, and got an answer after some milliseconds."""
+
+    search_id: str
+    customer_id: int
+    words: str
+    hits: int
+    millis: int
+    searched_at: datetime
+
+
+@dataclass
+class Login:
+    """A customer logged in, or tried to; it counts when it arrives."""
+
+    login_id: str
+    customer_id: int
+    success: bool
 
 
 @dataclass
 class Reading:
-    """A cold store's sensor reported."""
+    """A cold store's sensor reported; both times are by its own clock, which may be wrong."""
 
+    reading_id: str
     sensor_id: str
     celsius: float
     measured_at: datetime
+    sent_at: datetime
 
 
-@dataclass
-class Product:
-    """An article as it is sold now."""
-
-    product_id: int
-    name: str
-    price: Money
-
-
-orders = app.topic("orders", Order, key="customer_id", time="placed_at", partitions=3)
-payments = app.topic("payments", Payment, key="customer_id", time="paid_at", partitions=3)
-clicks = app.topic(
-    "clicks",
-    Click,
-    key="session_id",
-    time="clicked_at",
-    lateness="5 seconds",
-    partitions=3,
-    durability="fast",
-    overload=hw.drop("oldest", events=5_000),
-)
-sensors = app.topic(
+app.topic("orders", Order, key="customer_id", time="placed_at", lateness="5 seconds", partitions=3)
+app.topic("payments", Payment, key="order_id", time="paid_at", lateness="5 seconds", partitions=3)
+app.topic("clicks", Click, key="customer_id", time="clicked_at", lateness="5 seconds", durability="fast", partitions=3)
+app.topic("searches", Search, key="customer_id", time="searched_at", lateness="5 seconds", durability="fast")
+app.topic("logins", Login, key="customer_id", lateness="1 second")
+app.topic(
     "sensors",
     Reading,
     key="sensor_id",
-    time="measured_at",
+    time=hw.device_clock("measured_at", sent="sent_at"),
+    lateness="5 seconds",
     durability="fast",
-    ahead="1 minute",
-    retention="7 days",
 )
-products = app.table("products", Product, key="product_id")
+
+
+@app.view(key=("minute", "category"), late=hw.correct(for_="1 hour"))
+def revenue(orders: DataFrame) -> DataFrame:
+    """Revenue by minute and category; an order that comes late still counts for an hour."""
+    minute = F.window("placed_at", "1 minute").alias("minute")
+    sums = F.sum("amount").alias("revenue"), F.count("*").alias("orders")
+    return orders.groupBy(minute, "category").agg(*sums)
+
+
+@app.stream
+def unpaid(orders: DataFrame, payments: DataFrame) -> DataFrame:
+    """Orders that were not paid within 30 seconds, reported when that time is over."""
+    paid = payments.select(F.col("order_id").alias("paid_order"), "paid_at")
+    in_time = "order_id = paid_order and paid_at between placed_at and placed_at + interval 30 seconds"
+    joined = orders.join(paid, F.expr(in_time), "left_outer")
+    return joined.where("paid_order is null").drop("paid_order", "paid_at")
+
+
+@app.view(key=("customer_id", "visit"))
+def visits(clicks: DataFrame, logins: DataFrame) -> DataFrame:
+    """What customers do until they pause for ten seconds."""
+    seen = clicks.selectExpr("customer_id", "clicked_at as at", "1 as page", "0 as login")
+    came = logins.selectExpr("customer_id", "occurred_at as at", "0 as page", "1 as login")
+    visit = F.session_window("at", "10 seconds").alias("visit")
+    sums = F.sum("page").alias("pages"), F.sum("login").alias("logins")
+    return seen.unionByName(came).groupBy("customer_id", visit).agg(*sums)
+
+
+app.view(
+    "search_times",
+    key="minute",
+    sql="""
+        select window(searched_at, '1 minute') as minute,
+               count(*) as searches,
+               approx_count_distinct(customer_id) as customers,
+               percentile_approx(millis, 0.5) as median,
+               percentile_approx(millis, 0.99) as slowest,
+               sum(millis div hits) as millis_per_hit
+        from searches
+        group by window(searched_at, '1 minute')
+    """,
+)
+
+
+@app.view(key=("sensor_id", "span"))
+def temperatures(sensors: DataFrame) -> DataFrame:
+    """The last half minute of each cold store, every ten seconds, by the time its clock should have said."""
+    span = F.window("occurred_at", "30 seconds", "10 seconds").alias("span")
+    return sensors.groupBy("sensor_id", span).agg(
+        F.avg("celsius").alias("celsius"), F.count("*").alias("readings")
+    )
+
+
+@app.view(key="sensor_id")
+def too_warm(temperatures: DataFrame) -> DataFrame:
+    """How often a cold store was too warm, made from another view's rows as they become final."""
+    warm = F.count_if(F.col("celsius") > 5).alias("times")
+    return temperatures.groupBy("sensor_id").agg(
+        warm, F.max("celsius").alias("highest"), F.count("*").alias("spans")
+    )

@@ -92,7 +92,7 @@ def build(spark: SparkSession, pipeline: Pipeline, inputs: tuple[Input, ...], re
     operators = tuple(_stateful(plan))
     mode = _mode(first, pipeline, operators)
     timed = bool(operators) and _allowed(first, "append") is None
-    reading = replace(reading, late=timed)
+    reading = replace(reading, late=timed, decided=_used_twice(plan, inputs, reading))
     session = session_for(spark, empty_batches=mode == "append" and bool(operators))
     frame = _called(session, pipeline, inputs, reading)
     schema = pa.schema([field.with_nullable(True) for field in to_arrow_schema(frame.schema, timezone="UTC")])
@@ -134,6 +134,15 @@ def _stateful(plan: Any) -> Iterator[str]:
         yield _STATEFUL[name]
     for child in streams:
         yield from _stateful(child)
+
+
+def _used_twice(plan: Any, inputs: tuple[Input, ...], reading: Reading) -> dict[str, str]:
+    """The inputs that a plan reads more than once, each with the file that keeps its uses together."""
+    text = plan.toString()
+    uses = {
+        input_.name: len(re.findall(rf"\bnumber={number}\b", text)) for number, input_ in enumerate(inputs)
+    }
+    return {name: f"{reading.skips[name]}.decided" for name, count in uses.items() if count > 1}
 
 
 def _mode(frame: DataFrame, pipeline: Pipeline, operators: tuple[str, ...]) -> Mode:

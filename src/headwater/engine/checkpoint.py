@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,12 +32,15 @@ def newest_batch(checkpoint: Path) -> int | None:
     return max(planned) if planned and max(planned) > max(finished, default=-1) else None
 
 
-def planned_batch(checkpoint: Path, batch: int, starts: Mapping[str, Offsets]) -> dict[str, Planned]:
+def planned_batch(
+    checkpoint: Path, batch: int, inputs: Sequence[str], starts: Mapping[str, Offsets]
+) -> dict[str, Planned]:
     """What Spark planned for a batch, by name of the input.
 
     Args:
         checkpoint: The query's checkpoint folder.
         batch: The batch.
+        inputs: The names of the query's inputs, in order.
         starts: Where the query began, for inputs that no earlier batch has read.
 
     Raises:
@@ -46,13 +49,14 @@ def planned_batch(checkpoint: Path, batch: int, starts: Mapping[str, Offsets]) -
     here = _read(checkpoint, batch)
     before = _before(checkpoint, batch)
     planned: dict[str, Planned] = {}
-    for name, end in here.items():
-        start = _positions(before[name]) if name in before else dict(starts[name])
+    for number, end in here.items():
+        name = inputs[number]
+        start = _positions(before[number]) if number in before else dict(starts[name])
         planned[name] = Planned(start, _positions(end), end["w"])
     return planned
 
 
-def _before(checkpoint: Path, batch: int) -> dict[str, dict[str, int]]:
+def _before(checkpoint: Path, batch: int) -> dict[int, dict[str, int]]:
     """The newest batch before this one: numbers may have a gap, after the state was spread over more partitions."""
     known = max((number for number in _numbers(checkpoint / "offsets") if number < batch), default=None)
     if known is None and batch > 0:
@@ -64,20 +68,24 @@ def _numbers(folder: Path) -> list[int]:
     return [int(path.name) for path in folder.iterdir() if path.name.isdigit()] if folder.is_dir() else []
 
 
-def _read(checkpoint: Path, batch: int) -> dict[str, dict[str, int]]:
+def _read(checkpoint: Path, batch: int) -> dict[int, dict[str, int]]:
+    """Offsets by number of the input; an input that is used twice stands there twice, with equal offsets."""
     path = checkpoint / "offsets" / str(batch)
     try:
         version, _, *lines = path.read_text().splitlines()
-        if version != "v2":
-            raise _damaged(path, f"its format is {version!r}")
-        named = (line.split(":", 1) for line in lines)
-        return {name: json.loads(offset) for name, offset in named if offset not in ("-", "")}
+        offsets = [json.loads(line) for line in lines if line != "-"]
     except (OSError, ValueError) as error:
         raise _damaged(path, str(error)) from None
+    if version != "v1":
+        raise _damaged(path, f"its format is {version!r}")
+    found = {offset["i"]: offset for offset in offsets}
+    if any(found[offset["i"]] != offset for offset in offsets):
+        raise _damaged(path, "two uses of one input have different offsets")
+    return found
 
 
 def _positions(offset: dict[str, int]) -> dict[int, int]:
-    return {int(name[1:]): position for name, position in offset.items() if name != "w"}
+    return {int(name[1:]): position for name, position in offset.items() if name[0] == "p"}
 
 
 def _damaged(path: Path, why: str) -> DamagedError:

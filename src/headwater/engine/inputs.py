@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final
 
@@ -67,6 +67,7 @@ class Reading:
         rows: About how many a batch takes while catching up.
         cores: Into how many tasks a batch is cut.
         wait: The longest wait for events, in seconds; 0 never waits.
+        decided: For inputs that the function uses more than once: the file that keeps the uses together.
     """
 
     folder: str
@@ -78,6 +79,7 @@ class Reading:
     rows: int = 400_000
     cores: int = 2
     wait: float = 1.0
+    decided: Mapping[str, str] = field(default_factory=dict)
 
     def lateness(self, input_: Input) -> int:
         """Microseconds after which a row is late; negative when none is."""
@@ -113,11 +115,13 @@ def _load(
         "cores": str(reading.cores),
         "skips": reading.skips[input_.name],
         "start": json.dumps({str(p): offset for p, offset in reading.starts[input_.name].items()}),
+        "number": str(number),
+        "decided": reading.decided.get(input_.name, ""),
         "pace": json.dumps(
             {"topics": topics, "number": number, "notes": reading.notes, "wait": reading.wait}
         ),
     }
-    reader = session.readStream.format("headwater").name(input_.name).schema(from_arrow_schema(input_.schema))
+    reader = session.readStream.format("headwater").schema(from_arrow_schema(input_.schema))
     return reader.options(**options).load()
 
 

@@ -65,7 +65,7 @@ def _suspects(query: Query, around: Surroundings) -> Iterator[Suspects]:
     batch = newest_batch(query.home.checkpoint)
     if batch is None:
         return
-    planned = planned_batch(query.home.checkpoint, batch, query.starts)
+    planned = planned_batch(query.home.checkpoint, batch, list(query.starts), query.starts)
     known = {(aside.topic, aside.partition, aside.offset) for aside in around.store.skipped(query.home.query)}
     for input_ in query.built.inputs:
         visible = query.built.reading.visible(input_)

@@ -30,9 +30,6 @@ FIXED: Final[dict[str, str]] = {
     # stop() must return; the range of a batch is read from the offsets of the batch before.
     f"{_STREAMING}stopTimeout": "30000",
     f"{_STREAMING}minBatchesToRetain": "100",
-    # Inputs have names, so that one can be added later.
-    f"{_STREAMING}queryEvolution.enableSourceEvolution": "true",
-    f"{_STREAMING}offsetLog.formatVersion": "2",
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "100000",
     "spark.sql.execution.arrow.pyspark.enabled": "true",

@@ -75,7 +75,7 @@ class Sink:
         reach("before-sink")
         began, worked = time.monotonic(), time.process_time()
         rows = frame.toArrow()  # always: Spark's state moves with it, even if the write is skipped
-        planned = planned_batch(self._home.checkpoint, batch, self._starts)
+        planned = planned_batch(self._home.checkpoint, batch, list(self._starts), self._starts)
         asides = self._store.skipped(self._home.query)
         accounts = {name: self._account(name, planned[name], asides) for name in planned}
         self._compare(accounts, planned, observed)

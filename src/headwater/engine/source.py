@@ -3,8 +3,9 @@
 Runs in two kinds of processes. `LogReader` plans: one long-lived process per input of a query, which says how far the
 next batch goes. `read` reads: in Spark's workers, on a pickled `Slice`. They share nothing but the log on disk.
 
-An offset is `{"p0": 17, "p1": 4, "w": 1700000000000000}`: a position per partition, always between two frames, and the
-watermark there. The watermark is a function of the positions alone, so a batch that runs again is the same batch.
+An offset is `{"i": 0, "p0": 17, "p1": 4, "w": 1700000000000000}`: which input of the query, a position per partition,
+always between two frames, and the watermark there. The watermark is a function of the positions alone, so a batch that
+runs again is the same batch.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
+from headwater.engine.lockstep import Lockstep
 from headwater.engine.pace import Pace
 from headwater.engine.points import reach
 from headwater.engine.ranges import Span, advance, slices_of, watermark_at
-from headwater.engine.visible import TIME, Visible
+from headwater.engine.visible import Visible
+from headwater.events import times_column
 from headwater.log import EventLog, LogBatch
 from headwater.log.storage.frame import LOWEST_TIME
 
@@ -52,7 +55,8 @@ class LogSource(DataSource):
     """Format "headwater": a topic of a data folder.
 
     Options: `folder`, `topic`, `columns`, `time`, `ops` and `lateness` (see `Visible`), `rows` (of a batch, about),
-    `cores`, `start` (offset by partition), `pace` (see `Pace`), `skips` (file of offsets to leave out).
+    `cores`, `number` (which input of the query), `start` (offset by partition), `pace` (see `Pace`), `skips` (file of
+    offsets to leave out), `decided` (see `Lockstep`; empty when the function uses the input once).
     """
 
     @classmethod
@@ -78,7 +82,10 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._cores = int(options["cores"])
         self._skips = options["skips"]
         self._start = {int(partition): offset for partition, offset in json.loads(options["start"]).items()}
+        self._number = int(options["number"])
         self._pace_options = json.loads(options["pace"])
+        self._decided = options["decided"]
+        self._lockstep: Lockstep | None = None
         self._pace: Pace | None = None
         self._target: dict[int, int] | None = None
 
@@ -86,7 +93,7 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, int]:
         """Where the query was told to begin: fixed when it was made, whatever retention has done since."""
-        return _offset(self._start, LOWEST_TIME)
+        return self._offset(self._start, LOWEST_TIME)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """About how much a batch takes while catching up."""
@@ -116,9 +123,17 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The end of the next batch, `start` itself when there is nothing new; and whether there is more behind it."""
         topic = self._log().opened(self._topic)
         ends, running, more = advance(topic, positions, self._rows, self._target)
-        if ends == positions:
-            return start, False
-        return _offset(ends, watermark_at(running, self._visible.lateness, topic.definition.lateness)), more
+        watermark = watermark_at(running, self._visible.lateness, topic.definition.lateness)
+        reached = start if ends == positions else self._offset(ends, watermark)
+        if self._decided:
+            self._lockstep = self._lockstep or Lockstep(Path(self._decided))
+            reached = self._lockstep.decide(start, lambda: reached)
+        return (start, False) if reached == start else (reached, more)
+
+    def _offset(self, positions: dict[int, int], watermark: int) -> dict[str, int]:
+        """Keys always in the same order: Spark compares offsets as text."""
+        ordered = {f"p{partition}": positions[partition] for partition in sorted(positions)}
+        return {"i": self._number, **ordered, "w": watermark}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
         """The batch cut into tasks; the first also carries the tick."""
@@ -140,7 +155,7 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _logs[self._folder]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_pace": None}
+        return {**self.__dict__, "_pace": None, "_lockstep": None}
 
     # -- reading -------------------------------------------------------------------------------------------------
 
@@ -168,7 +183,7 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             pa.schema(list(schema.field("after").type)) if self._visible.ops else schema
         )
         columns = [
-            pa.array([watermark + FAR]).cast(TIME)
+            times_column(np.array([watermark + FAR]))
             if field.name == self._visible.time
             else pa.nulls(1, field.type)
             for field in seen
@@ -198,13 +213,8 @@ def batches_of(log: EventLog, topic: str, span: Span) -> Iterator[LogBatch]:
                 )
 
 
-def _offset(positions: dict[int, int], watermark: int) -> dict[str, int]:
-    """Keys always in the same order: Spark compares offsets as text."""
-    return {**{f"p{partition}": positions[partition] for partition in sorted(positions)}, "w": watermark}
-
-
 def _positions(offset: dict[str, int]) -> dict[int, int]:
-    return {int(name[1:]): position for name, position in offset.items() if name != "w"}
+    return {int(name[1:]): position for name, position in offset.items() if name[0] == "p"}
 
 
 def _read_skips(path: str) -> tuple[tuple[int, int], ...]:

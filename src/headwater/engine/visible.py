@@ -9,8 +9,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from headwater.events import flags_column, times_column
 from headwater.log import LogBatch
 
 __all__ = ["TIME", "Visible"]
@@ -48,11 +48,11 @@ class Visible:
         values = pa.RecordBatch.from_struct_array(batch.values.column("after")) if self.ops else batch.values
         columns = [self._column(values, batch, name) for name in self.columns]
         rows = pa.RecordBatch.from_arrays(columns, schema=self.schema(values.schema))
-        return rows if mask.all() else rows.filter(pa.array(mask))
+        return rows if mask.all() else rows.filter(flags_column(mask))
 
     def _column(self, values: pa.RecordBatch, batch: LogBatch, name: str) -> pa.Array:
         if name == self.time and (name not in values.schema.names or values.column(name).null_count):
-            return pc.cast(pa.array(batch.occurred), TIME)
+            return times_column(batch.occurred)
         return values.column(name)
 
     def schema(self, values: pa.Schema) -> pa.Schema:

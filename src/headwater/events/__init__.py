@@ -13,7 +13,7 @@ from headwater.events.device_clock import UNKNOWN, ClockOffsets, DeviceClock, de
 from headwater.events.envelope import Event, Receipt, checked_headers, checked_traceparent, events_of
 from headwater.events.evolution import Difference, FieldChange, compare, merge, upgrade
 from headwater.events.key import key_bytes, keys_of, murmur2, partition_of, partitions_of
-from headwater.events.values import integers_of, moments_of, to_row, values_of
+from headwater.events.values import flags_column, integers_of, moments_of, times_column, to_row, values_of
 from headwater.events.where import Where
 
 __all__ = [
@@ -41,6 +41,7 @@ __all__ = [
     "compare",
     "device_clock",
     "events_of",
+    "flags_column",
     "from_ddl",
     "from_row",
     "integers_of",
@@ -52,6 +53,7 @@ __all__ = [
     "partition_of",
     "partitions_of",
     "storage_schema",
+    "times_column",
     "to_ddl",
     "to_row",
     "upgrade",

@@ -24,6 +24,7 @@ from headwater.errors import BadEventError
 
 __all__ = [
     "decimal_text",
+    "flags_column",
     "integers_of",
     "is_model",
     "is_record",
@@ -32,6 +33,7 @@ __all__ = [
     "moment_text",
     "moments_of",
     "shown",
+    "times_column",
     "to_row",
     "trimmed",
     "values_of",
@@ -85,6 +87,29 @@ def integers_of(column: pa.Array) -> npt.NDArray[np.int64]:
     if data is None or not len(column):
         return np.zeros(len(column), np.int64)
     return np.frombuffer(data, np.int64, len(column), column.offset * 8)
+
+
+def times_column(micros: npt.NDArray[np.int64]) -> pa.Array:
+    """A column of moments from microseconds since 1970, without a copy and without importing pandas.
+
+    Example:
+        >>> times_column(np.array([0]))[0].as_py().isoformat()
+        '1970-01-01T00:00:00+00:00'
+    """
+    data = pa.py_buffer(np.ascontiguousarray(micros, np.int64))
+    return pa.Array.from_buffers(pa.timestamp("us", "UTC"), len(micros), [None, data])
+
+
+def flags_column(flags: npt.NDArray[np.bool_]) -> pa.Array:
+    """A column of booleans, without importing pandas.
+
+    Example:
+        >>> flags_column(np.array([True, False])).to_pylist()
+        [True, False]
+    """
+    return pa.Array.from_buffers(
+        pa.bool_(), len(flags), [None, pa.py_buffer(np.packbits(flags, bitorder="little"))]
+    )
 
 
 def moments_of(micros: npt.NDArray[np.int64]) -> list[datetime]:

@@ -13,7 +13,17 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headwater.events import Codec, Event, events_of, integers_of, keys_of, moments_of, values_of
+from headwater.events import (
+    Codec,
+    Event,
+    events_of,
+    flags_column,
+    integers_of,
+    keys_of,
+    moments_of,
+    times_column,
+    values_of,
+)
 from headwater.log.definition import Topic
 from headwater.log.storage.frame import LOWEST_TIME, Frame, Kind
 from headwater.log.storage.layout import running_maximum
@@ -118,14 +128,14 @@ class LogBatch:
 
     def select(self, mask: npt.NDArray[np.bool_]) -> LogBatch:
         """The rows where the mask is true, each with its own offset and times."""
-        keep = pa.array(mask)
+        keep = flags_column(mask)
         sent = self.sent_at
         whole = {
             **self.envelope,
             **({} if sent is None else {"_hw.sent_at": sent}),
-            "_hw.received_at": pa.array(self.received).cast(pa.timestamp("us", "UTC")),
-            "_hw.offset": pa.array(self.offsets),
-            "_hw.running_max": pa.array(self.running_max),
+            "_hw.received_at": times_column(self.received),
+            "_hw.offset": times_column(self.offsets).view(pa.int64()),
+            "_hw.running_max": times_column(self.running_max).view(pa.int64()),
         }
         envelope = {name: column.filter(keep) for name, column in whole.items()}
         return LogBatch(

@@ -11,7 +11,20 @@ from headwater import __version__
 from headwater.server.edge import problems
 from headwater.server.edge.guard import Guard
 from headwater.server.gateway import Gateway
-from headwater.server.routes import events, follow, frames, groups, openapi, page, status, topics
+from headwater.server.routes import (
+    changes,
+    events,
+    follow,
+    frames,
+    groups,
+    live,
+    openapi,
+    page,
+    sql,
+    status,
+    topics,
+    views,
+)
 
 __all__ = ["make_app", "make_routes"]
 
@@ -26,7 +39,7 @@ def make_routes(gateway: Gateway) -> FastAPI:
         openapi_url="/api/openapi.json",
         redirect_slashes=False,
     )
-    for family in (topics, events, frames, follow, groups, status, page):
+    for family in (topics, events, frames, follow, groups, views, changes, sql, live, status, page):
         app.include_router(family.routes(gateway))
     problems.install(app)
     openapi.install(app)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 from fastapi import Response
 
+from headwater.client.views import FolderViews
 from headwater.log import EventLog
 from headwater.server.edge.bodies import Bodies
 from headwater.server.forms.intake import Intake
@@ -23,6 +25,8 @@ __all__ = ["Gateway", "json_answer"]
 class Gateway:
     """One per node.
 
+    `engine` tells the state of the engine, as {"state", "detail", "since"}; whoever runs one puts it there.
+
     Args:
         log: What is served.
         limits: What clients may ask of it.
@@ -34,6 +38,8 @@ class Gateway:
         self.threads = Threads()
         self.bodies = Bodies(limits)
         self.intake = Intake(log, limits.line)
+        self.views = FolderViews(log)
+        self.engine: Callable[[], dict[str, Any] | None] = lambda: None
         self.wakes = Wakes(log, self.threads)
         self.members = Members(log, self.threads, limits)
         self.started_at = datetime.now(UTC)
@@ -51,6 +57,7 @@ class Gateway:
         """Let go of members and watches."""
         await self.members.close()
         self.wakes.close()
+        self.views.close()
 
 
 def json_answer(document: Any, status: int = 200) -> Response:

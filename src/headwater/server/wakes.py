@@ -98,6 +98,10 @@ class Wakes:
         """Watch the members of a group on a topic, inside a `with` block."""
         return await self._on((topic, group), lambda: self._log.groups.watch(group, topic))
 
+    async def store(self, make: Callable[[], Wakeup]) -> Watch:
+        """Watch everything that pipelines commit, inside a `with` block."""
+        return await self._on(("/store", None), make)
+
     async def _on(self, what: tuple[str, str | None], make: Callable[[], Wakeup]) -> Watch:
         return self._watches.get(what) or await self._made(what, make)
 

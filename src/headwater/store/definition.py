@@ -44,6 +44,10 @@ class Aside:
 
     `value` is the event as JSON text, as a reader sees it; `reason` says why it is here; `data` has the row of a
     quarantined event as bytes of an Arrow stream.
+
+    Example:
+        >>> Aside("orders", 0, 17, 1_000, 2_000, '{"amount":1}', "behind 2026-01-01T00:05:00Z by 12.5 s").offset
+        17
     """
 
     topic: str
@@ -68,6 +72,12 @@ class Commit:
         quarantined: Events that cannot be used.
         finals: Also tell which rows became final: their window's end lies behind the watermark now, and did not before.
         deletes: Keys of rows to remove, as columns with the names of the key.
+
+    Example:
+        >>> view = ViewTable("totals", 1, pa.schema([("k", pa.string()), ("n", pa.int64())]), ("k",))
+        >>> entry = LedgerEntry(view.query, 0, epoch=1, inputs=(), watermark=None, committed_at=0)
+        >>> Commit(entry, view, pa.table({"k": ["a"], "n": [1]})).rows.num_rows
+        1
     """
 
     entry: LedgerEntry
@@ -85,6 +95,10 @@ class Outgoing:
 
     Changes have the columns `op` ("insert", "update", "delete", "final"), `before` and `after` (structs of all columns
     of the view, or null) and `at`: one microsecond before the end of the row's window, else when it was committed.
+
+    Example:
+        >>> Outgoing("big@1", 0, pa.table({"n": [1, 2]}), watermark=None, committed_at=0).changes.num_rows
+        2
     """
 
     query: str

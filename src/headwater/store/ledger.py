@@ -43,7 +43,12 @@ class Counts:
 
 @dataclass(frozen=True)
 class InputRange:
-    """One input of one batch: offsets from `start` up to, not including, `end` by partition."""
+    """One input of one batch: offsets from `start` up to, not including, `end` by partition.
+
+    Example:
+        >>> InputRange("orders", {0: 0, 1: 4}, {0: 7, 1: 4}, Counts(in_=7, used=7)).end[0]
+        7
+    """
 
     topic: str
     start: Mapping[int, int]

@@ -12,7 +12,10 @@ from typing import Any
 
 from headwater.app import App
 from headwater.client import Client, connect
-from headwater.engine import Engine, Spark, Surroundings, arm
+from headwater.engine.engine import Engine
+from headwater.engine.points import arm
+from headwater.engine.session import Spark
+from headwater.engine.surroundings import Surroundings
 from headwater.events import ManualClock, Receipt
 from headwater.log import EventLog, Receipts
 from headwater.log.upkeep import Upkeep

@@ -51,7 +51,9 @@ class Asked:
 
     def __post_init__(self) -> None:
         if self.key is not None and self.where is not None:
-            raise UsageError("a view is read by key or by condition, not by both", fix="leave one of them out")
+            raise UsageError(
+                "a view is read by key or by condition, not by both", fix="leave one of them out"
+            )
         if self.limit is not None and self.limit < 0:
             raise UsageError(f"a limit of {self.limit} rows", fix="limit=100")
         if self.as_of is not None and self.after:

@@ -15,7 +15,15 @@ from headwater.log.protocol import Log
 from headwater.log.reader import Reader
 from headwater.store import ViewTable
 
-__all__ = ["ChangeReader", "changes_of", "changes_topic", "require_current", "start_of_changes"]
+__all__ = [
+    "Assembly",
+    "ChangeReader",
+    "changes_topic",
+    "committed_micros",
+    "read_rows",
+    "require_current",
+    "start_of_changes",
+]
 
 _FINAL: Final = "final"
 _LOOK_EVERY: Final = 0.2  # seconds between two looks for a topic that is not there yet
@@ -86,7 +94,7 @@ class ChangeReader:
         return changes_topic(self.table.name, self.table.version)
 
     def batches(self, follow: bool) -> Iterator[list[LogBatch]]:
-        """Batches as they come; an empty list after some seconds without any. Ends where the topic does now, or never."""
+        """Batches as they come, an empty list after some seconds without any; ends where the topic ends, or never."""
         while follow and self.topic not in self.log.topics():
             yield []
             time.sleep(_LOOK_EVERY)
@@ -103,24 +111,62 @@ class ChangeReader:
 
     def changes(self, follow: bool) -> Iterator[Change | None]:
         """Each change; None after some seconds without any."""
-        held: list[Change] = []
+        assembly = Assembly(self.table)
         for batches in self.batches(follow):
             for batch in batches:
-                held += changes_of(self.table, batch)
-                if batch.frame.unfinished:
-                    # The batch of the pipeline goes on in the next frame; which change is its last is not known yet.
-                    yield from held[:-1]
-                    del held[:-1]
-                elif held:
-                    yield from held[:-1]
-                    yield replace(held[-1], transaction=replace(held[-1].transaction, last=True))
-                    held = []
+                yield from assembly.take(batch)
             if not batches:
                 yield None
 
 
-def changes_of(table: ViewTable, batch: LogBatch) -> list[Change]:
-    """The changes in a batch of the topic; that rows became final is none. None of them is the last of its batch."""
+def read_rows(log: Log, table: ViewTable, end: int) -> Iterator[Change]:
+    """The rows as the changes up to an offset leave them, as "read" changes; the changes from there on go with them."""
+    rows: dict[str, Change] = {}
+    for change in ChangeReader(log, table, 0).changes(follow=False):
+        if change is None or dict(change.position.lanes)[0][0] > end:
+            break
+        rows.pop(repr(change.key), None)
+        if change.op != "delete":
+            rows[repr(change.key)] = change
+    position = Position.of(changes_topic(table.name, table.version), {0: end})
+    last = len(rows) - 1
+    for number, change in enumerate(rows.values()):
+        at = Transaction("snapshot", change.transaction.committed_at, number, last=number == last)
+        yield Change(
+            "read",
+            table.name,
+            change.key,
+            None,
+            "nothing",
+            change.after,
+            frozenset(),
+            position,
+            at,
+            change.schema,
+        )
+
+
+class Assembly:
+    """Puts changes together into transactions, one for each batch of the pipeline, which may be several of the log."""
+
+    def __init__(self, table: ViewTable) -> None:
+        self._table = table
+        self._held: list[Change] = []
+
+    def take(self, batch: LogBatch) -> list[Change]:
+        """The changes that are known whole with this batch."""
+        found = self._held + _changes_of(self._table, batch)
+        if batch.frame.unfinished:  # the transaction goes on; which change is its last is not known yet
+            self._held = found[-1:]
+            return found[:-1]
+        self._held = []
+        if found:
+            found[-1] = replace(found[-1], transaction=replace(found[-1].transaction, last=True))
+        return found
+
+
+def _changes_of(table: ViewTable, batch: LogBatch) -> list[Change]:
+    """The changes in a batch of the log; that rows became final is none."""
     if not batch.values.num_rows:
         return []
     ops = batch.values.column("op").to_pylist()

@@ -67,7 +67,9 @@ class FolderViews:
     def _views(self) -> Views:
         found = self._open()
         if found is None:
-            raise BadQueryError("there are no views yet", fix="headwater run app.py", detail=str(self._folder))
+            raise BadQueryError(
+                "there are no views yet", fix="headwater run app.py", detail=str(self._folder)
+            )
         return found[1]
 
     # -- what there is -------------------------------------------------------------------------------------------
@@ -114,7 +116,11 @@ class FolderViews:
         raise UnknownViewError(
             f'no view "{name}"',
             detail=f"did you mean {', '.join(near)}?" if near else _known(names),
-            fix=f"headwater view {near[0]}" if near else "headwater run app.py" if not names else "headwater view",
+            fix=f"headwater view {near[0]}"
+            if near
+            else "headwater run app.py"
+            if not names
+            else "headwater view",
             view=name,
             near=near,
         )
@@ -126,6 +132,10 @@ class FolderViews:
 
     def _system(self, name: str) -> ViewTable:
         return system_view(name, self._views().sql(f"select * from {name} limit 0").columns)
+
+    def watermark(self, name: str) -> int | None:
+        """Event time up to which a view is complete, in microseconds since 1970."""
+        return self._views().watermark(name)
 
     # -- rows ----------------------------------------------------------------------------------------------------
 
@@ -196,7 +206,9 @@ class FolderViews:
         position = self._position(asked.name)
         lines = [f"it has read: {position or 'nothing yet'}"]
         if told.get("state") not in (None, "running", "idle"):
-            lines.append(f"its pipeline is {told['state']}" + (f": {told['detail']}" if told["detail"] else ""))
+            lines.append(
+                f"its pipeline is {told['state']}" + (f": {told['detail']}" if told["detail"] else "")
+            )
         return ViewBehindError(
             f'view "{asked.name}" had not taken in {place} after {asked.timeout:g} s',
             detail="\n".join(lines),
@@ -309,7 +321,9 @@ def _opened(found: Found, asked: Asked) -> Found:
     if asked.open is not None:
         if not found.windows_known:
             what = "which windows were open then is not known any more"
-            raise BadQueryError(what, detail="the ledger keeps the last 10,000 batches", fix="leave open= out")
+            raise BadQueryError(
+                what, detail="the ledger keeps the last 10,000 batches", fix="leave open= out"
+            )
         marks = open_rows(found.definition, rows, found.watermark)
         rows = rows.filter(marks if asked.open else pc.invert(marks))
     return replace(found, table=rows if asked.limit is None else rows.slice(0, asked.limit))

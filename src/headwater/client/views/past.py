@@ -16,7 +16,7 @@ from headwater.log import EventLog, LogBatch
 from headwater.log.reader import Reader
 from headwater.store import Commit, LedgerEntry, SqliteStore, Views, ViewTable, rows_as_of
 
-__all__ = ["chosen", "rows_then", "snapshot", "version_then"]
+__all__ = ["chosen", "rows_then", "version_then"]
 
 
 def version_then(log: EventLog, table: ViewTable, moment: int) -> ViewTable:
@@ -43,15 +43,6 @@ def rows_then(log: EventLog, table: ViewTable, moment: int) -> pa.Table:
     if topic not in log.topics():
         return table.schema.empty_table()
     return rows_as_of(table, moment, _parts(log, topic, log.find(topic, 0, "latest")))
-
-
-def snapshot(log: EventLog, table: ViewTable) -> tuple[pa.Table, int]:
-    """All rows, and the offset in the changes at which they are exactly these."""
-    topic = changes_topic(table.name, table.version)
-    if topic not in log.topics():
-        return table.schema.empty_table(), 0
-    end = log.find(topic, 0, "latest")
-    return rows_as_of(table, 2**62, _parts(log, topic, end)), end
 
 
 def chosen(table: ViewTable, rows: pa.Table, asked: Asked) -> pa.Table:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from base64 import b64decode
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -12,7 +14,7 @@ import pyarrow as pa
 
 from headwater.client.views.asked import Asked, key_text, receipts_text
 from headwater.client.views.found import Found, ViewInfo
-from headwater.errors import UnknownViewError
+from headwater.errors import ViewBehindError
 from headwater.events.values import moment_text
 from headwater.log.http.transport import Transport
 from headwater.store import Answer, ViewTable
@@ -21,6 +23,7 @@ from headwater.units import micros, moment
 __all__ = ["HttpViews"]
 
 _PACKED: Final = "application/msgpack"
+_LONGEST_WAIT: Final = 20.0  # seconds one request waits
 
 
 class HttpViews:
@@ -39,9 +42,21 @@ class HttpViews:
 
     def read(self, asked: Asked) -> Found:
         """Rows of a view; the node waits for what they are to be after."""
-        params = self._params(asked)
+        deadline = time.monotonic() + asked.timeout
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            try:
+                return self._once(replace(asked, timeout=min(left, _LONGEST_WAIT)))
+            except ViewBehindError as error:
+                if time.monotonic() < deadline:
+                    continue  # the node waits only so long for one request
+                error.what = error.what.rpartition(" after ")[0] + f" after {asked.timeout:g} s"
+                raise
+
+    def _once(self, asked: Asked) -> Found:
         path = f"/api/views/{quote(asked.name, safe='')}.arrow"
-        answer = self._transport.call("GET", path, params=params, wait=asked.timeout if asked.after else 0)
+        wait = asked.timeout if asked.after else 0
+        answer = self._transport.call("GET", path, params=self._params(asked), wait=wait)
         with pa.ipc.open_stream(pa.py_buffer(answer.content)) as reader:
             return Found.from_noted(reader.read_all())
 
@@ -59,12 +74,7 @@ class HttpViews:
         return {name: value for name, value in given.items() if value is not None}
 
     def _definition(self, name: str) -> ViewTable:
-        known = self.views()
-        for info in known:
-            if info.name == name:
-                return ViewTable(name, info.version, info.schema, info.key, info.window)
-        names = ", ".join(info.name for info in known)
-        raise UnknownViewError(f'no view "{name}"', detail=f"views: {names or 'none yet'}", view=name)
+        return self._once(Asked(name, limit=0)).definition
 
     def sql(self, text: str, parameters: Sequence[Any] = (), limit: int = 1000) -> Answer:
         """The answer to one SELECT over views and system views."""

@@ -20,9 +20,10 @@ SYSTEM_KEYS: Final[dict[str, tuple[str, ...]]] = {
 """The system views and what tells their rows apart."""
 
 _WHOLE: Final = frozenset(
-    """
-    version watermark in_ used late quarantined dropped unaccounted rows batches rebuilding batch epoch partition offset
-    """.split()
+    (
+        *("version", "rebuilding", "batch", "batches", "epoch", "partition", "offset", "rows", "watermark"),
+        *("in_", "used", "late", "quarantined", "dropped", "unaccounted"),
+    )
 )
 _MEASURED: Final = frozenset({"wall_seconds", "cpu_seconds"})
 _TIMES: Final = frozenset(

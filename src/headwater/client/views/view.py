@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import UTC, datetime, timedelta
-from typing import Any, Final, TypedDict, Unpack
+from datetime import datetime, timedelta
+from typing import Any, TypedDict, Unpack
 
 import pyarrow as pa
 
 from headwater.client.views.asked import Asked, receipts_of
-from headwater.client.views.changes import ChangeReader, changes_topic, require_current, start_of_changes
+from headwater.client.views.changes import ChangeReader, read_rows, require_current, start_of_changes
 from headwater.client.views.source import ViewSource
-from headwater.events import Change, Position, Receipt, Transaction
+from headwater.events import Change, Position, Receipt
 from headwater.log import Receipts
 from headwater.log.protocol import Log
 from headwater.store import ViewTable
 from headwater.units import duration
 
 __all__ = ["ReadOptions", "View"]
-
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class ReadOptions(TypedDict, total=False):
@@ -83,7 +81,7 @@ class View:
         """The same as Arrow columns."""
         return self._source.read(self._asked(options)).table
 
-    def get(self, key: Any, **options: Unpack[ReadOptions]) -> dict[str, Any] | None:
+    def get(self, key: Any, /, **options: Unpack[ReadOptions]) -> dict[str, Any] | None:
         """The row with this key; None when there is none.
 
         Args:
@@ -113,8 +111,8 @@ class View:
         """
         table = self._definition()
         if snapshot:
-            start = ChangeReader(self._log, table, start_of_changes(self._log, table, "latest")).start
-            yield from self._snapshot(table, start)
+            start = start_of_changes(self._log, table, "latest")
+            yield from read_rows(self._log, table, start)
         else:
             start = start_of_changes(self._log, table, since)
         reader = ChangeReader(self._log, table, start)
@@ -129,29 +127,13 @@ class View:
     def _definition(self) -> ViewTable:
         return self._source.read(Asked(self.name, limit=0)).definition
 
-    def _snapshot(self, table: ViewTable, end: int) -> Iterator[Change]:
-        """The rows as the changes up to an offset leave them, so that the changes from there on fit."""
-        rows: dict[str, Change] = {}
-        for change in ChangeReader(self._log, table, 0).changes(follow=False):
-            if change is None or dict(change.position.lanes)[0][0] > end:
-                break
-            rows.pop(repr(change.key), None)
-            if change.op != "delete":
-                rows[repr(change.key)] = change
-        position = Position.of(changes_topic(table.name, table.version), {0: end})
-        last = len(rows) - 1
-        for number, change in enumerate(rows.values()):
-            at = Transaction("snapshot", change.transaction.committed_at, number, last=number == last)
-            yield Change(
-                "read", table.name, change.key, None, "nothing", change.after, frozenset(), position, at,
-                change.schema,
-            )  # fmt: skip
-
     def _asked(self, options: Mapping[str, Any]) -> Asked:
         given = dict(options)
         after = receipts_of(given.pop("after", None))
         timeout = given.pop("timeout", 10.0)
-        seconds = duration(timeout).total_seconds() if isinstance(timeout, str | timedelta) else float(timeout)
+        seconds = (
+            duration(timeout).total_seconds() if isinstance(timeout, str | timedelta) else float(timeout)
+        )
         order = given.pop("order", None)
         columns = None if order is None else tuple([order] if isinstance(order, str) else order)
         return Asked(self.name, after=after, timeout=seconds, order=columns, **given)

@@ -30,11 +30,15 @@ __all__ = [
     "Problem",
     "Receipt",
     "ResetWanted",
+    "RowsDocument",
     "SchemaDocument",
     "Sequences",
+    "SqlAnswer",
+    "SqlWanted",
     "TopicDocument",
     "TopicSummary",
     "Version",
+    "ViewDocument",
     "topic_document",
 ]
 
@@ -95,6 +99,7 @@ class TopicDocument(msgspec.Struct):
     idle: float
     ahead: float
     segment_size: int
+    clocked: bool
     schema: SchemaDocument
 
 
@@ -131,6 +136,7 @@ class NewTopic(msgspec.Struct, forbid_unknown_fields=True):
     idle: float | str | UnsetType = UNSET
     ahead: float | str | UnsetType = UNSET
     segment_size: int | str | UnsetType = UNSET
+    clocked: bool | UnsetType = UNSET
     given: list[str] | UnsetType = UNSET
 
 
@@ -251,6 +257,51 @@ class LagDocument(msgspec.Struct):
     behind: float
     gone: int
     owner: str | None
+
+
+class ViewDocument(msgspec.Struct):
+    """A view: its key and columns, how many rows it has, and the event time up to which it is complete.
+
+    `schema` is Spark DDL text, `arrow` an Arrow IPC schema message in base64. System views count no rows.
+    """
+
+    name: str
+    kind: str
+    version: int
+    key: list[str]
+    schema: str
+    window: str | None
+    rows: int | None
+    watermark: str | None
+    changes_topic: str | None
+    arrow: str
+
+
+class RowsDocument(msgspec.Struct):
+    """Rows of a view; `open` says of each whether its window may still change, null where nothing closes."""
+
+    name: str
+    columns: list[str]
+    rows: list[dict[str, Any]]
+    open: list[bool | None]
+    watermark: str | None
+    position: str
+
+
+class SqlWanted(msgspec.Struct, forbid_unknown_fields=True):
+    """One SELECT over views, values for its question marks, and how many rows at most."""
+
+    sql: str
+    parameters: list[Any] = []
+    limit: int = 1000
+
+
+class SqlAnswer(msgspec.Struct):
+    """The rows of a query; `truncated` when there are more than were asked for or fit."""
+
+    columns: list[str]
+    rows: list[list[Any]]
+    truncated: bool
 
 
 class Health(msgspec.Struct):

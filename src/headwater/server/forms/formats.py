@@ -24,6 +24,7 @@ __all__ = [
     "Range",
     "arrow_stream",
     "json_events",
+    "one_line",
     "start_of",
 ]
 
@@ -84,12 +85,12 @@ def json_events(batch: LogBatch) -> list[tuple[Event, bytes]]:
         return []
     values = batch.codec.to_json(batch.values)
     return [
-        (event, _one_line(_encode(_document(event, value))))
+        (event, one_line(_encode(_document(event, value))))
         for event, value in zip(batch.events(), values, strict=True)
     ]
 
 
-def _one_line(document: bytes) -> bytes:
+def one_line(document: bytes) -> bytes:
     """What some readers of lines take for the end of one (U+0085, U+2028, U+2029) is escaped."""
     if b"\xc2\x85" in document or b"\xe2\x80" in document:
         for raw, escaped in _LINE_ENDS:

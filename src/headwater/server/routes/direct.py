@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from typing import Any
 
 from fastapi import Request, Response
@@ -40,8 +40,8 @@ def parameters(query: dict[str, str]) -> list[dict[str, Any]]:
     ]
 
 
-def query(request: Request, known: dict[str, str]) -> dict[str, str]:
-    """The parameters of the query.
+def query(request: Request, known: dict[str, str], several: Collection[str] = ()) -> dict[str, str]:
+    """The parameters of the query; of those that may stand there several times, the last.
 
     Raises:
         UsageError: One of them is unknown, or stands there twice.
@@ -54,6 +54,6 @@ def query(request: Request, known: dict[str, str]) -> dict[str, str]:
         if name not in known:
             what = f"there is no parameter {name[:80]!r}"
             raise UsageError(what, detail=f"parameters: {', '.join(known) or 'none'}", parameter=name[:80])
-    if len(found) < len(given):
+    if len({*found} - {*several}) < sum(name not in several for name, _ in given):
         raise UsageError("a parameter stands in the query twice", fix="say it once")
     return found

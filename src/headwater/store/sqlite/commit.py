@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from headwater.errors import FencedError, LedgerMismatchError, UnknownViewError
+from headwater.errors import FencedError, LedgerMismatchError, TooLargeError, UnknownViewError
 from headwater.store.definition import Commit, ViewTable
 from headwater.store.ledger import LedgerEntry
 from headwater.store.sqlite.asides import write_asides
 from headwater.store.sqlite.changes import packed
+from headwater.store.sqlite.connection import LARGEST
 from headwater.store.sqlite.ledger_rows import find_entry, write_entry
 from headwater.store.sqlite.upsert import ViewWrite
 from headwater.store.sqlite.view_tables import find_table
@@ -104,7 +105,11 @@ def _mismatch(known: LedgerEntry | None, entry: LedgerEntry, last: int) -> Ledge
 
 
 def _write_outbox(connection: sqlite3.Connection, entry: LedgerEntry, changes: pa.Table) -> None:
+    data = packed(changes)
+    if data.size > LARGEST - 1_000:
+        what = f"batch {entry.batch} of {entry.query!r} makes {data.size >> 20:,} MB of changes"
+        raise TooLargeError(what, fix="use smaller batches", limit=LARGEST)
     connection.execute(
         "INSERT INTO hw$outbox VALUES (?, ?, ?, ?, ?)",
-        (entry.query, entry.batch, entry.watermark, entry.committed_at, memoryview(packed(changes))),
+        (entry.query, entry.batch, entry.watermark, entry.committed_at, memoryview(data)),
     )

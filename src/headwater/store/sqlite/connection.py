@@ -14,10 +14,13 @@ from headwater.errors import (
     HeadwaterError,
     LockedError,
     NotWritableError,
+    TooLargeError,
 )
 
-__all__ = ["BUSY", "connect", "quoted", "reading", "transaction", "translated"]
+__all__ = ["BUSY", "LARGEST", "connect", "quoted", "reading", "transaction", "translated"]
 
+LARGEST = 1_000_000_000
+"""Bytes of one value that SQLite can hold."""
 BUSY = 30.0  # seconds to wait for another process's transaction: the largest batch takes a few
 
 
@@ -44,6 +47,7 @@ def connect(path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA temp_store = MEMORY")
         connection.execute("PRAGMA cache_size = -65536")
+        connection.execute("PRAGMA journal_size_limit = 67108864")
         return connection
 
 
@@ -99,6 +103,10 @@ def _known(error: sqlite3.Error, path: Path) -> HeadwaterError | None:
         case sqlite3.SQLITE_BUSY:
             what = f"another process has been writing to the store for more than {BUSY:g} s"
             return LockedError(what, detail=str(path), fix="try again")
+        case sqlite3.SQLITE_TOOBIG:
+            return TooLargeError(
+                "a batch is too large for the store", fix="use smaller batches", limit=LARGEST
+            )
         case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
             return DamagedError("the store is damaged", detail=f"{path}: {error}")
     return None

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from headwater.store.ledger import Counts, InputRange, LedgerEntry
 
-__all__ = ["KEPT_BATCHES", "entries_newest_first", "find_entry", "last_entry", "note_ends", "write_entry"]
+__all__ = ["KEPT_BATCHES", "find_entry", "first_entry_where", "last_entry", "note_ends", "write_entry"]
 
 KEPT_BATCHES = 10_000
 """Entries kept per query. Older ones live on in the totals only: a runner repeats its last batch at most."""
@@ -31,15 +31,26 @@ def last_entry(connection: sqlite3.Connection, query: str) -> LedgerEntry | None
     return _of(connection.execute(found, (query,)).fetchone())
 
 
-def entries_newest_first(
-    connection: sqlite3.Connection, query: str
-) -> Iterator[tuple[LedgerEntry, str | None]]:
-    """Entries with the JSON text of their topic's ends after them, as far as the caller reads on."""
-    found = f"SELECT ends, {_COLUMNS} FROM hw$ledger WHERE query = ? ORDER BY batch DESC"
-    for ends, *row in connection.execute(found, (query,)):
+def first_entry_where(
+    connection: sqlite3.Connection, query: str, holds: Callable[[LedgerEntry], bool]
+) -> tuple[LedgerEntry, str | None] | None:
+    """The first entry that meets a condition, with the JSON text of its topic's ends after it.
+
+    The condition must be one that, once met, is met by all later entries: a few of them are looked at, not all.
+    """
+    found = f"SELECT ends, {_COLUMNS} FROM hw$ledger WHERE query = ? AND batch >= ? ORDER BY batch LIMIT 1"
+    bounds = "SELECT min(batch), max(batch) FROM hw$ledger WHERE query = ?"
+    low, high = connection.execute(bounds, (query,)).fetchone()
+    best: tuple[LedgerEntry, str | None] | None = None
+    while low is not None and low <= high:
+        middle = (low + high) // 2
+        ends, *row = connection.execute(found, (query, middle)).fetchone()
         entry = _of(tuple(row))
-        if entry is not None:
-            yield entry, ends
+        if entry is not None and holds(entry):
+            best, high = (entry, ends), middle - 1
+        else:
+            low = row[1] + 1
+    return best
 
 
 def write_entry(connection: sqlite3.Connection, entry: LedgerEntry) -> None:

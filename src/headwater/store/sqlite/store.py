@@ -189,14 +189,28 @@ class SqliteStore:
             yield self._connection
 
     def _wake(self) -> None:
-        """Tell waiting processes. What is written does not matter, that something is written does."""
-        os.pwrite(self._wake_file, _COUNT.pack(self._clock.micros() & (1 << 63) - 1), 0)
+        """Tell waiting processes. What is written does not matter, that something is written does.
+
+        A commit is done before this; a full disk cannot undo it.
+        """
+        with contextlib.suppress(OSError):
+            os.pwrite(self._wake_file, _COUNT.pack(self._clock.micros() & (1 << 63) - 1), 0)
 
 
 def _opened(folder: Path, wake: Path) -> int:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        if not folder.is_dir():
+            folder.mkdir(parents=True, exist_ok=True)
+            _sync_folder(folder.parent)  # SQLite syncs the folder of its files, not the one above
         return os.open(wake, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
         what = f"the store's folder cannot be written: {error.strerror}"
         raise NotWritableError(what, detail=str(folder)) from error
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

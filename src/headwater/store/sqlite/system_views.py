@@ -21,11 +21,12 @@ def _moment(micros: str) -> str:
 
 
 def _aside(table: str) -> str:
+    """SQL for events kept beside; CROSS JOIN looks at the few queries first, and for the version once for each."""
     return f"""
         SELECT t.pipeline, t.version, a.topic, a.partition, a."offset",
                {_moment("a.occurred_at")} AS occurred_at, {_moment("a.received_at")} AS received_at,
                a.value, a.reason, a.batch
-        FROM hw${table} a JOIN hw$totals t ON t.query = a.query
+        FROM hw$totals t CROSS JOIN hw${table} a ON a.query = t.query
         WHERE t.version = {_current("t.pipeline")}
     """
 

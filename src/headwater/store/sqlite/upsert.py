@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import gc
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import compress
 from operator import ne
 from typing import Any
@@ -73,33 +74,51 @@ class ViewWrite:
         if not places:
             self._insert(connection, self._values)
             return self._rows, none, none
-        fresh = bytearray(b"\1") * self._rows.num_rows
-        for place in places:
-            fresh[place] = 0
+        inserted = none
         if len(places) < self._rows.num_rows:
+            fresh = bytearray(b"\1") * self._rows.num_rows
+            for place in places:
+                fresh[place] = 0
             self._insert(connection, [list(compress(column, fresh)) for column in self._values])
-        inserted = self._rows.filter(pa.array(fresh, pa.uint8()).cast(pa.bool_()))
+            inserted = self._rows.filter(pa.array(fresh, pa.uint8()).cast(pa.bool_()))
         new = _picked(self._values, places, self._rows.num_rows)
-        changed = _differing(old, new)
-        if not any(changed):
+        # Mostly a few columns differ, and one comparison in C settles a whole column: the others need no more work.
+        differing = [index for index, column in enumerate(old) if column != new[index]]
+        if not differing:
             return inserted, none, none
-        self._update(connection, *([list(compress(c, changed)) for c in part] for part in (new, [numbers])))
-        before = from_slots(self._table, [list(compress(column, changed)) for column in old])
+        changed = _changed(old, new, differing)
+        old, new = ([list(compress(part[index], changed)) for index in differing] for part in (old, new))
+        self._update(connection, differing, new, list(compress(numbers, changed)))
         after = self._rows.take(pa.array(list(compress(places, changed)), pa.int64()))
-        return inserted, before, after
+        return inserted, self._before(after, differing, old), after
+
+    def _before(self, after: pa.Table, differing: list[int], old: Columns) -> pa.Table:
+        """Rows as they were: columns in which none differs are as they are now."""
+        names = {self._slots[index].column for index in differing}
+        if self._table.window in names:  # its two slots belong together, and one of them may not differ
+            return self._whole_before(after, differing, old)
+        fields = [field for field in self._table.schema if field.name in names]
+        part = from_slots(replace(self._table, schema=pa.schema(fields), window=None), old)
+        columns = [(part if name in names else after).column(name) for name in after.column_names]
+        return pa.Table.from_arrays(columns, schema=self._table.schema)
+
+    def _whole_before(self, after: pa.Table, differing: list[int], old: Columns) -> pa.Table:
+        columns = to_slots(self._table, after)
+        for index, column in zip(differing, old, strict=True):
+            columns[index] = column
+        return from_slots(self._table, columns)
 
     def _insert(self, connection: sqlite3.Connection, columns: Columns) -> None:
         marks = ", ".join("?" * len(self._slots))
         statement = f"INSERT INTO {self._name} VALUES (NULL, {marks})"
         connection.executemany(statement, zip(*columns, strict=True))
 
-    def _update(self, connection: sqlite3.Connection, new: Columns, numbers: Columns) -> None:
-        written = [(s, column) for s, column in zip(self._slots, new, strict=True) if s not in self._keys]
-        if not written:
-            return
-        names = ", ".join(f"{quoted(slot.name)} = ?" for slot, _ in written)
-        values = zip(*(column for _, column in written), *numbers, strict=True)
-        connection.executemany(f"UPDATE {self._name} SET {names} WHERE {ROW} = ?", values)
+    def _update(
+        self, connection: sqlite3.Connection, differing: list[int], new: Columns, numbers: list[int]
+    ) -> None:
+        names = ", ".join(f"{quoted(self._slots[index].name)} = ?" for index in differing)
+        statement = f"UPDATE {self._name} SET {names} WHERE {ROW} = ?"
+        connection.executemany(statement, zip(*new, numbers, strict=True))
 
     def _delete(self, connection: sqlite3.Connection) -> pa.Table:
         if not self._deletes or not self._deletes[0]:
@@ -213,13 +232,12 @@ def _tuples(columns: Columns) -> Iterable[Any]:
     return columns[0] if len(columns) == 1 else zip(*columns, strict=True)
 
 
-def _differing(old: Columns, new: Columns) -> Sequence[bool]:
-    """For each row whether any column differs."""
-    found = [False] * len(old[0])
-    for before, after in zip(old, new, strict=True):
-        if before != after:  # mostly one comparison in C settles a whole column
-            found = [a or b for a, b in zip(found, map(ne, before, after), strict=True)]
-    return found
+def _changed(old: Columns, new: Columns, differing: list[int]) -> list[bool]:
+    """For each row whether any of these columns differs."""
+    first, *others = (list(map(ne, old[index], new[index])) for index in differing)
+    for other in others:
+        first = [one or two for one, two in zip(first, other, strict=True)]
+    return first
 
 
 def _moment_text(micros: int) -> str:

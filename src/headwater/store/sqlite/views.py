@@ -42,6 +42,7 @@ class Views:
 
     Example:
         >>> import tempfile
+        >>> from pathlib import Path
         >>> store = SqliteStore(Path(tempfile.mkdtemp()))
         >>> store.create(ViewTable("totals", 1, pa.schema([("k", pa.string()), ("n", pa.int64())]), ("k",)))
         >>> views = Views(store)
@@ -70,12 +71,21 @@ class Views:
         with self._connected() as connection:
             return _found(connection, name)
 
-    def rows(self, name: str, **options: Any) -> list[dict[str, Any]]:
+    def rows(
+        self,
+        name: str,
+        *,
+        key: Any = None,
+        where: str | None = None,
+        order: Sequence[str] = (),
+        limit: int | None = None,
+        cancel: Event | None = None,
+    ) -> list[dict[str, Any]]:
         """Rows as dicts of Python values; takes what `table` takes.
 
         Times are aware datetimes in UTC, decimals are Decimal, a window is {"start": ..., "end": ...}.
         """
-        found = self.table(name, **options)
+        found = self.table(name, key=key, where=where, order=order, limit=limit, cancel=cancel)
         columns = [values_of(column.combine_chunks()) for column in found.columns]
         return [dict(zip(found.column_names, row, strict=True)) for row in zip(*columns, strict=True)]
 

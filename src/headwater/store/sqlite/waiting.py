@@ -11,11 +11,9 @@ from headwater.errors import UnknownTopicError
 from headwater.store.definition import ViewTable
 from headwater.store.ledger import LedgerEntry
 from headwater.store.protocol import Store
-from headwater.store.sqlite.ledger_rows import entries_newest_first, last_entry
+from headwater.store.sqlite.ledger_rows import first_entry_where, last_entry
 
 __all__ = ["Chain"]
-
-_LONGEST = 64  # pipelines one behind the other; more could only be a circle
 
 
 class Chain:
@@ -53,65 +51,53 @@ class Chain:
         Raises:
             UnknownTopicError: Nothing leads from the topic to the view.
         """
-        if not self._leads(connection, table.name, 0):
+        if not self._leads(connection, table.name):
             raise UnknownTopicError(
                 f'view "{table.name}" does not read topic "{self._topic}", nor does anything before it',
                 detail=f"it reads: {', '.join(sorted(self._inputs(connection, table.name))) or 'nothing yet'}",
                 topic=self._topic,
                 view=table.name,
             )
-        return self._done(connection, table.name)
+        entry = last_entry(connection, table.query)
+        return entry is not None and self._held(connection, entry, frozenset({table.name}))
 
-    def _leads(self, connection: sqlite3.Connection, pipeline: str, depth: int) -> bool:
+    def _leads(
+        self, connection: sqlite3.Connection, pipeline: str, seen: frozenset[str] = frozenset()
+    ) -> bool:
+        """Whether a pipeline reads the topic, itself or through others; a circle leads nowhere."""
         inputs = self._inputs(connection, pipeline)
-        if self._topic in inputs or depth > _LONGEST:
-            return self._topic in inputs
-        before = filter(None, (self._producer(connection, topic) for topic in inputs))
-        return any(self._leads(connection, other, depth + 1) for other in before if other != pipeline)
+        if self._topic in inputs:
+            return True
+        before = {self._producer(connection, topic) for topic in inputs} - {None, pipeline, *seen}
+        return any(self._leads(connection, str(other), seen | {pipeline}) for other in before)
 
-    def _done(self, connection: sqlite3.Connection, pipeline: str) -> bool:
-        entry = last_entry(connection, _query(connection, pipeline))
-        for topic in self._inputs(connection, pipeline):
-            if topic == self._topic:
+    def _held(self, connection: sqlite3.Connection, entry: LedgerEntry, behind: frozenset[str]) -> bool:
+        """Whether the event was taken in with this batch or before it, on all ways that lead here."""
+        for read in entry.inputs:
+            if read.topic == self._topic:
                 needed: Mapping[int, int] | None = {self._partition: self._offset + 1}
             else:
-                producer = self._producer(connection, topic)
-                if producer in (None, pipeline) or not self._leads(connection, str(producer), 0):
+                producer = self._producer(connection, read.topic)
+                if producer is None or producer in behind or not self._leads(connection, producer):
                     continue
-                if not self._done(connection, str(producer)):
-                    return False
-                needed = self._published(connection, str(producer))
-            if needed is None or not _past(entry, topic, needed):
+                needed = self._published(connection, producer, behind | {producer})
+            if needed is None or any(read.end.get(p, 0) < end for p, end in needed.items()):
                 return False
         return True
 
-    def _published(self, connection: sqlite3.Connection, pipeline: str) -> Mapping[int, int] | None:
+    def _published(
+        self, connection: sqlite3.Connection, pipeline: str, behind: frozenset[str]
+    ) -> Mapping[int, int] | None:
         """Where a pipeline's topic ended after it had published what the event caused; None while it has not."""
         query = _query(connection, pipeline)
-        first: tuple[LedgerEntry, str | None] | None = None
-        for entry, ends in entries_newest_first(connection, query):
-            if not self._held(connection, entry):
-                break
-            first = (entry, ends)
+        first = first_entry_where(connection, query, lambda entry: self._held(connection, entry, behind))
         if first is None:
-            return {}
+            return None
         entry, ends = first
         if ends is not None:
             return {int(partition): end for partition, end in json.loads(ends).items()}
         waiting = "SELECT 1 FROM hw$outbox WHERE query = ? AND batch = ?"
         return None if connection.execute(waiting, (query, entry.batch)).fetchone() else {}
-
-    def _held(self, connection: sqlite3.Connection, entry: LedgerEntry) -> bool:
-        """Whether the event was taken in with this batch or before it."""
-        if any(read.topic == self._topic for read in entry.inputs):
-            return _past(entry, self._topic, {self._partition: self._offset + 1})
-        for read in entry.inputs:
-            producer = self._producer(connection, read.topic)
-            if producer is not None and self._leads(connection, producer, 0):
-                needed = self._published(connection, producer)
-                if needed is None or not _past(entry, read.topic, needed):
-                    return False
-        return True
 
     def _producer(self, connection: sqlite3.Connection, topic: str) -> str | None:
         if self._producers is not None:
@@ -140,11 +126,3 @@ def _query(connection: sqlite3.Connection, pipeline: str) -> str:
     found = connection.execute(current, (pipeline,)).fetchone()
     found = found or connection.execute(newest, (pipeline,)).fetchone()
     return f"{pipeline}@{found[0] if found else None}"
-
-
-def _past(entry: LedgerEntry | None, topic: str, needed: Mapping[int, int]) -> bool:
-    """Whether an entry has read a topic up to these offsets, wherever it reads it."""
-    if not needed:
-        return True
-    reads = [read for read in entry.inputs if read.topic == topic] if entry else []
-    return bool(reads) and all(read.end.get(p, 0) >= end for read in reads for p, end in needed.items())

@@ -34,11 +34,22 @@ _PIECE = re.compile(
 
 @dataclass(frozen=True)
 class Answer:
-    """The rows of a query, as SQLite has them; `complete` is false when rows were left out by a limit."""
+    """The rows of a query, as SQLite has them; `complete` is false when rows were left out by a limit.
+
+    Example:
+        >>> answer = Answer(("n",), [(1,), (2,)], complete=True)
+        >>> answer.table().to_pylist()
+        [{'n': 1}, {'n': 2}]
+    """
 
     columns: tuple[str, ...]
     rows: list[tuple[Any, ...]]
     complete: bool
+
+    def table(self) -> pa.Table:
+        """The rows as Arrow columns; where values of a column differ in type, all are text."""
+        columns = list(zip(*self.rows, strict=True)) or [() for _ in self.columns]
+        return pa.Table.from_arrays([_column(values) for values in columns], names=list(self.columns))
 
 
 class Sandbox:
@@ -172,6 +183,13 @@ def _order(kind: pa.DataType) -> str:
     if pa.types.is_decimal(kind):
         return f" COLLATE {DECIMAL}"
     return f" COLLATE {MOMENT}" if pa.types.is_timestamp(kind) else ""
+
+
+def _column(values: Sequence[Any]) -> pa.Array:
+    try:
+        return pa.array(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        return pa.array([None if value is None else str(value) for value in values])
 
 
 def _size(row: tuple[Any, ...]) -> int:

@@ -1,0 +1,50 @@
+"""A first view: a function from a DataFrame to a DataFrame, kept up to date as a table while events come in."""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Annotated
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+import headwater as hw
+from headwater.testing import run
+
+app = hw.App("shop")
+
+
+@dataclass
+class Order:
+    """A customer bought something."""
+
+    order_id: str
+    category: str
+    amount: Annotated[Decimal, hw.Precision(12, 2)]
+    placed_at: datetime
+
+
+app.topic("orders", Order, key="order_id", time="placed_at")
+
+
+@app.view(key="category")
+def revenue(orders: DataFrame) -> DataFrame:
+    """Revenue and number of orders by category."""
+    return orders.groupBy("category").agg(F.sum("amount").alias("revenue"), F.count("*").alias("orders"))
+
+
+app.view("by_day", key="day", sql="select date(placed_at) day, sum(amount) revenue from orders group by day")
+
+# `headwater run 06_first_view.py` would run the app for good; here it runs for a moment, in a folder of its own.
+if __name__ == "__main__":
+    noon = datetime(2026, 1, 1, 12, tzinfo=UTC)
+    with run(app, now=noon) as world:
+        world.send("orders", Order("o-1", "tea", Decimal("19.90"), noon), Order("o-2", "ink", Decimal("4"), noon))
+        world.settle()
+        world.send("orders", Order("o-3", "tea", Decimal("250.10"), noon))
+        world.settle()
+        for row in world.rows("revenue"):
+            print(f"{row['category']}: {row['revenue']} in {row['orders']} orders")
+        print(f"SQL says {world.rows('by_day')[0]['revenue']} on {world.rows('by_day')[0]['day']}")
+        for change in world.client.view("revenue").changes():
+            print(f"{change.op} {change.key[0]}: {change.before} -> {change.after}")

@@ -1,0 +1,127 @@
+"""The system's own state as views."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import replace
+
+from headwater.store import Counts, PipelineReport, SqliteStore
+from tests.store.given import MINUTE, TOTALS, Runner, aside, read
+
+COLUMNS = """
+    name version kind state detail since watermark watermark_at in_ used late quarantined dropped unaccounted rows
+    batches wall_seconds cpu_seconds last_commit_at
+"""
+
+
+def one(views, text):
+    answer = views.sql(text)
+    return [dict(zip(answer.columns, row, strict=True)) for row in answer.rows]
+
+
+def test_a_pipeline_has_its_state_and_totals(store, views):
+    runner = Runner(store)
+    counts = Counts(10, 6, 2, 1, 1)
+    for number in range(3):
+        runner.commit(
+            [{"k": "a", "n": number}],
+            inputs=(read(number, counts=counts),),
+            watermark=number * MINUTE,
+            wall=0.5,
+            cpu=0.25,
+        )
+    store.tell(PipelineReport("totals", 1, "view", "running", "busy", inputs=("orders",), since=1_500_000))
+    (found,) = one(views, "select * from hw_pipelines")
+    assert list(found)[:19] == COLUMNS.split()
+    assert (
+        found
+        | {
+            "name": "totals",
+            "version": 1,
+            "kind": "view",
+            "state": "running",
+            "detail": "busy",
+            "since": "1970-01-01T00:00:01.500000Z",
+            "watermark": 2 * MINUTE,
+            "watermark_at": "1970-01-01T00:02:00.000000Z",
+            **{"in_": 30, "used": 18, "late": 6, "quarantined": 3, "dropped": 3, "unaccounted": 0},
+            **{"rows": 3, "batches": 3, "wall_seconds": 1.5, "cpu_seconds": 0.75},
+            "last_commit_at": "1970-01-01T00:00:00.001002Z",
+            "inputs": '["orders"]',
+            "rebuilding": None,
+        }
+        == found
+    )
+
+
+def test_a_pipeline_without_batches_is_there(store, views):
+    store.tell(PipelineReport("big", 1, "stream", "failed", error={"code": "X"}))
+    (found,) = one(views, "select * from hw_pipelines")
+    assert (found["state"], found["in_"], found["batches"], found["watermark_at"]) == ("failed", 0, 0, None)
+    assert found["error"] == '{"code": "X"}'
+
+
+def test_a_newer_report_takes_the_place_of_an_older(store, views):
+    for state in ("starting", "running"):
+        store.tell(PipelineReport("big", 1, "stream", state))
+    assert views.sql("select state from hw_pipelines").rows == [("running",)]
+
+
+def test_counts_are_those_of_the_current_version(store, views):
+    Runner(store).commit()
+    new = Runner(store, replace(TOTALS, version=2))
+    store.tell(PipelineReport("totals", 1, "view", "running"))
+    store.tell(PipelineReport("totals", 2, "view", "rebuilding"))
+    for _ in range(3):
+        new.commit(late=(aside(new.batch),))
+    question = "select version, state, in_, rebuilding from hw_pipelines"
+    assert views.sql(question).rows == [(1, "running", 10, 2)]
+    assert views.sql("select count(*) from hw_late").rows == [(0,)]
+    store.swap("totals", 2)
+    assert views.sql(question).rows == [(2, "rebuilding", 30, None)]
+    assert views.sql("select count(*) from hw_late").rows == [(3,)]
+
+
+def test_events_kept_beside_are_seen(store, views):
+    runner = Runner(store)
+    runner.commit(late=(aside(1),), quarantined=(aside(2, value="{}", reason="ValueError: no"),))
+    (found,) = one(views, "select * from hw_quarantine")
+    assert found == {
+        "pipeline": "totals",
+        "version": 1,
+        "topic": "orders",
+        "partition": 0,
+        "offset": 2,
+        "occurred_at": "1970-01-01T00:00:00.001000Z",
+        "received_at": "1970-01-01T00:00:00.002000Z",
+        "value": "{}",
+        "reason": "ValueError: no",
+        "batch": 0,
+    }
+    assert views.sql('select "offset" from hw_late').rows == [(1,)]
+
+
+def test_times_before_1970_are_told_right(store, views):
+    Runner(store).commit(watermark=-1)
+    assert views.sql("select watermark_at from hw_pipelines").rows == [("1969-12-31T23:59:59.999999Z",)]
+
+
+def test_events_without_fate_are_counted(store, views):
+    Runner(store).commit(inputs=(read(0, counts=Counts(5, 3)),))
+    assert views.sql("select unaccounted from hw_pipelines").rows == [(2,)]
+
+
+def test_reading_the_state_costs_the_same_after_many_batches(store, views):
+    """No look at the ledger: SQLite's own plan says so."""
+    plan = views.sql("explain query plan select * from hw_pipelines").rows
+    assert not [row for row in plan if "hw$ledger" in str(row)]
+
+
+def test_views_of_an_older_text_are_made_anew(tmp_path):
+    SqliteStore(tmp_path).close()
+    other = sqlite3.connect(tmp_path / "store.db")
+    other.executescript("DROP VIEW hw_late; CREATE VIEW hw_late AS SELECT 1 AS old")
+    other.close()
+    store = SqliteStore(tmp_path)
+    assert store._connection.execute("SELECT * FROM hw_late").description[0][0] == "pipeline"
+    store.close()
