@@ -12,7 +12,7 @@ SYSTEM := $(VENV)/.system
 UV := $(shell command -v uv 2>/dev/null || echo $(VENV)-uv/bin/uv)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test faults bench-log lint types format docs build lock ci clean
+.PHONY: help install demo test faults bench-log lint types format console docs build lock ci clean
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +43,12 @@ format: $(INSTALLED)  ## put the code in the house style
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
+console: console/node_modules/.package-lock.json  ## build the page of the node (needs Node 20.19 or newer)
+	@cd console && npm run --silent check && npm run --silent build
+
+console/node_modules/.package-lock.json: console/package-lock.json
+	@cd console && npm ci --silent && touch node_modules/.package-lock.json
+
 docs: $(INSTALLED)  ## build the documentation into site/
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "docs: site/index.html"
@@ -58,7 +64,7 @@ ci:  ## do what CI does, from set-up to the installed wheel
 	@CI=true .ci/run
 
 clean:  ## remove everything that make made
-	@rm -rf $(VENV) $(VENV)-uv dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) $(VENV)-uv dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache console/node_modules
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 define check_python

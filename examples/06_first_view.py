@@ -18,13 +18,12 @@ app = hw.App("shop")
 class Order:
     """A customer bought something."""
 
-    order_id: str
     category: str
     amount: Annotated[Decimal, hw.Precision(12, 2)]
     placed_at: datetime
 
 
-app.topic("orders", Order, key="order_id", time="placed_at")
+app.topic("orders", Order, key="category", time="placed_at")
 
 
 @app.view(key="category")
@@ -39,12 +38,12 @@ app.view("by_day", key="day", sql="select date(placed_at) day, sum(amount) reven
 if __name__ == "__main__":
     noon = datetime(2026, 1, 1, 12, tzinfo=UTC)
     with run(app, now=noon) as world:
-        world.send("orders", Order("o-1", "tea", Decimal("19.90"), noon), Order("o-2", "ink", Decimal("4"), noon))
+        world.send("orders", Order("tea", Decimal("19.90"), noon), Order("ink", Decimal("4"), noon))
         world.settle()
-        world.send("orders", Order("o-3", "tea", Decimal("250.10"), noon))
+        world.send("orders", Order("tea", Decimal("250.10"), noon))
         world.settle()
         for row in world.rows("revenue"):
-            print(f"{row['category']}: {row['revenue']} in {row['orders']} orders")
+            print(f"{row['category']}: revenue {row['revenue']}, orders {row['orders']}")
         print(f"SQL says {world.rows('by_day')[0]['revenue']} on {world.rows('by_day')[0]['day']}")
         for change in world.client.view("revenue").changes():
             print(f"{change.op} {change.key[0]}: {change.before} -> {change.after}")

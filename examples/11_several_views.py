@@ -10,7 +10,9 @@ import headwater as hw
 from headwater.testing import run
 
 app = hw.App("shop")
-app.topic("orders", "customer string, cents int, at timestamp", key="customer", time="at", lateness="30 seconds")
+app.topic(
+    "orders", "customer string, cents int, at timestamp", key="customer", time="at", lateness="30 seconds"
+)
 
 
 @app.view(key="minute")
@@ -35,7 +37,8 @@ def large(orders: DataFrame) -> DataFrame:
 app.view("patrons", key="customer", sql="select customer, count(*) orders from large group by customer")
 
 START = datetime(2026, 1, 1, 12, tzinfo=UTC)
-ORDERS = [("ada bob cy".split()[n % 3], 100 + 377 * n % 1500, START + timedelta(seconds=40 * n)) for n in range(180)]
+PEOPLE = ("ada", "bob", "cy")
+ORDERS = [(PEOPLE[n % 3], 100 + 377 * n % 1500, START + timedelta(seconds=40 * n)) for n in range(180)]
 
 if __name__ == "__main__":
     with run(app, now=START + timedelta(hours=2)) as world:
@@ -51,5 +54,7 @@ if __name__ == "__main__":
         added_up: dict[Any, Any] = {}
         for change in world.client.view("patrons").changes():
             added_up[change.key] = change.after
-        print(f"changes add up to the view: {list(added_up.values()) == world.rows('patrons')}")
-        print(f"every event accounted for: {all(world.counts(name).unaccounted == 0 for name in app.pipelines)}")
+        print(
+            f"changes add up to the view: {[added_up[key] for key in sorted(added_up)] == world.rows('patrons')}"
+        )
+        print(f"events unaccounted for: {sum(world.counts(name).unaccounted for name in app.pipelines)}")

@@ -28,7 +28,10 @@ WINDOW = pa.struct([("start", MOMENT), ("end", MOMENT)])
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 TOTALS = ViewTable(
-    "totals", 1, pa.schema([("category", pa.string()), ("n", pa.int64()), ("sum", pa.decimal128(12, 2))]), ("category",)
+    "totals",
+    1,
+    pa.schema([("category", pa.string()), ("n", pa.int64()), ("sum", pa.decimal128(12, 2))]),
+    ("category",),
 )
 REVENUE = ViewTable(
     "revenue", 1, pa.schema([("minute", WINDOW), ("category", pa.string()), ("amount", pa.decimal128(12, 2))]),

@@ -20,6 +20,8 @@ need mkfs.ext4 e2fsprogs "makes the disk image of the power-cut tests"
 need mount mount "mounts disk images and small tmpfs disks"
 need faketime faketime "runs a process under a wrong clock"
 need curl curl "runs the commands of docs/server.md"
+need chromium chromium "opens the page of the node"
+need chromedriver chromium-driver "drives chromium"
 need prlimit util-linux "caps memory and file sizes"
 
 [ ${#missing_programs[@]} -eq 0 ] && exit 0

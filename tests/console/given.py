@@ -79,9 +79,7 @@ class Kept:
     def tell(self, state: Any, **about: Any) -> None:
         """How it is doing."""
         options = {"inputs": (self._topic,), "place": "shop.py:12", "since": now(), **about}
-        self._store.tell(
-            PipelineReport(self._table.name, self._table.version, "view", state, **options)
-        )
+        self._store.tell(PipelineReport(self._table.name, self._table.version, "view", state, **options))
 
     def commit(
         self,
@@ -98,7 +96,9 @@ class Kept:
             self._table.query, self._batch, self._epoch, (read,), watermark, now(), wall=0.1, cpu=0.05
         )
         self._batch += 1
-        self._store.commit(Commit(entry, self._table, pa.Table.from_pylist(list(rows), self._table.schema), late))
+        self._store.commit(
+            Commit(entry, self._table, pa.Table.from_pylist(list(rows), self._table.schema), late)
+        )
         schema = storage_schema(self._changes.schema)
         for out in self._store.pending(self._table.query):
             for changed in out.changes.select(schema.names).cast(schema).combine_chunks().to_batches():

@@ -42,9 +42,6 @@ _OTHERS = (
 )
 
 PAYLOADS = (
-    *(
-        shape.format(event=event, call=call)
-        for shape, event, call in product(_SHAPES, _EVENTS, _CALLS)
-    ),
+    *(shape.format(event=event, call=call) for shape, event, call in product(_SHAPES, _EVENTS, _CALLS)),
     *_OTHERS,
 )

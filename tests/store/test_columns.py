@@ -182,3 +182,18 @@ def test_a_column_beside_a_window_of_its_name_is_refused():
 def test_a_type_that_cannot_be_kept_is_refused():
     with pytest.raises(BadTypeError):
         slots(ViewTable("v", 1, pa.schema([("a", pa.duration("us"))]), ("a",)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (pa.map_(pa.int64(), pa.string()), [(-5, "a"), (7, None)]),
+        (pa.map_(pa.bool_(), pa.string()), [(True, "a"), (False, "b")]),
+        (pa.large_string(), "a"),
+        (pa.large_binary(), b"\0"),
+        (pa.null(), None),
+    ],
+)
+def test_what_only_spark_makes_comes_back_too(kind, value):
+    rows = pa.Table.from_arrays([pa.array([value], kind)], names=["c"])
+    assert through_sqlite(ViewTable("v", 1, rows.schema, ("c",)), rows).equals(rows)

@@ -124,6 +124,14 @@ def test_a_writer_that_does_not_end_is_told(store):
     assert store.take("totals@1") == 1
 
 
+def test_opening_does_not_wait_for_a_writer(store):
+    store._connection.execute("BEGIN IMMEDIATE")
+    other = SqliteStore(store.folder)
+    store._connection.execute("ROLLBACK")
+    assert other.last("totals@1") is None
+    other.close()
+
+
 def test_a_batch_of_too_many_changes_is_told(store, monkeypatch):
     monkeypatch.setattr(commit, "LARGEST", 2_000)
     runner = Runner(store)

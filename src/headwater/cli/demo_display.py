@@ -1,9 +1,10 @@
-"""The shop at work, as a table that moves."""
+"""The shop at work, as two tables that move: topics with their rates, pipelines with what became of their events."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Console, Group
@@ -14,63 +15,92 @@ from rich.text import Text
 from headwater.cli.words import count, seconds
 
 if TYPE_CHECKING:
-    from headwater.client import Lag
-    from headwater.demo import Stage, TopicFacts
+    from headwater.demo import PipelineFacts, Stage
+    from headwater.store.engine_state import EngineState
 
 __all__ = ["display"]
 
 _WINDOW: Final = 5.0  # seconds over which rates are taken
 _EVERY: Final = 0.5  # seconds between two looks
+_COUNTS: Final = {
+    "IN": "in_",
+    "= USED": "used",
+    "+ LATE": "late",
+    "+ QUARANTINED": "quarantined",
+    "+ DROPPED": "dropped",
+}
+Numbers = dict[str, int]
 
 
-def display(stage: Stage, end: float | None) -> None:
-    """Show topics, rates, lag and what the doors decided, until `end` (by the monotonic clock) or Ctrl-C."""
-    seen: deque[tuple[float, dict[str, int]]] = deque()
+class Rates:
+    """Events a second by name, over the last seconds.
+
+    Example:
+        >>> rates = Rates()
+        >>> rates.take(10.0, {"orders": 0})["orders"], rates.take(12.0, {"orders": 50})["orders"]
+        (0.0, 25.0)
+    """
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, Numbers]] = deque()
+
+    def take(self, now: float, numbers: Numbers) -> dict[str, float]:
+        """The rates, with these numbers as the newest."""
+        self._seen.append((now, numbers))
+        while now - self._seen[0][0] > _WINDOW:
+            self._seen.popleft()
+        (start, before), (end, after) = self._seen[0], self._seen[-1]
+        past = end - start
+        return {name: (after[name] - before.get(name, 0)) / past if past > 0 else 0.0 for name in after}
+
+
+def display(stage: Stage, over: Callable[[], bool], ending: str = "Ctrl-C ends") -> None:
+    """Show rates, pipelines and Spark's state until it is over.
+
+    Args:
+        stage: The shop.
+        over: Asked twice a second.
+        ending: What is said about the end.
+    """
+    topics, pipelines = Rates(), Rates()
     with Live(console=Console(highlight=False), auto_refresh=False, transient=True) as live:
-        while end is None or time.monotonic() < end:
-            facts = stage.facts()
-            now = time.monotonic()
-            seen.append((now, {topic.topic: topic.counts["appended"] for topic in facts}))
-            while now - seen[0][0] > _WINDOW:
-                seen.popleft()
-            live.update(_picture(stage.url, facts, _rates(seen), stage.client.lag()), refresh=True)
-            time.sleep(_EVERY if end is None else max(0.0, min(_EVERY, end - time.monotonic())))
+        while not over():
+            now, appended, facts = time.monotonic(), stage.appended(), stage.pipelines()
+            taken = pipelines.take(now, {one.name: one.counts["in_"] for one in facts})
+            rates = topics.take(now, appended)
+            last = f"\n{sum(rates.values()):,.0f} events/s   {stage.url}   {ending}"
+            parts = [_topics(appended, rates), Text(), _pipelines(facts, taken), _engine(stage.engine())]
+            live.update(Group(*parts, Text(last, style="dim")), refresh=True)
+            time.sleep(_EVERY)
 
 
-def _rates(seen: deque[tuple[float, dict[str, int]]]) -> dict[str, float]:
-    (start, before), (end, after) = seen[0], seen[-1]
-    return {topic: (after[topic] - before[topic]) / (end - start) if end > start else 0.0 for topic in after}
+def _topics(appended: Numbers, rates: dict[str, float]) -> Table:
+    table = _table(["TOPIC"], ["EVENTS", "RATE"])
+    for topic, number in appended.items():
+        table.add_row(topic, count(number), f"{rates[topic]:,.0f}/s")
+    return table
 
 
-def _picture(url: str, facts: list[TopicFacts], rates: dict[str, float], lags: list[Lag]) -> Group:
+def _pipelines(facts: list[PipelineFacts], rates: dict[str, float]) -> Table:
+    table = _table(["PIPELINE", "STATE"], [*_COUNTS, "RATE"])
+    for one in facts:
+        numbers = (count(one.counts[name]) for name in _COUNTS.values())
+        table.add_row(one.name, one.state, *numbers, f"{rates[one.name]:,.0f}/s")
+    return table
+
+
+def _engine(state: EngineState) -> Text:
+    since = max(0.0, time.time() - state.since / 1e6)
+    if state.state == "running":
+        return Text()
+    style = "red" if state.state == "failed" else "yellow"
+    return Text(f"\nSpark {state.state} for {seconds(since)}   {state.detail}".rstrip(), style=style)
+
+
+def _table(left: list[str], right: list[str]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("TOPIC")
-    for title in ("EVENTS", "RATE", "PARTITIONS"):
-        table.add_column(title, justify="right")
-    for title in ("BEHIND", "DOOR"):
+    for title in left:
         table.add_column(title)
-    for topic in facts:
-        table.add_row(
-            topic.topic,
-            count(topic.counts["appended"]),
-            f"{rates[topic.topic]:,.0f}/s",
-            str(topic.partitions),
-            _behind(topic.topic, lags),
-            _door(topic),
-        )
-    total = sum(rates.values())
-    return Group(table, Text(f"\n{total:,.0f} events/s   {url}   Ctrl-C ends", style="dim"))
-
-
-def _behind(topic: str, lags: list[Lag]) -> str:
-    groups: dict[str, Lag] = {}
-    for lag in lags:
-        if lag.topic == topic and (lag.group not in groups or lag.behind > groups[lag.group].behind):
-            groups[lag.group] = lag
-    return ", ".join(f"{group} {seconds(lag.behind)}" for group, lag in sorted(groups.items()))
-
-
-def _door(topic: TopicFacts) -> str:
-    """What the topic's door decided besides appending."""
-    decided = {name: topic.counts[name] for name in ("duplicate", "refused")} | {"dropped": topic.dropped}
-    return ", ".join(f"{number:,} {name}" for name, number in decided.items() if number)
+    for title in right:
+        table.add_column(title, justify="right")
+    return table

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["INTERRUPTED", "main"]
 
 INTERRUPTED: Final = 130
-_RUN_USER_CODE = frozenset(["run", "demo"])
+_RUN_USER_CODE = frozenset(["run", "demo", "plan"])
 _SWITCHES = frozenset(["--json", "--plain", "--trace"])
 
 

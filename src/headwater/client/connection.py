@@ -15,7 +15,7 @@ from headwater.client.producer import Producer
 from headwater.client.progress import Lag, Move, lag_of, reset_group
 from headwater.client.rows import Incoming
 from headwater.client.table import TableReader
-from headwater.client.views import FolderViews, View, ViewSource
+from headwater.client.views import FolderViews, PipelineLag, View, ViewSource, pipeline_lags
 from headwater.config import DATA
 from headwater.errors import BadEventError, BadSettingError, HeadwaterError, Place, UnknownGroupError
 from headwater.events import Clock, Event, Receipt, SystemClock, from_row
@@ -323,6 +323,16 @@ class Client:
             BadQueryError: The text is wrong, does what it may not, or takes too much.
         """
         return self.view_source.sql(text, parameters, limit)
+
+    def pipeline_lag(self) -> list[PipelineLag]:
+        """How far each pipeline is behind each of its inputs: in time first, then in events.
+
+        Example:
+            >>> import tempfile
+            >>> connect(tempfile.mkdtemp()).pipeline_lag()
+            []
+        """
+        return pipeline_lags(self.log, self._clock, self.view_source)
 
     @property
     def view_source(self) -> ViewSource:

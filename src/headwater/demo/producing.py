@@ -8,45 +8,63 @@ import time
 from collections import defaultdict, deque
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from decimal import Decimal
 from multiprocessing.connection import Connection
-from typing import Any
+from pathlib import Path
 
 from headwater.client import Client, Producer, connect
-from headwater.demo.traffic import PROGRAMS, Program, Sent
+from headwater.demo.journal import Journal
+from headwater.demo.traffic import PROGRAMS, Program, Sent, Setting
 from headwater.errors import HeadwaterError
 
-__all__ = ["Tally", "produce"]
+__all__ = ["Job", "Tally", "produce"]
 
 
 @dataclass
 class Tally:
-    """What was sent to one topic, how it was answered, and how much money it was about."""
+    """How many events were sent to one topic, and how that was answered."""
 
     offered: int = 0
-    appended: int = 0
+    acknowledged: int = 0
     duplicate: int = 0
-    dropped: int = 0
-    amount: Decimal = Decimal(0)
 
     def __add__(self, other: Tally) -> Tally:
         return Tally(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))
 
 
-def produce(place: str, process: str, seed: int, run: str, control: Connection) -> None:
-    """Run the programs of one process; report what they sent when `control` says anything, or closes.
+@dataclass(frozen=True)
+class Job:
+    """What a producing process is to do.
 
     Args:
         place: Folder or address of the log.
         process: Which of `PROGRAMS`.
+        journals: The folder for what was acknowledged.
+        run: Tells the events of this run from those of others on the same log.
+        rate: Events a second of all processes together.
         seed: Decides what is sent.
-        run: Part of the producers' ids, so that another run on the same log counts anew.
+        poison: Whether some events make a pipeline's function fail.
+    """
+
+    place: str
+    process: str
+    journals: Path
+    run: str
+    rate: float
+    seed: int = 1
+    poison: bool = False
+
+
+def produce(job: Job, control: Connection) -> None:
+    """Do a job; report what was sent when `control` says anything, or closes.
+
+    Args:
+        job: What to do.
         control: Answers with the tallies by topic and a list of errors.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all processes; the one in front decides
     stop = threading.Event()
-    with connect(place) as client:
-        desks = [_Desk(client, program, seed, run, stop) for program in PROGRAMS[process]]
+    with connect(job.place) as client:
+        desks = [_Desk(client, program, job, stop) for program in PROGRAMS[job.process]]
         for desk in desks:
             desk.start()
         _told(control)
@@ -70,17 +88,19 @@ def _told(control: Connection) -> None:
 class _Desk(threading.Thread):
     """One program at work."""
 
-    def __init__(self, client: Client, program: Program, seed: int, run: str, stop: threading.Event) -> None:
+    def __init__(self, client: Client, program: Program, job: Job, stop: threading.Event) -> None:
         super().__init__(name=program.name, daemon=True)
         self.tallies: defaultdict[str, Tally] = defaultdict(Tally)
         self.failure: HeadwaterError | None = None
         self._client = client
-        self._program = program
-        self._seed = seed
-        self._run = run
+        self._rate = job.rate * program.share
+        setting = Setting(program.name, job.seed, lambda: datetime.now(UTC), job.run, job.poison)
+        self._id = f"{program.name}-{job.run}"
+        self._events = program.events(setting)
+        self._journal = Journal(job.journals / f"{program.name}.csv")
         self._stopped = stop
         self._producers: dict[str, Producer] = {}
-        self._unanswered: defaultdict[str, deque[Decimal]] = defaultdict(deque)
+        self._unanswered: defaultdict[str, deque[str]] = defaultdict(deque)
 
     def run(self) -> None:
         """Send until told to stop, then wait for the last answers."""
@@ -88,40 +108,34 @@ class _Desk(threading.Thread):
             self._work()
         except HeadwaterError as error:
             self.failure = error
+        finally:
+            self._journal.close()
 
     def _work(self) -> None:
-        program, begun = self._program, time.monotonic()
-        events = program.events(program.number, self._seed, lambda: datetime.now(UTC))
-        for number, sent in enumerate(events, 1):
-            due = begun + number / program.rate
+        begun = time.monotonic()
+        for number, sent in enumerate(self._events, 1):
+            due = begun + number / self._rate
             if self._stopped.wait(max(0.0, due - time.monotonic())):
                 break
             self._send(sent)
-            if number % max(1, int(program.rate)) == 0:
+            if number % max(1, int(self._rate)) == 0:
                 self._collect()
         self._collect()
 
     def _send(self, sent: Sent) -> None:
         if sent.topic not in self._producers:
-            name = f"{self._program.name}-{self._run}"
-            self._producers[sent.topic] = self._client.producer(sent.topic, id=name)
+            self._producers[sent.topic] = self._client.producer(sent.topic, id=self._id)
         self._producers[sent.topic].send(sent.value, sequence=sent.sequence)
         self.tallies[sent.topic].offered += 1
-        self._unanswered[sent.topic].append(_amount(sent.value))
+        self._unanswered[sent.topic].append(next(iter(sent.value.values())))
 
     def _collect(self) -> None:
-        """Wait for the answers to everything sent, and count them."""
+        """Wait for the answers to everything sent, count them and write them down."""
         for topic, producer in self._producers.items():
             tally = self.tallies[topic]
             for receipt in producer.flush():
-                amount = self._unanswered[topic].popleft()
+                event = self._unanswered[topic].popleft()
                 tally.duplicate += receipt.duplicate
-                tally.dropped += receipt.dropped is not None
-                if not receipt.duplicate and receipt.dropped is None:
-                    tally.appended += 1
-                    tally.amount += amount
-
-
-def _amount(value: Any) -> Decimal:
-    found: Decimal = getattr(value, "amount", Decimal(0))
-    return found
+                if not receipt.duplicate:
+                    tally.acknowledged += 1
+                    self._journal.note(event, receipt)

@@ -83,7 +83,15 @@ class Reading:
 
 app.topic("orders", Order, key="customer_id", time="placed_at", lateness="5 seconds", partitions=3)
 app.topic("payments", Payment, key="order_id", time="paid_at", lateness="5 seconds", partitions=3)
-app.topic("clicks", Click, key="customer_id", time="clicked_at", lateness="5 seconds", durability="fast", partitions=3)
+app.topic(
+    "clicks",
+    Click,
+    key="customer_id",
+    time="clicked_at",
+    lateness="5 seconds",
+    durability="fast",
+    partitions=3,
+)
 app.topic("searches", Search, key="customer_id", time="searched_at", lateness="5 seconds", durability="fast")
 app.topic("logins", Login, key="customer_id", lateness="1 second")
 app.topic(

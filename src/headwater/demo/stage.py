@@ -3,81 +3,69 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import multiprocessing
+import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final
 
+from headwater.app import App
 from headwater.client import Client, connect
-from headwater.demo.followers import GROUPS, Followed, follow
-from headwater.demo.producing import Tally, produce
+from headwater.demo.audit import Audit, PipelineFacts, TopicFacts
+from headwater.demo.producing import Job, Tally, produce
 from headwater.demo.serving import serve
-from headwater.demo.shop import app
 from headwater.demo.traffic import PROGRAMS
 from headwater.errors import HeadwaterError, UnreachableError
+from headwater.events import SystemClock
+from headwater.runner import EngineProcess
+from headwater.store.engine_state import EngineState, read_engine_state, write_engine_state
 
-__all__ = ["Outcome", "Stage", "TopicFacts"]
+__all__ = ["SHOP", "Outcome", "Play", "Stage"]
 
+SHOP: Final = Path(__file__).with_name("shop.py")
+"""The app that is run."""
 _PATIENCE: Final = 60.0  # seconds for a process to answer on a busy machine
 _PARTING: Final = 15.0  # seconds for a process to end; the node waits 8 for requests under way
-_PRELOADED: Final = ["headwater.demo.producing", "headwater.demo.followers", "headwater.server.node"]
+_AGAIN: Final = 5  # times that rows are compared, since what waits for time may come in between
+_PRELOADED: Final = ["headwater.demo.producing", "headwater.server.node"]
 # Tills go through the node, the other programs open the folder: both ways lead into the same log.
 _BY_NODE: Final = frozenset(["tills"])
 
 
 @dataclass(frozen=True)
-class TopicFacts:
-    """What is known of one topic: at the door, and by the groups that read it."""
+class Play:
+    """What is played.
 
-    topic: str
-    partitions: int
-    counts: dict[str, int]
-    sent: Tally = field(default_factory=Tally)
-    read: dict[str, Followed] = field(default_factory=dict)
+    Args:
+        rate: Events a second.
+        seed: Decides what the producers send.
+        poison: Whether some events make a pipeline's function fail.
+    """
 
-    @property
-    def dropped(self) -> int:
-        """Events that the topic's overload policy dropped."""
-        return sum(number for name, number in self.counts.items() if name.startswith("drop"))
-
-    def faults(self) -> list[str]:
-        """What does not add up; nothing, if all is well."""
-        door, sent = self.counts, self.sent
-        claims = {
-            "offered = appended + duplicate + refused + dropped": (
-                door["offered"],
-                door["appended"] + door["duplicate"] + door["refused"] + self.dropped,
-            ),
-            "the door counted what producers sent": (door["offered"], sent.offered),
-            "producers were told what was appended": (sent.appended, door["appended"]),
-            "producers were told what was repeated": (sent.duplicate, door["duplicate"]),
-            "producers were told what was dropped": (sent.dropped, self.dropped),
-        }
-        for group, followed in self.read.items():
-            claims[f"{group} read what was appended"] = (followed.events, door["appended"])
-        faults = [f"{self.topic}: {claim}: {a:,} against {b:,}" for claim, (a, b) in claims.items() if a != b]
-        for group, followed in self.read.items():
-            if followed.amount != sent.amount:
-                faults.append(
-                    f"{self.topic}: {group} saw an amount of {followed.amount} against {sent.amount}"
-                )
-        return faults
+    rate: float = 300.0
+    seed: int = 1
+    poison: bool = False
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run of the shop ended."""
+    """How a run of the shop ended; `missing` says why no pipelines ran."""
 
     topics: list[TopicFacts]
+    pipelines: list[PipelineFacts]
     failures: list[str]
+    missing: str = ""
 
     @property
     def faults(self) -> list[str]:
         """Everything that does not add up or went wrong."""
-        return [*self.failures, *(fault for topic in self.topics for fault in topic.faults())]
+        facts: list[TopicFacts | PipelineFacts] = [*self.topics, *self.pipelines]
+        return [*self.failures, *(fault for one in facts for fault in one.faults())]
 
 
 @dataclass
@@ -101,81 +89,133 @@ class _Player:
 
 
 class Stage:
-    """The whole shop: a node, producers and followers, each in a process of its own.
+    """The whole shop: a node, the engine with its pipelines, and producers, each in a process of its own.
 
     Args:
         folder: Where the log is, or will be.
         port: The node's port; 0 takes a free one.
-        seed: Decides what the producers send.
+        play: What is played.
     """
 
-    def __init__(self, folder: Path, port: int, seed: int = 1) -> None:
+    def __init__(self, folder: Path, port: int, play: Play | None = None) -> None:
         self.folder = folder
         self.url = ""
+        self.missing = ""
+        self.play = play or Play()
         self._port = port
-        self._seed = seed
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(_PRELOADED)
         self._node: _Player | None = None
         self._producers: list[_Player] = []
-        self._followers: list[_Player] = []
-        self._before: dict[str, dict[str, int]] = {}
+        self._engine: EngineProcess | None = None
+        self._run = f"{time.time_ns():x}"
+        self._appended: dict[str, int] = {}
+        self._sent: dict[str, Tally] = {}
+        self._failures: list[str] = []
+        self._expected: dict[str, int] = {}
         self.client: Client = connect(folder)
 
+    # -- begin ---------------------------------------------------------------------------------------------------
+
     def start(self) -> None:
-        """Create the topics, start the node, then the followers, then the producers."""
-        for topic in app.topics.values():
-            self.client.log.create(topic)
-        self._skip_what_is_old()
-        self._before = {name: self.client.log.counts(name) for name in app.topics}
+        """Start the node, create the topics, start the engine, then the producers."""
         self._node = self._player("node", serve, (str(self.folder), self._port))
+        self.app, self.missing = _loaded()
+        for topic in self.app.topics.values():
+            self.client.log.create(topic)
+        starts = {
+            name: {part.partition: part.end for part in self.client.log.ends(name)}
+            for name in self.app.topics
+        }
+        self._appended = {name: self.client.log.counts(name)["appended"] for name in self.app.topics}
+        self._audit = Audit(self.client, self.app, starts)
         answer = self._node.hear()
         if isinstance(answer, dict):
             raise HeadwaterError.from_problem(answer)
         self.url = answer
-        self._followers = [self._player(group, follow, (str(self.folder), group)) for group in GROUPS]
-        for player in self._followers:
-            player.hear()
-        run = f"{time.time_ns():x}"
+        self._start_engine()
         for process in PROGRAMS:
             place = self.url if process in _BY_NODE else str(self.folder)
-            self._producers.append(self._player(process, produce, (place, process, self._seed, run)))
-
-    def facts(self) -> list[TopicFacts]:
-        """What the log knows of this run at the moment."""
-        found = []
-        for name, topic in app.topics.items():
-            counts, before = self.client.log.counts(name), self._before[name]
-            since = {decision: counts[decision] - before[decision] for decision in counts}
-            found.append(TopicFacts(name, topic.partitions, since))
-        return found
-
-    def finish(self) -> Outcome:
-        """Stop the producers, let the followers read to the end, and count."""
-        sent: dict[str, Tally] = {}
-        read: dict[str, dict[str, Followed]] = {}
-        failures: list[str] = []
-        for _, report in self._reports(self._producers, failures):
-            for topic, tally in report.items():
-                sent[topic] = sent.get(topic, Tally()) + tally
-        for group, report in self._reports(self._followers, failures):
-            for topic, followed in report.items():
-                read.setdefault(topic, {})[group] = followed
-        topics = [
-            TopicFacts(
-                known.topic,
-                known.partitions,
-                known.counts,
-                sent.get(known.topic, Tally()),
-                read.get(known.topic, {}),
+            job = Job(
+                place, process, self._journals, self._run, self.play.rate, self.play.seed, self.play.poison
             )
-            for known in self.facts()
-        ]
-        return Outcome(topics, failures)
+            self._producers.append(self._player(process, produce, (job,)))
+
+    @property
+    def _journals(self) -> Path:
+        return self.folder / "demo" / self._run
+
+    def _start_engine(self) -> None:
+        if self.missing:
+            write_engine_state(self.folder, EngineState("failed", SystemClock().micros(), self.missing))
+            return
+        self._engine = EngineProcess(SHOP, self.folder)
+        self._engine.start()
+
+    # -- watch ---------------------------------------------------------------------------------------------------
+
+    def appended(self) -> dict[str, int]:
+        """How many events each topic took in this run."""
+        return {
+            name: self.client.log.counts(name)["appended"] - before for name, before in self._appended.items()
+        }
+
+    def pipelines(self) -> list[PipelineFacts]:
+        """All pipelines as they are."""
+        return self._audit.pipelines()
+
+    def engine(self) -> EngineState:
+        """How Spark is doing."""
+        return read_engine_state(self.folder) or EngineState("starting", SystemClock().micros())
+
+    # -- end -----------------------------------------------------------------------------------------------------
+
+    def hush(self) -> None:
+        """Stop the producers, and hear what they sent."""
+        for _, report in self._reports(self._producers):
+            for topic, tally in report.items():
+                self._sent[topic] = self._sent.get(topic, Tally()) + tally
+        self._expected = {name: self._audit.events(name) for name in self.app.pipelines}
+
+    def current(self) -> bool:
+        """Whether every pipeline has taken in all there is, or never will."""
+        if self.missing or self.engine().state == "failed":
+            return True
+        behind = [
+            facts for facts in self.pipelines()
+            if facts.state != "failed" and facts.counts["in_"] < self._expected[facts.name]
+        ]  # fmt: skip
+        for facts in behind:  # the events of a pipeline behind another one become more
+            self._expected[facts.name] = self._audit.events(facts.name)
+        return not behind
+
+    def outcome(self) -> Outcome:
+        """Compare everything with everything."""
+        topics = self._audit.topics(self._sent, self._journals)
+        if self.missing:
+            return Outcome(topics, [], self._failures, self.missing)
+        state = self.engine()
+        failures = [*self._failures, *([f"Spark: {state.detail}"] if state.state == "failed" else [])]
+        pipelines = [self._compared(facts) for facts in self.pipelines()]
+        return Outcome(topics, pipelines, failures)
+
+    def _compared(self, facts: PipelineFacts) -> PipelineFacts:
+        """A pipeline with its rows compared; again after a moment if they differ, since time goes on."""
+        for turn in range(_AGAIN):
+            if facts.state in ("failed", "starting"):
+                return replace(facts, events=self._audit.events(facts.name))
+            time.sleep(turn / 2)
+            now = next(now for now in self.pipelines() if now.name == facts.name)
+            compared = self._audit.compared(now)
+            if not compared.faults():
+                break
+        return compared
 
     def close(self) -> None:
         """End every process that is still there."""
-        players = [*self._producers, *self._followers, *([self._node] if self._node else [])]
+        if self._engine is not None:
+            self._engine.stop()
+        players = [*self._producers, *([self._node] if self._node else [])]
         for player in players:
             player.line.close()
         for player in players:
@@ -184,8 +224,8 @@ class Stage:
                 player.process.kill()
         self.client.close()
 
-    def _reports(self, players: list[_Player], failures: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-        """What processes report once they are told to stop; faults are added to `failures`."""
+    def _reports(self, players: list[_Player]) -> Iterator[tuple[str, dict[str, Any]]]:
+        """What processes report once they are told to stop."""
         for player in players:
             with contextlib.suppress(OSError):
                 player.line.send("stop")
@@ -193,9 +233,9 @@ class Stage:
             try:
                 report, faults = player.hear()
             except HeadwaterError as error:
-                failures.append(error.what)
+                self._failures.append(error.what)
                 continue
-            failures.extend(f"{player.name}: {fault}" for fault in faults)
+            self._failures.extend(f"{player.name}: {fault}" for fault in faults)
             yield player.name, report
 
     def _player(self, name: str, work: Callable[..., None], arguments: tuple[Any, ...]) -> _Player:
@@ -205,10 +245,21 @@ class Stage:
         there.close()
         return _Player(name, process, here)
 
-    def _skip_what_is_old(self) -> None:
-        """Groups begin at the end of what an earlier run left."""
-        known = {(state.group, state.topic) for state in self.client.log.groups.states()}
-        for group, topics in GROUPS.items():
-            for topic in topics:
-                if (group, topic) in known:
-                    self.client.reset(group, topic, "latest")
+
+def _loaded() -> tuple[App, str]:
+    """The shop, and what is missing to run its pipelines; its topics are there in any case."""
+    try:
+        importlib.import_module("pyspark.sql")
+        from headwater.engine.java import find_java
+
+        find_java()
+        missing = ""
+    except ImportError:
+        missing = "the package pyspark is not installed: pip install pyspark"
+        stand_in = ModuleType("pyspark.sql")
+        stand_in.__dict__.update(DataFrame=None, functions=None)
+        sys.modules.update({"pyspark": ModuleType("pyspark"), "pyspark.sql": stand_in})
+    except HeadwaterError as error:
+        missing = f"{error.what}: {error.fix}"
+    app: App = importlib.import_module("headwater.demo.shop").app
+    return app, missing

@@ -55,6 +55,8 @@ class Home:
         self.checkpoint.mkdir(parents=True, exist_ok=True)
         self.write_made(made)
         self.notes.write_bytes(bytes(inputs))
+        for path in self.folder.glob("*.decided"):
+            path.unlink()
 
     def write_made(self, made: Made) -> None:
         """Replace what is known of how the query was made."""

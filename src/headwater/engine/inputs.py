@@ -67,6 +67,7 @@ class Reading:
         rows: About how many a batch takes while catching up.
         cores: Into how many tasks a batch is cut.
         wait: The longest wait for events, in seconds; 0 never waits.
+        ends: Where it ends, by name of the input; nowhere, if nothing is said.
         decided: For inputs that the function uses more than once: the file that keeps the uses together.
     """
 
@@ -79,6 +80,7 @@ class Reading:
     rows: int = 400_000
     cores: int = 2
     wait: float = 1.0
+    ends: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     decided: Mapping[str, str] = field(default_factory=dict)
 
     def lateness(self, input_: Input) -> int:
@@ -115,6 +117,7 @@ def _load(
         "cores": str(reading.cores),
         "skips": reading.skips[input_.name],
         "start": json.dumps({str(p): offset for p, offset in reading.starts[input_.name].items()}),
+        "end": json.dumps({str(p): offset for p, offset in reading.ends.get(input_.name, {}).items()}),
         "number": str(number),
         "decided": reading.decided.get(input_.name, ""),
         "pace": json.dumps(

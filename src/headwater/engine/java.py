@@ -90,14 +90,14 @@ class Jvm:
             self.process.wait()
 
 
-def start_jvm(settings: dict[str, str], memory: str, messages: Path) -> Jvm:
+def start_jvm(settings: dict[str, str], options: list[str], messages: Path) -> Jvm:
     """Start Spark's driver in a virtual machine of our own and wait until it listens.
 
     The scripts that come with Spark start two machines in turn and ask for a module that small Java runtimes lack.
 
     Args:
         settings: Spark settings that must be known at start.
-        memory: The heap's limit, such as "1g".
+        options: Further options of Java, such as "-Xmx1g".
         messages: The file that takes what the machine prints.
 
     Raises:
@@ -109,7 +109,7 @@ def start_jvm(settings: dict[str, str], memory: str, messages: Path) -> Jvm:
         environment = os.environ | {"_PYSPARK_DRIVER_CONN_INFO_PATH": str(told), "SPARK_CONNECT_MODE": "0"}
         with messages.open("wb") as sink:
             process = subprocess.Popen(
-                _command(settings, memory),
+                _command(settings, options),
                 stdin=subprocess.PIPE,
                 stdout=sink,
                 stderr=subprocess.STDOUT,
@@ -119,17 +119,16 @@ def start_jvm(settings: dict[str, str], memory: str, messages: Path) -> Jvm:
     return Jvm(process, port, secret)
 
 
-def _command(settings: dict[str, str], memory: str) -> list[str]:
+def _command(settings: dict[str, str], options: list[str]) -> list[str]:
     import pyspark
 
     jars = Path(pyspark.__file__).parent / "jars"
     here = Path(__file__).parent
     return [
         str(find_java()),
-        f"-Xmx{memory}",
+        *options,
         "-Xss4m",
         "-XX:+IgnoreUnrecognizedVMOptions",
-        "-XX:TieredStopAtLevel=4",
         f"-Dlog4j2.configurationFile={here / 'log4j2.properties'}",
         "-Dio.netty.tryReflectionSetAccessible=true",
         *(f"--add-opens={package}=ALL-UNNAMED" for package in _OPENED),

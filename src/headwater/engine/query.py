@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 from pyspark.errors import StreamingQueryException
@@ -11,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from headwater.engine.building import build
-from headwater.engine.home import Home, Made
+from headwater.engine.home import Made
 from headwater.engine.inputs import Input, Reading
 from headwater.engine.outputs import output_topic, publish
 from headwater.engine.sink import ObservedRows, Sink
@@ -21,7 +22,15 @@ from headwater.log import EventLog
 from headwater.pipelines import Kind, Pipeline
 from headwater.store import ViewTable
 
-__all__ = ["Query"]
+__all__ = ["Bounds", "Query"]
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Where a query begins and, unless it goes on for ever, ends: offsets by partition, by name of the input."""
+
+    starts: Mapping[str, Mapping[int, int]]
+    ends: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
 
 
 class Query:
@@ -34,6 +43,7 @@ class Query:
         version: Which version of it.
         around: What it shares with others.
         committed: Called after each batch.
+        bounds: Where it begins and ends; from the start of its inputs and for ever, if left out.
     """
 
     def __init__(
@@ -44,15 +54,18 @@ class Query:
         version: int,
         around: Surroundings,
         committed: Callable[[], None],
+        bounds: Bounds | None = None,
     ) -> None:
         self._around = around
         self._committed = committed
         self.pipeline = pipeline
-        self.home = Home(around.data, pipeline.name, version)
+        self.bounds = bounds
+        self.home = around.home(pipeline.name, version)
         made = self.home.made()
-        self.starts = made.starts if made else _beginnings(around.log, inputs)
+        fresh = bounds.starts if bounds else _beginnings(around.log, inputs)
+        self.starts = made.starts if made else fresh
         self.built = build(spark, pipeline, inputs, self._reading(inputs))
-        self.topic = output_topic(self.built, version)
+        self.topic = output_topic(self.built, version) if around.scratch is None else None
         self.table = (
             ViewTable(pipeline.name, version, self.built.schema, pipeline.key, self.built.window)
             if pipeline.kind is Kind.VIEW
@@ -71,6 +84,7 @@ class Query:
             rows=self._around.rows,
             cores=self._around.cores,
             wait=self._around.wait,
+            ends=self.bounds.ends if self.bounds else {},
         )
 
     def made(self) -> Made:

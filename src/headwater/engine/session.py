@@ -52,11 +52,13 @@ class SparkSettings:
         cores: Task slots, and partitions of keyed state.
         memory: The limit of Java's heap.
         worker_memory: What one Python worker may take before it is stopped.
+        quick: Start fast rather than run fast: Java compiles little. For tests.
     """
 
     cores: int = field(default_factory=lambda: os.cpu_count() or 2)
     memory: str = "1g"
     worker_memory: str = "2g"
+    quick: bool = False
 
     def conf(self) -> dict[str, str]:
         """As Spark's settings."""
@@ -101,7 +103,7 @@ class Spark:
         }
         # Workers run this very Python, with these very packages.
         os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-        self._jvm = start_jvm(conf, self._settings.memory, self._folder / "spark.log")
+        self._jvm = start_jvm(conf, _java_options(self._settings), self._folder / "spark.log")
         os.environ["PYSPARK_GATEWAY_PORT"] = str(self._jvm.port)
         os.environ["PYSPARK_GATEWAY_SECRET"] = self._jvm.secret
         try:
@@ -127,6 +129,11 @@ class Spark:
             session.stop()
         if jvm is not None:
             jvm.end()
+
+
+def _java_options(settings: SparkSettings) -> list[str]:
+    quick = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"] if settings.quick else []
+    return [f"-Xmx{settings.memory}", *quick]
 
 
 def _write_no_checksums(session: SparkSession) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -17,6 +18,7 @@ from pyspark.sql import DataFrame
 from headwater.engine.accounting import Account, account
 from headwater.engine.building import Built
 from headwater.engine.checkpoint import Planned, planned_batch, sync
+from headwater.engine.files import ParquetFolder
 from headwater.engine.home import Home
 from headwater.engine.outputs import publish
 from headwater.engine.points import reach
@@ -63,6 +65,7 @@ class Sink:
         self._table = table
         self._topic = topic
         self._starts = starts
+        self._files = ParquetFolder(Path(built.pipeline.path)) if built.pipeline.path else None
 
     def take(self, frame: DataFrame, batch: int, observed: ObservedRows) -> bool:
         """Run a batch and commit it; False when it was committed before.
@@ -92,8 +95,12 @@ class Sink:
             wall=time.monotonic() - began,
             cpu=time.process_time() - worked,
         )
+        if self._files is not None:
+            self._files.stage(batch, rows)
         taken = self._store.commit(self._work(entry, rows, planned, accounts, asides))
         reach("after-sink-commit")
+        if self._files is not None:
+            self._files.publish(entry)
         publish(self._store, self._log, self._built, self._topic, self._home.query)
         reach("after-publish")
         return taken
@@ -149,7 +156,7 @@ class Sink:
         return Commit(
             entry,
             self._table,
-            rows.cast(self._built.schema),
+            rows.cast(self._built.schema) if self._files is None else rows.slice(0, 0),
             late=late if keeping else (),
             quarantined=tuple(a for a in left_out if (a.topic, a.partition, a.offset) not in too_late),
             finals=self._built.finals,

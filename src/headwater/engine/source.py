@@ -55,8 +55,8 @@ class LogSource(DataSource):
     """Format "headwater": a topic of a data folder.
 
     Options: `folder`, `topic`, `columns`, `time`, `ops` and `lateness` (see `Visible`), `rows` (of a batch, about),
-    `cores`, `number` (which input of the query), `start` (offset by partition), `pace` (see `Pace`), `skips` (file of
-    offsets to leave out), `decided` (see `Lockstep`; empty when the function uses the input once).
+    `cores`, `number` (which input of the query), `start` and `end` (offset by partition), `pace` (see `Pace`), `skips`
+    (file of offsets to leave out), `decided` (see `Lockstep`; empty when the function uses the input once).
     """
 
     @classmethod
@@ -87,7 +87,8 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._decided = options["decided"]
         self._lockstep: Lockstep | None = None
         self._pace: Pace | None = None
-        self._target: dict[int, int] | None = None
+        ends = {int(partition): offset for partition, offset in json.loads(options["end"]).items()}
+        self._target: dict[int, int] | None = ends or None
 
     # -- planning ------------------------------------------------------------------------------------------------
 

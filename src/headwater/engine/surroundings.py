@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from headwater.engine.home import Home
 from headwater.events import Clock
 from headwater.log import EventLog
 from headwater.store import Store
@@ -23,6 +24,7 @@ class Surroundings:
         rows: About how many events a batch takes while catching up.
         cores: Into how many tasks a batch is cut.
         wait: The longest wait of an input for events, in seconds.
+        scratch: A folder for queries that are run apart from everything: what they make goes nowhere else.
     """
 
     log: EventLog
@@ -31,8 +33,13 @@ class Surroundings:
     rows: int = 400_000
     cores: int = 2
     wait: float = 1.0
+    scratch: Path | None = None
 
     @property
     def data(self) -> Path:
         """The data folder."""
         return self.log.folder
+
+    def home(self, name: str, version: int) -> Home:
+        """The folder of a query."""
+        return Home(self.scratch or self.data, name, version)

@@ -34,6 +34,8 @@ def first_line(error: BaseException) -> str:
     raised = [line for line in lines if re.match(r"^[A-Za-z_.]*(Error|Exception)\b.*", line)]
     line = (raised[-1] if "Traceback" in text and raised else lines[0]) if lines else type(error).__name__
     line = re.sub(r"\s*SQLSTATE: \w+.*$", "", line)
+    line = re.sub(r"^\[STREAM_FAILED\] .* terminated with exception: ", "", line)
+    line = re.sub(r"^\[[A-Z_.]+\] ", "", line)
     if isinstance(error, PySparkException) or "Traceback" in text:
         return line
     return f"{type(error).__name__}: {line}" if str(error) else line

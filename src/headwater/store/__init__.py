@@ -1,8 +1,7 @@
 """What pipelines keep: rows of views, the ledger, changes to publish, events kept beside.
 
 Commits come in from the engine, one per batch; rows, changes and the state of the system go out to readers. `Store` in
-protocol.py says what every store promises; enter at `SqliteStore` for the one in a
-file, at `Views` to read it.
+protocol.py says what every store promises; enter at `SqliteStore` for the one in a file, at `Views` to read it.
 """
 
 from headwater.store.as_of import rows_as_of

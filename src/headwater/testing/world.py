@@ -14,7 +14,7 @@ from headwater.app import App
 from headwater.client import Client, connect
 from headwater.engine.engine import Engine
 from headwater.engine.points import arm
-from headwater.engine.session import Spark
+from headwater.engine.session import Spark, SparkSettings
 from headwater.engine.surroundings import Surroundings
 from headwater.events import ManualClock, Receipt
 from headwater.log import EventLog, Receipts
@@ -73,7 +73,7 @@ def shared_spark() -> Spark:
     """The one Spark of this process."""
     if not _spark:
         folder = tempfile.mkdtemp(prefix="headwater-spark-")
-        _spark.append(Spark(Path(folder)))
+        _spark.append(Spark(Path(folder), SparkSettings(quick=True)))
         atexit.register(stop_spark)
     return _spark[0]
 

@@ -1,4 +1,4 @@
-"""`headwater lag`: how far consumer groups are behind, in time first."""
+"""`headwater lag`: how far pipelines and consumer groups are behind, in time first."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from cyclopts import Parameter
 from headwater.cli.options import DEFAULTS, Options, connected
 from headwater.cli.output import Column, Output
 from headwater.cli.words import count, seconds
+from headwater.errors import UnknownGroupError
 from headwater.units import duration
 
 if TYPE_CHECKING:
-    from headwater.client import Lag
+    from headwater.client import Client, Lag
+    from headwater.client.views import PipelineLag
 
 __all__ = ["lag"]
 
@@ -29,15 +31,19 @@ def _arrow(rate: float | None) -> str:
     return f"{'↑' if rate > 0 else '↓'} {abs(rate):,.0f}/s"
 
 
-_GROUPS = [
-    Column("GROUP", "group"),
-    Column("TOPIC", "topic"),
+_BEHIND = [
     Column("BEHIND", "behind", seconds, right=True),
     Column("EVENTS", "events", count, right=True),
     Column("TREND", "trend", _arrow),
     Column(
         "CAUGHT UP IN", "left", lambda left: "" if left is None else "now" if left == 0 else seconds(left)
     ),
+]
+_PIPELINES = [Column("PIPELINE", "pipeline"), Column("INPUT", "input"), *_BEHIND, Column("STATE", "state")]
+_GROUPS = [
+    Column("GROUP", "group"),
+    Column("TOPIC", "topic"),
+    *_BEHIND,
     Column("MEMBERS", "members", count, right=True),
 ]
 _PARTITIONS = [
@@ -60,32 +66,74 @@ def lag(
     over: str = "1s",
     options: Options = DEFAULTS,
 ) -> int:
-    """Show how far consumer groups are behind.
+    """Show how far pipelines and consumer groups are behind.
 
-    BEHIND is how long the oldest event that a group has not committed has waited; EVENTS is how many wait. The trend is
-    measured over a second: ↓ the group catches up, ↑ it falls behind, → neither.
+    BEHIND is how long the oldest event that was not committed has waited; EVENTS is how many wait. The trend is
+    measured over a second: ↓ it catches up, ↑ it falls behind, → neither.
 
     Args:
-        group: Only this group.
-        partitions: One line per partition.
+        group: Only this group or pipeline.
+        partitions: One line per partition of the groups.
         over: How long to measure the trend; 0s to leave it out.
         options: Options of every command.
     """
     output = Output(options)
     window = duration(over)
     with connected(options) as client:
-        before = client.lag(group)
         if partitions:
-            output.rows(_PARTITIONS, map(_partition, before))
+            output.rows(_PARTITIONS, map(_partition, client.lag(group)))
             return 0
-        if window and before:
+        before = _look(client, group)
+        if window and any(before):
             time.sleep(window.total_seconds())
-        now = client.lag(group) if window else before
-    rows = _rows(before, now, window)
-    output.rows(_GROUPS, rows)
-    if not rows:
-        output.note("there are no consumer groups yet; client.consumer(topic, group=…) begins one")
+        now = _look(client, group) if window else before
+    pipelines = _pipeline_rows(before[0], now[0], window)
+    groups = _rows(before[1], now[1], window)
+    _show(output, pipelines, groups)
     return 0
+
+
+def _look(client: Client, name: str | None) -> tuple[list[PipelineLag], list[Lag]]:
+    pipelines = [lag for lag in client.pipeline_lag() if name in (None, lag.pipeline)]
+    try:
+        return pipelines, client.lag(name)
+    except UnknownGroupError:
+        if not pipelines:
+            raise
+        return pipelines, []
+
+
+def _show(output: Output, pipelines: list[dict[str, Any]], groups: list[dict[str, Any]]) -> None:
+    if pipelines:
+        output.rows(_PIPELINES, pipelines)
+    if pipelines and groups and not output.json:
+        output.text("")
+    if groups or not pipelines:
+        output.rows(_GROUPS, groups)
+    if not groups and not pipelines:
+        output.note("there are no consumer groups yet; client.consumer(topic, group=…) begins one")
+
+
+def _pipeline_rows(
+    before: list[PipelineLag], now: list[PipelineLag], window: timedelta
+) -> list[dict[str, Any]]:
+    earlier = {(lag.pipeline, lag.input): lag.events for lag in before}
+    rows = []
+    for lag in now:
+        known = earlier.get((lag.pipeline, lag.input), lag.events)
+        rate = (lag.events - known) / window.total_seconds() if window else None
+        rows.append(
+            {
+                "pipeline": lag.pipeline,
+                "input": lag.input,
+                "behind": lag.behind.total_seconds(),
+                "events": lag.events,
+                "trend": rate,
+                "left": _left(lag.events, rate),
+                "state": lag.state,
+            }
+        )
+    return rows
 
 
 @dataclass

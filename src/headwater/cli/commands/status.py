@@ -75,6 +75,18 @@ def _log_facts(client: Client) -> dict[str, Any]:
         "behind": furthest.behind.total_seconds() if furthest else 0.0,
         "behind_events": sum(lag.events for lag in lags),
         "furthest": {"group": furthest.group, "topic": furthest.topic} if furthest else None,
+    } | _pipeline_facts(client)
+
+
+def _pipeline_facts(client: Client) -> dict[str, Any]:
+    lags = client.pipeline_lag()
+    states = client.sql("select name, state from hw_pipelines order by name").rows if lags else []
+    furthest = max(lags, key=lambda lag: lag.behind, default=None)
+    return {
+        "pipelines": len(states),
+        "pipelines_failed": [name for name, state in states if state == "failed"],
+        "pipelines_behind": furthest.behind.total_seconds() if furthest else 0.0,
+        "pipelines_furthest": {"pipeline": furthest.pipeline, "input": furthest.input} if furthest else None,
     }
 
 
@@ -92,4 +104,14 @@ def _lines(node: NodeView, document: dict[str, Any]) -> list[str]:
         furthest, behind = document["furthest"], seconds(timedelta(seconds=document["behind"]))
         place = f"{furthest['group']} on {furthest['topic']}"
         lines.append(f"groups     {document['groups']:<9} furthest behind: {place}, {behind}")
+    if document["pipelines_furthest"]:
+        furthest = document["pipelines_furthest"]
+        behind = seconds(timedelta(seconds=document["pipelines_behind"]))
+        place = f"{furthest['pipeline']} on {furthest['input']}"
+        lines.append(f"pipelines  {document['pipelines']:<9} furthest behind: {place}, {behind}")
+    if document["pipelines_failed"]:
+        names = ", ".join(document["pipelines_failed"])
+        lines.append(
+            f"failed     {len(document['pipelines_failed']):<9} {names}; headwater view hw_pipelines says why"
+        )
     return lines

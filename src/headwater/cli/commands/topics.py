@@ -122,7 +122,7 @@ def _lines(topic: Topic, document: dict[str, Any]) -> list[str]:
     facts = {
         "type": f"{document['type']}   (version {topic.version})",
         "key": machine(topic.key) or "none",
-        "time": f"{topic.time or 'arrival'}, lateness {seconds(topic.lateness)}, idle after {seconds(topic.idle)}",
+        "time": f"{topic.event_time}, lateness {seconds(topic.lateness)}, idle after {seconds(topic.idle)}",
         "keeps": "the newest event of each key" if topic.compact else _kept(document["retention"]),
         "durability": topic.durability.value,
         "overload": str(topic.overload),

@@ -83,6 +83,15 @@ class OverloadDocument(msgspec.Struct, forbid_unknown_fields=True):
     one_in: int = 10
 
 
+class DeviceClockDocument(msgspec.Struct, forbid_unknown_fields=True):
+    """Whose clock says when events happened; `limit` in seconds."""
+
+    column: str
+    sent: str
+    device: list[str] = []
+    limit: float | str | None = None
+
+
 class TopicDocument(msgspec.Struct):
     """A topic's definition; durations in seconds, sizes in bytes."""
 
@@ -101,6 +110,7 @@ class TopicDocument(msgspec.Struct):
     segment_size: int
     clocked: bool
     schema: SchemaDocument
+    device_clock: DeviceClockDocument | None = None
 
 
 def topic_document(topic: Topic) -> TopicDocument:
@@ -137,6 +147,7 @@ class NewTopic(msgspec.Struct, forbid_unknown_fields=True):
     ahead: float | str | UnsetType = UNSET
     segment_size: int | str | UnsetType = UNSET
     clocked: bool | UnsetType = UNSET
+    device_clock: DeviceClockDocument | UnsetType = UNSET
     given: list[str] | UnsetType = UNSET
 
 

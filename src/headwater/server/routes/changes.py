@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from typing import Annotated, Final
@@ -36,6 +37,7 @@ __all__ = ["routes"]
 
 _AT_ONCE: Final = 256 << 10  # bytes of changes one client may have on their way
 _PIECE: Final = 500  # changes
+_ROUND: Final = 2.0  # seconds without changes until it is looked whether the view was built anew
 _LOOK_EVERY: Final = 0.2  # seconds between two looks for a topic that is not there yet
 
 _ADDRESSES: Final = (
@@ -108,7 +110,7 @@ class _Changes:
 
     async def _following(self, place: _Place) -> AsyncIterator[bytes]:
         wakes = self._gateway.wakes
-        assembly = Assembly(place.table)
+        assembly, heard = Assembly(place.table), time.monotonic()
         with await wakes.topic(place.topic) as watch:
             while not wakes.stopping:
                 change = watch.next
@@ -116,11 +118,13 @@ class _Changes:
                 for batch in found:
                     for piece in await self._threads.read(_pieces, assembly.take(batch)):
                         yield piece
-                    place.offset = batch.next_offset
-                if not found:
-                    await self._threads.query(self._require_current, place)
-                    if not await wakes.wait(change, timeout=self._pause):
-                        yield b": heartbeat\n\n"
+                    place.offset, heard = batch.next_offset, time.monotonic()
+                if found or await wakes.wait(change, timeout=min(_ROUND, self._pause)):
+                    continue
+                await self._threads.query(self._require_current, place)
+                if time.monotonic() - heard >= self._pause:
+                    heard = time.monotonic()
+                    yield b": heartbeat\n\n"
 
     async def _until_there(self, place: _Place) -> AsyncIterator[bytes]:
         """Comments until the topic of the changes is there: a new pipeline makes it with its first batch."""

@@ -20,13 +20,14 @@ from headwater.errors import (
     TopicExistsError,
     UnknownTopicError,
 )
-from headwater.events import to_ddl
+from headwater.events import DeviceClock, to_ddl
 from headwater.log import Overload, Retention, Topic
 from headwater.log.door.overload import WhenFull
 from headwater.server.edge.bodies import as_json
 from headwater.server.edge.problems import refused
 from headwater.server.forms.documents import (
     CountsDocument,
+    DeviceClockDocument,
     EndsDocument,
     Found,
     NewTopic,
@@ -222,6 +223,8 @@ def declared(wanted: NewTopic) -> Topic:
 def _option(name: str, value: Any) -> Any:
     if name in ("lateness", "idle", "ahead"):
         return _span(value)
+    if isinstance(value, DeviceClockDocument):
+        return DeviceClock(value.column, value.sent, tuple(value.device), _span(value.limit))
     if isinstance(value, RetentionDocument):
         return Retention(_span(value.time), None if value.size is None else size(value.size), value.force)
     if isinstance(value, OverloadDocument):

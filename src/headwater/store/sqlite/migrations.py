@@ -11,7 +11,7 @@ from pathlib import Path
 
 from headwater.errors import NewerFormatError
 
-__all__ = ["FORMAT", "migrate"]
+__all__ = ["FORMAT", "migrate", "up_to_date"]
 
 _FIRST = """
 CREATE TABLE hw$epochs (query TEXT PRIMARY KEY, epoch INTEGER NOT NULL) WITHOUT ROWID;
@@ -79,6 +79,11 @@ CREATE TABLE hw$views (
 
 _STEPS = (_FIRST,)
 FORMAT = len(_STEPS)
+
+
+def up_to_date(connection: sqlite3.Connection) -> bool:
+    """Whether the tables have the present form."""
+    return bool(connection.execute("PRAGMA user_version").fetchone() == (FORMAT,))
 
 
 def migrate(connection: sqlite3.Connection, path: Path) -> None:

@@ -24,8 +24,8 @@ from headwater.store.sqlite.changes import unpacked
 from headwater.store.sqlite.commit import PreparedCommit
 from headwater.store.sqlite.connection import connect, transaction, translated
 from headwater.store.sqlite.ledger_rows import find_entry, last_entry, note_ends
-from headwater.store.sqlite.migrations import migrate
-from headwater.store.sqlite.system_views import create_system_views
+from headwater.store.sqlite.migrations import migrate, up_to_date
+from headwater.store.sqlite.system_views import create_system_views, system_views_there
 from headwater.store.sqlite.view_tables import create_table, current_table, swap_table
 
 __all__ = ["SqliteStore"]
@@ -62,9 +62,7 @@ class SqliteStore:
         self._wake_path = self.folder / "commits"
         self._wake_file = _opened(self.folder, self._wake_path)
         self._connection = connect(self.path)
-        with self._writing(wake=False):
-            migrate(self._connection, self.path)
-            create_system_views(self._connection)
+        self._prepare()
 
     def take(self, query: str) -> int:
         """A new epoch of this query, larger than all before; runners with an older one are fenced from now on."""
@@ -174,6 +172,15 @@ class SqliteStore:
             if self._wake_file >= 0:
                 os.close(self._wake_file)
                 self._wake_file = -1
+
+    def _prepare(self) -> None:
+        """Bring the file to the present form; one that is there already is not waited for."""
+        with self._reading() as connection:
+            ready = up_to_date(connection) and system_views_there(connection)
+        if not ready:
+            with self._writing(wake=False):
+                migrate(self._connection, self.path)
+                create_system_views(self._connection)
 
     @contextlib.contextmanager
     def _writing(self, *, wake: bool = True) -> Iterator[None]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sqlite3
 
-__all__ = ["SYSTEM_TABLES", "SYSTEM_VIEWS", "create_system_views"]
+__all__ = ["SYSTEM_TABLES", "SYSTEM_VIEWS", "create_system_views", "system_views_there"]
 
 SYSTEM_TABLES = ("hw$ledger", "hw$totals", "hw$late", "hw$quarantine", "hw$reports", "hw$views")
 """The tables behind them."""
@@ -73,11 +73,22 @@ SYSTEM_VIEWS: dict[str, str] = {
 }
 
 
+def system_views_there(connection: sqlite3.Connection) -> bool:
+    """Whether all system views have their present text."""
+    return not _missing(connection)
+
+
 def create_system_views(connection: sqlite3.Connection) -> None:
     """Bring the system views to their present text; inside the caller's transaction."""
+    for name in _missing(connection):
+        connection.execute(f"DROP VIEW IF EXISTS {name}")
+        connection.execute(_statement(name))
+
+
+def _missing(connection: sqlite3.Connection) -> list[str]:
     found = dict(connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'view'").fetchall())
-    for name, query in SYSTEM_VIEWS.items():
-        statement = f"CREATE VIEW {name} AS {query.strip()}"
-        if found.get(name) != statement:
-            connection.execute(f"DROP VIEW IF EXISTS {name}")
-            connection.execute(statement)
+    return [name for name in SYSTEM_VIEWS if found.get(name) != _statement(name)]
+
+
+def _statement(name: str) -> str:
+    return f"CREATE VIEW {name} AS {SYSTEM_VIEWS[name].strip()}"

@@ -1,0 +1,259 @@
+"""Do the numbers add up? What producers were told, what the log holds, and what the pipelines made of it, compared."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.app import App
+from headwater.client import Client
+from headwater.client.views import changes_topic
+from headwater.demo.batch_queries import BATCH_QUERIES, BatchQuery
+from headwater.demo.producing import Tally
+from headwater.log import LogBatch
+from headwater.log.reader import Reader
+from headwater.pipelines import Kind, Pipeline
+from headwater.pipelines.late import Correct
+
+__all__ = ["Audit", "PipelineFacts", "TopicFacts"]
+
+_COUNTS: Final = ("in_", "used", "late", "quarantined", "dropped")
+_SLACK: Final = 1_000_000  # microseconds by which rows may wait behind the watermark for the next batch
+Rows = dict[tuple[Any, ...], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class TopicFacts:
+    """A topic: what producers were told in this run, and what it holds of this run."""
+
+    topic: str
+    sent: Tally
+    events: int
+    missing: int = 0
+    unknown: int = 0
+
+    def faults(self) -> list[str]:
+        """What does not add up; nothing, if all is well."""
+        claims = {
+            "sent = acknowledged + repeated": (
+                self.sent.offered,
+                self.sent.acknowledged + self.sent.duplicate,
+            ),
+            "what was acknowledged is in the log": (self.sent.acknowledged, self.events),
+            "acknowledged events that are not where they should be": (self.missing, 0),
+            "events that nobody sent": (self.unknown, 0),
+        }
+        return [f"{self.topic}: {claim}: {a:,} against {b:,}" for claim, (a, b) in claims.items() if a != b]
+
+
+@dataclass(frozen=True)
+class PipelineFacts:
+    """A pipeline: what became of every event, and how its rows compare with a batch query over the same events."""
+
+    name: str
+    kind: str = "view"
+    state: str = "starting"
+    detail: str = ""
+    counts: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTS, 0))
+    watermark: int | None = None
+    events: int | None = None
+    rows: int | None = None
+    wrong: int | None = None
+
+    def faults(self) -> list[str]:
+        """What does not add up; nothing, if all is well."""
+        if self.state == "failed":
+            return [f"{self.name} has failed: {self.detail}"]
+        taken = self.counts["in_"]
+        accounted = sum(self.counts[name] for name in _COUNTS[1:])
+        faults = []
+        if taken != accounted:
+            faults.append(
+                f"{self.name}: in = used + late + quarantined + dropped: {taken:,} against {accounted:,}"
+            )
+        if self.events is not None and taken != self.events:
+            faults.append(f"{self.name}: it took in {taken:,} events of {self.events:,}")
+        if self.wrong:
+            faults.append(f"{self.name}: {self.wrong:,} rows differ from those of a batch query")
+        return faults
+
+
+class Audit:
+    """Compares, once the producers have stopped.
+
+    Args:
+        client: The log and its views.
+        app: The shop.
+        starts: Where each partition of each topic ended before this run.
+    """
+
+    def __init__(self, client: Client, app: App, starts: Mapping[str, Mapping[int, int]]) -> None:
+        self._client = client
+        self._app = app
+        self._starts = starts
+
+    # -- topics --------------------------------------------------------------------------------------------------
+
+    def topics(self, sent: Mapping[str, Tally], journals: Path) -> list[TopicFacts]:
+        """All topics, compared event by event with what was acknowledged."""
+        told = _acknowledged(journals)
+        return [
+            self._topic(name, sent.get(name, Tally()), told.get(name, set())) for name in self._app.topics
+        ]
+
+    def _topic(self, name: str, sent: Tally, told: set[tuple[int, int, str]]) -> TopicFacts:
+        found: set[tuple[int, int, str]] = set()
+        for batch in self._batches(name, self._starts[name]):
+            ids = batch.values.column(0).to_pylist()
+            found.update(
+                (batch.partition, offset, id_)
+                for offset, id_ in zip(batch.offsets.tolist(), ids, strict=True)
+            )
+        return TopicFacts(name, sent, len(found), len(told - found), len(found - told))
+
+    # -- pipelines -----------------------------------------------------------------------------------------------
+
+    def pipelines(self) -> list[PipelineFacts]:
+        """All pipelines as they are now, not yet compared with anything."""
+        if not (self._client.log.folder / "store" / "store.db").exists():  # type: ignore[attr-defined]
+            return [
+                PipelineFacts(name, pipeline.kind.value) for name, pipeline in self._app.pipelines.items()
+            ]
+        counts = ", ".join(_COUNTS)
+        asked = f"select name, kind, state, detail, watermark, {counts} from hw_pipelines"
+        known = {row[0]: row for row in self._client.sql(asked).rows}
+        return [
+            _facts(known[name]) if name in known else PipelineFacts(name, pipeline.kind.value)
+            for name, pipeline in self._app.pipelines.items()
+        ]
+
+    def events(self, name: str) -> int:
+        """How many events a pipeline has to take in: those of its topics, and final rows of a view before it."""
+        return sum(self._input_rows(source) for source in self._app.pipelines[name].inputs)
+
+    def _input_rows(self, source: str) -> int:
+        if source in self._app.pipelines:
+            return len(self._finals(source))
+        return sum(batch.values.num_rows for batch in self._batches(source))
+
+    def compared(self, facts: PipelineFacts) -> PipelineFacts:
+        """The same pipeline with how many rows it has, and how many differ from a batch query."""
+        pipeline, query = self._app.pipelines[facts.name], BATCH_QUERIES[facts.name]
+        wanted = self._wanted(pipeline, query)
+        found = self._found(pipeline, query)
+        wrong = sum(not _same(row, wanted.get(key)) for key, row in found.items())
+        done = facts.watermark - _SLACK if facts.watermark is not None else -_SLACK
+        column = query.complete_at
+        missing = sum(column is None or row[column] < done for key, row in wanted.items() if key not in found)
+        changed = {"events": self.events(facts.name), "rows": len(found), "wrong": wrong + missing}
+        return PipelineFacts(**(vars(facts) | changed))
+
+    def _wanted(self, pipeline: Pipeline, query: BatchQuery) -> Rows:
+        correction = pipeline.late.for_ if isinstance(pipeline.late, Correct) else timedelta()
+        with duckdb.connect() as batch:
+            for source in pipeline.inputs:
+                batch.register(source, self._table(source, correction))
+            answer = batch.execute(query.sql)
+            names = [column[0] for column in answer.description or ()]
+            return _by_key([dict(zip(names, row, strict=True)) for row in answer.fetchall()], query)
+
+    def _found(self, pipeline: Pipeline, query: BatchQuery) -> Rows:
+        if pipeline.kind is Kind.STREAM:
+            return _by_key(
+                [row for batch in self._batches(pipeline.name) for row in batch.values.to_pylist()], query
+            )
+        return _by_key(_plain(self._client.view(pipeline.name).table()).to_pylist(), query)
+
+    # -- events --------------------------------------------------------------------------------------------------
+
+    def _table(self, source: str, correction: timedelta) -> pa.Table:
+        """Events as a table: the columns that are no times, `at`, and whether they were `late`."""
+        if source in self._app.pipelines:
+            return _plain(pa.Table.from_pylist(self._finals(source)))
+        topic = self._app.topics[source]
+        columns = [field.name for field in topic.schema if not pa.types.is_timestamp(field.type)]
+        batches = [
+            pa.table({name: batch.values.column(name) for name in columns}
+                     | {"at": batch.occurred, "late": batch.late(topic.lateness + correction)})
+            for batch in self._batches(source)
+        ]  # fmt: skip
+        return pa.concat_tables(batches) if batches else _empty(topic.schema, columns)
+
+    def _finals(self, view: str) -> list[dict[str, Any]]:
+        """The rows of a view whose windows are over, each as it was then."""
+        changes = changes_topic(view, 1)
+        if changes not in self._client.topics():
+            return []
+        rows = (row for batch in self._batches(changes) for row in batch.values.to_pylist())
+        return [row["after"] for row in rows if row["op"] == "final"]
+
+    def _batches(self, topic: str, starts: Mapping[int, int] | None = None) -> Iterator[LogBatch]:
+        ends = self._client.log.ends(topic)
+        begin = starts or {part.partition: part.start for part in ends}
+        stops = {part.partition: part.end for part in ends}
+        for batch in Reader(self._client.log, topic, begin, stops):
+            mine = batch.since(begin[batch.partition])
+            if mine.values.num_rows:
+                yield mine
+
+
+def _acknowledged(journals: Path) -> dict[str, set[tuple[int, int, str]]]:
+    """What producers wrote down, by topic: partition, offset, number of the event."""
+    told: dict[str, set[tuple[int, int, str]]] = {}
+    for path in journals.glob("*.csv"):
+        with path.open() as lines:
+            for line in lines:
+                topic, partition, offset, event = line.rstrip("\n").split(",")
+                told.setdefault(topic, set()).add((int(partition), int(offset), event))
+    return told
+
+
+def _facts(row: tuple[Any, ...]) -> PipelineFacts:
+    name, kind, state, detail, watermark, *counts = row
+    return PipelineFacts(
+        name, kind, state or "starting", detail or "", dict(zip(_COUNTS, counts, strict=True)), watermark
+    )
+
+
+def _plain(table: pa.Table) -> pa.Table:
+    """A view's table with a window as two numbers, `start` and `end`."""
+    for number, column in enumerate(table.schema):
+        if pa.types.is_struct(column.type):
+            window = table.column(number).combine_chunks()
+            ends = {name: pc.struct_field(window, name).cast(pa.int64()) for name in ("start", "end")}
+            table = table.remove_column(number)
+            for name, values in ends.items():
+                table = table.append_column(name, values)
+            return table
+    return table
+
+
+def _empty(schema: pa.Schema, columns: list[str]) -> pa.Table:
+    fields = [schema.field(name) for name in columns]
+    return pa.schema([*fields, pa.field("at", pa.int64()), pa.field("late", pa.bool_())]).empty_table()
+
+
+def _by_key(rows: list[dict[str, Any]], query: BatchQuery) -> Rows:
+    return {tuple(row[name] for name in query.key): row for row in rows}
+
+
+def _same(found: Mapping[str, Any], wanted: Mapping[str, Any] | None) -> bool:
+    """Whether the columns that both have are equal; floats to nine digits, the order of addition being Spark's."""
+    if wanted is None:
+        return False
+    return all(_equal(found[name], value) for name, value in wanted.items() if name in found)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, float | np.floating):
+        return math.isclose(one, other, rel_tol=1e-9)
+    return bool(one == other)
