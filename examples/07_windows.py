@@ -62,4 +62,5 @@ if __name__ == "__main__":
         for view in ("rate", "speed", "visits", "patient"):
             for row in world.rows(view):
                 window, *rest = row.values()
-                print(view, f"{window['start']:%H:%M}-{window['end']:%H:%M}", *rest)
+                shown = (f"{value:.1f}" if isinstance(value, float) else value for value in rest)
+                print(view, f"{window['start']:%H:%M}-{window['end']:%H:%M}", *shown)

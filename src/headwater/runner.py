@@ -22,12 +22,20 @@ from headwater.events import SystemClock
 from headwater.plan import Checked
 from headwater.store.engine_state import EngineState, write_engine_state
 
-__all__ = ["EngineProcess", "catch_up", "check"]
+__all__ = ["EngineProcess", "app_of", "catch_up", "check", "replay"]
 
 logger = logging.getLogger("headwater.runner")
 _TRIES: Final = 3
 _TRIES_WITHIN: Final = 60.0
 _PATIENCE: Final = 45.0
+
+
+def app_of(data: Path) -> Path | None:
+    """The app file that was last run on a data folder; None when none was."""
+    try:
+        return Path((data / "engine" / "app").read_text())
+    except FileNotFoundError:
+        return None
 
 
 class EngineProcess:
@@ -58,6 +66,7 @@ class EngineProcess:
     def start(self) -> None:
         """Begin, and go on until `stop`."""
         self._tell("starting", "Spark is starting; log and views work meanwhile")
+        (self._data / "engine" / "app").write_text(str(self._order["app"]))
         self._thread.start()
 
     def stop(self) -> None:
@@ -71,6 +80,9 @@ class EngineProcess:
         ends: deque[float] = deque(maxlen=_TRIES)
         while not self._stopping.is_set():
             self._process = _started(self._order | {"work": "run"})
+            self._order[
+                "rebuild"
+            ] = []  # begun is enough: a rebuild that a crash interrupts goes on by itself
             self._tell("starting" if not ends else "restarting")
             said = self._process.stdout.read() if self._process.stdout else b""
             code = self._process.wait()
@@ -94,16 +106,32 @@ class EngineProcess:
         write_engine_state(self._data, EngineState(state, SystemClock().micros(), detail, self.pid))
 
 
-def catch_up(app: str | Path, data: Path, rebuild: Sequence[str] = ()) -> None:
+def catch_up(app: str | Path, data: Path, rebuild: Sequence[str] = (), since: str = "earliest") -> None:
     """Run all pipelines until they have committed what is in the log now, then end.
+
+    Args:
+        app: The user's file.
+        data: The data folder.
+        rebuild: Views that are to be made anew.
+        since: From where on: an offset or a moment.
 
     Raises:
         HeadwaterError: A pipeline failed.
     """
-    for _ in _told(
-        {"app": str(Path(app).absolute()), "data": str(data), "rebuild": list(rebuild), "work": "catch-up"}
-    ):
+    order = {"app": str(Path(app).absolute()), "data": str(data), "rebuild": list(rebuild), "since": since}
+    for _ in _told(order | {"work": "catch-up"}):
         pass
+
+
+def replay(app: str | Path, data: Path, names: Sequence[str] = (), rows: int = 0) -> Iterator[dict[str, Any]]:
+    """Run what pipelines have committed once more, apart from everything, and compare; one document per pipeline.
+
+    Raises:
+        HeadwaterError: Spark did not start, or a pipeline has nothing to replay.
+    """
+    order = {"app": str(Path(app).absolute()), "data": str(data), "names": list(names), "rows": rows}
+    for line in _told(order | {"work": "replay"}):
+        yield line["replayed"]
 
 
 def check(app: str | Path, data: Path) -> list[Checked]:

@@ -82,10 +82,13 @@ class ViewingContract:
         assert view.get({"category": None}) == total(None, 7)
         assert [view.get(text) for text in odd] == [total(text, 8) for text in odd]
 
-    def test_a_key_that_does_not_fit_is_refused(self, client: hw.Client, revenue: Keeper):
+    def test_a_key_that_does_not_fit_is_refused(self, client: hw.Client, revenue: Keeper, totals: Keeper):
         with pytest.raises(errors.BadKeyError) as caught:
             client.view(revenue.table.name).get("ink")
         assert "minute, category" in str(caught.value.detail)
+        for key in (7, ("ink", "pens"), {"name": "ink"}):
+            with pytest.raises(errors.BadKeyError):
+                client.view(totals.table.name).get(key)
 
     def test_columns_are_read_as_arrow(self, client: hw.Client, revenue: Keeper):
         table = client.view(revenue.table.name).table(where="category = 'ink'")

@@ -12,7 +12,9 @@ T0 = datetime(2026, 1, 1, tzinfo=UTC)
 
 def shop() -> hw.App:
     app = hw.App("shop")
-    app.topic("orders", "id int, amount int, at timestamp", key="id", time="at", lateness="10 seconds", partitions=2)
+    app.topic(
+        "orders", "id int, amount int, at timestamp", key="id", time="at", lateness="10 seconds", partitions=2
+    )
     return app
 
 
@@ -25,7 +27,9 @@ def test_a_windowed_view_has_its_rows_while_windows_are_open():
 
     @app.view(key="minute")
     def revenue(orders):
-        return orders.groupBy(F.window("at", "1 minute").alias("minute")).agg(F.sum("amount").alias("revenue"))
+        return orders.groupBy(F.window("at", "1 minute").alias("minute")).agg(
+            F.sum("amount").alias("revenue")
+        )
 
     with run(app) as world:
         world.send("orders", order(1, 5, 0), order(2, 6, 30), order(3, 7, 70))
@@ -35,7 +39,9 @@ def test_a_windowed_view_has_its_rows_while_windows_are_open():
         assert (counts.in_, counts.used, counts.unaccounted) == (3, 3, 0)
 
 
-@pytest.mark.parametrize("point", ["before-sink", "before-sink-commit", "in-sink-commit", "after-sink-commit", "after-publish"])
+@pytest.mark.parametrize(
+    "point", ["before-sink", "before-sink-commit", "in-sink-commit", "after-sink-commit", "after-publish"]
+)
 def test_a_crash_at_any_point_changes_nothing(point):
     app = shop()
 

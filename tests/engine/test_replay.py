@@ -2,11 +2,10 @@
 
 from datetime import UTC, datetime, timedelta
 
-import pytest
 from pyspark.sql import functions as F
 
 import headwater as hw
-from headwater.engine.replay import replay, rows_hash
+from headwater.engine.replay import replay
 from headwater.testing import run
 from headwater.testing.world import shared_spark
 
@@ -15,7 +14,14 @@ T0 = datetime(2026, 1, 1, tzinfo=UTC)
 
 def test_a_range_that_is_cut_elsewhere_gives_the_same_rows(tmp_path):
     app = hw.App("shop")
-    app.topic("orders", "id int, amount double, at timestamp", key="id", time="at", lateness="1 minute", partitions=3)
+    app.topic(
+        "orders",
+        "id int, amount double, at timestamp",
+        key="id",
+        time="at",
+        lateness="1 minute",
+        partitions=3,
+    )
 
     @app.view(key="minute")
     def revenue(orders):
@@ -29,13 +35,17 @@ def test_a_range_that_is_cut_elsewhere_gives_the_same_rows(tmp_path):
         for start in range(0, 300, 50):
             world.send(
                 "orders",
-                *({"id": i, "amount": i / 3, "at": T0 + timedelta(seconds=(i * 37) % 400)} for i in range(start, start + 50)),
+                *(
+                    {"id": i, "amount": i / 3, "at": T0 + timedelta(seconds=(i * 37) % 400)}
+                    for i in range(start, start + 50)
+                ),
             )
             world.settle()
-        around, engine = world._around, world._engine
+        around = world._around
         for name in ("revenue", "large"):
-            inputs = engine.keepers[name].ready().built.inputs
-            done = replay(shared_spark().session, app.pipelines[name], inputs, around, tmp_path / name, rows=40)
+            done = replay(
+                shared_spark().session, app.resolve(), app.pipelines[name], around, tmp_path / name, rows=40
+            )
             assert done.same, done
             assert done.batches > 3
             assert done.events == 300

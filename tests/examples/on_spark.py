@@ -21,7 +21,7 @@ from headwater.app import App
 from headwater.testing.world import shared_spark
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-LONGEST = 65  # lines
+LONGEST = 66  # lines
 
 
 class Ran(NamedTuple):

@@ -34,18 +34,18 @@ def lines_of(view: str) -> list[str]:
 
 def test_each_page_counts_in_one_minute_and_in_five_rolling_spans():
     pages = rows_of_the_example()
-    fixed = "select time_bucket(interval 1 minute, at) s, count(*) from pages group by s order by s"
+    fixed = 'select time_bucket(interval 1 minute, "at") s, count(*) from pages group by s order by s'
     assert lines_of("rate") == [
         f"{start:%H:%M}-{start + timedelta(minutes=1):%H:%M} {count}"
         for start, count in duck(fixed, pages=pages)
     ]
     rolling = """
-        select time_bucket(interval 1 minute, at) - interval 1 minute * hop as s, kind, avg(millis),
-               quantile_cont(millis, 0.9), count(distinct user)
+        select time_bucket(interval 1 minute, "at") - interval 1 minute * hop as s, kind, avg(millis),
+               quantile_cont(millis, 0.9), count(distinct "user")
         from pages, range(5) hops(hop) group by s, kind order by s, kind
     """
     assert lines_of("speed") == [
-        f"{start:%H:%M}-{start + timedelta(minutes=5):%H:%M} {kind} {mean} {p90} {users}"
+        f"{start:%H:%M}-{start + timedelta(minutes=5):%H:%M} {kind} {mean:.1f} {p90:.1f} {users}"
         for start, kind, mean, p90, users in duck(rolling, pages=pages)
     ]
 
@@ -53,11 +53,11 @@ def test_each_page_counts_in_one_minute_and_in_five_rolling_spans():
 def test_a_visit_ends_in_silence_and_a_film_keeps_it_open():
     # Islands of events by the textbook: a visit begins where nothing before reaches.
     sql = """
-        with ends as (select *, at + {gap} * interval 1 minute as until from pages),
-             marked as (select *, ifnull(at >= max(until) over (partition by user order by at
+        with ends as (select *, "at" + {gap} * interval 1 minute as until from pages),
+             marked as (select *, ifnull("at" >= max(until) over (partition by "user" order by "at"
                         rows between unbounded preceding and 1 preceding), true) as first from ends),
-             numbered as (select *, sum(first::int) over (partition by user order by at) as visit from marked)
-        select min(at) s, max(until) e, user, count(*) from numbered group by user, visit order by s, user
+             numbered as (select *, sum(first::int) over (partition by "user" order by "at") as visit from marked)
+        select min("at") s, max(until) e, "user", count(*) from numbered group by "user", visit order by s, "user"
     """
     for view, gap in (("visits", "10"), ("patient", "if(kind = 'film', 40, 10)")):
         expected = duck(sql.format(gap=gap), pages=rows_of_the_example())

@@ -26,7 +26,9 @@ def line_of(view: str, number: int) -> str:
 @pytest.mark.parametrize(("view", "allowed"), [("kept", 2), ("dropped", 2), ("corrected", 12)])
 def test_a_view_has_the_readings_its_policy_lets_in(view, allowed):
     used = in_time(readings(), "at", timedelta(minutes=allowed))
-    sql = "select strftime(date_trunc('minute', at), '%H:%M') m, sum(watts)::int from power group by m order by m"
+    sql = """
+        select strftime(date_trunc('minute', "at"), '%H:%M') m, sum(watts)::int from power group by m order by m
+    """
     assert line_of(view, 0) == f"{view}: {dict(duck(sql, power=used))}"
     left_out = len(readings()) - len(used)
     kept, dropped = (0, left_out) if view == "dropped" else (left_out, 0)

@@ -18,7 +18,7 @@ def orders():
 
 def test_the_chain_gives_what_a_nested_query_gives():
     sql = """
-        with minutes as (select date_trunc('minute', at) m, sum(cents) cents from orders group by m)
+        with minutes as (select date_trunc('minute', "at") m, sum(cents) cents from orders group by m)
         select date_trunc('hour', m) h, max(cents)::int, count(*) from minutes group by h order by h
     """
     rows = duck(sql, orders=orders())

@@ -37,5 +37,6 @@ def test_its_tests_see_that_a_repeated_order_counts_twice():
     def revenue(orders):
         return orders.groupBy(F.window("at", "1 minute").alias("minute")).agg(F.sum("cents").alias("cents"))
 
-    with pytest.raises(AssertionError, match="1070"):
+    with pytest.raises(AssertionError) as failed:
         STRAGGLERS(lambda app, now: run(wrong, now=now))
+    assert "== [570]" in str(failed.traceback[-1].statement)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from decimal import Decimal
@@ -186,8 +187,6 @@ def test_a_wait_that_is_too_long_ends_with_how_far_the_view_is(web: httpx.Client
 
 def test_readers_that_wait_hold_no_threads(node: Node, web: httpx.Client, revenue: Keeper):
     """More of them than there are threads for reading, and the node still answers."""
-    import threading
-
     params = {"after": f"{revenue.topic}/0/4", "timeout": "20"}
     statuses: list[int] = []
 
@@ -249,5 +248,5 @@ def test_a_folder_without_a_store_has_no_views(tmp_path):
         assert web.get("/api/views/revenue").json()["code"] == "UNKNOWN_VIEW"
         assert web.post("/api/sql", json={"sql": "select 1"}).json()["code"] == "BAD_QUERY"
         keeper = Keeper(tmp_path, TOTALS)  # a pipeline begins while the node runs
-        assert [view["name"] for view in web.get("/api/views").json()["views"]][0] == "totals"
+        assert next(view["name"] for view in web.get("/api/views").json()["views"]) == "totals"
         keeper.close()

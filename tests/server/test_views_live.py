@@ -211,20 +211,20 @@ def test_a_view_that_is_built_anew_is_shown_whole_again(web: httpx.Client, total
 
 
 def test_the_state_of_the_engine_is_told(web: httpx.Client, tmp_path):
-    with Node(tmp_path, port=0) as node, httpx.Client(base_url=node.url, trust_env=False) as other:
-        with live(other) as found:
-            assert until(found, "engine") == {
-                "state": "none",
-                "detail": "there are no pipelines",
-                "since": None,
-            }
-            keeper = Keeper(tmp_path, TOTALS)
-            keeper.tell("starting", detail="Spark is starting", since=1_000_000)
+    with (
+        Node(tmp_path, port=0) as node,
+        httpx.Client(base_url=node.url, trust_env=False) as other,
+        live(other) as found,
+    ):
+        nothing = {"state": "none", "detail": "there are no pipelines", "since": None}
+        assert until(found, "engine") == nothing
+        keeper = Keeper(tmp_path, TOTALS)
+        keeper.tell("starting", detail="Spark is starting", since=1_000_000)
+        told = until(found, "engine")
+        while told["state"] != "starting":
             told = until(found, "engine")
-            while told["state"] != "starting":
-                told = until(found, "engine")
-            assert told["detail"] == "Spark is starting"
-            keeper.close()
+        assert told["detail"] == "Spark is starting"
+        keeper.close()
 
 
 def test_a_page_cannot_ask_for_unknown_or_too_many_views(web: httpx.Client):

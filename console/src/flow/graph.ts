@@ -14,13 +14,11 @@ export interface Edge {
   to: string;
 }
 
-const MOST_ALONE = 24;
-
 export interface Graph {
   boxes: Box[];
   edges: Edge[];
-  /** Topics that no pipeline reads and that are too many to draw. */
-  left: number;
+  /** Topics that no pipeline reads or feeds. */
+  alone: string[];
 }
 
 /** What flows where: from topics through pipelines into views, and on into the topics of streams. */
@@ -44,7 +42,7 @@ export function graphOf(pipelines: Pipeline[], topics: TopicInfo[], views: ViewI
   }
   for (const view of views) if (view.kind === "view" && !kept.has(view.name)) box("view", view.name);
   const changes = /\.changes(\.\d+)?$/;
-  const alone = topics.filter(({ name }) => !changes.test(name) && !name.startsWith("_") && !boxes.has(`topic:${name}`));
-  for (const topic of alone.slice(0, MOST_ALONE)) box("topic", topic.name);
-  return { boxes: [...boxes.values()], edges, left: Math.max(0, alone.length - MOST_ALONE) };
+  const names = topics.map((topic) => topic.name);
+  const alone = names.filter((name) => !changes.test(name) && !name.startsWith("_") && !boxes.has(`topic:${name}`));
+  return { boxes: [...boxes.values()], edges, alone };
 }

@@ -20,7 +20,7 @@ import {
 } from "./wire";
 
 const LOOK_EVERY = 2000; // ms
-const PATIENCE = 6000; // ms that a look may take
+const PATIENCE = 30_000; // ms that a look may take; a node with very many topics is slow at first
 const WAITS = [500, 1000, 2000, 4000]; // ms before the next try
 const NEWEST: Record<string, string> = { hw_batches: "-committed_at", hw_late: "-received_at", hw_quarantine: "-received_at" };
 const FIRST_PICTURE = 1500; // ms in which a page that opens paused still takes what comes

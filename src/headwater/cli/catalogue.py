@@ -27,7 +27,12 @@ VERBS: Final = {
     verb.name: verb
     for verb in (
         Verb("demo", "start", f"{_ROOM}.demo", "Run a small shop, with live events, for a first look."),
-        Verb("run", "start", f"{_ROOM}.run", "Start the node, with the topics of an app."),
+        Verb(
+            "run",
+            "start",
+            f"{_ROOM}.run",
+            "Run an app: the node with its topics, and its pipelines on Spark.",
+        ),
         Verb(
             "status",
             "start",
@@ -44,7 +49,19 @@ VERBS: Final = {
         Verb("late", "look", f"{_ROOM}.late", "Print events that came late, or that could not be used."),
         Verb("send", "act", f"{_ROOM}.send", "Send events, given as JSON, to a topic."),
         Verb("reset", "act", f"{_ROOM}.reset", "Set where a consumer group goes on."),
+        Verb(
+            "backfill",
+            "act",
+            f"{_ROOM}.backfill",
+            "Make a view anew from the log, beside the present one, then let it take its place.",
+        ),
         Verb("plan", "check", f"{_ROOM}.plan", "Show what an app would do, and what is wrong with it."),
+        Verb(
+            "replay",
+            "check",
+            f"{_ROOM}.replay",
+            "Run what pipelines have committed once more, apart from everything, and compare the rows by hash.",
+        ),
         Verb("verify", "check", f"{_ROOM}.verify", "Read every byte of the log and compare every checksum."),
         Verb(
             "doctor",

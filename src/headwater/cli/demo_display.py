@@ -69,8 +69,8 @@ def display(stage: Stage, over: Callable[[], bool], ending: str = "Ctrl-C ends")
             taken = pipelines.take(now, {one.name: one.counts["in_"] for one in facts})
             rates = topics.take(now, appended)
             last = f"\n{sum(rates.values()):,.0f} events/s   {stage.url}   {ending}"
-            parts = [_topics(appended, rates), Text(), _pipelines(facts, taken), _engine(stage.engine())]
-            live.update(Group(*parts, Text(last, style="dim")), refresh=True)
+            tables = Group(_topics(appended, rates), Text(), _pipelines(facts, taken))
+            live.update(Group(tables, _engine(stage.engine()), Text(last, style="dim")), refresh=True)
             time.sleep(_EVERY)
 
 

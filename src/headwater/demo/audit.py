@@ -176,14 +176,14 @@ class Audit:
     # -- events --------------------------------------------------------------------------------------------------
 
     def _table(self, source: str, correction: timedelta) -> pa.Table:
-        """Events as a table: the columns that are no times, `at`, and whether they were `late`."""
+        """Events as a table: the columns that are no times, `moment`, and whether they were `late`."""
         if source in self._app.pipelines:
             return _plain(pa.Table.from_pylist(self._finals(source)))
         topic = self._app.topics[source]
         columns = [field.name for field in topic.schema if not pa.types.is_timestamp(field.type)]
         batches = [
             pa.table({name: batch.values.column(name) for name in columns}
-                     | {"at": batch.occurred, "late": batch.late(topic.lateness + correction)})
+                     | {"moment": batch.occurred, "late": batch.late(topic.lateness + correction)})
             for batch in self._batches(source)
         ]  # fmt: skip
         return pa.concat_tables(batches) if batches else _empty(topic.schema, columns)
@@ -239,7 +239,7 @@ def _plain(table: pa.Table) -> pa.Table:
 
 def _empty(schema: pa.Schema, columns: list[str]) -> pa.Table:
     fields = [schema.field(name) for name in columns]
-    return pa.schema([*fields, pa.field("at", pa.int64()), pa.field("late", pa.bool_())]).empty_table()
+    return pa.schema([*fields, pa.field("moment", pa.int64()), pa.field("late", pa.bool_())]).empty_table()
 
 
 def _by_key(rows: list[dict[str, Any]], query: BatchQuery) -> Rows:

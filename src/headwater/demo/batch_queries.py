@@ -1,6 +1,6 @@
 """What each pipeline of the shop should have found, as a batch query over all events that were in time.
 
-Times are microseconds since 1970: `at` is an event's time, `start` and `end` are those of a window.
+Times are microseconds since 1970: `moment` is an event's time, `start` and `end` are those of a window.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ class BatchQuery:
 BATCH_QUERIES: Final = {
     "revenue": BatchQuery(
         """
-        select at // 60000000 * 60000000 as start, category, sum(amount) as revenue, count(*) as orders
+        select moment // 60000000 * 60000000 as start, category, sum(amount) as revenue, count(*) as orders
         from orders where not late group by all
         """,
         ("start", "category"),
     ),
     "unpaid": BatchQuery(
         """
-        select order_id, customer_id, category, amount, at + 30000000 as until
+        select order_id, customer_id, category, amount, moment + 30000000 as until
         from orders
         where not late and not exists (
             from payments where not late and payments.order_id = orders.order_id
-                            and payments.at between orders.at and orders.at + 30000000)
+                            and payments.moment between orders.moment and orders.moment + 30000000)
         """,
         ("order_id",),
         complete_at="until",
@@ -45,17 +45,17 @@ BATCH_QUERIES: Final = {
     "visits": BatchQuery(
         """
         with acts as (
-            select customer_id, at, 1 as page, 0 as login from clicks where not late
+            select customer_id, moment, 1 as page, 0 as login from clicks where not late
             union all
-            select customer_id, at, 0 as page, 1 as login from logins where not late),
+            select customer_id, moment, 0 as page, 1 as login from logins where not late),
         begun as (
-            select *, coalesce(at - lag(at) over (partition by customer_id order by at, page) >= 10000000, true) as new
+            select *, coalesce(moment - lag(moment) over (partition by customer_id order by moment, page) >= 10000000, true) as new
             from acts),
         numbered as (
-            select *, count_if(new) over (partition by customer_id order by at, page
+            select *, count_if(new) over (partition by customer_id order by moment, page
                                           rows between unbounded preceding and current row) as visit
             from begun)
-        select customer_id, min(at) as start, max(at) + 10000000 as "end", sum(page) as pages, sum(login) as logins
+        select customer_id, min(moment) as start, max(moment) + 10000000 as "end", sum(page) as pages, sum(login) as logins
         from numbered group by customer_id, visit
         """,
         ("customer_id", "start"),
@@ -63,14 +63,14 @@ BATCH_QUERIES: Final = {
     ),
     "search_times": BatchQuery(
         """
-        select at // 60000000 * 60000000 as start, count(*) as searches, sum(millis // hits) as millis_per_hit
+        select moment // 60000000 * 60000000 as start, count(*) as searches, sum(millis // hits) as millis_per_hit
         from searches where not late and hits > 0 group by all
         """,
         ("start",),
     ),
     "temperatures": BatchQuery(
         """
-        select sensor_id, (at // 10000000 - back) * 10000000 as start, avg(celsius) as celsius, count(*) as readings
+        select sensor_id, (moment // 10000000 - back) * 10000000 as start, avg(celsius) as celsius, count(*) as readings
         from sensors, range(3) as hops(back) where not late group by all
         """,
         ("sensor_id", "start"),

@@ -10,7 +10,7 @@ __all__ = ["Journal"]
 
 
 class Journal:
-    """The acknowledgements of one program, one line each: topic, partition, offset, number of the event.
+    r"""The acknowledgements of one program, one line each: topic, partition, offset, number of the event.
 
     Args:
         path: The file; it is written anew.

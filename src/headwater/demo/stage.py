@@ -202,7 +202,7 @@ class Stage:
     def _compared(self, facts: PipelineFacts) -> PipelineFacts:
         """A pipeline with its rows compared; again after a moment if they differ, since time goes on."""
         for turn in range(_AGAIN):
-            if facts.state in ("failed", "starting"):
+            if facts.state == "failed" or not facts.counts["in_"]:
                 return replace(facts, events=self._audit.events(facts.name))
             time.sleep(turn / 2)
             now = next(now for now in self.pipelines() if now.name == facts.name)

@@ -1,7 +1,7 @@
 """The shop's programs that produce: tills, a web shop, cold-store sensors. What they send depends on the seed alone.
 
-Things go wrong on purpose: tills and phones without network send old events, a till repeats a payment because it did not
-see the answer, one sensor's clock is slow and another's says 2099. Every event has a number of its own.
+Things go wrong on purpose: tills and phones without network send old events, a till repeats a payment because it did
+not see the answer, one sensor's clock is slow and another's says 2099. Every event has a number of its own.
 """
 
 from __future__ import annotations

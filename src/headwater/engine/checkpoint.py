@@ -5,13 +5,14 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from headwater.errors import DamagedError
 
-__all__ = ["Offsets", "Planned", "newest_batch", "planned_batch", "sync"]
+__all__ = ["Offsets", "Planned", "mend", "newest_batch", "planned_batch", "sync"]
 
 Offsets = Mapping[int, int]
 """Offset by partition."""
@@ -24,6 +25,35 @@ class Planned:
     start: Offsets
     end: Offsets
     watermark: int
+
+
+def mend(checkpoint: Path, committed: int) -> list[str]:
+    """Take away what a power cut left of a batch that was planned and never committed; the names of what is gone.
+
+    A file of a batch that *is* committed was synced before, so if it is damaged, that is not a power cut's doing.
+
+    Args:
+        checkpoint: The query's checkpoint folder.
+        committed: The newest batch in the ledger; -1 when there is none.
+
+    Raises:
+        DamagedError: A file of a committed batch cannot be read.
+    """
+    gone: list[str] = []
+    for kind in ("offsets", "commits"):
+        for number in sorted(_numbers(checkpoint / kind), reverse=True)[:2]:
+            path = checkpoint / kind / str(number)
+            if path.read_bytes().startswith(b"v1"):
+                continue
+            if kind == "offsets" and number <= committed:
+                raise _damaged(path, "its contents are gone")
+            path.unlink()
+            gone.append(f"{kind}/{number}")
+    metadata = checkpoint / "metadata"
+    if _numbers(checkpoint / "offsets") and not (metadata.exists() and metadata.stat().st_size):
+        metadata.write_text(json.dumps({"id": str(uuid.uuid4())}))
+        gone.append("metadata")
+    return gone
 
 
 def newest_batch(checkpoint: Path) -> int | None:
@@ -92,7 +122,7 @@ def _damaged(path: Path, why: str) -> DamagedError:
     return DamagedError(
         f"the checkpoint of a pipeline is damaged: {path.parent.name}/{path.name}",
         detail=f"{path}: {why}",
-        fix="headwater doctor",
+        fix=f"headwater run --rebuild {path.parents[3].name}",
         path=str(path),
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 
 from pyspark.sql import SparkSession
 
@@ -10,6 +10,7 @@ from headwater.engine.inputs import Input
 from headwater.engine.keeper import Keeper
 from headwater.engine.outputs import ops_of
 from headwater.engine.surroundings import Surroundings
+from headwater.engine.versions import Rebuild
 from headwater.pipelines import Graph, Kind
 
 __all__ = ["Engine"]
@@ -22,7 +23,7 @@ class Engine:
         graph: The app's topics and pipelines.
         spark: Gives the session; asked for in the background.
         around: What all queries share.
-        rebuild: Views that may be made anew; what stands behind them is, too.
+        rebuild: Views that are to be made anew, and how; what stands behind them is, too.
     """
 
     def __init__(
@@ -30,9 +31,10 @@ class Engine:
         graph: Graph,
         spark: Callable[[], SparkSession],
         around: Surroundings,
-        rebuild: Collection[str] = (),
+        rebuild: Mapping[str, Rebuild] | None = None,
     ) -> None:
-        anew = {*rebuild, *(name for view in rebuild for name in graph.downstream(view))}
+        anew = dict(rebuild or {})
+        anew.update({name: Rebuild() for view in rebuild or () for name in graph.downstream(view)})
         self._graph = graph
         self._around = around
         self.keepers = {
@@ -40,16 +42,11 @@ class Engine:
                 spark,
                 pipeline,
                 lambda names=pipeline.inputs: tuple(self._input(name) for name in names),  # type: ignore[misc]
-                self._version(pipeline.name),
                 around,
-                rebuild=pipeline.name in anew,
+                anew.get(pipeline.name),
             )
             for pipeline in graph.pipelines
         }
-
-    def _version(self, name: str) -> int:
-        current = self._around.store.current(name)
-        return current.version if current else 1
 
     def _input(self, name: str) -> Input:
         """What a pipeline sees under this name; waits for the pipeline that makes it."""
@@ -58,7 +55,9 @@ class Engine:
         query = self.keepers[name].ready()
         assert query.topic is not None
         topic = self._around.log.topic(query.topic.name)
-        return Input(name, topic, ops_of(query.built) if query.pipeline.kind is Kind.VIEW else ())
+        return Input(
+            name, topic, ops_of(finals=query.built.finals) if query.pipeline.kind is Kind.VIEW else ()
+        )
 
     def start(self) -> None:
         """Create the app's topics and start all pipelines in the background."""

@@ -32,8 +32,8 @@ class ParquetFolder:
     """A folder of Parquet files that batches add to.
 
     `stage` before the batch is committed, `publish` after it; both may be called again, and leave the same behind.
-    Readers that take all files of the manifest see whole batches, each once; DuckDB, Polars and Spark can read the folder
-    as it is.
+    Readers that take all files of the manifest see whole batches, each once; DuckDB, Polars and Spark can read the
+    folder as it is.
 
     Example:
         >>> import tempfile

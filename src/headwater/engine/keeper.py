@@ -10,13 +10,13 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
-from headwater.engine.fit import compare, require_fit
 from headwater.engine.inputs import Input
 from headwater.engine.points import CrashError
 from headwater.engine.poison import find_poison
-from headwater.engine.query import Query
+from headwater.engine.query import Bounds, Query
 from headwater.engine.surroundings import Surroundings
 from headwater.engine.translation import translated
+from headwater.engine.versions import Rebuild, Versions
 from headwater.errors import FencedError, HeadwaterError, LedgerMismatchError, UsageError
 from headwater.pipelines import Pipeline
 from headwater.store import PipelineReport
@@ -39,9 +39,8 @@ class Keeper:
         spark: Gives the session.
         pipeline: What to run.
         inputs: Gives what it reads, once its inputs are there.
-        version: Which version of it.
         around: What it shares with others.
-        rebuild: Whether it may be made anew when what is kept does not fit it.
+        rebuild: Given when it is to be made anew.
     """
 
     def __init__(
@@ -49,19 +48,15 @@ class Keeper:
         spark: Callable[[], SparkSession],
         pipeline: Pipeline,
         inputs: Callable[[], tuple[Input, ...]],
-        version: int,
         around: Surroundings,
-        *,
-        rebuild: bool = False,
+        rebuild: Rebuild | None = None,
     ) -> None:
         self.pipeline = pipeline
         self.error: HeadwaterError | None = None
         self._spark = spark
         self._inputs = inputs
-        self._version = version
         self._around = around
-        self._rebuild = rebuild
-        self._goal: dict[str, dict[int, int]] | None = None
+        self._versions = Versions(around, pipeline.name, self._made, rebuild)
         self._query: Query | None = None
         self._failures: deque[float] = deque()
         self._stopping = threading.Event()
@@ -137,38 +132,18 @@ class Keeper:
     def _once(self) -> BaseException | None:
         """Run the query until it ends; what ended it."""
         try:
-            query = self._fitting()
+            query = self._versions.query()
             query.start()
         except Exception as error:
             return error
         self._query = query
-        self._tell("rebuilding" if self._goal else "running")
+        self._tell("rebuilding" if self._versions.rebuilding else "running")
         query.wait()
         return query.failure
 
-    def _fitting(self) -> Query:
-        """A query that goes on from what is there, or one that makes the view anew beside it."""
-        query = self._made(self._version)
-        fit = compare(query.home.made(), query.made(), query.built)
-        if fit.verdict != "rebuild" or self._goal is not None:
-            require_fit(self.pipeline, fit)
-            return query
-        anew = self._made(self._version + 1)
-        begun = anew.home.made()
-        if begun is None and not self._rebuild:
-            require_fit(self.pipeline, fit)
-        if begun is not None:
-            require_fit(self.pipeline, compare(begun, anew.made(), anew.built))
-        self._version += 1
-        log = self._around.log
-        self._goal = {
-            input_.topic.name: {end.partition: end.end for end in log.ends(input_.topic.name)}
-            for input_ in anew.built.inputs
-        }
-        return anew
-
-    def _made(self, version: int) -> Query:
-        return Query(self._spark(), self.pipeline, self._inputs(), version, self._around, self._committed)
+    def _made(self, version: int, bounds: Bounds | None) -> Query:
+        inputs = self._inputs()
+        return Query(self._spark(), self.pipeline, inputs, version, self._around, self._committed, bounds)
 
     def _after(self, failure: BaseException | None) -> float | None:
         """Seconds until the next try; None when there is none."""
@@ -221,22 +196,14 @@ class Keeper:
 
     def _committed(self) -> None:
         self._failures.clear()
-        if self._goal is not None and self._reached(self._goal):
-            self._around.store.swap(self.pipeline.name, self._version)
-            self._goal = None
+        if self._versions.committed():
             self._tell("running")
-
-    def _reached(self, goal: dict[str, dict[int, int]]) -> bool:
-        entry = self._around.store.last(f"{self.pipeline.name}@{self._version}")
-        return entry is not None and all(
-            read.end[partition] >= end for read in entry.inputs for partition, end in goal[read.topic].items()
-        )
 
     def _tell(self, state: PipelineState, detail: str = "", error: HeadwaterError | None = None) -> None:
         pipeline = self.pipeline
         report = PipelineReport(
             pipeline.name,
-            self._version,
+            self._versions.number,
             pipeline.kind.value,
             state,
             detail,

@@ -65,9 +65,9 @@ def output_topic(built: Built, version: int) -> Topic | None:
     )
 
 
-def ops_of(built: Built) -> tuple[str, ...]:
+def ops_of(*, finals: bool) -> tuple[str, ...]:
     """Which changes of a view are events for pipelines behind it: each row once, when it is final, if it ever is."""
-    return ("final",) if built.finals else ("insert", "update")
+    return ("final",) if finals else ("insert", "update")
 
 
 def publish(store: Store, log: EventLog, built: Built, topic: Topic | None, query: str) -> None:

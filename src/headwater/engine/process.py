@@ -11,21 +11,26 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from headwater.app import load_app
 from headwater.engine.checking import check
 from headwater.engine.engine import Engine
+from headwater.engine.replay import replay
 from headwater.engine.session import Spark, SparkSettings
 from headwater.engine.surroundings import Surroundings
+from headwater.engine.versions import Rebuild
 from headwater.errors import HeadwaterError, LockedError
 from headwater.events import SystemClock
 from headwater.log import EventLog
+from headwater.pipelines import Kind
 from headwater.store import SqliteStore
 from headwater.store.engine_state import EngineState, write_engine_state
 
@@ -38,15 +43,22 @@ class Order(msgspec.Struct, frozen=True):
     Attributes:
         app: The user's file.
         data: The data folder.
-        work: "run"; "catch-up", to end when all that is in the log now is committed; or "check".
-        rebuild: Views that may be made anew.
-        settings: How large Spark may be.
+        work: "run"; "catch-up", to end when all that is in the log now is committed; "check"; or "replay".
+        rebuild: Views that are to be made anew.
+        since: From where on; an offset or a moment as text.
+        names: Pipelines to replay; all, if empty.
+        rows: About how many events a batch of a replay takes.
+        cores: How many processors Spark may use; 0: all.
+        memory: What Java may take.
     """
 
     app: str
     data: str
     work: str = "run"
     rebuild: tuple[str, ...] = ()
+    since: str = "earliest"
+    names: tuple[str, ...] = ()
+    rows: int = 0
     cores: int = 0
     memory: str = ""
 
@@ -58,22 +70,23 @@ def main(argument: str) -> int:
     _log_to_file(data)
     ended = _end_of_input()
     try:
-        return _check(order, data) if order.work == "check" else _run(order, data, ended)
+        work = {"check": _check, "replay": _replay}.get(order.work)
+        return work(order, data) if work else _run(order, data, ended)
     except HeadwaterError as error:
-        sys.stdout.buffer.write(msgspec.json.encode({"error": error.problem()}) + b"\n")
+        _say({"error": error.problem()})
         return error.exit_code
 
 
 def _run(order: Order, data: Path, ended: threading.Event) -> int:
     clock = SystemClock()
     with _only_one(data), EventLog(data, clock=clock) as log:
-        store = SqliteStore(data / "store", clock)
+        store = SqliteStore(data / "store", clock, partial(reach, "in-sink-commit"))
         settings = _settings(order)
         spark = Spark(data / "engine", settings)
         graph = load_app(order.app).resolve()
-        engine = Engine(
-            graph, lambda: spark.session, Surroundings(log, store, clock, cores=settings.cores), order.rebuild
-        )
+        around = Surroundings(log, store, clock, cores=settings.cores)
+        rebuild = {name: Rebuild(order.since) for name in order.rebuild}
+        engine = Engine(graph, lambda: spark.session, around, rebuild)
         engine.start()
         _tell_when_up(data, spark)
         try:
@@ -101,11 +114,34 @@ def _check(order: Order, data: Path) -> int:
     spark = Spark(data / "engine" if data.exists() else Path(os.devnull).parent, _settings(order))
     try:
         for checked in check(load_app(order.app).resolve(), data, lambda: spark.session):
-            sys.stdout.buffer.write(msgspec.json.encode({"checked": checked}) + b"\n")
-            sys.stdout.flush()
+            _say({"checked": checked})
     finally:
         spark.stop()
     return 0
+
+
+def _replay(order: Order, data: Path) -> int:
+    spark = Spark(data / "engine", _settings(order))
+    clock = SystemClock()
+    graph = load_app(order.app).resolve()
+    store = SqliteStore(data / "store", clock)
+    try:
+        with EventLog(data, clock=clock) as log, tempfile.TemporaryDirectory(prefix="headwater-") as scratch:
+            around = Surroundings(log, store, clock, cores=_settings(order).cores)
+            for pipeline in graph.pipelines:
+                if pipeline.kind is not Kind.FILES and (not order.names or pipeline.name in order.names):
+                    folder = Path(scratch, pipeline.name)
+                    done = replay(spark.session, graph, pipeline, around, folder, order.rows or 100_000)
+                    _say({"replayed": done})
+    finally:
+        spark.stop()
+        store.close()
+    return 0
+
+
+def _say(document: dict[str, Any]) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(document) + b"\n")
+    sys.stdout.flush()
 
 
 def _settings(order: Order) -> SparkSettings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from headwater.engine.building import build
+from headwater.engine.checkpoint import mend
 from headwater.engine.home import Made
 from headwater.engine.inputs import Input, Reading
 from headwater.engine.outputs import output_topic, publish
@@ -23,6 +25,8 @@ from headwater.pipelines import Kind, Pipeline
 from headwater.store import ViewTable
 
 __all__ = ["Bounds", "Query"]
+
+logger = logging.getLogger("headwater.engine")
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,11 @@ class Query:
         topics = {input_.name: input_.topic.name for input_ in self.built.inputs}
         self.home.write_skips(topics, store.skipped(self.home.query))
         epoch = store.take(self.home.query)
+        last = store.last(self.home.query)
+        for name in mend(self.home.checkpoint, last.batch if last else -1):
+            logger.warning(
+                "%s: %s of the checkpoint was cut short and is planned anew", self.home.query, name
+            )
         publish(store, log, self.built, self.topic, self.home.query)
         sink = Sink(
             self.built,

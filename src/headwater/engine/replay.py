@@ -14,12 +14,13 @@ from pyspark.sql import SparkSession
 
 from headwater.engine.home import Home
 from headwater.engine.inputs import Input
+from headwater.engine.outputs import changelog_name, ops_of
 from headwater.engine.query import Bounds, Query
 from headwater.engine.surroundings import Surroundings
 from headwater.errors import UnknownViewError
 from headwater.log import EventLog
 from headwater.log.reader import Reader
-from headwater.pipelines import Kind, Pipeline
+from headwater.pipelines import Graph, Kind, Pipeline
 from headwater.store import LedgerEntry, SqliteStore, Views
 
 __all__ = ["Replayed", "replay", "rows_hash"]
@@ -51,8 +52,8 @@ class Replayed:
 
 def replay(
     spark: SparkSession,
+    graph: Graph,
     pipeline: Pipeline,
-    inputs: tuple[Input, ...],
     around: Surroundings,
     scratch: Path,
     rows: int,
@@ -61,8 +62,8 @@ def replay(
 
     Args:
         spark: The session.
+        graph: The app it belongs to.
         pipeline: Which pipeline.
-        inputs: What it reads.
         around: The log it reads and the store that has its rows.
         scratch: An empty folder.
         rows: About how many events a batch takes; another number cuts the range elsewhere.
@@ -70,7 +71,8 @@ def replay(
     Raises:
         UnknownViewError: It has committed nothing yet.
     """
-    version = _version(pipeline, around)
+    version = _version(pipeline.name, around)
+    inputs = tuple(_input(name, graph, around) for name in pipeline.inputs)
     entry, kept = _kept(pipeline, version, around)
     store = SqliteStore(scratch / "store", around.clock)
     apart = replace(around, store=store, scratch=scratch, rows=rows, wait=0.02)
@@ -101,9 +103,20 @@ def _events_between(query: Query) -> int:
     return sum(ends[name][p] - start for name, starts in query.starts.items() for p, start in starts.items())
 
 
-def _version(pipeline: Pipeline, around: Surroundings) -> int:
-    current = around.store.current(pipeline.name)
+def _version(name: str, around: Surroundings) -> int:
+    current = around.store.current(name)
     return current.version if current else 1
+
+
+def _input(name: str, graph: Graph, around: Surroundings) -> Input:
+    """What a pipeline saw under this name when it ran."""
+    source = {pipeline.name: pipeline for pipeline in graph.pipelines}.get(name)
+    if source is None or source.kind is not Kind.VIEW:
+        return Input(name, around.log.topic(name))
+    version, table = _version(name, around), around.store.current(name)
+    made = around.home(name, version).made()
+    finals = made is not None and made.mode == "update" and table is not None and table.window is not None
+    return Input(name, around.log.topic(changelog_name(name, version)), ops_of(finals=finals))
 
 
 def _kept(pipeline: Pipeline, version: int, around: Surroundings) -> tuple[LedgerEntry, pa.Table]:

@@ -55,7 +55,7 @@ def run(app: App, *, now: datetime | str | None = None, rows: int = 400_000) -> 
     clock = ManualClock(now or datetime.now(UTC))
     with tempfile.TemporaryDirectory(prefix="headwater-", ignore_cleanup_errors=True) as folder:
         log = EventLog(folder, clock=clock)
-        store = SqliteStore(Path(folder, "store"), clock)
+        store = SqliteStore(Path(folder, "store"), clock, partial(reach, "in-sink-commit"))
         around = Surroundings(log, store, clock, rows=rows, wait=_WAIT)
         engine = Engine(graph, lambda: shared_spark().session, around)
         engine.start()

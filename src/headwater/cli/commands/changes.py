@@ -33,7 +33,8 @@ def changes(
 
     Args:
         view: The view.
-        since: The position of the last change seen, earliest, or latest [default: latest, with --no-follow earliest].
+        since: The position of the last change seen, earliest or latest; what comes from now on if left out, and all
+            changes when it does not follow.
         follow: Go on as changes come, or stop at those there are.
         snapshot: Begin with all rows as they are.
         limit: Stop after so many changes.

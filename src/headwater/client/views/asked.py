@@ -143,12 +143,18 @@ def key_row(table: ViewTable, key: Any) -> dict[str, Any]:
     if isinstance(key, Mapping) and (set(key) == set(table.key) or table.window not in table.key):
         given = dict(key)
     else:
-        several = isinstance(key, list | tuple) and not (len(table.key) == 1 and len(key) != 1)
-        values = tuple(key) if several else (key,)
+        one_list = len(table.key) == 1 and pa.types.is_list(table.schema.field(table.key[0]).type)
+        values = tuple(key) if isinstance(key, list | tuple) and not one_list else (key,)
         given = dict(zip(table.key, values, strict=False)) if len(values) == len(table.key) else {}
     if set(given) != set(table.key):
         what = f'{shown(key)} is no key of view "{table.name}"'
         raise BadKeyError(what, detail=f"its key is ({', '.join(table.key)})", view=table.name)
+    try:
+        for name, value in given.items():
+            pa.array([value], table.schema.field(name).type)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+        what = f'{shown(key)} is no key of view "{table.name}"'
+        raise BadKeyError(what, detail=str(error), view=table.name) from None
     return {name: given[name] for name in table.key}
 
 
@@ -172,12 +178,13 @@ def key_from_text(table: ViewTable, texts: Sequence[str]) -> dict[str, Any]:
             if len(table.key) != 1 or not pa.types.is_string(table.schema.field(table.key[0]).type):
                 what = f'{shown(texts[0])} is no key of view "{table.name}"'
                 raise BadKeyError(what, detail=error.what, view=table.name) from None
-    given = key_row(table, tuple(texts))
     try:
-        return {name: _value(table.schema.field(name).type, text) for name, text in given.items()}
+        pairs = zip(table.key, texts, strict=True)
+        return {name: _value(table.schema.field(name).type, text) for name, text in pairs}
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
         what = f'{", ".join(texts)} is no key of view "{table.name}"'
-        raise BadKeyError(what, detail=str(error), view=table.name) from None
+        detail = f"its key is ({', '.join(table.key)}): {error}"
+        raise BadKeyError(what, detail=detail, view=table.name) from None
 
 
 def _from_json(table: ViewTable, text: str) -> dict[str, Any]:

@@ -41,6 +41,7 @@ class SqliteStore:
     Args:
         folder: Where `store.db` is or will be.
         clock: What time it is.
+        about_to_commit: Called when the work of a batch is written and not yet committed; what it raises undoes it all.
 
     Example:
         >>> import tempfile
@@ -54,7 +55,10 @@ class SqliteStore:
         NotWritableError: The folder cannot be written.
     """
 
-    def __init__(self, folder: Path, clock: Clock | None = None) -> None:
+    def __init__(
+        self, folder: Path, clock: Clock | None = None, about_to_commit: Callable[[], None] | None = None
+    ) -> None:
+        self._about_to_commit = about_to_commit or (lambda: None)
         self.folder = Path(folder)
         self.path = self.folder / "store.db"
         self._clock: Clock = SystemClock() if clock is None else clock
@@ -122,6 +126,7 @@ class SqliteStore:
         with self._lock:
             with transaction(self._connection, self.path):
                 written = prepared.write(self._connection)
+                self._about_to_commit()
             if written:
                 self._wake()
         return written

@@ -1,0 +1,130 @@
+"""The check at the end of the demo: it finds what is missing, unknown, unaccounted for, or wrong."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+
+import pytest
+
+import headwater as hw
+from headwater.demo.audit import Audit, PipelineFacts, TopicFacts
+from headwater.demo.batch_queries import BATCH_QUERIES
+from headwater.demo.journal import Journal
+from headwater.demo.producing import Tally
+from headwater.demo.shop import app
+from headwater.demo.traffic import PROGRAMS, Setting, cold_stores
+from headwater.testing import run
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+SUM = {"in_": 10, "used": 7, "late": 1, "quarantined": 1, "dropped": 1}
+
+
+@pytest.fixture
+def shop(tmp_path):
+    """A log with 200 readings of which a journal knows; (audit, folder of the journal)."""
+    with hw.connect(tmp_path / "data") as client:
+        for topic in app.topics.values():
+            client.log.create(topic)
+        journal = Journal(tmp_path / "journals" / "plant.csv")
+        for item in islice(cold_stores(Setting("plant", 1, lambda: NOON)), 200):
+            journal.note(item.value["reading_id"], client.send("sensors", item.value))
+        journal.close()
+        yield Audit(client, app, {name: dict.fromkeys(range(topic.partitions), 0) for name, topic in app.topics.items()}), journal.path.parent
+
+
+def sensors(audit: Audit, journals) -> TopicFacts:
+    sent = {"sensors": Tally(200, 200, 0)}
+    return next(facts for facts in audit.topics(sent, journals) if facts.topic == "sensors")
+
+
+def test_what_was_acknowledged_is_in_the_log(shop):
+    assert sensors(*shop).faults() == []
+
+
+def test_an_event_at_another_offset_is_missing_and_unknown(shop):
+    audit, journals = shop
+    path = journals / "plant.csv"
+    path.write_text(path.read_text().replace("sensors,0,17,", "sensors,0,1017,"))
+    assert (sensors(audit, journals).missing, sensors(audit, journals).unknown) == (1, 1)
+
+
+def test_an_event_that_nobody_sent_is_found(shop):
+    audit, journals = shop
+    lines = (journals / "plant.csv").read_text().splitlines(keepends=True)
+    (journals / "plant.csv").write_text("".join(lines[:-1]))
+    assert sensors(audit, journals).unknown == 1
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        TopicFacts("orders", Tally(10, 9, 0), 9),
+        TopicFacts("orders", Tally(10, 9, 1), 8),
+        TopicFacts("orders", Tally(10, 9, 1), 9, missing=1),
+        TopicFacts("orders", Tally(10, 9, 1), 9, unknown=1),
+        PipelineFacts("revenue", counts=SUM | {"used": 6}),
+        PipelineFacts("revenue", counts=SUM, events=11),
+        PipelineFacts("revenue", counts=SUM, events=10, rows=3, wrong=1),
+        PipelineFacts("revenue", state="failed", counts=SUM, events=10, rows=3, wrong=0),
+    ],
+)
+def test_a_number_that_is_off_is_a_fault(facts):
+    assert facts.faults()
+
+
+def test_numbers_that_add_up_are_no_fault():
+    assert TopicFacts("orders", Tally(10, 9, 1), 9).faults() == []
+    assert PipelineFacts("revenue", counts=SUM, events=10, rows=3, wrong=0).faults() == []
+
+
+@pytest.fixture(scope="module")
+def world():
+    """Four minutes of the shop at 40 events a second, on Spark, with poison."""
+    with run(app, now=NOON) as world:
+        programs = [
+            (program.events(Setting(program.name, 1, world.clock.now, poison=True)), int(program.share * 160))
+            for programs in PROGRAMS.values()
+            for program in programs
+        ]
+        for _ in range(60):
+            for events, number in programs:
+                by_topic: dict[str, list[object]] = {}
+                for item in islice(events, number):
+                    by_topic.setdefault(item.topic, []).append(item.value)
+                for topic, values in by_topic.items():
+                    world.send(topic, *values)
+            world.advance("4 seconds")
+        world.advance("1 minute")
+        for _ in range(2):  # the second time for what the first has made final
+            world.settle()
+        yield world
+
+
+@pytest.mark.parametrize("name", list(app.pipelines))
+def test_each_pipeline_finds_what_a_batch_query_finds(world, name):
+    audit = Audit(world.client, app, {})
+    facts = next(facts for facts in audit.pipelines() if facts.name == name)
+    compared = audit.compared(facts)
+    assert compared.faults() == []
+    assert compared.events == compared.counts["in_"] > 0
+    assert compared.rows
+    assert (compared.counts["quarantined"] > 0) == (name == "search_times")
+
+
+def test_a_row_that_differs_is_wrong(world, monkeypatch):
+    audit = Audit(world.client, app, {})
+    facts = next(facts for facts in audit.pipelines() if facts.name == "revenue")
+    rows = audit._found(app.pipelines["revenue"], BATCH_QUERIES["revenue"])
+    first = next(iter(rows.values()))
+    first["orders"] += 1
+    monkeypatch.setattr(audit, "_found", lambda *_: rows)
+    assert audit.compared(facts).wrong == 1
+    rows.popitem()
+    assert audit.compared(facts).wrong == 2
+
+
+def test_late_orders_count_in_revenue_for_an_hour_and_not_among_the_unpaid(world):
+    counts = {facts.name: facts.counts for facts in Audit(world.client, app, {}).pipelines()}
+    assert 0 < counts["revenue"]["late"] < counts["unpaid"]["late"]
+    assert world.clock.now() - NOON > timedelta(minutes=4)
