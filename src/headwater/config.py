@@ -53,4 +53,9 @@ DATA = Setting(
     "data", ".headwater", "The folder of the log, or the address of a node such as http://127.0.0.1:8642."
 )
 PORT = Setting("port", "8642", "The port a node listens on.")
-SETTINGS = (DATA, PORT)
+SPARK_CORES = Setting("spark_cores", "0", "How many processors Spark uses; 0 takes all of the machine.")
+SPARK_MEMORY = Setting("spark_memory", "1g", "The most memory that Spark's Java may take.")
+JAVA_PATIENCE = Setting(
+    "java_patience", "60", "Seconds without an answer from Java after which the engine is started again."
+)
+SETTINGS = (DATA, PORT, SPARK_CORES, SPARK_MEMORY, JAVA_PATIENCE)

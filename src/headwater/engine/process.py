@@ -15,14 +15,18 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from headwater.app import load_app
+from headwater.config import JAVA_PATIENCE, SPARK_CORES, SPARK_MEMORY
 from headwater.engine.checking import check
 from headwater.engine.engine import Engine
+from headwater.engine.heartbeat import watch
+from headwater.engine.points import reach
 from headwater.engine.replay import replay
 from headwater.engine.session import Spark, SparkSettings
 from headwater.engine.surroundings import Surroundings
@@ -48,8 +52,6 @@ class Order(msgspec.Struct, frozen=True):
         since: From where on; an offset or a moment as text.
         names: Pipelines to replay; all, if empty.
         rows: About how many events a batch of a replay takes.
-        cores: How many processors Spark may use; 0: all.
-        memory: What Java may take.
     """
 
     app: str
@@ -59,8 +61,6 @@ class Order(msgspec.Struct, frozen=True):
     since: str = "earliest"
     names: tuple[str, ...] = ()
     rows: int = 0
-    cores: int = 0
-    memory: str = ""
 
 
 def main(argument: str) -> int:
@@ -81,7 +81,7 @@ def _run(order: Order, data: Path, ended: threading.Event) -> int:
     clock = SystemClock()
     with _only_one(data), EventLog(data, clock=clock) as log:
         store = SqliteStore(data / "store", clock, partial(reach, "in-sink-commit"))
-        settings = _settings(order)
+        settings = _settings()
         spark = Spark(data / "engine", settings)
         graph = load_app(order.app).resolve()
         around = Surroundings(log, store, clock, cores=settings.cores)
@@ -102,16 +102,18 @@ def _run(order: Order, data: Path, ended: threading.Event) -> int:
 
 
 def _tell_when_up(data: Path, spark: Spark) -> None:
+    """Say that Spark runs once it does, and keep an eye on it from then on."""
+
     def wait() -> None:
         with contextlib.suppress(HeadwaterError):  # the pipelines tell
-            _ = spark.session
+            watch(spark.session, JAVA_PATIENCE.number())
             write_engine_state(data, EngineState("running", SystemClock().micros(), pid=os.getpid()))
 
     threading.Thread(target=wait, name="headwater-spark", daemon=True).start()
 
 
 def _check(order: Order, data: Path) -> int:
-    spark = Spark(data / "engine" if data.exists() else Path(os.devnull).parent, _settings(order))
+    spark = Spark(data / "engine" if data.exists() else Path(os.devnull).parent, _settings())
     try:
         for checked in check(load_app(order.app).resolve(), data, lambda: spark.session):
             _say({"checked": checked})
@@ -121,13 +123,13 @@ def _check(order: Order, data: Path) -> int:
 
 
 def _replay(order: Order, data: Path) -> int:
-    spark = Spark(data / "engine", _settings(order))
+    spark = Spark(data / "engine", _settings())
     clock = SystemClock()
     graph = load_app(order.app).resolve()
     store = SqliteStore(data / "store", clock)
     try:
         with EventLog(data, clock=clock) as log, tempfile.TemporaryDirectory(prefix="headwater-") as scratch:
-            around = Surroundings(log, store, clock, cores=_settings(order).cores)
+            around = Surroundings(log, store, clock, cores=_settings().cores)
             for pipeline in graph.pipelines:
                 if pipeline.kind is not Kind.FILES and (not order.names or pipeline.name in order.names):
                     folder = Path(scratch, pipeline.name)
@@ -144,9 +146,9 @@ def _say(document: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def _settings(order: Order) -> SparkSettings:
-    known = {name: value for name, value in (("cores", order.cores), ("memory", order.memory)) if value}
-    return SparkSettings(**known)  # type: ignore[arg-type]
+def _settings() -> SparkSettings:
+    cores = SPARK_CORES.number() or os.cpu_count() or 2
+    return SparkSettings(cores=cores, memory=SPARK_MEMORY.read())
 
 
 def _end_of_input() -> threading.Event:

@@ -7,13 +7,14 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from headwater.app import App
 from headwater.client import Client, connect
 from headwater.engine.engine import Engine
-from headwater.engine.points import arm
+from headwater.engine.points import arm, reach
 from headwater.engine.session import Spark, SparkSettings
 from headwater.engine.surroundings import Surroundings
 from headwater.events import ManualClock, Receipt

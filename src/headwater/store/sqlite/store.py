@@ -11,7 +11,7 @@ import os
 import sqlite3
 import struct
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from headwater.errors import NotWritableError

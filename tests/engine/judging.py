@@ -1,0 +1,148 @@
+"""What a pipeline must have made, found without it: the log's rule of lateness by hand, and the same query as a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from headwater.app import App
+from headwater.engine.inputs import Input
+from headwater.engine.replay import rows_hash
+from headwater.log import EventLog, Topic
+from headwater.log.storage import Kind as FrameKind
+from headwater.pipelines import Correct, Drop
+from headwater.store import Counts
+from headwater.testing import World
+from headwater.testing.world import shared_spark
+
+LOWEST = -(2**63)
+_MICROSECOND = timedelta(microseconds=1)
+
+
+class Judged(NamedTuple):
+    """An event in its place; `behind`: how far below the highest time before it, in microseconds."""
+
+    partition: int
+    offset: int
+    value: dict[str, Any]
+    occurred: int
+    behind: int
+
+
+def judged(log: EventLog, name: str) -> list[Judged]:
+    """All events of a topic, judged by walking each partition and nothing else."""
+    topic = log.opened(name)
+    found: list[Judged] = []
+    for end in log.ends(name):
+        at, running = end.start, LOWEST
+        while at < end.end:
+            for frame, data in topic.fetch(end.partition, at, 1 << 20):
+                at = frame.next_offset
+                if frame.kind is FrameKind.MARK:
+                    running = max(running, frame.running_max)
+                    continue
+                batch = topic.decode(end.partition, frame, data)
+                rows = zip(batch.offsets, batch.occurred, batch.received, batch.values.to_pylist(), strict=True)
+                for offset, occurred, received, value in rows:
+                    found.append(
+                        Judged(end.partition, int(offset), value, int(occurred), running - int(occurred))
+                    )
+                    if occurred <= received + topic.definition.ahead // _MICROSECOND:
+                        running = max(running, int(occurred))
+    return found
+
+
+def allowed(topic: Topic, late: object) -> int:
+    """How late an event may be for a pipeline with this policy, in microseconds."""
+    more = late.for_ if isinstance(late, Correct) else timedelta()
+    return (topic.lateness + more) // _MICROSECOND
+
+
+def expected_counts(log: EventLog, app: App, name: str, *, timed: bool = True) -> Counts:
+    """What must have become of the events of a pipeline that reads topics and quarantines nothing."""
+    pipeline, counts = app.pipelines[name], Counts()
+    for topic in pipeline.inputs:
+        events = judged(log, topic)
+        limit = allowed(log.topic(topic), pipeline.late)
+        late = sum(event.behind > limit for event in events) if timed else 0
+        dropped = isinstance(pipeline.late, Drop)
+        counts += Counts(
+            in_=len(events),
+            used=len(events) - late,
+            late=0 if dropped else late,
+            dropped=late if dropped else 0,
+        )
+    return counts
+
+
+def in_time(log: EventLog, name: str, late: object, *, timed: bool = True) -> pa.Table:
+    """The events of a topic that count, as a table."""
+    topic = log.topic(name)
+    limit = allowed(topic, late)
+    rows = [event.value for event in judged(log, name) if not timed or event.behind <= limit]
+    return pa.Table.from_pylist(rows, Input(name, topic).schema)
+
+
+def batch_rows(
+    app: App, name: str, log: EventLog, *, timed: bool = True, inputs: Mapping[str, pa.Table] | None = None
+) -> pa.Table:
+    """The rows of a pipeline's function over its events as one batch."""
+    pipeline = app.pipelines[name]
+    session = shared_spark().session.newSession()
+    tables = inputs or {topic: in_time(log, topic, pipeline.late, timed=timed) for topic in pipeline.inputs}
+    frames = {topic: session.createDataFrame(table) for topic, table in tables.items()}
+    return pipeline.apply(frames).toArrow()
+
+
+def same_rows(found: pa.Table | list[dict[str, Any]], wanted: pa.Table) -> None:
+    """Rows are equal in any order; if not, says which differ."""
+    table = found if isinstance(found, pa.Table) else pa.Table.from_pylist(found)
+    if rows_hash(table) == rows_hash(wanted):
+        return
+    ours, theirs = _texts(table.to_pylist()), _texts(wanted.to_pylist())
+    assert sorted(ours) == sorted(theirs), {
+        "only here": [row for row in ours if row not in theirs][:5],
+        "missing": [row for row in theirs if row not in ours][:5],
+        "counts": (len(ours), len(theirs)),
+    }
+
+
+def _texts(rows: Iterable[dict[str, Any]]) -> list[str]:
+    return [repr(row) for row in rows]
+
+
+def view_table(world: World, name: str) -> pa.Table:
+    """The rows of a view."""
+    return world._views.table(name)
+
+
+def stream_rows(world: World, name: str) -> list[dict[str, Any]]:
+    """The rows of a stream, from its topic."""
+    return [event.value for event in world.client.read(name, stop="end") if event.value is not None]
+
+
+def rows_from_changes(world: World, view: str, topic: str | None = None) -> list[dict[str, Any]]:
+    """The rows that the changelog alone leads to; each change must fit what was there before it, once."""
+    key = world._views.definition(view).key
+    rows: dict[str, dict[str, Any]] = {}
+    for event in world.client.read(topic or f"{view}.changes", stop="end"):
+        assert event.value is not None
+        op, before, after = (event.value[name] for name in ("op", "before", "after"))
+        if op == "final":
+            assert rows[_key(after, key)] == after
+            continue
+        place = _key(after or before, key)
+        assert rows.get(place) == before, (op, rows.get(place), before)
+        assert (op == "insert") == (before is None)
+        if after is None:
+            del rows[place]
+        else:
+            rows[place] = after
+    return list(rows.values())
+
+
+def _key(row: Mapping[str, Any], key: tuple[str, ...]) -> str:
+    return repr([row[name] for name in key])
