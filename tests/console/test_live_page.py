@@ -148,6 +148,31 @@ def test_a_killed_node_is_a_banner_and_numbers_come_back(browser: Browser, tmp_p
         shop.close()
 
 
+def test_the_tail_has_no_gap_and_no_repeat_over_a_restart(browser: Browser, tmp_path: Path):
+    with Node(tmp_path, port=0) as node:
+        port = node.port
+        node.log.create(Topic.declare("orders", "n int"))
+    process = serve(tmp_path, port)
+    try:
+        with hw.connect(tmp_path) as client:
+            client.send("orders", {"n": 0})
+            browser.open(f"http://127.0.0.1:{port}/?topic=orders")
+            browser.wait_text("#tail", "1 event seen")
+            process.kill()
+            process.wait()
+            browser.wait_text("#lost", "Connection lost")
+            client.send_many("orders", [{"n": n} for n in range(1, 8)])
+            process = serve(tmp_path, port)
+            browser.wait_text("#tail", "8 events seen")
+            client.send("orders", {"n": 8})
+        browser.wait_text("#tail", "9 events seen")
+        offsets = browser.run("return [...document.querySelectorAll('#tail .where')].map((e) => e.innerText)")
+        assert offsets == [f"0/{offset}" for offset in reversed(range(9))]
+    finally:
+        process.kill()
+        process.wait()
+
+
 def serve(folder: Path, port: int) -> subprocess.Popen[str]:
     """A node in a process of its own that answers."""
     process = subprocess.Popen(
@@ -172,6 +197,22 @@ def test_while_paused_nothing_moves_and_then_everything_is_there(browser: Browse
     browser.click("#pause")
     browser.wait_text(BOOKS, "55", seconds=3)
     browser.wait_text("[data-view=revenue] tbody", "music", seconds=3)
+
+
+def test_a_hidden_tab_rests_and_comes_back_up_to_date(browser: Browser, node: Node, shop: Shop):
+    browser.open(node.url)
+    browser.wait_text(BOOKS, "10")
+    hide = (
+        "Object.defineProperty(document, 'hidden', {value: arguments[0], configurable: true});"
+        "document.dispatchEvent(new Event('visibilitychange'))"
+    )
+    browser.run(hide, True)
+    shop.sell(books=66)
+    time.sleep(1.5)
+    assert " 10 " in browser.text(BOOKS)
+    browser.run(hide, False)
+    browser.wait_text(BOOKS, "66", seconds=3)
+    browser.wait_text("#connection", "live")
 
 
 def test_the_address_restores_what_was_chosen(browser: Browser, node: Node, shop: Shop):

@@ -124,10 +124,10 @@ def test_no_process_outlives_a_demo_that_was_killed(killed):
 
 
 def test_ctrl_c_ends_the_demo_and_every_number_adds_up(killed, environment):
-    folder, _ = killed
-    until(lambda: running(folder) is None)
+    folder, engine = killed
+    until(lambda: running(folder) is None and not members(engine))
     with demo(folder, environment, "--for", "1h", "--json", "--rate", "100") as process:
-        until(lambda: read_engine_state(folder).state == "running")
+        until(lambda: read_engine_state(folder).state == "running" and read_engine_state(folder).pid != engine)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=220)
     assert process.returncode == 0, err

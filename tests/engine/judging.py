@@ -1,4 +1,4 @@
-"""What a pipeline must have made, found without it: the log's rule of lateness by hand, and the same query as a batch."""
+"""What a pipeline must have made, found without it: the log's rule of lateness by hand, and the query as a batch."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ def judged(log: EventLog, name: str) -> list[Judged]:
                     running = max(running, frame.running_max)
                     continue
                 batch = topic.decode(end.partition, frame, data)
-                rows = zip(batch.offsets, batch.occurred, batch.received, batch.values.to_pylist(), strict=True)
+                rows = zip(
+                    batch.offsets, batch.occurred, batch.received, batch.values.to_pylist(), strict=True
+                )
                 for offset, occurred, received, value in rows:
                     found.append(
                         Judged(end.partition, int(offset), value, int(occurred), running - int(occurred))

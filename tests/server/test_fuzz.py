@@ -84,6 +84,9 @@ FIELDS += [
     "tombstone",
     "max_bytes",
     "given",
+    "sql",
+    "parameters",
+    "limit",
 ]
 
 
@@ -169,7 +172,7 @@ def places(node: Node) -> list[tuple[str, str]]:
         (method.upper(), path)
         for path, methods in described["paths"].items()
         for method in methods
-        if not path.endswith("/follow")  # a stream that is right goes on for ever
+        if not path.endswith(("/follow", "/changes", "/live"))  # a stream that is right goes on for ever
     ]
 
 

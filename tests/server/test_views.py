@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import json
+import random
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from decimal import Decimal
+from urllib.parse import quote
 
 import duckdb
 import httpx
@@ -250,3 +252,56 @@ def test_a_folder_without_a_store_has_no_views(tmp_path):
         keeper = Keeper(tmp_path, TOTALS)  # a pipeline begins while the node runs
         assert next(view["name"] for view in web.get("/api/views").json()["views"]) == "totals"
         keeper.close()
+
+
+WORDS = [
+    "",
+    "0",
+    "-1",
+    "9" * 30,
+    "null",
+    "{}",
+    '{"minute":null,"category":null}',
+    "\x00",
+    "ü",
+    "-5m",
+    "1e400",
+    "true",
+]
+WORDS += [
+    "2026-01-01T00:00:00Z",
+    "2026-01-01T12:00:00Z/2026-01-01T12:01:00Z",
+    "0001-01-01T00:00:00Z",
+    "../..",
+    "pens",
+]
+WORDS += [
+    "amount > 1",
+    "1=1 --",
+    "/* x",
+    "'",
+    "category = 'ink'",
+    "-amount",
+    "minute",
+    "x" * 300,
+    "\ud800",
+    "all",
+]
+
+
+def test_no_parameters_are_answered_with_a_fault_of_ours(
+    web: httpx.Client, revenue: Keeper, caplog: pytest.LogCaptureFixture
+):
+    drawn = random.Random(13)
+    names = ["where", "key", "order", "limit", "as_of", "open", "after", "since", ""]
+    views = [revenue.table.name, "hw_pipelines", "hw_batches", "hw_late"]
+    seen: set[int] = set()
+    for _ in range(800):
+        words = [(drawn.choice(names), drawn.choice(WORDS)) for _ in range(drawn.choice([0, 1, 1, 2, 3]))]
+        query = "&".join(f"{name}={quote(word, errors='surrogatepass')}" for name, word in words)
+        ending = drawn.choice(["", ".json", ".csv", ".arrow", ".parquet", ".ndjson", ".xml"])
+        answer = web.get(f"/api/views/{drawn.choice(views)}{ending}?timeout=0&{query}")
+        seen.add(answer.status_code)
+        assert answer.status_code < 500 or answer.json()["code"] == "VIEW_BEHIND", (query, answer.text)
+    assert {200, 400, 404} <= seen
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []

@@ -31,7 +31,7 @@ SHOP: Final = Path(__file__).with_name("shop.py")
 """The app that is run."""
 _PATIENCE: Final = 60.0  # seconds for a process to answer on a busy machine
 _PARTING: Final = 15.0  # seconds for a process to end; the node waits 8 for requests under way
-_AGAIN: Final = 5  # times that rows are compared, since what waits for time may come in between
+_SETTLING: Final = 30.0  # seconds in which rows that wait for time may still come
 _PRELOADED: Final = ["headwater.demo.producing", "headwater.server.node"]
 # Tills go through the node, the other programs open the folder: both ways lead into the same log.
 _BY_NODE: Final = frozenset(["tills"])
@@ -181,13 +181,18 @@ class Stage:
         """Whether every pipeline has taken in all there is, or never will."""
         if self.missing or self.engine().state == "failed":
             return True
-        behind = [
-            facts for facts in self.pipelines()
+        if self._behind():
+            return False
+        chained = [one for one in self.app.pipelines.values() if not set(one.inputs) <= set(self.app.topics)]
+        self._expected |= {one.name: self._audit.events(one.name) for one in chained}
+        return not self._behind()
+
+    def _behind(self) -> list[str]:
+        return [
+            facts.name
+            for facts in self.pipelines()
             if facts.state != "failed" and facts.counts["in_"] < self._expected[facts.name]
-        ]  # fmt: skip
-        for facts in behind:  # the events of a pipeline behind another one become more
-            self._expected[facts.name] = self._audit.events(facts.name)
-        return not behind
+        ]
 
     def outcome(self) -> Outcome:
         """Compare everything with everything."""
@@ -201,14 +206,12 @@ class Stage:
 
     def _compared(self, facts: PipelineFacts) -> PipelineFacts:
         """A pipeline with its rows compared; again after a moment if they differ, since time goes on."""
-        for turn in range(_AGAIN):
-            if facts.state == "failed" or not facts.counts["in_"]:
-                return replace(facts, events=self._audit.events(facts.name))
-            time.sleep(turn / 2)
-            now = next(now for now in self.pipelines() if now.name == facts.name)
-            compared = self._audit.compared(now)
-            if not compared.faults():
-                break
+        if facts.state == "failed" or not facts.counts["in_"]:
+            return replace(facts, events=self._audit.events(facts.name))
+        end = time.monotonic() + _SETTLING
+        while (compared := self._audit.compared(facts)).faults() and time.monotonic() < end:
+            time.sleep(0.5)
+            facts = next(now for now in self.pipelines() if now.name == facts.name)
         return compared
 
     def close(self) -> None:

@@ -36,6 +36,9 @@ _CHANGING: Final = re.compile(
     r"\b(rand|randn|uuid|shuffle|current_timestamp|current_date|localtimestamp|now)\("
 )
 _MARK: Final = "spark.watermarkDelayMs"
+_UNMATCHED: Final = {"LeftOuter": (0,), "RightOuter": (1,), "FullOuter": (0, 1)}
+"""Of which sides a join gives rows that found no partner."""
+_SOME_TIME: Final = 1_000_000_000_000
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,7 @@ def build(spark: SparkSession, pipeline: Pipeline, inputs: tuple[Input, ...], re
     first = _called(session_for(spark, empty_batches=True), pipeline, inputs, replace(reading, late=True))
     plan = _plan(first)
     _refuse_chance(pipeline, plan)
+    _refuse_waiting(first, pipeline, plan)
     operators = tuple(_stateful(plan))
     mode = _mode(first, pipeline, operators)
     timed = bool(operators) and _allowed(first, "append") is None
@@ -185,6 +189,40 @@ def _refuse_chance(pipeline: Pipeline, plan: Any) -> None:
         detail = "a batch that is run again after a crash must give the same rows"
         fix = "take the time from the event" if found[1] not in ("rand", "randn", "uuid", "shuffle") else None
         raise BadPipelineError(what, detail=detail, fix=fix, place=pipeline.place, pipeline=pipeline.name)
+
+
+def _refuse_waiting(frame: DataFrame, pipeline: Pipeline, plan: Any) -> None:
+    """An outer join must know when no partner can come any more; Spark would wait for ever and say nothing."""
+    jvm: Any = frame.sparkSession.sparkContext._jvm
+    helper = jvm.org.apache.spark.sql.catalyst.analysis.StreamingJoinHelper
+    moment = jvm.scala.Option.apply(_SOME_TIME)
+    for join in _joins(plan):
+        sides = (join.left(), join.right())
+        for number in _UNMATCHED.get(join.joinType().toString(), ()):
+            mine, other = sides[number].outputSet(), sides[1 - number].outputSet()
+            border = helper.getStateValueWatermark(mine, other, join.condition(), moment)
+            if border.isEmpty() and not helper.isWatermarkInJoinKeys(join):
+                raise _endless(pipeline, ("left", "right")[number])
+
+
+def _joins(plan: Any) -> Iterator[Any]:
+    """The joins of two streams in a plan."""
+    children = [plan.children().apply(number) for number in range(plan.children().size())]
+    streams = [child for child in children if child.isStreaming()]
+    if plan.nodeName() == "Join" and len(streams) == 2:
+        yield plan
+    for child in streams:
+        yield from _joins(child)
+
+
+def _endless(pipeline: Pipeline, side: str) -> BadPipelineError:
+    what = f"{pipeline} has an outer join that never knows when a row of its {side} side stays alone"
+    detail = (
+        "its condition sets no limit to how much later the other side may come, so unmatched rows would never "
+        "be given and nothing would ever be forgotten"
+    )
+    fix = "limit both times: paid_at between placed_at and placed_at + interval 10 minutes"
+    return BadPipelineError(what, detail=detail, fix=fix, place=pipeline.place, pipeline=pipeline.name)
 
 
 def _check_columns(pipeline: Pipeline, schema: pa.Schema) -> None:

@@ -30,6 +30,9 @@ _TRIES_WITHIN: Final = 60.0
 _FIRST_PAUSE: Final = 0.5
 _HOPELESS: Final = (UsageError, FencedError, LedgerMismatchError)
 """Errors that the next try would meet again."""
+_SLOW: Final = "failed to connect back"
+"""Spark gives each of its Python processes ten seconds to start, whatever else the machine does: nobody's fault."""
+_SLOW_PAUSE: Final = 2.0
 
 
 class Keeper:
@@ -153,6 +156,10 @@ class Keeper:
         if isinstance(failure, _HOPELESS):
             self._give_up(translated(failure, self.pipeline))
             return None
+        if _SLOW in str(failure):
+            self._tell("waiting", f"the machine is busy, Spark starts slowly; next try in {_SLOW_PAUSE:g} s")
+            self._forget()
+            return _SLOW_PAUSE
         if self._quarantined(failure):
             self._forget()
             return 0.0
@@ -176,7 +183,11 @@ class Keeper:
         if query is None or isinstance(failure, HeadwaterError) or self._stopping.is_set():
             return False
         self._tell("waiting", "looking for the event that makes the function fail")
-        found = find_poison(self._spark(), query, self._around)
+        try:
+            found = find_poison(self._spark(), query, self._around)
+        except Exception:
+            logger.warning("%s: the search for the event was cut short", self.pipeline, exc_info=True)
+            return False
         if found:
             self._around.store.skip(query.home.query, found)
             logger.warning("%s: %d events quarantined: %s", self.pipeline, len(found), found[0].reason)

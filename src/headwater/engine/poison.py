@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame, SparkSession
 
 from headwater.engine.accounting import asides_of
@@ -53,6 +54,8 @@ def find_poison(spark: SparkSession, query: Query, around: Surroundings) -> list
         frames = {input_.name: _frame(session, input_, some) for input_ in query.built.inputs}
         try:
             query.pipeline.apply(frames).write.format("noop").mode("overwrite").save()
+        except (Py4JNetworkError, OSError):
+            raise  # Spark itself is gone: no event is to blame
         except Exception as error:
             return first_line(error)
         return None
@@ -86,7 +89,8 @@ def _guilty(
     if reason is None:
         return
     if len(there) == 1 and len(there[0]) == 1:
-        yield there[0], reason
+        if probe(there) is not None:  # twice: a worker that somebody killed must not blame an event
+            yield there[0], reason
         return
     for half in _halves(there):
         yield from _guilty(half, probe)

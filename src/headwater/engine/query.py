@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -27,6 +28,8 @@ from headwater.store import ViewTable
 __all__ = ["Bounds", "Query"]
 
 logger = logging.getLogger("headwater.engine")
+_starting = threading.Lock()
+"""One query starts at a time: Spark gives the Python process of an input ten seconds to come up, and no more."""
 
 
 @dataclass(frozen=True)
@@ -131,8 +134,14 @@ class Query:
         )
         writer = self.built.frame.writeStream.outputMode(self.built.mode)
         writer = writer.option("checkpointLocation", str(self.home.checkpoint))
-        self._running = writer.foreachBatch(lambda frame, batch: self._take(sink, frame, batch)).start()
-        self._started.set()
+        with _starting:
+            self._running = writer.foreachBatch(lambda frame, batch: self._take(sink, frame, batch)).start()
+            self._started.set()
+            self._wait_for_sources(self._running)
+
+    def _wait_for_sources(self, running: StreamingQuery) -> None:
+        while running.isActive and running.status["message"] == "Initializing sources":
+            time.sleep(0.05)
 
     def _take(self, sink: Sink, frame: DataFrame, batch: int) -> None:
         """Called by Spark for each batch; what goes wrong is kept, since Spark passes on only its text."""

@@ -19,11 +19,12 @@ from headwater.engine.accounting import Account, account
 from headwater.engine.building import Built
 from headwater.engine.checkpoint import Planned, planned_batch, sync
 from headwater.engine.files import ParquetFolder
+from headwater.engine.holding import Hold
 from headwater.engine.home import Home
 from headwater.engine.outputs import publish
 from headwater.engine.points import reach
 from headwater.engine.surroundings import Surroundings
-from headwater.errors import LedgerMismatchError
+from headwater.errors import EngineFailedError
 from headwater.log import Topic
 from headwater.log.storage.frame import LOWEST_TIME
 from headwater.pipelines import Drop
@@ -65,6 +66,7 @@ class Sink:
         self._table = table
         self._topic = topic
         self._starts = starts
+        self._hold = Hold(around, built.pipeline.name) if around.scratch is None else None
         self._files = ParquetFolder(Path(built.pipeline.path)) if built.pipeline.path else None
 
     def take(self, frame: DataFrame, batch: int, observed: ObservedRows) -> bool:
@@ -76,7 +78,7 @@ class Sink:
             observed: Tells, after the run, how many rows each input gave to the function.
         """
         reach("before-sink")
-        began, worked = time.monotonic(), time.process_time()
+        began, worked = time.monotonic(), time.thread_time()
         rows = frame.toArrow()  # always: Spark's state moves with it, even if the write is skipped
         planned = planned_batch(self._home.checkpoint, batch, list(self._starts), self._starts)
         asides = self._store.skipped(self._home.query)
@@ -93,7 +95,7 @@ class Sink:
             committed_at=self._clock.micros(),
             rows=rows.num_rows,
             wall=time.monotonic() - began,
-            cpu=time.process_time() - worked,
+            cpu=time.thread_time() - worked,
         )
         if self._files is not None:
             self._files.stage(batch, rows)
@@ -103,6 +105,8 @@ class Sink:
             self._files.publish(entry)
         publish(self._store, self._log, self._built, self._topic, self._home.query)
         reach("after-publish")
+        if self._hold is not None:
+            self._hold.note(entry)
         return taken
 
     def _account(self, name: str, planned: Planned, asides: list[Aside]) -> Account:
@@ -120,7 +124,7 @@ class Sink:
             seen = observed(name)
             ticks = int(planned[name].watermark > LOWEST_TIME and planned[name].start != planned[name].end)
             if seen is not None and seen - ticks != counted.ready:
-                raise LedgerMismatchError(
+                raise EngineFailedError(
                     f'{self._built.pipeline} counts {seen - ticks} events of "{name}", the log {counted.ready}',
                     detail="nothing of this batch was committed; it will be run again",
                     query=self._home.query,

@@ -1,0 +1,77 @@
+"""The same events three times: in a topic of the log, as JSON files and as Parquet files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import headwater as hw
+
+__all__ = ["EVENTS_DDL", "Given", "made"]
+
+EVENTS_DDL = "event_id bigint, customer int, product int, amount double, note string, at timestamp"
+_START = 1_767_225_600_000_000  # 2026-01-01T00:00:00Z
+_GROUP = 25_000
+_FILES = 16
+_SPAN = 600 * 1_000_000  # all events lie within ten minutes of event time
+
+
+@dataclass(frozen=True)
+class Given:
+    """Where the events are.
+
+    Args:
+        events: How many.
+        data: The data folder whose topic `events` has them.
+        json: A folder of JSON lines.
+        parquet: A folder of Parquet files.
+    """
+
+    events: int
+    data: Path
+    json: Path
+    parquet: Path
+
+
+def made(folder: Path, events: int, keys: int, *, files: bool = True) -> Given:
+    """Make the events; `keys` customers take turns at random, times go forward with some disorder."""
+    given = Given(events, folder / "data", folder / "json", folder / "parquet")
+    client = hw.connect(given.data)
+    client.create_topic("events", EVENTS_DDL, key="customer", time="at", lateness="10 seconds", partitions=4)
+    for path in (given.json, given.parquet):
+        path.mkdir(parents=True)
+    per_file = -(-events // _FILES)
+    for number, batch in enumerate(_batches(events, keys, per_file)):
+        for start in range(0, batch.num_rows, _GROUP):
+            client.send_many("events", batch.slice(start, _GROUP))
+        if files:
+            pq.write_table(pa.Table.from_batches([batch]), given.parquet / f"{number:03}.parquet")
+            batch.to_pandas().to_json(given.json / f"{number:03}.json", orient="records", lines=True, date_format="iso")
+    client.log.close()
+    return given
+
+
+def _batches(events: int, keys: int, size: int) -> Iterator[pa.RecordBatch]:
+    random = np.random.default_rng(7)
+    schema = hw.connect  # the topic's own types, so that nothing is converted
+    del schema
+    for start in range(0, events, size):
+        rows = min(size, events - start)
+        ids = np.arange(start, start + rows)
+        times = _START + ids * _SPAN // events - random.integers(0, 2_000_000, rows)
+        yield pa.RecordBatch.from_arrays(
+            [
+                pa.array(ids),
+                pa.array(random.integers(0, keys, rows).astype(np.int32)),
+                pa.array(random.integers(0, 1_000, rows).astype(np.int32)),
+                pa.array(np.round(random.random(rows) * 100, 2)),
+                pa.array(np.char.add("note ", (ids % 1000).astype(str))),
+                pa.array(times).cast(pa.timestamp("us", "UTC")),
+            ],
+            ["event_id", "customer", "product", "amount", "note", "at"],
+        )

@@ -1,0 +1,142 @@
+"""The work that is compared: the same functions in an app of ours, and in Structured Streaming written by hand."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+import headwater as hw
+from benchmarks.spine_events import EVENTS_DDL, Given
+from headwater.engine.engine import Engine
+from headwater.engine.surroundings import Surroundings
+from headwater.events import SystemClock
+from headwater.log import EventLog
+from headwater.store import SqliteStore
+
+__all__ = ["WORK", "Work", "by_hand", "by_headwater"]
+
+
+@dataclass(frozen=True)
+class Work:
+    """One function, and how its result is kept.
+
+    Args:
+        name: What it is called in the table.
+        function: From the events to the result.
+        key: The result's key, as columns of the SQLite table.
+        mode: The output mode that a hand-written query uses.
+        keys: How many customers the events have.
+    """
+
+    name: str
+    function: Callable[[DataFrame], DataFrame]
+    key: tuple[str, ...]
+    mode: str
+    keys: int
+
+
+def counted(events: DataFrame) -> DataFrame:
+    """Count and sum per customer and minute."""
+    grouped = events.groupBy(F.window("at", "1 minute").alias("minute"), "customer")
+    return grouped.agg(F.count("*").alias("n"), F.sum("amount").alias("total"))
+
+
+def mapped(events: DataFrame) -> DataFrame:
+    """One event in ten, with a computed column."""
+    return events.where("product < 100").select("event_id", "customer", (F.col("amount") * 2).alias("double"), "at")
+
+
+def sessions(events: DataFrame) -> DataFrame:
+    """Sessions per customer."""
+    grouped = events.groupBy("customer", F.session_window("at", "5 seconds").alias("session"))
+    return grouped.agg(F.count("*").alias("n"))
+
+
+def joined(events: DataFrame) -> DataFrame:
+    """Events of one customer with a later one of another product within five seconds."""
+    left = events.where("product < 20").select("event_id", "customer", "at")
+    right = events.where("product >= 980").select(
+        F.col("event_id").alias("other"), F.col("customer").alias("who"), F.col("at").alias("then")
+    )
+    return left.join(right, F.expr("customer = who and then between at and at + interval 5 seconds"))
+
+
+WORK = (
+    Work("windowed count, 10k keys", counted, ("minute", "customer"), "update", 10_000),
+    Work("windowed count, 200k keys", counted, ("minute", "customer"), "update", 200_000),
+    Work("filter and map", mapped, ("event_id",), "append", 10_000),
+    Work("session windows", sessions, ("customer", "session"), "append", 10_000),
+    Work("stream-stream join", joined, ("event_id", "other"), "append", 10_000),
+)
+
+
+def by_headwater(work: Work, given: Given, spark: SparkSession, cores: int) -> int:
+    """Run it as an app: view, ledger, changelog, accounting; how many rows the view has."""
+    for name in ("store", "engine", "groups", "topics/result.changes"):
+        shutil.rmtree(given.data / name, ignore_errors=True)
+    app = hw.App("bench")
+    app.topic("events", EVENTS_DDL, key="customer", time="at", lateness="10 seconds", partitions=4)
+    app.view("result", key=work.key)(_named(work.function))
+    clock = SystemClock()
+    with EventLog(given.data) as log:
+        store = SqliteStore(given.data / "store", clock)
+        engine = Engine(app.resolve(), lambda: spark, Surroundings(log, store, clock, cores=cores, wait=0.05))
+        engine.start()
+        engine.settle()
+        engine.stop()
+        store.close()
+    return _count(given.data / "store" / "store.db")
+
+
+def _named(function: Callable[[DataFrame], DataFrame]) -> Callable[[DataFrame], DataFrame]:
+    def result(events: DataFrame) -> DataFrame:
+        return function(events)
+
+    return result
+
+
+def by_hand(work: Work, given: Given, spark: SparkSession, folder: Path, form: str) -> int:
+    """Run it as a team would write it: files in, `foreachBatch`, upsert into SQLite, and none of the guarantees."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    source = spark.readStream.schema(EVENTS_DDL).option("maxFilesPerTrigger", 2)
+    frame = getattr(source, form)(str(given.json if form == "json" else given.parquet))
+    result = work.function(frame.withWatermark("at", "10 seconds"))
+    connection = sqlite3.connect(folder / "result.db", check_same_thread=False, isolation_level=None)
+    connection.execute("pragma journal_mode=wal")
+    connection.execute("pragma synchronous=normal")
+    columns = [name for field in result.schema for name in _flat(field.name, work)]
+    key = [name for column in work.key for name in _flat(column, work)]
+    connection.execute(f"create table result ({', '.join(columns)}, primary key ({', '.join(key)}))")
+    marks = ", ".join("?" * len(columns))
+
+    def keep(batch: DataFrame, _: int) -> None:
+        rows = batch.toArrow().flatten()
+        values = [
+            column.cast("string").to_pylist() if str(column.type).startswith("timestamp") else column.to_pylist()
+            for column in rows.columns
+        ]
+        connection.execute("begin")
+        connection.executemany(f"insert or replace into result values ({marks})", zip(*values, strict=True))
+        connection.execute("commit")
+
+    query = result.writeStream.outputMode(work.mode).option("checkpointLocation", str(folder / "checkpoint"))
+    query.trigger(availableNow=True).foreachBatch(keep).start().awaitTermination()
+    connection.close()
+    return _count(folder / "result.db")
+
+
+def _flat(column: str, work: Work) -> list[str]:
+    return [f"{column}_start", f"{column}_end"] if column in ("minute", "session") else [column]
+
+
+def _count(path: Path) -> int:
+    with sqlite3.connect(path) as connection:
+        found: int = connection.execute("select count(*) from result").fetchone()[0]
+    return found
