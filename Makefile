@@ -12,7 +12,7 @@ SYSTEM := $(VENV)/.system
 UV := $(shell command -v uv 2>/dev/null || echo $(VENV)-uv/bin/uv)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test faults bench-log lint types format console docs build lock ci clean
+.PHONY: help install demo test faults bench-log bench-spine lint types format console docs build lock ci clean
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +30,9 @@ faults: $(INSTALLED) $(SYSTEM)  ## run the long fault suite: kills, power cuts, 
 
 bench-log: $(INSTALLED)  ## measure the log, beside the bare disk and (with Java) Kafka
 	@$(BIN)/python -m benchmarks.bench_log $(ARGS)
+
+bench-spine: $(INSTALLED)  ## measure events to views, beside Structured Streaming written by hand
+	@$(BIN)/python -m benchmarks.bench_spine $(ARGS)
 
 lint: $(INSTALLED)  ## check style and layers: ruff, import-linter
 	@$(BIN)/ruff check .

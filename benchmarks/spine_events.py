@@ -51,15 +51,15 @@ def made(folder: Path, events: int, keys: int, *, files: bool = True) -> Given:
             client.send_many("events", batch.slice(start, _GROUP))
         if files:
             pq.write_table(pa.Table.from_batches([batch]), given.parquet / f"{number:03}.parquet")
-            batch.to_pandas().to_json(given.json / f"{number:03}.json", orient="records", lines=True, date_format="iso")
+            batch.to_pandas().to_json(
+                given.json / f"{number:03}.json", orient="records", lines=True, date_format="iso"
+            )
     client.log.close()
     return given
 
 
 def _batches(events: int, keys: int, size: int) -> Iterator[pa.RecordBatch]:
     random = np.random.default_rng(7)
-    schema = hw.connect  # the topic's own types, so that nothing is converted
-    del schema
     for start in range(0, events, size):
         rows = min(size, events - start)
         ids = np.arange(start, start + rows)

@@ -13,13 +13,15 @@ from pyspark.sql import functions as F
 
 import headwater as hw
 from benchmarks.spine_events import EVENTS_DDL, Given
+from headwater.engine.building import session_for
 from headwater.engine.engine import Engine
+from headwater.engine.inputs import Input, Reading, streaming
 from headwater.engine.surroundings import Surroundings
 from headwater.events import SystemClock
 from headwater.log import EventLog
 from headwater.store import SqliteStore
 
-__all__ = ["WORK", "Work", "by_hand", "by_headwater"]
+__all__ = ["WORK", "Work", "by_hand", "by_headwater", "read_only"]
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,9 @@ def counted(events: DataFrame) -> DataFrame:
 
 def mapped(events: DataFrame) -> DataFrame:
     """One event in ten, with a computed column."""
-    return events.where("product < 100").select("event_id", "customer", (F.col("amount") * 2).alias("double"), "at")
+    return events.where("product < 100").select(
+        "event_id", "customer", (F.col("amount") * 2).alias("double"), "at"
+    )
 
 
 def sessions(events: DataFrame) -> DataFrame:
@@ -111,15 +115,17 @@ def by_hand(work: Work, given: Given, spark: SparkSession, folder: Path, form: s
     connection = sqlite3.connect(folder / "result.db", check_same_thread=False, isolation_level=None)
     connection.execute("pragma journal_mode=wal")
     connection.execute("pragma synchronous=normal")
-    columns = [name for field in result.schema for name in _flat(field.name, work)]
-    key = [name for column in work.key for name in _flat(column, work)]
+    columns = [name for field in result.schema for name in _flat(field.name)]
+    key = [name for column in work.key for name in _flat(column)]
     connection.execute(f"create table result ({', '.join(columns)}, primary key ({', '.join(key)}))")
     marks = ", ".join("?" * len(columns))
 
     def keep(batch: DataFrame, _: int) -> None:
         rows = batch.toArrow().flatten()
         values = [
-            column.cast("string").to_pylist() if str(column.type).startswith("timestamp") else column.to_pylist()
+            column.cast("string").to_pylist()
+            if str(column.type).startswith("timestamp")
+            else column.to_pylist()
             for column in rows.columns
         ]
         connection.execute("begin")
@@ -132,7 +138,7 @@ def by_hand(work: Work, given: Given, spark: SparkSession, folder: Path, form: s
     return _count(folder / "result.db")
 
 
-def _flat(column: str, work: Work) -> list[str]:
+def _flat(column: str) -> list[str]:
     return [f"{column}_start", f"{column}_end"] if column in ("minute", "session") else [column]
 
 
@@ -140,3 +146,27 @@ def _count(path: Path) -> int:
     with sqlite3.connect(path) as connection:
         found: int = connection.execute("select count(*) from result").fetchone()[0]
     return found
+
+
+def read_only(given: Given, spark: SparkSession, cores: int, *, late: bool) -> int:
+    """Read all events into Spark and nothing else; how many rows came."""
+    folder = given.data / "engine" / "read"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    (folder / "notes").write_bytes(b"\0")
+    with EventLog(given.data) as log:
+        starts = {end.partition: end.start for end in log.ends("events")}
+        input_ = Input("events", log.topic("events"))
+    reading = Reading(
+        str(given.data),
+        str(folder / "notes"),
+        {"events": str(folder / "skips")},
+        {"events": starts},
+        late=late,
+        cores=cores,
+    )
+    session = session_for(spark, empty_batches=False)
+    frame = streaming(session, (input_,), reading)["events"]
+    query = frame.writeStream.format("noop").option("checkpointLocation", str(folder / "checkpoint"))
+    query.trigger(availableNow=True).start().awaitTermination()
+    return given.events

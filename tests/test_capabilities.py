@@ -13,7 +13,33 @@ PAGE = (ROOT / "docs" / "capabilities.md").read_text()
 ROWS = [
     f"{group}{n}" for group, last in (("A", 10), ("B", 10), ("C", 19), ("D", 10)) for n in range(1, last + 1)
 ]
-RELEASED = ["A1", "A2", "A4", "A5", "A8", "B3", "B8"]
+RELEASED = [
+    "A1",
+    "A2",
+    "A4",
+    "A5",
+    "A8",
+    "B3",
+    "B7",
+    "B8",
+    "B10",
+    "C1",
+    "C3",
+    "C5",
+    "C9",
+    "C10",
+    "C11",
+    "C12",
+    "C13",
+    "C17",
+    "C18",
+    "C19",
+    "D1",
+    "D2",
+    "D7",
+    "D8",
+    "D9",
+]
 NOT_YET = "not yet"
 
 

@@ -7,6 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from tests.page_programs import run_program
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 BLOCK = re.compile(r"^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -24,6 +28,11 @@ def test_the_first_program_runs_and_prints_what_the_readme_says(tmp_path):
     )
     assert done.stderr == ""
     assert done.stdout == blocks("text")[0]
+
+
+@pytest.mark.xdist_group("spark")
+def test_the_first_view_runs_and_prints_what_the_readme_says():
+    assert run_program(blocks("python")[1], "<first view>", {"__name__": "__main__"}) == blocks("text")[1]
 
 
 def test_the_first_program_has_at_most_25_lines():

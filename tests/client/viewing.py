@@ -277,6 +277,16 @@ class ViewingContract:
         assert changes[2].transaction.committed_at == NOON + timedelta(minutes=1)
         assert changes[0].table == keeper.table.name
 
+    def test_a_large_batch_of_changes_is_one_transaction(self, client: hw.Client, folder: Path):
+        keeper = Keeper(folder, replace(REVENUE, name=fresh("large")))
+        rows = [sales(number, f"c{number}", f"{number}.25") for number in range(2_500)]
+        keeper.commit(rows)
+        changes = list(client.view(keeper.table.name).changes())
+        assert [change.after for change in changes] == rows
+        assert [change.transaction.index for change in changes] == list(range(2_500))
+        assert [change.transaction.last for change in changes] == [False] * 2_499 + [True]
+        keeper.close()
+
     def test_changes_resume_behind_a_position(self, client: hw.Client, past: tuple[Keeper, hw.ManualClock]):
         view = client.view(past[0].table.name)
         changes = list(view.changes())

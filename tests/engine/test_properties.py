@@ -70,26 +70,33 @@ def story(seed: int) -> Story:
 
 def shop() -> hw.App:
     """Every kind of window and policy over two topics of several partitions."""
-    app = hw.App("properties")
-    app.topic("a", TYPE, key="k", time="at", lateness="10 seconds", idle="30 seconds", partitions=3)
-    app.topic("b", TYPE, key="k", time="at", lateness="25 seconds", idle="30 seconds", partitions=2)
+    app = small_shop()
     _windows(app)
     _between(app)
     return app
 
 
-def _windows(app: hw.App) -> None:
+def small_shop() -> hw.App:
+    """Two views: one shows open windows, the other only what is final."""
+    app = hw.App("properties")
+    app.topic("a", TYPE, key="k", time="at", lateness="10 seconds", idle="30 seconds", partitions=3)
+    app.topic("b", TYPE, key="k", time="at", lateness="25 seconds", idle="30 seconds", partitions=2)
+
     @app.view(key=("w", "k"))
     def tumbling(a: DataFrame) -> DataFrame:
         return _sums(a.groupBy(F.window("at", "30 seconds").alias("w"), "k"))
 
-    @app.view(key="w", late="drop")
-    def hopping(a: DataFrame) -> DataFrame:
-        return _sums(a.where("v > 2").groupBy(F.window("at", "1 minute", "20 seconds").alias("w")))
-
     @app.view(key=("w", "k"))
     def sessions(a: DataFrame) -> DataFrame:
         return _sums(a.groupBy(F.session_window("at", "7500 milliseconds").alias("w"), "k"))
+
+    return app
+
+
+def _windows(app: hw.App) -> None:
+    @app.view(key="w", late="drop")
+    def hopping(a: DataFrame) -> DataFrame:
+        return _sums(a.where("v > 2").groupBy(F.window("at", "1 minute", "20 seconds").alias("w")))
 
     @app.view(key="w", late=hw.correct(for_="40 seconds"))
     def corrected(b: DataFrame) -> DataFrame:
@@ -212,7 +219,7 @@ def _duckdb_agrees(world: World) -> None:
 
 def test_an_event_dated_2099_is_used_and_moves_no_time():
     """F41: the clock that is wrong by decades closes nobody's window."""
-    app = shop()
+    app = small_shop()
     with run(app, now=T0 + timedelta(minutes=1)) as world:
         world.send("a", _row(1, 0), {"id": 2, "k": 1, "v": 1, "at": datetime(2099, 1, 1, tzinfo=UTC)})
         world.settle()
@@ -227,7 +234,7 @@ def test_an_event_dated_2099_is_used_and_moves_no_time():
 
 def test_windows_of_a_topic_with_a_quiet_partition_close():
     """F43: one partition is silent from the beginning, another falls silent; time goes on by the idle time."""
-    app = shop()
+    app = small_shop()
     with run(app, now=T0 + timedelta(minutes=1)) as world:
         world.send("a", _row(1, 0), _row(2, 4))
         world.settle()
@@ -245,7 +252,7 @@ def test_a_jump_of_the_clock_changes_no_row(jump):
     """F40: what the wall clock says is not event time."""
     if not FULL and jump != "-1 hour":
         pytest.skip("one jump in the gate")
-    app = shop()
+    app = small_shop()
     with run(app, now=T0 + timedelta(minutes=1)) as world:
         for number in range(3):
             world.send("a", *(_row(i, number * 20 + i) for i in range(5)))

@@ -50,10 +50,17 @@ def mend(checkpoint: Path, committed: int) -> list[str]:
             path.unlink()
             gone.append(f"{kind}/{number}")
     metadata = checkpoint / "metadata"
-    if _numbers(checkpoint / "offsets") and not (metadata.exists() and metadata.stat().st_size):
+    if _numbers(checkpoint / "offsets") and not _names_a_query(metadata):
         metadata.write_text(json.dumps({"id": str(uuid.uuid4())}))
         gone.append("metadata")
     return gone
+
+
+def _names_a_query(metadata: Path) -> bool:
+    try:
+        return "id" in json.loads(metadata.read_bytes())
+    except (OSError, ValueError, TypeError):
+        return False
 
 
 def newest_batch(checkpoint: Path) -> int | None:

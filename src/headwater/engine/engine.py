@@ -8,7 +8,6 @@ from pyspark.sql import SparkSession
 
 from headwater.engine.inputs import Input
 from headwater.engine.keeper import Keeper
-from headwater.engine.outputs import ops_of
 from headwater.engine.surroundings import Surroundings
 from headwater.engine.versions import Rebuild
 from headwater.pipelines import Graph, Kind
@@ -55,9 +54,9 @@ class Engine:
         query = self.keepers[name].ready()
         assert query.topic is not None
         topic = self._around.log.topic(query.topic.name)
-        return Input(
-            name, topic, ops_of(finals=query.built.finals) if query.pipeline.kind is Kind.VIEW else ()
-        )
+        if query.pipeline.kind is not Kind.VIEW:
+            return Input(name, topic)
+        return Input.of_view(name, topic, query.built.rows)
 
     def start(self) -> None:
         """Create the app's topics and start all pipelines in the background."""

@@ -17,13 +17,14 @@ class Made(msgspec.Struct, frozen=True):
     """What a query was made from, to be compared with what the app says now.
 
     `facts` are the pipeline's own (see `Pipeline.facts`), `state` is what its state looks like to Spark, `schema` its
-    columns as DDL, `starts` where it began to read each input.
+    columns as DDL, `rows` how they behave (see `Rows`), `starts` where it began to read each input.
     """
 
     facts: dict[str, str]
     state: str
     schema: str
     mode: str
+    rows: str
     starts: dict[str, dict[int, int]]
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from enum import StrEnum
 from typing import Final
 
 import pyarrow as pa
@@ -17,23 +18,64 @@ from headwater.engine.source import FAR, TICK_FROM
 from headwater.engine.visible import Visible
 from headwater.log import Topic
 
-__all__ = ["ARRIVAL", "Input", "Reading", "streaming"]
+__all__ = ["ARRIVAL", "Input", "Reading", "Rows", "streaming"]
 
 ARRIVAL: Final = "occurred_at"
 """The event-time column of topics whose type has none: what the sender said, else arrival."""
 _DELAY = f"{FAR // 86_400_000_000} days"
 
 
+class Rows(StrEnum):
+    """How the rows of a view behave, seen by a pipeline behind it."""
+
+    OPEN = "open"
+    """They are shown while their window is open, and told apart once they are final."""
+    CHANGING = "changing"
+    """They may change for ever."""
+    FINAL = "final"
+    """They are final when they come."""
+
+
 @dataclass(frozen=True)
 class Input:
     """One parameter of a pipeline's function.
 
-    `ops`: of the changelog of a view, the kinds of change whose new row is an event; empty for a plain topic.
+    Args:
+        name: The parameter's name.
+        topic: The topic it reads; of a view, the topic of its changes.
+        rows: How the rows of the view behave; None for a plain topic.
+        ops: Of a view, the kinds of change that count.
+        side: Of a view, whether the row before or after the change is the event.
     """
 
     name: str
     topic: Topic
+    rows: Rows | None = None
     ops: tuple[str, ...] = ()
+    side: str = "after"
+
+    @classmethod
+    def of_view(cls, name: str, topic: Topic, rows: Rows) -> Input:
+        """A view as a stream of events: each row once, when it is final, if it ever is."""
+        return cls(name, topic, rows, ("final",) if rows is Rows.OPEN else ("insert", "update"))
+
+    def after(self) -> Input:
+        """All new rows of the view."""
+        return replace(self, ops=("insert", "update"), side="after")
+
+    def before(self) -> Input:
+        """All rows of the view that are no longer."""
+        return replace(self, ops=("update", "delete"), side="before")
+
+    @property
+    def dated(self) -> bool:
+        """Whether its event time is a column that the view itself does not have."""
+        return ARRIVAL not in [field.name for field in self.topic.schema.field("after").type]
+
+    @property
+    def observed(self) -> str:
+        """The name under which its rows are counted."""
+        return self.name if self.side == "after" else f"{self.name}.{self.side}"
 
     @property
     def time(self) -> str:
@@ -50,7 +92,7 @@ class Input:
 
     def visible(self, lateness: int = -1) -> Visible:
         """How its rows are made from the log's."""
-        return Visible(tuple(self.schema.names), self.time, self.ops, lateness)
+        return Visible(tuple(self.schema.names), self.time, self.ops, lateness, self.side)
 
 
 @dataclass(frozen=True)
@@ -110,6 +152,7 @@ def _load(
         "folder": reading.folder,
         "topic": input_.topic.name,
         "ops": ",".join(input_.ops),
+        "side": input_.side,
         "columns": json.dumps(input_.schema.names),
         "time": input_.time,
         "lateness": str(reading.lateness(input_)),
@@ -136,6 +179,6 @@ def _clocked(frame: DataFrame, input_: Input) -> DataFrame:
     """
     return (
         frame.withWatermark(input_.time, _DELAY)
-        .observe(input_.name, F.count(F.lit(1)).alias("rows"))
+        .observe(input_.observed, F.count(F.lit(1)).alias("rows"))
         .where(F.col(input_.time) < F.timestamp_micros(F.lit(TICK_FROM)))
     )

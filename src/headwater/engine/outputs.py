@@ -14,7 +14,7 @@ from headwater.log.storage import Partition
 from headwater.pipelines import Kind
 from headwater.store import Outgoing, Store
 
-__all__ = ["changelog_name", "ops_of", "output_topic", "publish"]
+__all__ = ["changelog_name", "output_topic", "publish"]
 
 _TIME: Final = pa.timestamp("us", "UTC")
 _BATCH_STEP: Final = 1 << 32
@@ -63,11 +63,6 @@ def output_topic(built: Built, version: int) -> Topic | None:
         lateness=lateness,
         clocked=timed,
     )
-
-
-def ops_of(*, finals: bool) -> tuple[str, ...]:
-    """Which changes of a view are events for pipelines behind it: each row once, when it is final, if it ever is."""
-    return ("final",) if finals else ("insert", "update")
 
 
 def publish(store: Store, log: EventLog, built: Built, topic: Topic | None, query: str) -> None:

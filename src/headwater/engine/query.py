@@ -13,12 +13,13 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from headwater.engine.bookkeeping import ObservedRows
 from headwater.engine.building import build
 from headwater.engine.checkpoint import mend
 from headwater.engine.home import Made
 from headwater.engine.inputs import Input, Reading
 from headwater.engine.outputs import output_topic, publish
-from headwater.engine.sink import ObservedRows, Sink
+from headwater.engine.sink import Sink
 from headwater.engine.surroundings import Surroundings
 from headwater.events import to_ddl
 from headwater.log import EventLog
@@ -103,6 +104,7 @@ class Query:
             self.built.state,
             to_ddl(self.built.schema),
             self.built.mode,
+            self.built.rows.value,
             starts,
         )
 

@@ -13,8 +13,8 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from headwater.engine.home import Home
-from headwater.engine.inputs import Input
-from headwater.engine.outputs import changelog_name, ops_of
+from headwater.engine.inputs import Input, Rows
+from headwater.engine.outputs import changelog_name
 from headwater.engine.query import Bounds, Query
 from headwater.engine.surroundings import Surroundings
 from headwater.errors import UnknownViewError
@@ -113,10 +113,10 @@ def _input(name: str, graph: Graph, around: Surroundings) -> Input:
     source = {pipeline.name: pipeline for pipeline in graph.pipelines}.get(name)
     if source is None or source.kind is not Kind.VIEW:
         return Input(name, around.log.topic(name))
-    version, table = _version(name, around), around.store.current(name)
+    version = _version(name, around)
     made = around.home(name, version).made()
-    finals = made is not None and made.mode == "update" and table is not None and table.window is not None
-    return Input(name, around.log.topic(changelog_name(name, version)), ops_of(finals=finals))
+    assert made is not None
+    return Input.of_view(name, around.log.topic(changelog_name(name, version)), Rows(made.rows))
 
 
 def _kept(pipeline: Pipeline, version: int, around: Surroundings) -> tuple[LedgerEntry, pa.Table]:

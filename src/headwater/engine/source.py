@@ -54,9 +54,9 @@ class Slice(InputPartition):
 class LogSource(DataSource):
     """Format "headwater": a topic of a data folder.
 
-    Options: `folder`, `topic`, `columns`, `time`, `ops` and `lateness` (see `Visible`), `rows` (of a batch, about),
-    `cores`, `number` (which input of the query), `start` and `end` (offset by partition), `pace` (see `Pace`), `skips`
-    (file of offsets to leave out), `decided` (see `Lockstep`; empty when the function uses the input once).
+    Options: `folder`, `topic`, `columns`, `time`, `ops`, `side` and `lateness` (see `Visible`), `rows` (of a batch,
+    about), `cores`, `number` (which input of the query), `start` and `end` (offset by partition), `pace` (see `Pace`),
+    `skips` (file of offsets to leave out), `decided` (see `Lockstep`; empty when Spark reads the input once).
     """
 
     @classmethod
@@ -77,7 +77,7 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         columns = tuple(json.loads(options["columns"]))
         self._folder = options["folder"]
         self._topic = options["topic"]
-        self._visible = Visible(columns, options["time"], ops, int(options["lateness"]))
+        self._visible = Visible(columns, options["time"], ops, int(options["lateness"]), options["side"])
         self._rows = int(options["rows"])
         self._cores = int(options["cores"])
         self._skips = options["skips"]

@@ -25,7 +25,8 @@ class Visible:
     Args:
         columns: The columns, in order.
         time: The event-time column; filled with the log's own event time where the type has none, or no value.
-        ops: Of the changelog of a view: the kinds of change whose new row is an event. Empty for a plain topic.
+        ops: Of the changelog of a view: the kinds of change that count. Empty for a plain topic.
+        side: Of the changelog of a view: whether the row "before" or "after" the change is the event.
         lateness: How late a row may be, in microseconds; negative: as late as it likes.
     """
 
@@ -33,6 +34,7 @@ class Visible:
     time: str
     ops: tuple[str, ...] = ()
     lateness: int = -1
+    side: str = "after"
 
     def mask(self, batch: LogBatch) -> npt.NDArray[np.bool_]:
         """Which rows are seen: no tombstones, no late ones, of a changelog only what counts as an event."""
@@ -45,7 +47,9 @@ class Visible:
 
     def rows(self, batch: LogBatch, mask: npt.NDArray[np.bool_]) -> pa.RecordBatch:
         """The rows under a mask, with exactly `schema(…)`."""
-        values = pa.RecordBatch.from_struct_array(batch.values.column("after")) if self.ops else batch.values
+        values = (
+            pa.RecordBatch.from_struct_array(batch.values.column(self.side)) if self.ops else batch.values
+        )
         columns = [self._column(values, batch, name) for name in self.columns]
         rows = pa.RecordBatch.from_arrays(columns, schema=self.schema(values.schema))
         return rows if mask.all() else rows.filter(flags_column(mask))

@@ -157,7 +157,7 @@ class LiveRows:
         topic, assembly = changes_topic(table.name, table.version), self._assembly
         assert assembly is not None
         places = {0: self._offset}
-        found = []
+        found: list[Change] = []
         for batch in self._log.fetch(topic, places, max_bytes=_MOST_BYTES, timeout=0, waiter=None):
             found += assembly.take(batch)
             self._offset = batch.next_offset

@@ -28,6 +28,7 @@ __all__ = [
 _FINAL: Final = "final"
 _LOOK_EVERY: Final = 0.2  # seconds between two looks for a topic that is not there yet
 _ROUND: Final = 5.0  # seconds without changes until a follower looks whether the view was rebuilt
+_AT_ONCE: Final = 1_000  # rows that become Python values
 _STEP: Final = 1 << 32  # sequences of one batch of a pipeline
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -151,51 +152,51 @@ class Assembly:
 
     def __init__(self, table: ViewTable) -> None:
         self._table = table
-        self._held: list[Change] = []
+        self._held: Change | None = None
 
-    def take(self, batch: LogBatch) -> list[Change]:
-        """The changes that are known whole with this batch."""
-        found = self._held + _changes_of(self._table, batch)
-        if batch.frame.unfinished:  # the transaction goes on; which change is its last is not known yet
-            self._held = found[-1:]
-            return found[:-1]
-        self._held = []
-        if found:
-            found[-1] = replace(found[-1], transaction=replace(found[-1].transaction, last=True))
-        return found
+    def take(self, batch: LogBatch) -> Iterator[Change]:
+        """The changes that are known whole with this batch; all of them must be taken."""
+        for change in _changes_of(self._table, batch):
+            if self._held is not None:
+                yield self._held
+            self._held = change
+        # While the transaction goes on in the next batch of the log, nobody knows which change is its last.
+        if self._held is not None and not batch.frame.unfinished:
+            last, self._held = self._held, None
+            yield replace(last, transaction=replace(last.transaction, last=True))
 
 
-def _changes_of(table: ViewTable, batch: LogBatch) -> list[Change]:
+def _changes_of(table: ViewTable, batch: LogBatch) -> Iterator[Change]:
     """The changes in a batch of the log; that rows became final is none."""
-    if not batch.values.num_rows:
-        return []
-    ops = batch.values.column("op").to_pylist()
-    before, after = (values_of(batch.values.column(side)) for side in ("before", "after"))
-    topic = changes_topic(table.name, table.version)
     first = batch.frame.first_sequence
     id_ = f"{table.query}/{first // _STEP}" if first >= 0 else f"{table.query}@{batch.frame.base_offset}"
     committed_at = _EPOCH + timedelta(microseconds=committed_micros(batch))
-    found = []
-    for op, old, new, offset in zip(ops, before, after, batch.offsets.tolist(), strict=True):
+    topic, begun = changes_topic(table.name, table.version), max(first, 0) % _STEP - batch.frame.base_offset
+    for op, old, new, offset in _rows_of(batch):
         if op == _FINAL:
             continue
-        index = offset - batch.frame.base_offset + max(first, 0) % _STEP
         row = cast(dict[str, Any], old if op == "delete" else new)
-        found.append(
-            Change(
-                op=op,
-                table=table.name,
-                key=tuple(row[name] for name in table.key),
-                before=old,
-                before_holds="nothing" if old is None else "row",
-                after=new,
-                unchanged=frozenset(),
-                position=Position.of(topic, {0: offset + 1}),
-                transaction=Transaction(id_, committed_at, index, last=False),
-                schema=batch.frame.schema,
-            )
+        yield Change(
+            op=op,
+            table=table.name,
+            key=tuple([row[name] for name in table.key]),
+            before=old,
+            before_holds="nothing" if old is None else "row",
+            after=new,
+            unchanged=frozenset(),
+            position=Position(topic, ((0, (offset + 1,)),)),
+            transaction=Transaction(id_, committed_at, begun + offset, last=False),
+            schema=batch.frame.schema,
         )
-    return found
+
+
+def _rows_of(batch: LogBatch) -> Iterator[tuple[Any, Any, Any, int]]:
+    """Op, before, after and offset of each row; not of all of them at once, a batch may be large."""
+    for start in range(0, batch.values.num_rows, _AT_ONCE):
+        part = batch.values.slice(start, _AT_ONCE)
+        sides = (values_of(part.column(name)) for name in ("before", "after"))
+        offsets = batch.offsets[start : start + _AT_ONCE].tolist()
+        yield from zip(part.column("op").to_pylist(), *sides, offsets, strict=True)
 
 
 def committed_micros(batch: LogBatch) -> int:

@@ -1,0 +1,125 @@
+"""The books of one batch: what was planned, what became of each event, and that two ways of counting agree."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+from headwater.engine.accounting import Account, account
+from headwater.engine.building import Built
+from headwater.engine.checkpoint import Planned
+from headwater.engine.inputs import Input
+from headwater.errors import EngineFailedError
+from headwater.log import EventLog
+from headwater.log.storage.frame import LOWEST_TIME
+from headwater.pipelines import Drop
+from headwater.store import Aside, Counts, InputRange
+
+__all__ = ["Books", "ObservedRows"]
+
+_ALL_CHANGES = ("insert", "update", "delete")
+
+
+class ObservedRows:
+    """How many rows Spark counted behind each input, read from the batch that has just run."""
+
+    def __init__(self, query: Any) -> None:
+        self._execution = query._jsq.streamingQuery().lastExecution()
+
+    def __call__(self, name: str) -> int | None:
+        """The count; None when Spark found that it need not read the input at all."""
+        found = self._execution.observedMetrics().get(name)
+        return int(found.get().getLong(0)) if found.isDefined() else None
+
+
+@dataclass(frozen=True)
+class Books:
+    """What became of the events of one batch.
+
+    Args:
+        built: The pipeline.
+        planned: What Spark planned, by name of the input.
+        skipped: Events that are left out because of what they did before.
+        log: Where the events are.
+    """
+
+    built: Built
+    planned: Mapping[str, Planned]
+    skipped: Sequence[Aside]
+    log: EventLog
+
+    def require_equal(self, observed: ObservedRows) -> None:
+        """Count what the log says Spark was given, and compare it with what Spark says it was given.
+
+        Raises:
+            EngineFailedError: They differ, so something was lost or read twice.
+        """
+        for read in self.built.reads:
+            if read.name not in self.planned:
+                continue
+            seen, range_ = observed(read.observed), self.planned[read.name]
+            ticks = int(range_.watermark > LOWEST_TIME and range_.start != range_.end)
+            expected = self._account(read).ready
+            if seen is not None and seen - ticks != expected:
+                raise EngineFailedError(
+                    f'{self.built.pipeline} counts {seen - ticks} events of "{read.name}", the log {expected}',
+                    detail="nothing of this batch was committed; it will be run again",
+                    pipeline=self.built.pipeline.name,
+                )
+
+    def ranges(self, accounts: Mapping[str, Account]) -> tuple[InputRange, ...]:
+        """The inputs as they stand in the ledger."""
+        return tuple(
+            InputRange(input_.topic.name, self.planned[input_.name].start, self.planned[input_.name].end,
+                       self._counts(accounts[input_.name]))
+            for input_ in self.built.inputs
+            if input_.name in accounts
+        )  # fmt: skip
+
+    def accounts(self) -> dict[str, Account]:
+        """What became of the events, by name of the input; of a view over views, all changes count."""
+        return {
+            input_.name: self._account(replace(input_, ops=_ALL_CHANGES) if self._weighs(input_) else input_)
+            for input_ in self.built.inputs
+            if input_.name in self.planned
+        }
+
+    def _weighs(self, input_: Input) -> bool:
+        return self.built.weighted and input_.rows is not None
+
+    def _account(self, read: Input) -> Account:
+        reading = self.built.reading
+        allowed = timedelta(microseconds=reading.lateness(read)) if reading.late else None
+        topic = read.topic.name
+        skipped = {(aside.partition, aside.offset) for aside in self.skipped if aside.topic == topic}
+        return account(self.log, read, self.planned[read.name], allowed, skipped)
+
+    def _counts(self, counted: Account) -> Counts:
+        late = len(counted.late)
+        dropping = isinstance(self.built.pipeline.late, Drop)
+        return Counts(
+            in_=counted.in_,
+            used=counted.ready,
+            late=0 if dropping else late,
+            quarantined=counted.left_out,
+            dropped=counted.deleted + (late if dropping else 0),
+        )
+
+    def quarantined(self, late: Sequence[Aside]) -> tuple[Aside, ...]:
+        """Of the events that are left out, those of this batch that would not have been late anyway."""
+        too_late = {(aside.topic, aside.partition, aside.offset) for aside in late}
+        read = {i.topic.name: self.planned[i.name] for i in self.built.inputs if i.name in self.planned}
+        mine = [aside for aside in self.skipped if aside.topic in read and _within(read[aside.topic], aside)]
+        return tuple(a for a in mine if (a.topic, a.partition, a.offset) not in too_late)
+
+    @property
+    def watermark(self) -> int | None:
+        """Event time up to which the batch is complete."""
+        lowest = min(range_.watermark for range_ in self.planned.values())
+        return lowest if lowest > LOWEST_TIME else None
+
+
+def _within(planned: Planned, aside: Aside) -> bool:
+    return planned.start[aside.partition] <= aside.offset < planned.end[aside.partition]

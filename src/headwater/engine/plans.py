@@ -1,0 +1,92 @@
+"""What Spark's own analysis says about a query: which steps keep state, what it may emit, where its time is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, Final, Literal
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType, TimestampType
+
+__all__ = ["Mode", "joins", "plan_of", "refusal", "state_text", "stateful", "time_of", "uses", "window_of"]
+
+Mode = Literal["append", "update"]
+_STATEFUL: Final = {
+    "Aggregate": "aggregate",
+    "Deduplicate": "deduplicate",
+    "DeduplicateWithinWatermark": "deduplicate",
+    "Distinct": "distinct",
+    "FlatMapGroupsInPandasWithState": "state per key",
+    "GlobalLimit": "limit",
+    "Join": "join",
+    "TransformWithStateInPySpark": "state per key",
+}
+_MARK: Final = "spark.watermarkDelayMs"
+
+
+def plan_of(frame: DataFrame) -> Any:
+    """The analysed plan, an object of Java."""
+    return frame._jdf.queryExecution().analyzed()
+
+
+def stateful(plan: Any) -> Iterator[str]:
+    """The steps that keep state, in words, from the last to the first."""
+    return (_STATEFUL[step.nodeName()] for step in _steps(plan) if step.nodeName() in _STATEFUL)
+
+
+def joins(plan: Any) -> Iterator[Any]:
+    """The joins of two streams."""
+    return (step for step in _steps(plan) if step.nodeName() == "Join")
+
+
+def _steps(plan: Any) -> Iterator[Any]:
+    """All steps that streams pass through; a join counts if both sides are streams."""
+    children = [plan.children().apply(number) for number in range(plan.children().size())]
+    streams = [child for child in children if child.isStreaming()]
+    if plan.nodeName() != "Join" or len(streams) == 2:
+        yield plan
+    for child in streams:
+        yield from _steps(child)
+
+
+def uses(plan: Any, number: int) -> int:
+    """How often a plan reads the input of this number."""
+    return len(re.findall(rf"\bnumber={number}\b", plan.toString()))
+
+
+def refusal(frame: DataFrame, mode: Mode) -> str | None:
+    """None when Spark takes the plan in this mode, else what it says."""
+    jvm: Any = frame.sparkSession.sparkContext._jvm
+    checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
+    modes = jvm.org.apache.spark.sql.streaming.OutputMode
+    try:
+        checker.checkForStreaming(plan_of(frame), modes.Append() if mode == "append" else modes.Update())
+    except PySparkException as error:
+        return str(error).splitlines()[0]
+    return None
+
+
+def state_text(plan: Any) -> str:
+    """The stateful steps with their expressions, without the numbers Spark gives out anew each time."""
+    lines = [line.lstrip(" +-:|~!'") for line in plan.toString().splitlines()]
+    kept = [line for line in lines if line.split(" ")[0].rstrip(",") in _STATEFUL]
+    return "\n".join(re.sub(r"#\d+L?|-T\d+ms", "", line) for line in kept)
+
+
+def window_of(schema: StructType) -> str | None:
+    """The first column that is a window: a start and an end."""
+    for field in schema:
+        kind = field.dataType
+        if not isinstance(kind, StructType) or kind.names != ["start", "end"]:
+            continue
+        if all(isinstance(part.dataType, TimestampType) for part in kind):
+            return field.name
+    return None
+
+
+def time_of(schema: StructType) -> str | None:
+    """The column that carries the event time, if one still does."""
+    marked = [f.name for f in schema if _MARK in f.metadata and isinstance(f.dataType, TimestampType)]
+    return marked[0] if marked else None

@@ -1,0 +1,93 @@
+"""Pipelines that Spark would take and that would then be wrong, or silent, or never end: refused before they run."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from headwater.engine.inputs import Input, Rows
+from headwater.engine.plans import joins
+from headwater.errors import BadPipelineError
+from headwater.pipelines import Kind, Pipeline
+
+__all__ = ["check_columns", "refuse_chance", "refuse_changing", "refuse_waiting", "unrunnable"]
+
+_CHANCE: Final = re.compile(
+    r"\b(rand|randn|uuid|shuffle|current_timestamp|current_date|localtimestamp|now)\("
+)
+_UNMATCHED: Final = {"LeftOuter": (0,), "RightOuter": (1,), "FullOuter": (0, 1)}
+"""Of which sides a join gives rows that found no partner."""
+_SOME_TIME: Final = 1_000_000_000_000
+
+
+def refuse_chance(pipeline: Pipeline, plan: Any) -> None:
+    """Rows must be the same when a range runs again."""
+    found = _CHANCE.search(plan.toString())
+    if found:
+        what = f"{pipeline} uses {found[1]}(), which gives another answer each time"
+        detail = "a batch that is run again after a crash must give the same rows"
+        fix = "take the time from the event" if found[1] not in ("rand", "randn", "uuid", "shuffle") else None
+        raise _bad(pipeline, what, detail, fix)
+
+
+def refuse_waiting(frame: DataFrame, pipeline: Pipeline, plan: Any) -> None:
+    """An outer join must know when no partner can come any more; Spark would wait for ever and say nothing."""
+    jvm: Any = frame.sparkSession.sparkContext._jvm
+    helper = jvm.org.apache.spark.sql.catalyst.analysis.StreamingJoinHelper
+    moment = jvm.scala.Option.apply(_SOME_TIME)
+    for join in joins(plan):
+        sides = (join.left(), join.right())
+        for number in _UNMATCHED.get(join.joinType().toString(), ()):
+            mine, other = sides[number].outputSet(), sides[1 - number].outputSet()
+            border = helper.getStateValueWatermark(mine, other, join.condition(), moment)
+            if border.isEmpty() and not helper.isWatermarkInJoinKeys(join):
+                raise _endless(pipeline, ("left", "right")[number])
+
+
+def _endless(pipeline: Pipeline, side: str) -> BadPipelineError:
+    what = f"{pipeline} has an outer join that never knows when a row of its {side} side stays alone"
+    detail = (
+        "its condition sets no limit to how much later the other side may come, so unmatched rows would never "
+        "be given and nothing would ever be forgotten"
+    )
+    fix = "limit both times: paid_at between placed_at and placed_at + interval 10 minutes"
+    return _bad(pipeline, what, detail, fix)
+
+
+def refuse_changing(pipeline: Pipeline, inputs: tuple[Input, ...]) -> None:
+    """A step with state would count every version of a row that changes for ever."""
+    for input_ in inputs:
+        if input_.rows is Rows.CHANGING:
+            what = f'{pipeline} keeps state over view "{input_.name}", whose rows change for ever'
+            detail = "it would count each version of a row as a row of its own"
+            fix = f'compute it from what "{input_.name}" reads, or from a view with windows'
+            raise _bad(pipeline, what, detail, fix)
+
+
+def unrunnable(pipeline: Pipeline, refusal: str) -> BadPipelineError:
+    """What Spark cannot run as a stream, in any way we could choose."""
+    if pipeline.kind is not Kind.VIEW:
+        detail = f"its rows would change after they were written\nSpark: {refusal}"
+        fix = "make it a view, or group by a window of the event time"
+    else:
+        detail, fix = f"Spark: {refusal}", "headwater help BAD_PIPELINE"
+    return _bad(pipeline, f"{pipeline} cannot run on a stream", detail, fix)
+
+
+def check_columns(pipeline: Pipeline, schema: pa.Schema) -> None:
+    """Columns have one name each, and the key is among them."""
+    double = {name for name in schema.names if schema.names.count(name) > 1}
+    if double:
+        what = f'{pipeline} returns two columns named "{sorted(double)[0]}"'
+        raise _bad(pipeline, what, None, "drop one, or give it another name with alias")
+    missing = [column for column in pipeline.key if column not in schema.names]
+    if missing:
+        what = f'{pipeline} returns no column "{missing[0]}", which is its key'
+        raise _bad(pipeline, what, f"it returns: {', '.join(schema.names)}", None)
+
+
+def _bad(pipeline: Pipeline, what: str, detail: str | None, fix: str | None) -> BadPipelineError:
+    return BadPipelineError(what, detail=detail, fix=fix, place=pipeline.place, pipeline=pipeline.name)

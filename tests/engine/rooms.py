@@ -1,0 +1,79 @@
+"""An engine that is stopped and started again on the same folder, with the one Spark of the test process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from headwater.app import App
+from headwater.engine.engine import Engine
+from headwater.engine.points import reach
+from headwater.engine.surroundings import Surroundings
+from headwater.engine.versions import Rebuild
+from headwater.events import ManualClock
+from headwater.log import EventLog
+from headwater.store import SqliteStore
+from headwater.testing import World
+from headwater.testing.world import shared_spark
+
+
+@contextmanager
+def started(
+    app: App,
+    folder: Path,
+    *,
+    now: Any = "2026-01-01T00:01:00Z",
+    rebuild: Mapping[str, Rebuild] | None = None,
+    rows: int = 400_000,
+    **log_options: Any,
+) -> Iterator[World]:
+    """A world on a folder that stays."""
+    clock = ManualClock(now)
+    log = EventLog(folder, clock=clock, **log_options)
+    store = SqliteStore(folder / "store", clock, partial(reach, "in-sink-commit"))
+    around = Surroundings(log, store, clock, rows=rows, wait=0.02)
+    engine = Engine(app.resolve(), lambda: shared_spark().session, around, rebuild)
+    engine.start()
+    world = World(engine, around, store, clock)
+    try:
+        yield world
+    finally:
+        engine.stop()
+        world.close()
+        store.close()
+        log.close()
+
+
+def checkpoint(folder: Path, name: str, version: int = 1) -> Path:
+    """Spark's checkpoint of a query."""
+    return folder / "engine" / name / str(version) / "checkpoint"
+
+
+def newest(folder: Path) -> Path:
+    """The newest file of a folder of numbered files."""
+    return max((path for path in folder.iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
+
+
+def ledger(world: World, name: str) -> list[tuple[Any, ...]]:
+    """What the ledger says of a pipeline: batch and events of each."""
+    return [
+        tuple(row)
+        for row in world._views.sql("select batch, in_ from hw_batches where pipeline = ?", [name]).rows
+    ]
+
+
+def flip(path: Path, place: Callable[[int], int]) -> None:
+    """Change one bit of a file."""
+    data = bytearray(path.read_bytes())
+    data[place(len(data))] ^= 0x10
+    path.write_bytes(bytes(data))
+
+
+def table_of(rows: list[dict[str, Any]]) -> pa.Table:
+    """Rows as a table."""
+    return pa.Table.from_pylist(rows)

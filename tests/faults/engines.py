@@ -1,0 +1,231 @@
+"""Engines in processes of their own, made to be killed; and what must be in the store whatever happened to them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import msgspec
+import pyarrow as pa
+
+import headwater as hw
+from headwater.log import EventLog
+from headwater.store import SqliteStore, Views
+from tests.engine.judging import judged
+
+T0 = datetime(2026, 1, 1, tzinfo=UTC)
+APP = """
+import headwater as hw
+from pyspark.sql import functions as F
+
+app = hw.App("shop")
+app.topic(
+    "orders", "seq bigint, k int, v int, at timestamp", key="k", time="at", lateness="20 seconds", partitions=2
+)
+
+
+@app.view(key=("w", "k"))
+def sums(orders):
+    groups = orders.groupBy(F.window("at", "10 seconds").alias("w"), "k")
+    return groups.agg(F.sum("v").alias("total"), F.count("*").alias("n"))
+
+
+@app.stream
+def large(orders):
+    @F.udf("int")
+    def twice(v):
+        return v * 2
+
+    return orders.where("v >= 50").select("seq", twice("v").alias("v2"), "at")
+
+
+@app.view(key="k")
+def behind(sums):
+    return sums.groupBy("k").agg(F.sum("total").alias("all"), F.count("*").alias("windows"))
+"""
+
+
+class Shop:
+    """An app file and a data folder, with a producer that numbers its events."""
+
+    def __init__(self, folder: Path, app: str = APP) -> None:
+        self.app = folder / "app.py"
+        self.data = folder / "data"
+        self.data.mkdir(parents=True)
+        self.app.write_text(app)
+        self._seq = 0
+        self._log = EventLog(self.data)
+        self._client = hw.connect(self.data)
+        loaded: dict[str, Any] = {}
+        exec(compile(app, str(self.app), "exec"), loaded)
+        for topic in loaded["app"].topics.values():
+            self._log.create(topic)
+
+    def produce(self, count: int) -> None:
+        """Send some events; time goes on, one event in nine comes much too late."""
+        events = []
+        for seq in range(self._seq, self._seq + count):
+            second = seq * 0.1 - (60 if seq % 9 == 8 else 0)
+            at = T0 + timedelta(seconds=second)
+            events.append({"seq": seq, "k": seq % 11, "v": seq % 100, "at": at})
+        self._seq += count
+        self._client.send_many("orders", events)
+
+    @contextlib.contextmanager
+    def producing(self, every: float = 0.2, count: int = 40) -> Iterator[None]:
+        """Events come while the block runs."""
+        ended = threading.Event()
+
+        def work() -> None:
+            while not ended.wait(every):
+                self.produce(count)
+
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def commits(self) -> int:
+        """How many batches are in the ledger."""
+        store = SqliteStore(self.data / "store")
+        try:
+            views = Views(store)
+            try:
+                return int(views.sql("select count(*) from hw_batches").rows[0][0])
+            finally:
+                views.close()
+        finally:
+            store.close()
+
+
+def start(shop: Shop, *, work: str = "run", **environment: str) -> subprocess.Popen[bytes]:
+    """An engine as the node starts it: the leader of a session, so that everything in it can be found and ended."""
+    order = {"app": str(shop.app), "data": str(shop.data), "work": work}
+    command = [sys.executable, "-m", "headwater.engine.process", msgspec.json.encode(order).decode()]
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        env=os.environ | environment,
+    )
+
+
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill -9 of the engine and its Java, at once."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            stream.close()
+
+
+def members(session: int) -> dict[int, str]:
+    """The processes of a session that are alive, with their command lines."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError, IndexError):
+                fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+                if int(fields[3]) == session and fields[0] != "Z":
+                    line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                    found[int(entry.name)] = line
+    return found
+
+
+def gone(session: int, seconds: float = 60) -> bool:
+    """Whether all processes of a session have ended, within some time."""
+    deadline = time.monotonic() + seconds
+    while members(session) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return not members(session)
+
+
+def compare(shop: Shop) -> int:
+    """Raises `AssertionError` where the store differs from a batch query over the topic; the number of events."""
+    log, store = EventLog(shop.data), SqliteStore(shop.data / "store")
+    views, client = Views(store), hw.connect(shop.data)
+    try:
+        events = judged(log, "orders")
+        used = [event.value for event in events if event.behind <= 20_000_000]
+        _same_windows(views, used)
+        _same_stream(client, [event.value for event in events])
+        finals = _same_changes(client, views)
+        _same_chain(views, finals)
+        for name, late in (("sums", len(events) - len(used)), ("large", 0)):
+            counts = views.sql(
+                "select in_, used, late, quarantined, dropped from hw_pipelines where name = ?", [name]
+            ).rows[0]
+            assert tuple(counts) == (len(events), len(events) - late, late, 0, 0), (name, counts)
+        unaccounted = views.sql("select sum(abs(unaccounted)) from hw_pipelines").rows[0][0]
+        assert unaccounted == 0
+        return len(events)
+    finally:
+        views.close()
+        store.close()
+        client.log.close()
+        log.close()
+
+
+def _same_windows(views: Views, used: list[dict[str, Any]]) -> None:
+    sql = """
+        select epoch(time_bucket(interval 10 seconds, "at"))::bigint w, k, sum(v)::bigint total, count(*) n
+        from events group by all order by all
+    """
+    with duckdb.connect() as database:
+        database.execute("set timezone = 'UTC'")
+        database.register("events", pa.Table.from_pylist(used))
+        wanted = database.execute(sql).fetchall()
+    rows = views.rows("sums")
+    found = sorted((int(r["w"]["start"].timestamp()), r["k"], r["total"], r["n"]) for r in rows)
+    assert found == wanted
+
+
+def _same_stream(client: hw.Client, events: list[dict[str, Any]]) -> None:
+    found = sorted((e.value["seq"], e.value["v2"]) for e in client.read("large", stop="end") if e.value)
+    assert found == sorted((e["seq"], e["v"] * 2) for e in events if e["v"] >= 50)
+
+
+def _same_changes(client: hw.Client, views: Views) -> list[dict[str, Any]]:
+    """Every change fits what was there before it; the rows that were called final, each once."""
+    rows: dict[str, Any] = {}
+    finals: dict[str, Any] = {}
+    for event in client.read("sums.changes", stop="end"):
+        assert event.value is not None
+        change, row = event.value, event.value["after"]
+        place = repr((row["w"], row["k"]))
+        if change["op"] == "final":
+            assert place not in finals
+            finals[place] = row
+        else:
+            assert place not in finals
+            assert rows.get(place) == change["before"], change
+            rows[place] = row
+    kept = {repr((row["w"], row["k"])): row for row in views.rows("sums")}
+    assert rows == kept
+    assert all(kept[place] == row for place, row in finals.items())
+    return list(finals.values())
+
+
+def _same_chain(views: Views, finals: list[dict[str, Any]]) -> None:
+    wanted: dict[int, tuple[int, int]] = {}
+    for row in finals:
+        total, windows = wanted.get(row["k"], (0, 0))
+        wanted[row["k"]] = (total + row["total"], windows + 1)
+    found = {row["k"]: (row["all"], row["windows"]) for row in views.rows("behind")}
+    assert found == wanted

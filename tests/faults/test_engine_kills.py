@@ -1,0 +1,149 @@
+"""F15, F20, F26: engines in processes of their own are killed, paused, doubled; the output is that of a quiet run."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from headwater.engine.points import POINTS
+from headwater.errors import HeadwaterError
+from headwater.runner import EngineProcess, catch_up
+from headwater.store import SqliteStore
+from headwater.store.engine_state import read_engine_state
+from tests.faults.counts import FULL, times
+from tests.faults.engines import Shop, compare, gone, kill_group, members, start
+from tests.faults.processes import until
+
+pytestmark = pytest.mark.xdist_group("spark")
+_PATIENCE = 300.0
+IN_OTHER_PROCESSES = POINTS[:3]
+"""Points that sources reach, in processes of their own: a crash inside one process cannot try them."""
+
+
+def wait_for_commit(shop: Shop, process: subprocess.Popen[bytes]) -> None:
+    before = shop.commits()
+    deadline = time.monotonic() + _PATIENCE
+    while shop.commits() == before:
+        assert process.poll() is None, f"the engine ended with {process.returncode}"
+        assert time.monotonic() < deadline, "no batch was committed"
+        time.sleep(0.1)
+
+
+def kill_a_worker(session: int, chance: random.Random) -> None:
+    """Kill -9 of one of Spark's Python processes: a worker, or the planner of a source."""
+    workers = [pid for pid, line in members(session).items() if "pyspark" in line and "java" not in line[:20]]
+    if workers:
+        os.kill(chance.choice(workers), signal.SIGKILL)
+
+
+def test_engines_killed_at_any_instant_leave_the_rows_of_a_quiet_run(tmp_path: Path):
+    chance = random.Random(4)
+    shop = Shop(tmp_path)
+    plan: list[str | None] = [*IN_OTHER_PROCESSES, None, None]
+    if FULL:
+        plan = [*(list(POINTS) * times(1, 20)), *([None] * times(2, 300))]
+        chance.shuffle(plan)
+    with shop.producing():
+        for point in plan:
+            engine = start(shop, **({"HEADWATER_KILL_AT": point} if point else {}))
+            try:
+                if point:
+                    assert engine.wait(_PATIENCE) == -signal.SIGKILL
+                else:
+                    wait_for_commit(shop, engine)
+                    if chance.random() < 0.5:
+                        kill_a_worker(engine.pid, chance)
+                    time.sleep(chance.uniform(0, 3))
+            finally:
+                kill_group(engine)
+            assert gone(engine.pid), members(engine.pid)
+    catch_up(shop.app, shop.data)
+    events = compare(shop)
+    assert events > 100 * len(plan)
+    print(f"{len(plan)} kills, {events} events")  # noqa: T201
+
+
+def test_a_second_engine_is_told_who_the_first_is(tmp_path: Path):
+    """F20: while the first starts, and without waiting for Spark; the lock of a dead one is free."""
+    shop = Shop(tmp_path)
+    shop.produce(50)
+    first = start(shop)
+    try:
+        until(lambda: (shop.data / "engine" / "lock").exists() and _pid(shop) == first.pid, seconds=60)
+        os.killpg(first.pid, signal.SIGSTOP)  # a paused one counts, too
+        with pytest.raises(HeadwaterError) as locked:
+            catch_up(shop.app, shop.data)
+        assert locked.value.code == "LOCKED_BY"
+        assert str(first.pid) in str(locked.value.detail)
+    finally:
+        kill_group(first)
+    assert _lock_is_free(shop)
+
+
+def _pid(shop: Shop) -> int:
+    return int((shop.data / "engine" / "lock").read_text() or 0)
+
+
+def _lock_is_free(shop: Shop) -> bool:
+    import fcntl
+
+    with (shop.data / "engine" / "lock").open("r+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return True
+
+
+@pytest.mark.skipif(not FULL, reason="starts Java three times")
+def test_java_that_hangs_is_noticed_and_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """F26: SIGSTOP of the virtual machine."""
+    monkeypatch.setenv("HEADWATER_JAVA_PATIENCE", "20")
+    shop = Shop(tmp_path)
+    shop.produce(200)
+    engine = EngineProcess(shop.app, shop.data)
+    engine.start()
+    try:
+        until(lambda: shop.commits() > 0, seconds=_PATIENCE)
+        first = engine.pid
+        assert first is not None
+        [java] = [pid for pid, line in members(first).items() if "java" in line.split(" ")[0]]
+        os.kill(java, signal.SIGSTOP)
+        shop.produce(200)
+        until(lambda: engine.pid not in (None, first), seconds=_PATIENCE)
+        assert gone(first)
+        done = shop.commits()
+        until(lambda: shop.commits() > done, seconds=_PATIENCE)
+    finally:
+        engine.stop()
+    catch_up(shop.app, shop.data)
+    assert compare(shop) == 400
+
+
+@pytest.mark.skipif(not FULL, reason="starts Java four times")
+def test_java_without_memory_ends_in_failed_with_the_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """F26: at most three tries a minute, then FAILED; log and views stay readable."""
+    shop = Shop(tmp_path)
+    shop.produce(200)
+    monkeypatch.setenv("HEADWATER_SPARK_MEMORY", "20m")
+    engine = EngineProcess(shop.app, shop.data)
+    engine.start()
+    try:
+        until(lambda: _failed(shop), seconds=_PATIENCE)
+    finally:
+        engine.stop()
+    monkeypatch.delenv("HEADWATER_SPARK_MEMORY")
+    catch_up(shop.app, shop.data)
+    assert compare(shop) == 200
+
+
+def _failed(shop: Shop) -> bool:
+    state = read_engine_state(shop.data)
+    store = SqliteStore(shop.data / "store")
+    try:
+        return state is not None and state.state == "failed"
+    finally:
+        store.close()
