@@ -185,6 +185,8 @@ def _end(process: subprocess.Popen[bytes] | None) -> None:
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(_PATIENCE)
     _end_group(process)
+    if process.stdout is not None:
+        process.stdout.close()
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:

@@ -30,7 +30,14 @@ def shop(tmp_path):
         for item in islice(cold_stores(Setting("plant", 1, lambda: NOON)), 200):
             journal.note(item.value["reading_id"], client.send("sensors", item.value))
         journal.close()
-        yield Audit(client, app, {name: dict.fromkeys(range(topic.partitions), 0) for name, topic in app.topics.items()}), journal.path.parent
+        yield (
+            Audit(
+                client,
+                app,
+                {name: dict.fromkeys(range(topic.partitions), 0) for name, topic in app.topics.items()},
+            ),
+            journal.path.parent,
+        )
 
 
 def sensors(audit: Audit, journals) -> TopicFacts:

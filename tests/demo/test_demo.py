@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -104,14 +104,14 @@ def test_a_rate_that_cannot_be_sent_is_refused(environment, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, int | None]]:
+def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int | None]:
     """The folder of a demo that was killed while Spark started, and the session of its engine."""
     folder = tmp_path_factory.mktemp("shop") / "data"
     with demo(folder, dict(os.environ), "--for", "1h") as process:
         until(lambda: read_engine_state(folder) and read_engine_state(folder).pid and appended(folder))
         engine = read_engine_state(folder).pid
         process.kill()
-    yield folder, engine
+    return folder, engine
 
 
 def test_no_process_outlives_a_demo_that_was_killed(killed):
@@ -127,7 +127,9 @@ def test_ctrl_c_ends_the_demo_and_every_number_adds_up(killed, environment):
     folder, engine = killed
     until(lambda: running(folder) is None and not members(engine))
     with demo(folder, environment, "--for", "1h", "--json", "--rate", "100") as process:
-        until(lambda: read_engine_state(folder).state == "running" and read_engine_state(folder).pid != engine)
+        until(
+            lambda: read_engine_state(folder).state == "running" and read_engine_state(folder).pid != engine
+        )
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=220)
     assert process.returncode == 0, err

@@ -57,7 +57,8 @@ def set_aside(items: Iterator[Sent]) -> Iterator[Sent]:
 
 def test_runs_do_not_share_numbers():
     first, second = (
-        {item.value["order_id"] for item in sent(till, 100, run=run) if item.topic == "orders"} for run in "ab"
+        {item.value["order_id"] for item in sent(till, 100, run=run) if item.topic == "orders"}
+        for run in "ab"
     )
     assert not first & second
 

@@ -232,6 +232,19 @@ def test_an_event_dated_2099_is_used_and_moves_no_time():
         assert watermark is None or watermark < T0.timestamp() * 1e6 + 60e6
 
 
+def test_an_event_exactly_at_the_watermark_counts():
+    """What is in time by the log's rule is in time for Spark, to the millisecond."""
+    app = small_shop()
+    with run(app, now=T0 + timedelta(minutes=1)) as world:
+        world.send("a", _row(1, 20), _row(2, 39.999))
+        world.settle()
+        world.send("a", _row(3, 29.999), _row(4, 29.998))
+        world.settle()
+        counts = world.counts("tumbling")
+        assert (counts.used, counts.late) == (3, 1)
+        assert [row["n"] for row in world.rows("tumbling")] == [2, 1]
+
+
 def test_windows_of_a_topic_with_a_quiet_partition_close():
     """F43: one partition is silent from the beginning, another falls silent; time goes on by the idle time."""
     app = small_shop()

@@ -49,13 +49,15 @@ BATCH_QUERIES: Final = {
             union all
             select customer_id, moment, 0 as page, 1 as login from logins where not late),
         begun as (
-            select *, coalesce(moment - lag(moment) over (partition by customer_id order by moment, page) >= 10000000, true) as new
+            select *, moment - lag(moment) over (partition by customer_id order by moment, page) as pause
             from acts),
         numbered as (
-            select *, count_if(new) over (partition by customer_id order by moment, page
-                                          rows between unbounded preceding and current row) as visit
+            select *, count_if(pause is null or pause >= 10000000) over (
+                partition by customer_id order by moment, page
+                rows between unbounded preceding and current row) as visit
             from begun)
-        select customer_id, min(moment) as start, max(moment) + 10000000 as "end", sum(page) as pages, sum(login) as logins
+        select customer_id, min(moment) as start, max(moment) + 10000000 as "end",
+               sum(page) as pages, sum(login) as logins
         from numbered group by customer_id, visit
         """,
         ("customer_id", "start"),

@@ -116,9 +116,14 @@ class Books:
 
     @property
     def watermark(self) -> int | None:
-        """Event time up to which the batch is complete."""
-        lowest = min(range_.watermark for range_ in self.planned.values())
-        return lowest if lowest > LOWEST_TIME else None
+        """Event time up to which the result is complete: no row below it will come or, unless told, change.
+
+        Rows that Spark gives only when they are final come one batch after the watermark has passed them. Rows of a
+        join may be as old as its range.
+        """
+        final = self.built.mode == "append" and self.built.stateful
+        lowest = min(r.watermark_before if final else r.watermark for r in self.planned.values())
+        return lowest - self.built.delay if lowest > LOWEST_TIME else None
 
 
 def _within(planned: Planned, aside: Aside) -> bool:

@@ -33,6 +33,7 @@ class Built:
         time: The column that holds the event time, if there is one.
         state: What the state looks like to Spark, as text; a query can only go on with equal text.
         weighted: Whether its rows carry weights (see `weighted`).
+        delay: How much older than the watermark its rows may be, in microseconds: the range of its joins.
     """
 
     pipeline: Pipeline
@@ -46,6 +47,7 @@ class Built:
     time: str | None
     state: str
     weighted: bool
+    delay: int = 0
 
     @property
     def reads(self) -> tuple[Input, ...]:
@@ -109,7 +111,7 @@ def build(spark: SparkSession, pipeline: Pipeline, inputs: tuple[Input, ...], re
     window, time = plans.window_of(shown), plans.time_of(shown)
     state = plans.state_text(plan)
     return Built(
-        pipeline, inputs, reading, frame, mode, operators, schema, window, time, state, weighs
+        pipeline, inputs, reading, frame, mode, operators, schema, window, time, state, weighs, plans.join_delay(first)
     )  # fmt: skip
 
 
@@ -153,7 +155,7 @@ def _refuse(
 ) -> None:
     plan: Any = plans.plan_of(frame)
     refusals.refuse_chance(pipeline, plan)
-    refusals.refuse_waiting(frame, pipeline, plan)
+    refusals.refuse_waiting(frame, pipeline)
     if operators:
         refusals.refuse_changing(pipeline, inputs)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headwater.errors import DamagedError
+from headwater.log.storage.frame import LOWEST_TIME
 
 __all__ = ["Offsets", "Planned", "mend", "newest_batch", "planned_batch", "sync"]
 
@@ -20,11 +21,12 @@ Offsets = Mapping[int, int]
 
 @dataclass(frozen=True)
 class Planned:
-    """One input of one batch as Spark wrote it down before it ran: where it starts and ends, the watermark there."""
+    """One input of one batch as Spark wrote it down before it ran: where it starts and ends, the watermarks there."""
 
     start: Offsets
     end: Offsets
     watermark: int
+    watermark_before: int = LOWEST_TIME
 
 
 def mend(checkpoint: Path, committed: int) -> list[str]:
@@ -88,8 +90,11 @@ def planned_batch(
     planned: dict[str, Planned] = {}
     for number, end in here.items():
         name = inputs[number]
-        start = _positions(before[number]) if number in before else dict(starts[name])
-        planned[name] = Planned(start, _positions(end), end["w"])
+        if number in before:
+            start, watermark = _positions(before[number]), before[number]["w"]
+        else:
+            start, watermark = dict(starts[name]), LOWEST_TIME
+        planned[name] = Planned(start, _positions(end), end["w"], watermark)
     return planned
 
 

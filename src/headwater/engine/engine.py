@@ -43,6 +43,7 @@ class Engine:
                 lambda names=pipeline.inputs: tuple(self._input(name) for name in names),  # type: ignore[misc]
                 around,
                 anew.get(pipeline.name),
+                alone=not list(graph.downstream(pipeline.name)),
             )
             for pipeline in graph.pipelines
         }

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Final
@@ -17,8 +19,8 @@ from headwater.engine.query import Bounds, Query
 from headwater.engine.surroundings import Surroundings
 from headwater.engine.translation import translated
 from headwater.engine.versions import Rebuild, Versions
-from headwater.errors import FencedError, HeadwaterError, LedgerMismatchError, UsageError
-from headwater.pipelines import Pipeline
+from headwater.errors import DamagedError, FencedError, HeadwaterError, LedgerMismatchError, UsageError
+from headwater.pipelines import Kind, Pipeline
 from headwater.store import PipelineReport
 from headwater.store.definition import PipelineState
 
@@ -28,11 +30,16 @@ logger = logging.getLogger("headwater.engine")
 _TRIES: Final = 3
 _TRIES_WITHIN: Final = 60.0
 _FIRST_PAUSE: Final = 0.5
-_HOPELESS: Final = (UsageError, FencedError, LedgerMismatchError)
+_HOPELESS: Final = (UsageError, FencedError, LedgerMismatchError, DamagedError)
 """Errors that the next try would meet again."""
+_PATIENCE: Final = 60.0
 _SLOW: Final = "failed to connect back"
 """Spark gives each of its Python processes ten seconds to start, whatever else the machine does: nobody's fault."""
 _SLOW_PAUSE: Final = 2.0
+_STATE_LOST: Final = re.compile(
+    r"state directory is empty or missing|CANNOT_LOAD_STATE_STORE\.(?!UNRELEASED|\w*OUT_OF_MEMORY)"
+)
+"""What Spark says when the state of a query is gone or damaged."""
 
 
 class Keeper:
@@ -44,6 +51,7 @@ class Keeper:
         inputs: Gives what it reads, once its inputs are there.
         around: What it shares with others.
         rebuild: Given when it is to be made anew.
+        alone: Whether no other pipeline reads it, so that it may be made anew without them.
     """
 
     def __init__(
@@ -53,8 +61,11 @@ class Keeper:
         inputs: Callable[[], tuple[Input, ...]],
         around: Surroundings,
         rebuild: Rebuild | None = None,
+        *,
+        alone: bool = True,
     ) -> None:
         self.pipeline = pipeline
+        self._alone = alone
         self.error: HeadwaterError | None = None
         self._spark = spark
         self._inputs = inputs
@@ -115,9 +126,11 @@ class Keeper:
     def stop(self) -> None:
         """End the query and the thread."""
         self._stopping.set()
-        if self._query is not None:
-            self._query.stop()
-        self._thread.join(timeout=60)
+        deadline = time.monotonic() + _PATIENCE
+        while self._thread.is_alive() and time.monotonic() < deadline:
+            if self._query is not None:
+                self._query.stop()
+            self._thread.join(timeout=0.2)  # it may be about to start a query
 
     # -- the thread ----------------------------------------------------------------------------------------------
 
@@ -140,6 +153,8 @@ class Keeper:
         except Exception as error:
             return error
         self._query = query
+        if self._stopping.is_set():
+            query.stop()
         self._tell("rebuilding" if self._versions.rebuilding else "running")
         query.wait()
         return query.failure
@@ -156,13 +171,13 @@ class Keeper:
         if isinstance(failure, _HOPELESS):
             self._give_up(translated(failure, self.pipeline))
             return None
-        if _SLOW in str(failure):
-            self._tell("waiting", f"the machine is busy, Spark starts slowly; next try in {_SLOW_PAUSE:g} s")
+        if _STATE_LOST.search(str(failure)) and not self._may_rebuild():
+            self._give_up(self._damaged(failure))
+            return None
+        mended = self._mended(failure)
+        if mended is not None:
             self._forget()
-            return _SLOW_PAUSE
-        if self._quarantined(failure):
-            self._forget()
-            return 0.0
+            return mended
         now = self._around.clock.monotonic()
         self._failures.append(now)
         while now - self._failures[0] > _TRIES_WITHIN:
@@ -176,6 +191,32 @@ class Keeper:
         logger.warning("%s failed, next try in %g s: %s", self.pipeline, pause, error)
         self._forget()
         return pause
+
+    def _mended(self, failure: BaseException) -> float | None:
+        """Remove the cause of a failure, if it is known how: seconds until the next try; None when it is not."""
+        if _SLOW in str(failure):
+            self._tell("waiting", f"the machine is busy, Spark starts slowly; next try in {_SLOW_PAUSE:g} s")
+            return _SLOW_PAUSE
+        if _STATE_LOST.search(str(failure)):
+            self._tell("waiting", "its state is damaged; it is made anew from the log")
+            logger.warning("%s: its state is damaged, a rebuild begins: %s", self.pipeline, _about(failure))
+            self._versions.rebuild = Rebuild()
+            return 0.0
+        return 0.0 if self._quarantined(failure) else None
+
+    def _may_rebuild(self) -> bool:
+        """Whether the view can be made anew from the log without anybody's asking."""
+        return self.pipeline.kind is Kind.VIEW and self._alone and not self._versions.rebuilding
+
+    def _damaged(self, failure: BaseException) -> DamagedError:
+        view = self.pipeline.kind is Kind.VIEW
+        return DamagedError(
+            f"the state of {self.pipeline} is gone or damaged",
+            detail=_about(failure),
+            fix=f"headwater run --rebuild {self.pipeline.name}" if view else "give it another name",
+            place=self.pipeline.place,
+            pipeline=self.pipeline.name,
+        )
 
     def _quarantined(self, failure: BaseException) -> bool:
         """Find the rows that make the batch fail, and have them left out."""
@@ -228,3 +269,8 @@ class Keeper:
         with self._changed:
             self._state = state
             self._changed.notify_all()
+
+
+def _about(failure: BaseException) -> str:
+    """The line of Spark's many that speaks of the state."""
+    return next(line.strip() for line in str(failure).splitlines() if _STATE_LOST.search(line))

@@ -10,7 +10,18 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType, TimestampType
 
-__all__ = ["Mode", "joins", "plan_of", "refusal", "state_text", "stateful", "time_of", "uses", "window_of"]
+__all__ = [
+    "Mode",
+    "join_delay",
+    "join_waits",
+    "plan_of",
+    "refusal",
+    "state_text",
+    "stateful",
+    "time_of",
+    "uses",
+    "window_of",
+]
 
 Mode = Literal["append", "update"]
 _STATEFUL: Final = {
@@ -23,6 +34,7 @@ _STATEFUL: Final = {
     "Join": "join",
     "TransformWithStateInPySpark": "state per key",
 }
+_SOME_TIME: Final = 1_000_000_000_000
 _MARK: Final = "spark.watermarkDelayMs"
 
 
@@ -36,9 +48,28 @@ def stateful(plan: Any) -> Iterator[str]:
     return (_STATEFUL[step.nodeName()] for step in _steps(plan) if step.nodeName() in _STATEFUL)
 
 
-def joins(plan: Any) -> Iterator[Any]:
-    """The joins of two streams."""
-    return (step for step in _steps(plan) if step.nodeName() == "Join")
+def join_waits(frame: DataFrame) -> Iterator[tuple[str, int | None]]:
+    """For each side of each join of two streams: how long its rows wait for a partner, in milliseconds.
+
+    None when its condition sets no limit: rows wait for ever, and the unmatched rows of an outer join never come.
+    """
+    jvm: Any = frame.sparkSession.sparkContext._jvm
+    helper = jvm.org.apache.spark.sql.catalyst.analysis.StreamingJoinHelper
+    moment = jvm.scala.Option.apply(_SOME_TIME)
+    for join in (step for step in _steps(plan_of(frame)) if step.nodeName() == "Join"):
+        by_time = helper.isWatermarkInJoinKeys(join)
+        sides = (join.left().outputSet(), join.right().outputSet())
+        for name, mine, other in (("left", *sides), ("right", *reversed(sides))):
+            border = helper.getStateValueWatermark(mine, other, join.condition(), moment)
+            if border.isDefined():
+                yield name, max(0, _SOME_TIME - border.get())
+            else:
+                yield name, 0 if by_time else None
+
+
+def join_delay(frame: DataFrame) -> int:
+    """How much older than the watermark rows of the result may be because of joins, in microseconds."""
+    return sum(wait for _, wait in join_waits(frame) if wait) * 1_000
 
 
 def _steps(plan: Any) -> Iterator[Any]:

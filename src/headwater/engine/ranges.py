@@ -14,6 +14,7 @@ __all__ = ["Span", "advance", "slices_of", "watermark_at"]
 
 _SMALL_BATCH = 20_000
 _LARGEST_BATCH = 96 << 20
+_MILLISECOND = 1_000
 _MICROSECOND = timedelta(microseconds=1)
 
 
@@ -34,13 +35,17 @@ def watermark_at(running: Mapping[int, int], lateness: int, usual: timedelta) ->
         lateness: How long the query waits, in microseconds; negative: as long as the topic says.
         usual: What the topic says.
 
+    Whole milliseconds, because Spark counts in them.
+
     Example:
-        >>> watermark_at({0: 100, 1: 70}, 20, timedelta())
-        50
+        >>> watermark_at({0: 9_000, 1: 7_100}, 2_000, timedelta())
+        5000
     """
     lowest = min(running.values())
     allowed = usual // _MICROSECOND if lateness < 0 else lateness
-    return LOWEST_TIME if lowest <= LOWEST_TIME + allowed else lowest - allowed
+    if lowest <= LOWEST_TIME + allowed:
+        return LOWEST_TIME
+    return (lowest - allowed) // _MILLISECOND * _MILLISECOND
 
 
 def advance(

@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from headwater.engine.inputs import Input, Rows
-from headwater.engine.plans import joins
+from headwater.engine.plans import join_waits
 from headwater.errors import BadPipelineError
 from headwater.pipelines import Kind, Pipeline
 
@@ -18,9 +18,6 @@ __all__ = ["check_columns", "refuse_chance", "refuse_changing", "refuse_waiting"
 _CHANCE: Final = re.compile(
     r"\b(rand|randn|uuid|shuffle|current_timestamp|current_date|localtimestamp|now)\("
 )
-_UNMATCHED: Final = {"LeftOuter": (0,), "RightOuter": (1,), "FullOuter": (0, 1)}
-"""Of which sides a join gives rows that found no partner."""
-_SOME_TIME: Final = 1_000_000_000_000
 
 
 def refuse_chance(pipeline: Pipeline, plan: Any) -> None:
@@ -33,28 +30,16 @@ def refuse_chance(pipeline: Pipeline, plan: Any) -> None:
         raise _bad(pipeline, what, detail, fix)
 
 
-def refuse_waiting(frame: DataFrame, pipeline: Pipeline, plan: Any) -> None:
-    """An outer join must know when no partner can come any more; Spark would wait for ever and say nothing."""
-    jvm: Any = frame.sparkSession.sparkContext._jvm
-    helper = jvm.org.apache.spark.sql.catalyst.analysis.StreamingJoinHelper
-    moment = jvm.scala.Option.apply(_SOME_TIME)
-    for join in joins(plan):
-        sides = (join.left(), join.right())
-        for number in _UNMATCHED.get(join.joinType().toString(), ()):
-            mine, other = sides[number].outputSet(), sides[1 - number].outputSet()
-            border = helper.getStateValueWatermark(mine, other, join.condition(), moment)
-            if border.isEmpty() and not helper.isWatermarkInJoinKeys(join):
-                raise _endless(pipeline, ("left", "right")[number])
-
-
-def _endless(pipeline: Pipeline, side: str) -> BadPipelineError:
-    what = f"{pipeline} has an outer join that never knows when a row of its {side} side stays alone"
-    detail = (
-        "its condition sets no limit to how much later the other side may come, so unmatched rows would never "
-        "be given and nothing would ever be forgotten"
-    )
-    fix = "limit both times: paid_at between placed_at and placed_at + interval 10 minutes"
-    return _bad(pipeline, what, detail, fix)
+def refuse_waiting(frame: DataFrame, pipeline: Pipeline) -> None:
+    """A join must know when no partner can come any more; Spark would wait for ever and say nothing."""
+    for side, wait in join_waits(frame):
+        if wait is None:
+            what = f"{pipeline} joins two streams without a range of time: its {side} side waits for ever"
+            detail = "nothing would ever be forgotten, and an outer join would never give the rows that find no partner"
+            fix = (
+                "add a range to the condition: paid_at between placed_at and placed_at + interval 10 minutes"
+            )
+            raise _bad(pipeline, what, detail, fix)
 
 
 def refuse_changing(pipeline: Pipeline, inputs: tuple[Input, ...]) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -64,7 +63,7 @@ class Sink:
         self._topic = topic
         self._starts = starts
         self._hold = Hold(around, built.pipeline.name) if around.scratch is None else None
-        self._files = ParquetFolder(Path(built.pipeline.path)) if built.pipeline.path else None
+        self._files = ParquetFolder(around.data / built.pipeline.path) if built.pipeline.path else None
 
     def take(self, frame: DataFrame, batch: int, observed: ObservedRows) -> bool:
         """Run a batch and commit it; False when it was committed before.

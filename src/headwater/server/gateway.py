@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
+import numpy as np
 from fastapi import Response
 
 from headwater.client.views import FolderViews
+from headwater.events import moments_of
+from headwater.events.values import moment_text
 from headwater.log import EventLog
 from headwater.server.edge.bodies import Bodies
 from headwater.server.forms.intake import Intake
@@ -18,14 +20,13 @@ from headwater.server.limits import Limits
 from headwater.server.members import Members
 from headwater.server.threads import Threads
 from headwater.server.wakes import Wakes
+from headwater.store.engine_state import read_engine_state
 
 __all__ = ["Gateway", "json_answer"]
 
 
 class Gateway:
     """One per node.
-
-    `engine` tells the state of the engine, as {"state", "detail", "since"}; whoever runs one puts it there.
 
     Args:
         log: What is served.
@@ -39,11 +40,18 @@ class Gateway:
         self.bodies = Bodies(limits)
         self.intake = Intake(log, limits.line)
         self.views = FolderViews(log)
-        self.engine: Callable[[], dict[str, Any] | None] = lambda: None
         self.wakes = Wakes(log, self.threads)
         self.members = Members(log, self.threads, limits)
         self.started_at = datetime.now(UTC)
         self.started = time.monotonic()
+
+    def engine(self) -> dict[str, Any] | None:
+        """The state of the engine, as {"state", "detail", "since"}; None when none ever ran on this folder."""
+        known = read_engine_state(self.log.folder)
+        if known is None:
+            return None
+        since = moment_text(moments_of(np.array([known.since]))[0])
+        return {"state": known.state, "detail": known.detail, "since": since}
 
     def waiting(self, wanted: float) -> float:
         """How long a request may wait that would like to wait so long (seconds)."""

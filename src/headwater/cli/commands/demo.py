@@ -63,8 +63,8 @@ def demo(
 
     Tills, a web shop and sensors write typed events into a log; six pipelines make views and streams of them; a node
     serves log, views and a page. At the end the numbers must add up: every event that was acknowledged is in the log,
-    every pipeline accounts for each of its events, and its rows are those of a batch query. The exit code is 1 when they do
-    not, 3 when Spark or Java is not there; the log works without.
+    every pipeline accounts for each of its events, and its rows are those of a batch query. The exit code is 1
+    when they do not, 3 when Spark or Java is not there; the log works without.
 
     Args:
         what: Which demo: shop.
