@@ -23,10 +23,10 @@ demo: $(INSTALLED)  ## run the shop: producers, topics, consumers, server (FOR=1
 	@$(BIN)/headwater demo $(if $(FOR),--for $(FOR))
 
 test: $(INSTALLED) $(SYSTEM)  ## run all tests, doctests included (WORKERS=0: in one process)
-	@$(BIN)/pytest -q -n $(WORKERS) --dist worksteal $(ARGS)
+	@$(BIN)/pytest -q -n $(WORKERS) --dist loadgroup $(ARGS)
 
 faults: $(INSTALLED) $(SYSTEM)  ## run the long fault suite: kills, power cuts, torn writes
-	@HEADWATER_FAULTS=full $(BIN)/pytest -q -n $(WORKERS) --dist worksteal -o faulthandler_timeout=0 tests/faults $(ARGS)
+	@HEADWATER_FAULTS=full $(BIN)/pytest -q -n $(WORKERS) --dist loadgroup -o faulthandler_timeout=0 tests/faults $(ARGS)
 
 bench-log: $(INSTALLED)  ## measure the log, beside the bare disk and (with Java) Kafka
 	@$(BIN)/python -m benchmarks.bench_log $(ARGS)

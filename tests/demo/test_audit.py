@@ -63,6 +63,13 @@ def test_an_event_that_nobody_sent_is_found(shop):
     assert sensors(audit, journals).unknown == 1
 
 
+def test_pipelines_that_have_not_begun_have_no_rows_and_miss_their_events(shop):
+    audit, _ = shop
+    compared = {facts.name: audit.compared(facts) for facts in audit.pipelines()}
+    assert {name for name, facts in compared.items() if facts.faults()} == {"temperatures"}
+    assert (compared["temperatures"].events, compared["temperatures"].rows) == (200, 0)
+
+
 @pytest.mark.parametrize(
     "facts",
     [

@@ -98,7 +98,7 @@ def _further_wrong_functions(app: hw.App) -> None:
 
     @app.view(key="k")
     def chance(a: DataFrame) -> DataFrame:
-        return a.groupBy("k").agg(F.max(F.rand()).alias("m"))
+        return a.select("k", F.rand().alias("m"))
 
     @app.view(key="k")
     def not_unique(a: DataFrame) -> DataFrame:
@@ -173,7 +173,7 @@ def poisoned() -> hw.App:
     @app.stream
     def raises(a: DataFrame) -> DataFrame:
         @F.udf("int")
-        def odd(v: int) -> int:
+        def odd(v):
             return [1, 2, 3][v - 8] if v == 13 else v
 
         return a.select("id", odd("v").alias("v"), "at")
@@ -181,15 +181,15 @@ def poisoned() -> hw.App:
     @app.stream
     def exits(a: DataFrame) -> DataFrame:
         @F.udf("int")
-        def odd(v: int) -> int:
-            return os._exit(3) if v == 13 else v  # type: ignore[func-returns-value]
+        def odd(v):
+            return os._exit(3) if v == 13 else v
 
         return a.select("id", odd("v").alias("v"), "at")
 
     @app.stream
     def takes_memory(a: DataFrame) -> DataFrame:
         @F.udf("int")
-        def odd(v: int) -> int:
+        def odd(v):
             return len(bytearray(8 << 30)) if v == 13 else v
 
         return a.select("id", odd("v").alias("v"), "at")

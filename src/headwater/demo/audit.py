@@ -159,9 +159,12 @@ class Audit:
 
     def _wanted(self, pipeline: Pipeline, query: BatchQuery) -> Rows:
         correction = pipeline.late.for_ if isinstance(pipeline.late, Correct) else timedelta()
+        tables = {source: self._table(source, correction) for source in pipeline.inputs}
+        if not all(table.num_columns for table in tables.values()):  # nothing of a view is final yet
+            return {}
         with duckdb.connect() as batch:
-            for source in pipeline.inputs:
-                batch.register(source, self._table(source, correction))
+            for source, table in tables.items():
+                batch.register(source, table)
             answer = batch.execute(query.sql)
             names = [column[0] for column in answer.description or ()]
             return _by_key([dict(zip(names, row, strict=True)) for row in answer.fetchall()], query)
@@ -171,6 +174,8 @@ class Audit:
             return _by_key(
                 [row for batch in self._batches(pipeline.name) for row in batch.values.to_pylist()], query
             )
+        if pipeline.name not in self._client.views():
+            return {}
         return _by_key(_plain(self._client.view(pipeline.name).table()).to_pylist(), query)
 
     # -- events --------------------------------------------------------------------------------------------------
@@ -190,13 +195,13 @@ class Audit:
 
     def _finals(self, view: str) -> list[dict[str, Any]]:
         """The rows of a view whose windows are over, each as it was then."""
-        changes = changes_topic(view, 1)
-        if changes not in self._client.topics():
-            return []
-        rows = (row for batch in self._batches(changes) for row in batch.values.to_pylist())
+        changes = self._batches(changes_topic(view, 1))
+        rows = (row for batch in changes for row in batch.values.to_pylist())
         return [row["after"] for row in rows if row["op"] == "final"]
 
     def _batches(self, topic: str, starts: Mapping[int, int] | None = None) -> Iterator[LogBatch]:
+        if topic not in self._client.topics():  # that of a pipeline that has not begun
+            return
         ends = self._client.log.ends(topic)
         begin = starts or {part.partition: part.start for part in ends}
         stops = {part.partition: part.end for part in ends}

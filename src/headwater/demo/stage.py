@@ -31,7 +31,7 @@ SHOP: Final = Path(__file__).with_name("shop.py")
 """The app that is run."""
 _PATIENCE: Final = 60.0  # seconds for a process to answer on a busy machine
 _PARTING: Final = 15.0  # seconds for a process to end; the node waits 8 for requests under way
-_SETTLING: Final = 30.0  # seconds in which rows that wait for time may still come
+_SETTLING: Final = 60.0  # seconds in which rows that wait for time may still come
 _PRELOADED: Final = ["headwater.demo.producing", "headwater.server.node"]
 # Tills go through the node, the other programs open the folder: both ways lead into the same log.
 _BY_NODE: Final = frozenset(["tills"])
@@ -206,7 +206,7 @@ class Stage:
 
     def _compared(self, facts: PipelineFacts) -> PipelineFacts:
         """A pipeline with its rows compared; again after a moment if they differ, since time goes on."""
-        if facts.state == "failed" or not facts.counts["in_"]:
+        if facts.state == "failed":
             return replace(facts, events=self._audit.events(facts.name))
         end = time.monotonic() + _SETTLING
         while (compared := self._audit.compared(facts)).faults() and time.monotonic() < end:

@@ -12,6 +12,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from headwater.engine import plans, refusals
 from headwater.engine.inputs import ARRIVAL, Input, Reading, Rows, streaming
+from headwater.engine.pruning import needed_columns
 from headwater.engine.source import LogSource
 from headwater.engine.translation import translated
 from headwater.engine.weighted import WEIGHT, weighted
@@ -102,6 +103,7 @@ def build(spark: SparkSession, pipeline: Pipeline, inputs: tuple[Input, ...], re
         decided=_decided(plan, inputs, reading, weighs=weighs),
     )
     session = session_for(spark, empty_batches=mode == "append" and bool(operators))
+    reading = replace(reading, columns={} if weighs else needed_columns(session, pipeline, inputs))
     frame = _weighted(session, pipeline, inputs, reading) if weighs else _called(
         pipeline, streaming(session, inputs, reading)
     )  # fmt: skip

@@ -109,6 +109,7 @@ class Reading:
         rows: About how many a batch takes while catching up.
         cores: Into how many tasks a batch is cut.
         wait: The longest wait for events, in seconds; 0 never waits.
+        columns: The columns that are read, by name of the input; all, where nothing is said.
         ends: Where it ends, by name of the input; nowhere, if nothing is said.
         decided: For inputs that the function uses more than once: the file that keeps the uses together.
     """
@@ -122,6 +123,7 @@ class Reading:
     rows: int = 400_000
     cores: int = 2
     wait: float = 1.0
+    columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     ends: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     decided: Mapping[str, str] = field(default_factory=dict)
 
@@ -148,12 +150,14 @@ def streaming(session: SparkSession, inputs: tuple[Input, ...], reading: Reading
 def _load(
     session: SparkSession, input_: Input, reading: Reading, topics: list[str], number: int
 ) -> DataFrame:
+    columns = reading.columns.get(input_.name, tuple(input_.schema.names))
+    schema = pa.schema([input_.schema.field(name) for name in columns])
     options = {
         "folder": reading.folder,
         "topic": input_.topic.name,
         "ops": ",".join(input_.ops),
         "side": input_.side,
-        "columns": json.dumps(input_.schema.names),
+        "columns": json.dumps(columns),
         "time": input_.time,
         "lateness": str(reading.lateness(input_)),
         "rows": str(reading.rows),
@@ -167,7 +171,7 @@ def _load(
             {"topics": topics, "number": number, "notes": reading.notes, "wait": reading.wait}
         ),
     }
-    reader = session.readStream.format("headwater").schema(from_arrow_schema(input_.schema))
+    reader = session.readStream.format("headwater").schema(from_arrow_schema(schema))
     return reader.options(**options).load()
 
 

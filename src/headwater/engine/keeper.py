@@ -139,7 +139,11 @@ class Keeper:
             failure = self._once()
             if self._stopping.is_set():
                 break
-            pause = self._after(failure)
+            try:
+                pause = self._after(failure)
+            except Exception as error:  # nobody may wait for a thread that is gone
+                self._give_up(translated(error, self.pipeline))
+                return
             if pause is None:
                 return
             self._stopping.wait(pause)

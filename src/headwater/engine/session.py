@@ -112,8 +112,8 @@ class Spark:
             del os.environ["PYSPARK_GATEWAY_PORT"], os.environ["PYSPARK_GATEWAY_SECRET"]
         _write_no_checksums(session)
         # PySpark and py4j print every error a second time.
-        logging.getLogger("DataFrameQueryContextLogger").disabled = True
-        logging.getLogger("py4j.clientserver").disabled = True
+        for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger", "py4j.clientserver"):
+            logging.getLogger(name).disabled = True
         return session
 
     @property

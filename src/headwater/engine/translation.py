@@ -8,10 +8,15 @@ from typing import Any
 
 from pyspark.errors import PySparkException
 
-from headwater.errors import BadPipelineError, HeadwaterError, Place
+from headwater.errors import BadPipelineError, EngineFailedError, HeadwaterError, Place
 from headwater.pipelines import Pipeline
 
 __all__ = ["first_line", "translated"]
+
+_NOT_THE_USER = re.compile(
+    "failed to connect back|Broken pipe|Connection reset|worker exited|Answer from Java|Connection refused"
+)
+"""What Spark says when one of its processes is gone: nothing in the user's file is the cause."""
 
 
 def translated(error: BaseException, pipeline: Pipeline) -> HeadwaterError:
@@ -19,8 +24,14 @@ def translated(error: BaseException, pipeline: Pipeline) -> HeadwaterError:
     if isinstance(error, HeadwaterError):
         error.place = error.place or pipeline.place
         return error
+    line = first_line(error)
+    if _NOT_THE_USER.search(line):
+        detail = "what was not committed is run again"
+        return EngineFailedError(
+            f"{pipeline} lost a process of Spark: {line}", detail=detail, pipeline=pipeline.name
+        )
     return BadPipelineError(
-        f"{pipeline} fails: {first_line(error)}",
+        f"{pipeline} fails: {line}",
         detail=_suggestion(error),
         place=_place(error, pipeline) or pipeline.place,
         pipeline=pipeline.name,
@@ -31,6 +42,8 @@ def first_line(error: BaseException) -> str:
     """The one line that says what happened, out of Spark's many."""
     text = (isinstance(error, PySparkException) and error.getMessage()) or str(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if text.startswith("An error occurred while calling"):
+        return _cause(lines)
     raised = [line for line in lines if re.match(r"^[A-Za-z_.]*(Error|Exception)\b.*", line)]
     line = (raised[-1] if "Traceback" in text and raised else lines[0]) if lines else type(error).__name__
     line = re.sub(r"\s*SQLSTATE: \w+.*$", "", line)
@@ -39,6 +52,13 @@ def first_line(error: BaseException) -> str:
     if isinstance(error, PySparkException) or "Traceback" in text:
         return line
     return f"{type(error).__name__}: {line}" if str(error) else line
+
+
+def _cause(lines: list[str]) -> str:
+    """What Java says behind a call that failed: the first cause it names, without the class."""
+    causes = [line for line in lines if line.startswith("Caused by: ")] or lines[1:2] or lines
+    line = re.sub(r"^(Caused by)?: |[\w.$]+(Exception|Error): ", "", causes[0])
+    return re.sub(r"^\[[A-Z_.]+\] |\.? Consider setting .*|\s*SQLSTATE: \w+.*$", "", line)
 
 
 def _suggestion(error: BaseException) -> str | None:
