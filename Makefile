@@ -12,7 +12,7 @@ SYSTEM := $(VENV)/.system
 UV := $(shell command -v uv 2>/dev/null || echo $(VENV)-uv/bin/uv)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test faults bench-log bench-spine lint types format console docs build lock ci clean
+.PHONY: help install demo test faults bench-log bench-spine lint format console docs build lock ci clean
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,10 +23,11 @@ demo: $(INSTALLED)  ## run the shop: producers, topics, consumers, server (FOR=1
 	@$(BIN)/headwater demo $(if $(FOR),--for $(FOR))
 
 test: $(INSTALLED) $(SYSTEM)  ## run all tests, doctests included (WORKERS=0: in one process)
-	@$(BIN)/pytest -q -n $(WORKERS) --dist loadgroup $(ARGS)
+	@$(BIN)/pytest -q -n $(WORKERS) --dist worksteal -m "not spark" $(ARGS)
+	@$(BIN)/pytest -q -m spark $(ARGS)
 
 faults: $(INSTALLED) $(SYSTEM)  ## run the long fault suite: kills, power cuts, torn writes
-	@HEADWATER_FAULTS=full $(BIN)/pytest -q -n $(WORKERS) --dist loadgroup -o faulthandler_timeout=0 tests/faults $(ARGS)
+	@HEADWATER_FAULTS=full $(BIN)/pytest -q -n $(WORKERS) --dist worksteal -o faulthandler_timeout=0 tests/faults $(ARGS)
 
 bench-log: $(INSTALLED)  ## measure the log, beside the bare disk and (with Java) Kafka
 	@$(BIN)/python -m benchmarks.bench_log $(ARGS)
@@ -34,12 +35,10 @@ bench-log: $(INSTALLED)  ## measure the log, beside the bare disk and (with Java
 bench-spine: $(INSTALLED)  ## measure events to views, beside Structured Streaming written by hand
 	@$(BIN)/python -m benchmarks.bench_spine $(ARGS)
 
-lint: $(INSTALLED)  ## check style and layers: ruff, import-linter
+lint: $(INSTALLED)  ## check style, layers and types: ruff, import-linter, mypy
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports --no-logo
-
-types: $(INSTALLED)  ## check types: mypy, strict
 	@$(BIN)/mypy
 
 format: $(INSTALLED)  ## put the code in the house style

@@ -22,6 +22,13 @@ def require_program() -> Callable[[str], str]:
     return programs.require_program
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The example of `headwater.testing.run` starts Spark, too."""
+    for item in items:
+        if item.nodeid.endswith("headwater.testing.world.run"):
+            item.add_marker(pytest.mark.spark)
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Under CI a skipped test is a failure, unless `allowed_skips.txt` names it."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")

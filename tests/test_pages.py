@@ -13,7 +13,7 @@ import pytest
 
 from tests.page_programs import blocks, run_program
 
-pytestmark = pytest.mark.xdist_group("spark")
+pytestmark = pytest.mark.spark
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGES = ["pipelines", "time", "joins", "testing", "guarantees"]

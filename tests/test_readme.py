@@ -30,7 +30,7 @@ def test_the_first_program_runs_and_prints_what_the_readme_says(tmp_path):
     assert done.stdout == blocks("text")[0]
 
 
-@pytest.mark.xdist_group("spark")
+@pytest.mark.spark
 def test_the_first_view_runs_and_prints_what_the_readme_says():
     assert run_program(blocks("python")[1], "<first view>", {"__name__": "__main__"}) == blocks("text")[1]
 

@@ -8,7 +8,7 @@ from pyspark.sql import functions as F
 import headwater as hw
 from headwater.testing import run
 
-pytestmark = pytest.mark.xdist_group("spark")
+pytestmark = pytest.mark.spark
 S = datetime(2026, 1, 1, tzinfo=UTC)
 
 

@@ -23,7 +23,7 @@ from headwater.testing import World, run
 from tests.engine.judging import batch_rows, same_rows, stream_rows, view_table
 from tests.faults.processes import until
 
-pytestmark = pytest.mark.xdist_group("spark")
+pytestmark = pytest.mark.spark
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 WITHIN = "k = bk and bat between at and at + interval 10 seconds"
 

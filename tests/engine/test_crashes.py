@@ -24,7 +24,7 @@ from tests.engine.judging import (
 )
 from tests.faults.counts import times
 
-pytestmark = pytest.mark.xdist_group("spark")
+pytestmark = pytest.mark.spark
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 POINTS = ("before-sink", "before-sink-commit", "in-sink-commit", "after-sink-commit", "after-publish")
 TYPE = "id int, k int, v int, at timestamp"

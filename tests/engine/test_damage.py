@@ -24,7 +24,7 @@ from tests.engine.rooms import checkpoint, flip, newest, started
 from tests.faults.counts import times
 from tests.faults.images import copy_at_this_instant, mounted, require_mounts, small_disk
 
-pytestmark = pytest.mark.xdist_group("spark")
+pytestmark = pytest.mark.spark
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 
 

@@ -5,7 +5,7 @@ import pytest
 import headwater as hw
 from headwater.testing import run
 
-pytestmark = pytest.mark.xdist_group("spark")
+pytestmark = pytest.mark.spark
 
 
 def test_files_are_below_the_data_folder(tmp_path, monkeypatch):

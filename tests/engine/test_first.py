@@ -7,6 +7,7 @@ import headwater as hw
 from headwater.errors import HeadwaterError
 from headwater.testing import run
 
+pytestmark = pytest.mark.spark
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 
 

@@ -7,7 +7,7 @@ import headwater as hw
 from headwater.errors import BadPipelineError
 from headwater.testing import run
 
-pytestmark = pytest.mark.xdist_group("spark")
+pytestmark = pytest.mark.spark
 
 
 @pytest.mark.parametrize("how", ["inner", "left"])

@@ -27,7 +27,7 @@ from tests.engine.judging import (
 )
 from tests.faults.counts import FULL, times
 
-pytestmark = pytest.mark.xdist_group("spark")
+pytestmark = pytest.mark.spark
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 TYPE = "id int, k int, v int, at timestamp"
 

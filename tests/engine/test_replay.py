@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 
+import pytest
 from pyspark.sql import functions as F
 
 import headwater as hw
@@ -9,6 +10,7 @@ from headwater.engine.replay import replay
 from headwater.testing import run
 from headwater.testing.world import shared_spark
 
+pytestmark = pytest.mark.spark
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 
 

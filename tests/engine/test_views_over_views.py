@@ -9,7 +9,7 @@ import headwater as hw
 from headwater.errors import BadPipelineError
 from headwater.testing import run
 
-pytestmark = pytest.mark.xdist_group("spark")
+pytestmark = pytest.mark.spark
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 
 

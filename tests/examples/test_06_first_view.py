@@ -11,7 +11,7 @@ import pytest
 from headwater.testing import run
 from tests.examples.on_spark import duck, ran
 
-pytestmark = pytest.mark.xdist_group("spark")
+pytestmark = pytest.mark.spark
 
 NAME = "06_first_view.py"
 ORDERS = [

@@ -10,7 +10,7 @@ import pytest
 from headwater.testing import run
 from tests.examples.on_spark import batch, duck, in_time, ordered, ran
 
-pytestmark = pytest.mark.xdist_group("spark")
+pytestmark = pytest.mark.spark
 
 NAME = "07_windows.py"
 START = datetime(2026, 1, 1, tzinfo=UTC)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.examples.on_spark import duck, in_time, ran
 
-pytestmark = pytest.mark.xdist_group("spark")
+pytestmark = pytest.mark.spark
 
 NAME = "08_late_data.py"
 

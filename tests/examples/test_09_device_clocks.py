@@ -8,7 +8,7 @@ import pytest
 
 from tests.examples.on_spark import duck, ran
 
-pytestmark = pytest.mark.xdist_group("spark")
+pytestmark = pytest.mark.spark
 
 NAME = "09_device_clocks.py"
 

@@ -11,7 +11,7 @@ import pytest
 from headwater.testing import run
 from tests.examples.on_spark import batch, duck, in_time, ordered, ran
 
-pytestmark = pytest.mark.xdist_group("spark")
+pytestmark = pytest.mark.spark
 
 NAME = "10_joins.py"
 START = datetime(2026, 1, 1, tzinfo=UTC)

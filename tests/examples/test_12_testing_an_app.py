@@ -9,7 +9,7 @@ import headwater as hw
 from headwater.testing import run
 from tests.examples.on_spark import ran
 
-pytestmark = pytest.mark.xdist_group("spark")
+pytestmark = pytest.mark.spark
 
 NAMES = ran("12_testing_an_app.py", main=False).names
 STRAGGLERS = NAMES["test_a_minute_is_open_until_its_stragglers_had_their_time"]

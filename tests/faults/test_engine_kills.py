@@ -20,7 +20,7 @@ from tests.faults.counts import FULL, times
 from tests.faults.engines import Shop, compare, gone, kill_group, members, start
 from tests.faults.processes import until
 
-pytestmark = pytest.mark.xdist_group("spark")
+pytestmark = pytest.mark.spark
 _PATIENCE = 300.0
 IN_OTHER_PROCESSES = POINTS[:3]
 """Points that sources reach, in processes of their own: a crash inside one process cannot try them."""

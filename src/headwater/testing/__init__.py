@@ -1,8 +1,23 @@
 """Tests for users: an app on real Spark in a temporary folder, with a clock in the test's hand and a crash switch.
 
-Enter at `run`. Spark starts once per test process; `plugin.py` gives pytest the fixture `run_app` and ends Spark.
+Enter at `run`. Spark starts once per test process; `plugin.py` gives pytest the fixture `run_app` and ends Spark. Nothing
+is imported before it is asked for, since pytest loads the plugin for every run of every project.
 """
 
-from headwater.testing.world import World, run
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headwater.testing.world import World, run
 
 __all__ = ["World", "run"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        message = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(message)
+    from headwater.testing import world
+
+    return getattr(world, name)
