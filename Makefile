@@ -19,7 +19,7 @@ help:  ## print this list
 
 install: $(INSTALLED) $(SYSTEM)  ## set up .venv (the other targets do it when needed)
 
-demo: $(INSTALLED)  ## run the shop: producers, topics, consumers, server (FOR=10s ends it)
+demo: $(INSTALLED)  ## run the shop: live events, six pipelines on Spark, a page in the browser (FOR=60s ends it)
 	@$(BIN)/headwater demo $(if $(FOR),--for $(FOR))
 
 test: $(INSTALLED) $(SYSTEM)  ## run all tests, doctests included (WORKERS=0: in one process)

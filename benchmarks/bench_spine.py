@@ -2,9 +2,9 @@
 
     python -m benchmarks.bench_spine [--quick] [--json] [--folder FOLDER]
 
-Compared by CPU: all of it, of this process, Java and every Python worker. The hand-written queries read the same events as
-JSON files (what a team would have) or as Parquet, keep their rows in SQLite, and give none of the guarantees: no ledger,
-no changelog, no accounting, no synced checkpoint.
+Compared by CPU: all of it, of this process, Java and every Python worker. The hand-written queries read the same events
+as JSON files (what a team would have) or as Parquet, keep their rows in SQLite, and give none of the guarantees: no
+ledger, no changelog, no accounting, no synced checkpoint.
 """
 
 from __future__ import annotations

@@ -95,6 +95,7 @@ def test_the_exit_code_says_what_was_found(app, checked, code):
     assert exit_code(Plan.of(load_app("app.py")).with_checks(checked)) == code
 
 
+@pytest.mark.spark
 def test_the_engine_adds_what_only_spark_knows(app, shell, tmp_path):
     app.write_text(APP + WITH_SPARK)
     done = shell("plan", "app.py", "--json", data=str(tmp_path / "data"))

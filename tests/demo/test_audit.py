@@ -115,6 +115,7 @@ def world():
         yield world
 
 
+@pytest.mark.spark
 @pytest.mark.parametrize("name", list(app.pipelines))
 def test_each_pipeline_finds_what_a_batch_query_finds(world, name):
     audit = Audit(world.client, app, {})
@@ -126,6 +127,7 @@ def test_each_pipeline_finds_what_a_batch_query_finds(world, name):
     assert (compared.counts["quarantined"] > 0) == (name == "search_times")
 
 
+@pytest.mark.spark
 def test_a_row_that_differs_is_wrong(world, monkeypatch):
     audit = Audit(world.client, app, {})
     facts = next(facts for facts in audit.pipelines() if facts.name == "revenue")
@@ -138,6 +140,7 @@ def test_a_row_that_differs_is_wrong(world, monkeypatch):
     assert audit.compared(facts).wrong == 2
 
 
+@pytest.mark.spark
 def test_late_orders_count_in_revenue_for_an_hour_and_not_among_the_unpaid(world):
     counts = {facts.name: facts.counts for facts in Audit(world.client, app, {}).pipelines()}
     assert 0 < counts["revenue"]["late"] < counts["unpaid"]["late"]

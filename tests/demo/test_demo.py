@@ -114,6 +114,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int | None]:
     return folder, engine
 
 
+@pytest.mark.spark
 def test_no_process_outlives_a_demo_that_was_killed(killed):
     folder, engine = killed
     until(lambda: running(folder) is None)
@@ -123,6 +124,7 @@ def test_no_process_outlives_a_demo_that_was_killed(killed):
     assert appended(folder) == before
 
 
+@pytest.mark.spark
 def test_ctrl_c_ends_the_demo_and_every_number_adds_up(killed, environment):
     folder, engine = killed
     until(lambda: running(folder) is None and not members(engine))

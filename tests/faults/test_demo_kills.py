@@ -83,6 +83,7 @@ class Killer:
         return False
 
 
+@pytest.mark.spark
 @pytest.mark.parametrize("seed", [1])
 def test_the_shop_survives_kills_of_engine_and_workers(tmp_path, seed):
     with contextlib.closing(Stage(tmp_path, 0, Play(rate=200, seed=seed))) as stage:
