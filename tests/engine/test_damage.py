@@ -255,7 +255,7 @@ def _images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> lis
     points = ("before-sink-commit", "after-sink-commit", "after-publish")
 
     def reached(point: str) -> None:
-        if point in points and len(copies) < number and reached.calls % 4 == len(copies):  # type: ignore[attr-defined]
+        if len(copies) < min(number, reached.calls) and point == points[len(copies) % 3]:  # type: ignore[attr-defined]
             copies.append(tmp_path / f"cut-{len(copies)}")
             copy_at_this_instant(image, copies[-1])
         reached.calls += point == "after-publish"  # type: ignore[attr-defined]

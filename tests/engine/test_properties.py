@@ -25,7 +25,7 @@ from tests.engine.judging import (
     stream_rows,
     view_table,
 )
-from tests.faults.counts import FULL, times
+from tests.faults.counts import times
 
 pytestmark = pytest.mark.spark
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
@@ -76,10 +76,10 @@ def shop() -> hw.App:
     return app
 
 
-def small_shop() -> hw.App:
+def small_shop(partitions: int = 3) -> hw.App:
     """Two views: one shows open windows, the other only what is final."""
     app = hw.App("properties")
-    app.topic("a", TYPE, key="k", time="at", lateness="10 seconds", idle="30 seconds", partitions=3)
+    app.topic("a", TYPE, key="k", time="at", lateness="10 seconds", idle="30 seconds", partitions=partitions)
     app.topic("b", TYPE, key="k", time="at", lateness="25 seconds", idle="30 seconds", partitions=2)
 
     @app.view(key=("w", "k"))
@@ -234,15 +234,18 @@ def test_an_event_dated_2099_is_used_and_moves_no_time():
 
 def test_an_event_exactly_at_the_watermark_counts():
     """What is in time by the log's rule is in time for Spark, to the millisecond."""
-    app = small_shop()
+    app = small_shop(partitions=1)
     with run(app, now=T0 + timedelta(minutes=1)) as world:
-        world.send("a", _row(1, 20), _row(2, 39.999))
-        world.settle()
+        for number in range(
+            3
+        ):  # Spark forgets windows one batch later, and leaves rows out two batches later
+            world.send("a", _row(number, 39.999))
+            world.settle()
         world.send("a", _row(3, 29.999), _row(4, 29.998))
         world.settle()
         counts = world.counts("tumbling")
-        assert (counts.used, counts.late) == (3, 1)
-        assert [row["n"] for row in world.rows("tumbling")] == [2, 1]
+        assert (counts.used, counts.late) == (4, 1)
+        assert [row["n"] for row in world.rows("tumbling")] == [1, 3]
 
 
 def test_windows_of_a_topic_with_a_quiet_partition_close():
@@ -260,11 +263,9 @@ def test_windows_of_a_topic_with_a_quiet_partition_close():
         assert ops in (["insert", "final"], ["insert", "update", "final"])
 
 
-@pytest.mark.parametrize("jump", ["1 hour", "-1 hour", "365 days", "-365 days"])
+@pytest.mark.parametrize("jump", ["-1 hour", "1 hour", "365 days", "-365 days"][: times(1, 4)])
 def test_a_jump_of_the_clock_changes_no_row(jump):
     """F40: what the wall clock says is not event time."""
-    if not FULL and jump != "-1 hour":
-        pytest.skip("one jump in the gate")
     app = small_shop()
     with run(app, now=T0 + timedelta(minutes=1)) as world:
         for number in range(3):

@@ -100,14 +100,19 @@ class Shop:
 
     def commits(self) -> int:
         """How many batches are in the ledger."""
+        return int(self._asked("select count(*) from hw_batches")[0][0])
+
+    def reports(self) -> list[tuple[str, str]]:
+        """State and error of each pipeline."""
+        return [(state, error or "") for state, error in self._asked("select state, error from hw_pipelines")]
+
+    def _asked(self, sql: str) -> list[Any]:
         store = SqliteStore(self.data / "store")
+        views = Views(store)
         try:
-            views = Views(store)
-            try:
-                return int(views.sql("select count(*) from hw_batches").rows[0][0])
-            finally:
-                views.close()
+            return list(views.sql(sql).rows)
         finally:
+            views.close()
             store.close()
 
 

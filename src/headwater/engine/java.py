@@ -145,7 +145,8 @@ def _connection(process: subprocess.Popen[bytes], told: Path, messages: Path) ->
     while not told.is_file():
         if process.poll() is not None or time.monotonic() > deadline:
             process.kill()
-            last = messages.read_text(errors="replace").strip().splitlines()[-3:]
+            said = messages.read_text(errors="replace").strip().splitlines()
+            last = [line for line in said if not line.startswith("\tat ")][-3:]
             raise EngineFailedError(
                 "Java did not start Spark",
                 detail="\n".join(last) or f"it ended with code {process.returncode} and said nothing",

@@ -154,7 +154,7 @@ class Keeper:
         try:
             query = self._versions.query()
             query.start()
-        except Exception as error:
+        except (Exception, CrashError) as error:
             return error
         self._query = query
         if self._stopping.is_set():

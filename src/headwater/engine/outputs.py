@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.engine.building import Built
+from headwater.engine.points import reach
 from headwater.events import storage_schema
 from headwater.log import EventLog, Rows, Topic
 from headwater.log.storage import Partition
@@ -72,6 +73,7 @@ def publish(store: Store, log: EventLog, built: Built, topic: Topic | None, quer
     partition = log.opened(topic.name).partitions[0]
     for outgoing in store.pending(query):
         _append(log, log.topic(topic.name), built, outgoing)
+        reach("in-publish")
         _mark(partition, topic, outgoing.watermark)
         store.published(query, outgoing.batch, {0: partition.slot().next_offset})
     last = store.last(query) if topic.clocked else None

@@ -16,6 +16,7 @@ POINTS: Final = (
     "before-sink-commit",
     "in-sink-commit",
     "after-sink-commit",
+    "in-publish",
     "after-publish",
 )
 """In the order in which a batch reaches them; `HEADWATER_KILL_AT=NAME` kills the process group at one."""

@@ -55,10 +55,13 @@ def first_line(error: BaseException) -> str:
 
 
 def _cause(lines: list[str]) -> str:
-    """What Java says behind a call that failed: the first cause it names, without the class."""
-    causes = [line for line in lines if line.startswith("Caused by: ")] or lines[1:2] or lines
-    line = re.sub(r"^(Caused by)?: |[\w.$]+(Exception|Error): ", "", causes[0])
-    return re.sub(r"^\[[A-Z_.]+\] |\.? Consider setting .*|\s*SQLSTATE: \w+.*$", "", line)
+    """What Java says behind a call that failed: the first cause that has words, without the names of classes."""
+    causes = [line for line in lines if line.startswith("Caused by: ")]
+    for line in (*causes, *lines[1:2]):
+        found = re.search(r".*(?:Exception|Error): (?=\S)(.*)", line)
+        if found:
+            return re.sub(r"^\[[A-Z_.]+\] |\.? Consider setting .*|\s*SQLSTATE: \w+.*$", "", found[1])
+    return lines[0]
 
 
 def _suggestion(error: BaseException) -> str | None:

@@ -149,6 +149,7 @@ class World:
         """Let the next batch that reaches this point die there; it is run again from the checkpoint.
 
         Args:
-            point: "before-sink", "before-sink-commit", "in-sink-commit", "after-sink-commit" or "after-publish".
+            point: "before-sink", "before-sink-commit", "in-sink-commit", "after-sink-commit", "in-publish"
+                or "after-publish".
         """
         arm(point)
