@@ -24,7 +24,7 @@ from benchmarks.spine_events import Given, made
 from benchmarks.spine_latency import idle_rows, latency_rows
 from benchmarks.spine_work import WORK, Work, by_hand, by_headwater, read_only
 from benchmarks.table import Aim, Row, at_least, at_most, print_table
-from headwater.engine.session import Spark, SparkSettings
+from headwater.engine.spark.session import Spark, SparkSettings
 
 __all__ = ["spine_rows"]
 

@@ -13,9 +13,9 @@ from pyspark.sql import functions as F
 
 import headwater as hw
 from benchmarks.spine_events import EVENTS_DDL, Given
-from headwater.engine.building import session_for
+from headwater.engine.building.build import session_for
+from headwater.engine.building.inputs import Input, Reading, streaming
 from headwater.engine.engine import Engine
-from headwater.engine.inputs import Input, Reading, streaming
 from headwater.engine.surroundings import Surroundings
 from headwater.events import SystemClock
 from headwater.log import EventLog

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from headwater.app import App
-from headwater.engine.inputs import Input
+from headwater.engine.building.inputs import Input
 from headwater.engine.replay import rows_hash
 from headwater.log import EventLog, Topic
 from headwater.log.storage import Kind as FrameKind

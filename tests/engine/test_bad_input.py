@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import headwater as hw
-from headwater.engine.java import find_java
+from headwater.engine.spark.java import find_java
 from headwater.errors import HeadwaterError
 from headwater.runner import EngineProcess, catch_up
 from headwater.store import SqliteStore, Views

@@ -261,7 +261,7 @@ def _images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> lis
         reached.calls += point == "after-publish"  # type: ignore[attr-defined]
 
     reached.calls = 0  # type: ignore[attr-defined]
-    monkeypatch.setattr("headwater.engine.sink.reach", reached)
+    monkeypatch.setattr("headwater.engine.sink.sink.reach", reached)
     with small_disk(image, "128M") as disk, started(shop(), disk / "data") as world:
         portion = 0
         while len(copies) < number:
@@ -288,7 +288,7 @@ def test_a_power_cut_loses_and_repeats_nothing(tmp_path, monkeypatch):
 
 def test_without_syncfs_the_same_rig_sees_the_damage(tmp_path, monkeypatch):
     require_mounts()
-    monkeypatch.setattr("headwater.engine.sink.sync", lambda folder: None)
+    monkeypatch.setattr("headwater.engine.sink.sink.sync", lambda folder: None)
     failed = 0
     for image in _images(tmp_path, monkeypatch, 3):
         try:

@@ -26,7 +26,12 @@ GROUPS: Final = ("start", "look", "act", "check", "other")
 VERBS: Final = {
     verb.name: verb
     for verb in (
-        Verb("demo", "start", f"{_ROOM}.demo", "Run a small shop, with live events and pipelines on Spark, for a first look."),
+        Verb(
+            "demo",
+            "start",
+            f"{_ROOM}.demo",
+            "Run a small shop, with live events and pipelines on Spark, for a first look.",
+        ),
         Verb(
             "run",
             "start",

@@ -253,7 +253,7 @@ def _loaded() -> tuple[App, str]:
     """The shop, and what is missing to run its pipelines; its topics are there in any case."""
     try:
         importlib.import_module("pyspark.sql")
-        from headwater.engine.java import find_java
+        from headwater.engine.spark.java import find_java
 
         find_java()
         missing = ""

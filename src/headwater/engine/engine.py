@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from pyspark.sql import SparkSession
 
-from headwater.engine.inputs import Input
+from headwater.engine.building.inputs import Input
 from headwater.engine.keeper import Keeper
 from headwater.engine.surroundings import Surroundings
 from headwater.engine.versions import Rebuild

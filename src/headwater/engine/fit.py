@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from headwater.engine.building import Built
+from headwater.engine.building.build import Built
 from headwater.engine.home import Made
 from headwater.errors import StateChangedError
 from headwater.pipelines import Kind, Pipeline

@@ -12,12 +12,12 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
-from headwater.engine.inputs import Input
+from headwater.engine.building.inputs import Input
 from headwater.engine.points import CrashError
 from headwater.engine.poison import find_poison
 from headwater.engine.query import Bounds, Query
+from headwater.engine.spark.translation import translated
 from headwater.engine.surroundings import Surroundings
-from headwater.engine.translation import translated
 from headwater.engine.versions import Rebuild, Versions
 from headwater.errors import DamagedError, FencedError, HeadwaterError, LedgerMismatchError, UsageError
 from headwater.pipelines import Kind, Pipeline

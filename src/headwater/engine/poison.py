@@ -11,14 +11,14 @@ import pyarrow as pa
 from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame, SparkSession
 
-from headwater.engine.accounting import asides_of
-from headwater.engine.checkpoint import newest_batch, planned_batch
-from headwater.engine.inputs import Input
+from headwater.engine.building.inputs import Input
 from headwater.engine.query import Query
-from headwater.engine.ranges import Span
-from headwater.engine.source import batches_of
+from headwater.engine.sink.accounting import asides_of
+from headwater.engine.sink.checkpoint import newest_batch, planned_batch
+from headwater.engine.source.log_source import batches_of
+from headwater.engine.source.ranges import Span
+from headwater.engine.spark.translation import first_line
 from headwater.engine.surroundings import Surroundings
-from headwater.engine.translation import first_line
 from headwater.log import LogBatch
 from headwater.store import Aside
 

@@ -25,10 +25,10 @@ from headwater.app import load_app
 from headwater.config import JAVA_PATIENCE, SPARK_CORES, SPARK_MEMORY
 from headwater.engine.checking import check
 from headwater.engine.engine import Engine
-from headwater.engine.heartbeat import watch
 from headwater.engine.points import reach
 from headwater.engine.replay import replay
-from headwater.engine.session import Spark, SparkSettings
+from headwater.engine.spark.heartbeat import watch
+from headwater.engine.spark.session import Spark, SparkSettings
 from headwater.engine.surroundings import Surroundings
 from headwater.engine.versions import Rebuild
 from headwater.errors import HeadwaterError, LockedError

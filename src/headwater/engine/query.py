@@ -13,13 +13,13 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from headwater.engine.bookkeeping import ObservedRows
-from headwater.engine.building import build
-from headwater.engine.checkpoint import mend
+from headwater.engine.building.build import build
+from headwater.engine.building.inputs import Input, Reading
 from headwater.engine.home import Made
-from headwater.engine.inputs import Input, Reading
-from headwater.engine.outputs import output_topic, publish
-from headwater.engine.sink import Sink
+from headwater.engine.sink.bookkeeping import ObservedRows
+from headwater.engine.sink.checkpoint import mend
+from headwater.engine.sink.outputs import output_topic, publish
+from headwater.engine.sink.sink import Sink
 from headwater.engine.surroundings import Surroundings
 from headwater.events import to_ddl
 from headwater.log import EventLog

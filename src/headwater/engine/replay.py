@@ -12,10 +12,10 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
+from headwater.engine.building.inputs import Input, Rows
 from headwater.engine.home import Home
-from headwater.engine.inputs import Input, Rows
-from headwater.engine.outputs import changelog_name
 from headwater.engine.query import Bounds, Query
+from headwater.engine.sink.outputs import changelog_name
 from headwater.engine.surroundings import Surroundings
 from headwater.errors import UnknownViewError
 from headwater.log import EventLog

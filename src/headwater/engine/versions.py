@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from headwater.engine.building.inputs import Input
 from headwater.engine.fit import compare, require_fit
-from headwater.engine.inputs import Input
 from headwater.engine.query import Bounds, Query
 from headwater.engine.surroundings import Surroundings
 from headwater.log import Start

@@ -15,7 +15,7 @@ from headwater.app import App
 from headwater.client import Client, connect
 from headwater.engine.engine import Engine
 from headwater.engine.points import arm, reach
-from headwater.engine.session import Spark, SparkSettings
+from headwater.engine.spark.session import Spark, SparkSettings
 from headwater.engine.surroundings import Surroundings
 from headwater.events import ManualClock, Receipt
 from headwater.log import EventLog, Receipts

@@ -13,7 +13,7 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
-from headwater.engine.java import Jvm, start_jvm
+from headwater.engine.spark.java import Jvm, start_jvm
 
 __all__ = ["Spark", "SparkSettings"]
 

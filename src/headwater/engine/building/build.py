@@ -10,12 +10,12 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from headwater.engine import plans, refusals
-from headwater.engine.inputs import ARRIVAL, Input, Reading, Rows, streaming
-from headwater.engine.pruning import needed_columns
-from headwater.engine.source import LogSource
-from headwater.engine.translation import translated
-from headwater.engine.weighted import WEIGHT, weighted
+from headwater.engine.building import plans, refusals
+from headwater.engine.building.inputs import ARRIVAL, Input, Reading, Rows, streaming
+from headwater.engine.building.pruning import needed_columns
+from headwater.engine.building.weighted import WEIGHT, weighted
+from headwater.engine.source.log_source import LogSource
+from headwater.engine.spark.translation import translated
 from headwater.errors import BadPipelineError
 from headwater.pipelines import Correct, Kind, Pipeline
 

@@ -22,11 +22,11 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from headwater.engine.lockstep import Lockstep
-from headwater.engine.pace import Pace
 from headwater.engine.points import reach
-from headwater.engine.ranges import Span, advance, slices_of, watermark_at
-from headwater.engine.visible import Visible
+from headwater.engine.source.lockstep import Lockstep
+from headwater.engine.source.pace import Pace
+from headwater.engine.source.ranges import Span, advance, slices_of, watermark_at
+from headwater.engine.source.visible import Visible
 from headwater.events import times_column
 from headwater.log import EventLog, LogBatch
 from headwater.log.storage.frame import LOWEST_TIME

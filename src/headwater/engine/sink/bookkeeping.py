@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
-from headwater.engine.accounting import Account, account
-from headwater.engine.building import Built
-from headwater.engine.checkpoint import Planned
-from headwater.engine.inputs import Input
+from headwater.engine.building.build import Built
+from headwater.engine.building.inputs import Input
+from headwater.engine.sink.accounting import Account, account
+from headwater.engine.sink.checkpoint import Planned
 from headwater.errors import EngineFailedError
 from headwater.log import EventLog
 from headwater.log.storage.frame import LOWEST_TIME

@@ -7,7 +7,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.engine.building import Built
+from headwater.engine.building.build import Built
 from headwater.engine.points import reach
 from headwater.events import storage_schema
 from headwater.log import EventLog, Rows, Topic

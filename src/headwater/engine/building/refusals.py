@@ -8,8 +8,8 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from headwater.engine.inputs import Input, Rows
-from headwater.engine.plans import join_waits
+from headwater.engine.building.inputs import Input, Rows
+from headwater.engine.building.plans import join_waits
 from headwater.errors import BadPipelineError
 from headwater.pipelines import Kind, Pipeline
 

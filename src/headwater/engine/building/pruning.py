@@ -15,7 +15,7 @@ from typing import Any, Final
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from headwater.engine.inputs import Input
+from headwater.engine.building.inputs import Input
 from headwater.pipelines import Pipeline
 
 __all__ = ["needed_columns"]

@@ -9,8 +9,8 @@ from datetime import timedelta
 import numpy as np
 import numpy.typing as npt
 
-from headwater.engine.checkpoint import Planned
-from headwater.engine.inputs import Input
+from headwater.engine.building.inputs import Input
+from headwater.engine.sink.checkpoint import Planned
 from headwater.events.values import moment_text, moments_of
 from headwater.log import EventLog, LogBatch
 from headwater.log.storage.frame import Frame, columns_of

@@ -12,16 +12,16 @@ from collections.abc import Mapping
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from headwater.engine.bookkeeping import Books, ObservedRows
-from headwater.engine.building import Built
-from headwater.engine.checkpoint import planned_batch, sync
-from headwater.engine.files import ParquetFolder
-from headwater.engine.holding import Hold
+from headwater.engine.building.build import Built
+from headwater.engine.building.weighted import net
 from headwater.engine.home import Home
-from headwater.engine.outputs import publish
 from headwater.engine.points import reach
+from headwater.engine.sink.bookkeeping import Books, ObservedRows
+from headwater.engine.sink.checkpoint import planned_batch, sync
+from headwater.engine.sink.files import ParquetFolder
+from headwater.engine.sink.holding import Hold
+from headwater.engine.sink.outputs import publish
 from headwater.engine.surroundings import Surroundings
-from headwater.engine.weighted import net
 from headwater.log import Topic
 from headwater.pipelines import Drop
 from headwater.store import Commit, LedgerEntry, ViewTable

@@ -14,8 +14,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from headwater.engine.source import FAR, TICK_FROM
-from headwater.engine.visible import Visible
+from headwater.engine.source.log_source import FAR, TICK_FROM
+from headwater.engine.source.visible import Visible
 from headwater.log import Topic
 
 __all__ = ["ARRIVAL", "Input", "Reading", "Rows", "streaming"]

@@ -1,0 +1,1 @@
+"""The end of every batch: accounts, commit, publication, and the checkpoint they depend on; enter at `sink`."""
