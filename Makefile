@@ -26,8 +26,10 @@ test: $(INSTALLED) $(SYSTEM)  ## run all tests, doctests included (WORKERS=0: in
 	@$(BIN)/pytest -q -n $(WORKERS) --dist worksteal -m "not spark" $(ARGS)
 	@$(BIN)/pytest -q -m spark $(ARGS)
 
-faults: $(INSTALLED) $(SYSTEM)  ## run the long fault suite: kills, power cuts, torn writes
-	@HEADWATER_FAULTS=full $(BIN)/pytest -q -n $(WORKERS) --dist worksteal -o faulthandler_timeout=0 tests/faults $(ARGS)
+faults: $(INSTALLED) $(SYSTEM)  ## run the long fault suites of log and engine: kills, power cuts, torn writes
+	@HEADWATER_FAULTS=full $(BIN)/pytest -q -n $(WORKERS) --dist worksteal -o faulthandler_timeout=0 -m "not spark" \
+	  tests/faults $(ARGS)
+	@HEADWATER_FAULTS=full $(BIN)/pytest -q -o faulthandler_timeout=0 -m spark tests/faults tests/engine $(ARGS)
 
 bench-log: $(INSTALLED)  ## measure the log, beside the bare disk and (with Java) Kafka
 	@$(BIN)/python -m benchmarks.bench_log $(ARGS)

@@ -1,6 +1,6 @@
 """The spine's figures in one table: events to view rows, beside Structured Streaming written by hand on the same Spark.
 
-    python -m benchmarks.bench_spine [--quick] [--json] [--folder FOLDER]
+    python -m benchmarks.bench_spine [--quick] [--events N] [--turns N] [--json] [--folder FOLDER]
 
 Compared by CPU: all of it, of this process, Java and every Python worker. The hand-written queries read the same events
 as JSON files (what a team would have) or as Parquet, keep their rows in SQLite, and give none of the guarantees: no
@@ -41,7 +41,7 @@ class Bench:
     @property
     def turns(self) -> int:
         """How often each case is measured, after a first time that does not count."""
-        return 1 if self.options.quick else 3
+        return 1 if self.options.quick else self.options.turns
 
     def measure(self, events: int, cases: dict[str, Callable[[], int]]) -> dict[str, Measured]:
         """Run the cases in turn; the first turn warms Java up."""
@@ -60,7 +60,7 @@ class Bench:
 
 def compared_rows(bench: Bench) -> Iterator[Row]:
     """The same work by Headwater and by hand."""
-    events = bench.options.size(full=5_000_000, quick=50_000)
+    events = bench.options.size(full=bench.options.events, quick=50_000)
     for number, work in enumerate(WORK):
         say(f"{work.name}: {events:,} events")
         folder = bench.options.folder / f"work-{number}"
@@ -93,7 +93,7 @@ def cpu_row(figure: str, ours: Measured, name: str, theirs: Measured, aim: Aim) 
 
 def source_rows(bench: Bench) -> Iterator[Row]:
     """The source by itself: typed rows into Spark, and what the late rule and the accounting cost."""
-    events = bench.options.size(full=5_000_000, quick=50_000)
+    events = bench.options.size(full=bench.options.events, quick=50_000)
     say(f"source alone: {events:,} events")
     given = made(bench.options.folder / "source", events, 10_000, files=False)
     measured = bench.measure(
@@ -114,7 +114,8 @@ def source_rows(bench: Bench) -> Iterator[Row]:
 def backlog_rows(bench: Bench) -> Iterator[Row]:
     """A backlog of growing length: CPU for one event stays the same."""
     first: float | None = None
-    for events in (1_000_000, 3_000_000, 10_000_000) if not bench.options.quick else (20_000, 60_000):
+    longest = bench.options.size(full=2 * bench.options.events, quick=60_000)
+    for events in (longest // 10, longest * 3 // 10, longest):
         say(f"backlog: {events:,} events")
         folder = bench.options.folder / f"backlog-{events}"
         given = made(folder, events, 10_000, files=False)

@@ -5,7 +5,6 @@ Started and watched by the node (runner.py). It ends when its standard input clo
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import logging
 import os
@@ -105,9 +104,12 @@ def _tell_when_up(data: Path, spark: Spark) -> None:
     """Say that Spark runs once it does, and keep an eye on it from then on."""
 
     def wait() -> None:
-        with contextlib.suppress(HeadwaterError):  # the pipelines tell
-            watch(spark.session, JAVA_PATIENCE.number())
-            write_engine_state(data, EngineState("running", SystemClock().micros(), pid=os.getpid()))
+        try:
+            watch(spark, JAVA_PATIENCE.number())
+            state = EngineState("running", SystemClock().micros(), pid=os.getpid())
+        except HeadwaterError as error:
+            state = EngineState("failed", SystemClock().micros(), error.what, os.getpid())
+        write_engine_state(data, state)
 
     threading.Thread(target=wait, name="headwater-spark", daemon=True).start()
 

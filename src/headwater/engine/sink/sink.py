@@ -1,6 +1,6 @@
 """The end of every batch: run it, put its checkpoint on disk, commit its rows with the ledger, publish its changes.
 
-The order is the promise (docs/reliability.md): offsets planned → batch run → checkpoint synced → rows, ledger, outbox,
+The order is the promise (docs/guarantees.md): offsets planned → batch run → checkpoint synced → rows, ledger, outbox,
 late and quarantined events in one transaction → outbox published → offsets committed by Spark.
 """
 

@@ -8,7 +8,7 @@ import threading
 import time
 from typing import Any, Final
 
-from pyspark.sql import SparkSession
+from headwater.engine.spark.session import Spark
 
 __all__ = ["watch"]
 
@@ -18,13 +18,13 @@ HANGING: Final = 75
 """The exit code of an engine whose Java hangs."""
 
 
-def watch(session: SparkSession, patience: float) -> None:
-    """End this process when Java has not answered for so many seconds; whoever watches it starts another one.
+def watch(spark: Spark, patience: float) -> None:
+    """End this process when Java is gone, or has not answered for so many seconds; whoever watches it starts another.
 
     Nothing is lost: what was not committed is run again.
     """
     answered = [time.monotonic()]
-    jvm: Any = session.sparkContext._jvm
+    jvm: Any = spark.session.sparkContext._jvm
 
     def ask() -> None:
         while True:
@@ -33,9 +33,13 @@ def watch(session: SparkSession, patience: float) -> None:
             time.sleep(_EVERY)
 
     def look() -> None:
-        while time.monotonic() - answered[0] < patience:
+        while spark.alive and time.monotonic() - answered[0] < patience:
             time.sleep(1.0)
-        logger.error("Java has not answered for %g s; the engine ends and is started again", patience)
+        if spark.stopped:
+            return
+        logger.error(
+            "Java is gone or has not answered for %g s; the engine ends and is started again", patience
+        )
         logging.shutdown()
         os._exit(HANGING)
 

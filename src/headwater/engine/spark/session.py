@@ -121,6 +121,17 @@ class Spark:
         """The virtual machine's process."""
         return None if self._jvm is None else self._jvm.process.pid
 
+    @property
+    def alive(self) -> bool:
+        """Whether the virtual machine runs."""
+        jvm = self._jvm
+        return jvm is not None and jvm.process.poll() is None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it was ended on purpose."""
+        return self._jvm is None
+
     def stop(self) -> None:
         """End all queries, the session and the virtual machine."""
         with self._mutex:
