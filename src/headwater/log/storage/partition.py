@@ -331,8 +331,18 @@ class Partition:
         self._cursors.pop(offset, None)
         following = self.files.next_base(segment.base, slot)
         if following > offset and segment.head()[1].covers_until < following:
-            raise self._missing(offset, following)
+            if not self._compacted_meanwhile(segment, following):
+                raise self._missing(offset, following)
+            self.forget()
+            return offset  # look again, in the new file
         return following
+
+    def _compacted_meanwhile(self, segment: Segment, following: int) -> bool:
+        """Whether the file under a segment's name is by now another one, which covers all up to `following`."""
+        try:
+            return Segment(self.disk, self.folder, segment.base).head()[1].covers_until >= following
+        except FileNotFoundError:  # it went into the one before it
+            return True
 
     def _missing(self, offset: int, following: int) -> DamagedError:
         return DamagedError(

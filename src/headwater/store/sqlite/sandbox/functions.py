@@ -24,11 +24,14 @@ def add_functions(connection: sqlite3.Connection, longest: int) -> None:
     """Give a connection our functions and orders; no text they make is longer than `longest`."""
 
     def replace(text: Any, old: Any, new: Any) -> Any:
-        if text is None or old is None or new is None:
+        if text is None or old is None:
             return None
-        text, old, new = _text(text), _text(old), _text(new)
+        text, old = _text(text), _text(old)
         if not old:
             return text
+        if new is None:
+            return None
+        new = _text(new)
         if len(text) + text.count(old) * (len(new) - len(old)) > longest:
             raise OverflowError  # SQLite is told: string or blob too big
         return text.replace(old, new)
