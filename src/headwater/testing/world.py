@@ -21,7 +21,6 @@ from headwater.events import ManualClock, Receipt
 from headwater.log import EventLog, Receipts
 from headwater.log.upkeep import Upkeep
 from headwater.store import Counts, SqliteStore
-from headwater.store.sqlite.views import Views
 
 __all__ = ["World", "run"]
 
@@ -60,7 +59,7 @@ def run(app: App, *, now: datetime | str | None = None, rows: int = 400_000) -> 
         around = Surroundings(log, store, clock, rows=rows, wait=_WAIT)
         engine = Engine(graph, lambda: shared_spark().session, around)
         engine.start()
-        world = World(engine, around, store, clock)
+        world = World(engine, around, clock)
         try:
             yield world
         finally:
@@ -91,14 +90,13 @@ class World:
     `client` is a client of its log and views, `data` its folder, `clock` the clock everything in it goes by.
     """
 
-    def __init__(self, engine: Engine, around: Surroundings, store: SqliteStore, clock: ManualClock) -> None:
+    def __init__(self, engine: Engine, around: Surroundings, clock: ManualClock) -> None:
         self._engine = engine
         self._around = around
         self._upkeep = Upkeep(around.log)
         self.clock = clock
         self.data = around.data
         self.client: Client = connect(around.data, clock=clock)
-        self._views = Views(store)
 
     def send(self, topic: str, *events: Any) -> Receipts:
         """Append events to a topic, in this order."""
@@ -130,20 +128,20 @@ class World:
         self._engine.settle()
 
     def rows(self, view: str, **options: Any) -> list[dict[str, Any]]:
-        """The rows of a view in the order of its key; options as of `Views.table`."""
-        table = self._views.definition(view)
-        return self._views.rows(view, **{"order": table.key, **options})
+        """The rows of a view in the order of its key; options as of `client.view(…).rows`."""
+        if view in self._engine.keepers:
+            self._engine.keepers[view].ready()
+        return self.client.view(view).rows(**options)
 
     def counts(self, pipeline: str) -> Counts:
         """What became of every event that the pipeline has read."""
         sql = "select in_, used, late, quarantined, dropped from hw_pipelines where name = ?"
-        found = self._views.sql(sql, [pipeline]).rows
+        found = self.client.sql(sql, [pipeline]).rows
         return Counts(*found[0]) if found else Counts()
 
     def close(self) -> None:
         """Let go of files."""
-        self._views.close()
-        self.client.log.close()
+        self.client.close()
 
     def crash(self, point: str) -> None:
         """Let the next batch that reaches this point die there; it is run again from the checkpoint.

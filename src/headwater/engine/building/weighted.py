@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-__all__ = ["WEIGHT", "net", "weighted"]
+__all__ = ["WEIGHT", "distinct", "net", "weighted"]
 
 WEIGHT: Final = "_hw_weight"
 
@@ -61,6 +61,20 @@ def net(rows: pa.Table, key: tuple[str, ...]) -> tuple[pa.Table, pa.Table]:
     gone = {keys[place[content]]: place[content] for content, weight in left.items() if weight < 0}
     lost = [number for found, number in gone.items() if found not in there]
     return shown.take(pa.array(kept, pa.int64())), shown.select(list(key)).take(pa.array(lost, pa.int64()))
+
+
+def distinct(rows: pa.Table) -> pa.Table:
+    """The rows, each once: an event that was delivered twice gives the same row twice.
+
+    Example:
+        >>> distinct(pa.table({"k": [1, 2, 1]})).to_pylist()
+        [{'k': 1}, {'k': 2}]
+    """
+    contents = zip(*map(_hashable, rows.columns), strict=True)
+    first: dict[tuple[Any, ...], int] = {}
+    for number, content in enumerate(contents):
+        first.setdefault(content, number)
+    return rows.take(pa.array(first.values(), pa.int64()))
 
 
 def _hashable(column: pa.ChunkedArray) -> list[Any]:

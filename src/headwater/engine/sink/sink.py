@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from headwater.engine.building.build import Built
-from headwater.engine.building.weighted import net
+from headwater.engine.building.weighted import distinct, net
 from headwater.engine.home import Home
 from headwater.engine.points import reach
 from headwater.engine.sink.bookkeeping import Books, ObservedRows
@@ -22,6 +23,7 @@ from headwater.engine.sink.files import ParquetFolder
 from headwater.engine.sink.holding import Hold
 from headwater.engine.sink.outputs import publish
 from headwater.engine.surroundings import Surroundings
+from headwater.errors import KeyNotUniqueError
 from headwater.log import Topic
 from headwater.pipelines import Drop
 from headwater.store import Commit, LedgerEntry, ViewTable
@@ -84,7 +86,7 @@ class Sink:
         work = self._work(batch, rows, books, began, worked)
         if self._files is not None:
             self._files.stage(batch, rows)
-        taken = self._store.commit(work)
+        taken = self._commit(work)
         reach("after-sink-commit")
         if self._files is not None:
             self._files.publish(work.entry)
@@ -93,6 +95,15 @@ class Sink:
         if self._hold is not None:
             self._hold.note(work.entry)
         return taken
+
+    def _commit(self, work: Commit) -> bool:
+        try:
+            return self._store.commit(work)
+        except KeyNotUniqueError:
+            rows = distinct(work.rows)
+            if rows.num_rows == work.rows.num_rows:
+                raise
+            return self._store.commit(replace(work, rows=rows))
 
     def _work(self, batch: int, rows: pa.Table, books: Books, began: float, worked: float) -> Commit:
         """All that the batch leaves behind."""

@@ -93,3 +93,17 @@ def test_a_key_that_is_not_unique_fails_with_the_key():
         with pytest.raises(HeadwaterError) as failed:
             world.settle()
         assert failed.value.code == "KEY_NOT_UNIQUE"
+
+
+def test_an_event_that_came_twice_gives_one_row():
+    app = shop()
+
+    @app.view(key="id")
+    def known(orders):
+        return orders.select("id", "amount", "at")
+
+    with run(app) as world:
+        world.send("orders", order(1, 5, 0), order(1, 5, 0), order(2, 6, 0))
+        world.settle()
+        assert [row["id"] for row in world.rows("known")] == [1, 2]
+        assert world.counts("known").used == 3
