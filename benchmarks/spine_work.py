@@ -66,9 +66,9 @@ def joined(events: DataFrame) -> DataFrame:
     """Events of one customer with a later one of another product within five seconds."""
     left = events.where("product < 20").select("event_id", "customer", "at")
     right = events.where("product >= 980").select(
-        F.col("event_id").alias("other"), F.col("customer").alias("who"), F.col("at").alias("then")
+        F.col("event_id").alias("other"), F.col("customer").alias("who"), F.col("at").alias("later_at")
     )
-    return left.join(right, F.expr("customer = who and then between at and at + interval 5 seconds"))
+    return left.join(right, F.expr("customer = who and later_at between at and at + interval 5 seconds"))
 
 
 WORK = (
