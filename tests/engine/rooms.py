@@ -39,7 +39,7 @@ def started(
     around = Surroundings(log, store, clock, rows=rows, wait=0.02)
     engine = Engine(app.resolve(), lambda: shared_spark().session, around, rebuild)
     engine.start()
-    world = World(engine, around, store, clock)
+    world = World(engine, around, clock)
     try:
         yield world
     finally:
