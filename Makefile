@@ -62,7 +62,7 @@ build: $(INSTALLED)  ## build the source archive and the wheel into dist/
 
 lock: | $(UV)  ## resolve requirements.lock (ARGS=--upgrade takes the newest versions)
 	@$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
-	  --custom-compile-command "make lock" --group dev --group bench $(ARGS) pyproject.toml -o requirements.lock
+	  --custom-compile-command "make lock" --group dev $(ARGS) pyproject.toml -o requirements.lock
 
 ci:  ## do what CI does, from set-up to the installed wheel
 	@CI=true .ci/run
