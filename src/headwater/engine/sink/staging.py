@@ -31,7 +31,9 @@ class Staging:
         self._folder.mkdir(parents=True)
         paths = frame.mapInArrow(partial(_write_part, str(self._folder)), "path string").toArrow()
         parts = [_mapped(path) for path in paths.column("path").to_pylist()]
-        return pa.concat_tables(parts) if parts else to_arrow_schema(frame.schema, timezone="UTC").empty_table()
+        return (
+            pa.concat_tables(parts) if parts else to_arrow_schema(frame.schema, timezone="UTC").empty_table()
+        )
 
     def clear(self) -> None:
         """Remove the parts."""
