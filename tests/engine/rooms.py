@@ -64,7 +64,7 @@ def ledger(world: World, name: str) -> list[tuple[Any, ...]]:
     """What the ledger says of a pipeline: batch and events of each."""
     return [
         tuple(row)
-        for row in world._views.sql("select batch, in_ from hw_batches where pipeline = ?", [name]).rows
+        for row in world.client.sql("select batch, in_ from hw_batches where pipeline = ?", [name]).rows
     ]
 
 
