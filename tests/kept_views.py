@@ -75,12 +75,13 @@ class Keeper:
 
     def tell(self, state: Any, **more: Any) -> None:
         table = self.table
-        report = PipelineReport(table.name, table.version, "view", state, inputs=(self.topic,), **more)
-        self.store.tell(report)
+        about = {"inputs": (self.topic,), **more}
+        self.store.tell(PipelineReport(table.name, table.version, "view", state, **about))
 
     def commit(
         self,
         rows: Sequence[Mapping[str, Any]],
+        counts: Counts | None = None,
         *,
         events: int = 1,
         watermark: datetime | None = None,
@@ -90,13 +91,11 @@ class Keeper:
         publish: bool = True,
     ) -> None:
         """One batch: it has read so many events, and these rows are what became of them."""
-        counts = Counts(
-            in_=events,
-            used=events - len(late) - len(quarantined),
-            late=len(late),
-            quarantined=len(quarantined),
-        )
-        read = InputRange(self.topic, {0: self.offset}, {0: self.offset + events}, counts)
+        if counts is None:
+            used = events - len(late) - len(quarantined)
+            counts = Counts(in_=events, used=used, late=len(late), quarantined=len(quarantined))
+        end = self.offset + counts.in_
+        read = InputRange(self.topic, {0: self.offset}, {0: end}, counts)
         entry = LedgerEntry(
             self.table.query, self.batch, self.epoch, (read,), None if watermark is None else micros(watermark),
             committed_at=self.log.clock.micros(), wall=0.25, cpu=0.2,
@@ -108,7 +107,7 @@ class Keeper:
         table = pa.Table.from_pylist(list(rows), self.table.schema)
         self.store.commit(Commit(entry, self.table, table, late, quarantined, finals=True, deletes=gone))
         self.batch += 1
-        self.offset += events
+        self.offset = end
         if publish:
             self.publish()
 

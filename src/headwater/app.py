@@ -18,7 +18,7 @@ from headwater.log.definition import check_name, same_file
 from headwater.pipelines import Function, Graph, Kind, Late, Pipeline, Wanted
 from headwater.pipelines.declaring import check_free
 
-__all__ = ["App", "TopicOptions", "load_app"]
+__all__ = ["App", "TopicOptions", "checked_file", "load_app"]
 
 Columns: TypeAlias = str | tuple[str, ...]
 Decorator: TypeAlias = Callable[[Function], Pipeline]
@@ -291,12 +291,7 @@ def load_app(path: str | Path) -> App:
     Raises:
         BadAppError: The file is missing, does not run, or defines no app, or several.
     """
-    file = Path(path)
-    if not file.is_file():
-        near = sorted(name.name for name in file.parent.glob("*.py"))[:5]
-        detail = f"files here: {', '.join(near)}" if near else "there is no Python file in that folder"
-        raise BadAppError(f"no file {str(path)!r}", detail=detail, fix="headwater run app.py", path=str(path))
-    module = _imported(file)
+    module = _imported(checked_file(path))
     apps = {id(value): (name, value) for name, value in vars(module).items() if isinstance(value, App)}
     if not apps:
         raise BadAppError(f"{path} defines no app", fix='app = hw.App("shop")', path=str(path))
@@ -305,6 +300,24 @@ def load_app(path: str | Path) -> App:
         what = f"{path} defines {len(apps)} apps: {names}"
         raise BadAppError(what, detail="one file is one app", fix="keep one of them", path=str(path))
     return next(iter(apps.values()))[1]
+
+
+def checked_file(path: str | Path) -> Path:
+    """A file that may define an app: it is there and it is Python. Nothing of it is run.
+
+    Raises:
+        BadAppError: The file is missing or has a syntax error.
+    """
+    file = Path(path)
+    if not file.is_file():
+        near = sorted(name.name for name in file.parent.glob("*.py"))[:5]
+        detail = f"files here: {', '.join(near)}" if near else "there is no Python file in that folder"
+        raise BadAppError(f"no file {str(path)!r}", detail=detail, fix="headwater run app.py", path=str(path))
+    try:
+        compile(file.read_bytes(), str(file.absolute()), "exec")
+    except (SyntaxError, ValueError) as error:
+        raise _broken(file, error) from error
+    return file
 
 
 def _imported(file: Path) -> ModuleType:

@@ -204,6 +204,23 @@ def test_late_and_quarantined_events_say_why(call, revenue):
     assert (row["offset"], row["reason"]) == (4, "Oh: no")
 
 
+def test_events_put_aside_are_sent_again_once(call, log, revenue):
+    log.create_topic("again", "order_id string", partitions=3)
+    assert call("late", "revenue", "--to", "again", "--json").rows == [
+        {"sent": 1, "found": 1, "topic": "again"}
+    ]
+    assert call("late", "--to", "again", "--json").rows[0]["sent"] == 0
+    assert call("late", "--quarantine", "--to", "again").out == "sent 1 event to again\n"
+    found = list(log.read("again"))
+    assert sorted(event.value["order_id"] for event in found) == ["o-3", "o-4"]
+    (row,) = call("late", "revenue", "--json").rows
+    assert min(event.occurred_at for event in found).isoformat()[:19] == row["occurred_at"][:19]
+    assert call("late", "--to", "nowhere", "--json").problem["code"] == "UNKNOWN_TOPIC"
+    log.create_topic("other", "n int")
+    assert call("late", "--to", "other", "--json").problem["code"] == "BAD_EVENT"
+    assert list(log.read("other")) == []
+
+
 def test_lag_shows_pipelines_first(call, log, totals, revenue):
     rows = call("lag", "--over", "0s", "--json").rows
     behind = {row["pipeline"]: row["events"] for row in rows}

@@ -335,6 +335,6 @@ def test_a_view_that_is_made_while_the_page_is_open_appears(browser: Browser, no
     browser.open(node.url)
     browser.wait_text("#pipelines", "revenue")
     other = ViewTable("other", 1, STOCK.schema, STOCK.key)
-    Kept(node.log, shop.store, other).commit([{"product": "chair", "left": 2}])
+    Kept(shop.folder, other).commit([{"product": "chair", "left": 2}])
     browser.wait_text("#views .choices", "other")
     browser.wait("return document.querySelector('[data-box=\"view:other\"]') !== null")

@@ -118,7 +118,7 @@ def _texts(rows: Iterable[dict[str, Any]]) -> list[str]:
 
 def view_table(world: World, name: str) -> pa.Table:
     """The rows of a view."""
-    return world._views.table(name)
+    return world.client.view(name).table()
 
 
 def stream_rows(world: World, name: str) -> list[dict[str, Any]]:
@@ -128,7 +128,7 @@ def stream_rows(world: World, name: str) -> list[dict[str, Any]]:
 
 def rows_from_changes(world: World, view: str, topic: str | None = None) -> list[dict[str, Any]]:
     """The rows that the changelog alone leads to; each change must fit what was there before it, once."""
-    key = world._views.definition(view).key
+    key = world.client.view_source.definition(view).key
     rows: dict[str, dict[str, Any]] = {}
     for event in world.client.read(topic or f"{view}.changes", stop="end"):
         assert event.value is not None

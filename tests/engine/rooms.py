@@ -30,13 +30,14 @@ def started(
     now: Any = "2026-01-01T00:01:00Z",
     rebuild: Mapping[str, Rebuild] | None = None,
     rows: int = 400_000,
+    stage_above: int = 50_000,
     **log_options: Any,
 ) -> Iterator[World]:
     """A world on a folder that stays."""
     clock = ManualClock(now)
     log = EventLog(folder, clock=clock, **log_options)
     store = SqliteStore(folder / "store", clock, partial(reach, "in-sink-commit"))
-    around = Surroundings(log, store, clock, rows=rows, wait=0.02)
+    around = Surroundings(log, store, clock, rows=rows, stage_above=stage_above, wait=0.02)
     engine = Engine(app.resolve(), lambda: shared_spark().session, around, rebuild)
     engine.start()
     world = World(engine, around, clock)
@@ -63,7 +64,7 @@ def ledger(world: World, name: str) -> list[tuple[Any, ...]]:
     """What the ledger says of a pipeline: batch and events of each."""
     return [
         tuple(row)
-        for row in world._views.sql("select batch, in_ from hw_batches where pipeline = ?", [name]).rows
+        for row in world.client.sql("select batch, in_ from hw_batches where pipeline = ?", [name]).rows
     ]
 
 

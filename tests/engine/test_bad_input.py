@@ -146,7 +146,7 @@ def test_wrong_functions_fail_by_themselves_and_say_what_is_wrong():
             assert error.code == ("KEY_NOT_UNIQUE" if name == "not_unique" else "BAD_PIPELINE")
             assert error.place is not None
             assert "test_bad_input.py" in str(error.place)
-            report = world._views.sql("select state, error from hw_pipelines where name = ?", [name]).rows
+            report = world.client.sql("select state, error from hw_pipelines where name = ?", [name]).rows
             assert report[0][0] == "failed"
             assert error.code in report[0][1]
         for name in ("good", "full"):  # the join that knows its limits is taken
@@ -215,7 +215,7 @@ def test_events_on_which_code_fails_are_set_aside_and_the_rest_counts():
             counts = world.counts(name)
             assert (counts.in_, counts.used, counts.quarantined) == (9, 8, 1), name
             sql = 'select "offset", value, reason from hw_quarantine where pipeline = ?'
-            [(offset, value, reason)] = world._views.sql(sql, [name]).rows
+            [(offset, value, reason)] = world.client.sql(sql, [name]).rows
             assert offset == 5
             assert '"v":13' in value.replace(" ", "")
             words = {"raises": "IndexError", "exits": "exited", "takes_memory": "Memory", "divides": "zero"}

@@ -193,11 +193,11 @@ def test_any_order_any_copies_any_cuts_give_the_rows_of_a_batch_query(seed):
 
 def _late_are_kept(world: World, app: hw.App) -> None:
     """Exactly the late events stand beside the result, each with its place."""
-    found = world._views.sql("select partition, offset from hw_late where pipeline = 'tumbling'").rows
+    found = world.client.sql("select partition, offset from hw_late where pipeline = 'tumbling'").rows
     log = world._around.log
     late = [(e.partition, e.offset) for e in judged(log, "a") if e.behind > 10_000_000]
     assert sorted(map(tuple, found)) == sorted(late)
-    assert not world._views.sql("select 1 from hw_late where pipeline = 'hopping'").rows
+    assert not world.client.sql("select 1 from hw_late where pipeline = 'hopping'").rows
 
 
 def _duckdb_agrees(world: World) -> None:
@@ -228,7 +228,7 @@ def test_an_event_dated_2099_is_used_and_moves_no_time():
         assert world.counts("tumbling").late == 0
         assert world.counts("tumbling").used == 4
         same_rows(view_table(world, "tumbling"), batch_rows(app, "tumbling", world._around.log))
-        watermark = world._views.sql("select watermark from hw_pipelines where name = 'tumbling'").rows[0][0]
+        watermark = world.client.sql("select watermark from hw_pipelines where name = 'tumbling'").rows[0][0]
         assert watermark is None or watermark < T0.timestamp() * 1e6 + 60e6
 
 

@@ -86,6 +86,28 @@ def test_a_reader_at_the_end_of_a_segment_goes_on_in_the_next(pair):
     assert batch.offsets.tolist() == [2, 3]
 
 
+@pytest.mark.parametrize("look", ["fetch", "headers"])
+def test_a_reader_whose_segment_is_rewritten_between_two_looks_looks_again(tmp_path, monkeypatch, look):
+    """It knew the length of the old file and read the new, shorter one: its events seemed damaged."""
+    one, other = EventLog(tmp_path), EventLog(tmp_path)
+    one.create(declared(segment_size=2_000, key="key", compact=True))
+    one.append("t", numbered_rows("a", 0, 14))
+    reader = partition_of(other)
+    early = reader.slot()
+    roll(one)
+    one.append("t", numbered_rows("a", 14, 14))
+    roll(one)
+    assert compact(one.opened("t"), 0, 0, eager=True).kept < 28
+    reader.forget()  # it opens the file only now
+    answers = [early]
+    published = reader.slot
+    monkeypatch.setattr(reader, "slot", lambda: answers.pop() if answers else published())
+    if look == "fetch":
+        assert reader.fetch(0, 1 << 20)[0][0].next_offset > 14
+    else:
+        assert next(reader.headers(0, 28)).next_offset > 14
+
+
 def test_receipts_of_repeats_name_the_offsets_they_were_written_at(pair):
     """Two earlier batches with another sender's event between them."""
     one, other = pair

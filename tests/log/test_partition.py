@@ -288,7 +288,7 @@ def test_readers_at_many_places_do_not_disturb_each_other(tmp_path):
             frame = partition.fetch(reader + offset, 1)[0][0] if reader + offset < 200 else None
             assert frame is None or frame.base_offset == reader + offset
             positions[reader] = offset + 1
-    assert len(partition._cursors) <= 64
+    assert len(partition._finder._cursors) <= 64
 
 
 def test_clock_of_the_log_stamps_each_batch(tmp_path):

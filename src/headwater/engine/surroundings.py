@@ -22,6 +22,7 @@ class Surroundings:
         store: Where results go.
         clock: What time it is.
         rows: About how many events a batch takes while catching up.
+        stage_above: Results of batches with more events than this are staged by the workers.
         cores: Into how many tasks a batch is cut.
         wait: The longest wait of an input for events, in seconds.
         scratch: A folder for queries that are run apart from everything: what they make goes nowhere else.
@@ -31,6 +32,7 @@ class Surroundings:
     store: Store
     clock: Clock
     rows: int = 400_000
+    stage_above: int = 50_000
     cores: int = 2
     wait: float = 1.0
     scratch: Path | None = None

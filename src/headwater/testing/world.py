@@ -17,6 +17,7 @@ from headwater.engine.engine import Engine
 from headwater.engine.points import arm, reach
 from headwater.engine.spark.session import Spark, SparkSettings
 from headwater.engine.surroundings import Surroundings
+from headwater.errors import HeadwaterError
 from headwater.events import ManualClock, Receipt
 from headwater.log import EventLog, Receipts
 from headwater.log.upkeep import Upkeep
@@ -128,9 +129,19 @@ class World:
         self._engine.settle()
 
     def rows(self, view: str, **options: Any) -> list[dict[str, Any]]:
-        """The rows of a view in the order of its key; options as of `client.view(…).rows`."""
+        """The rows of a view in the order of its key; options as of `client.view(…).rows`.
+
+        A pipeline that has failed still has the rows it committed before.
+
+        Raises:
+            HeadwaterError: There is no such view, or its pipeline failed before it could make it.
+        """
         if view in self._engine.keepers:
-            self._engine.keepers[view].ready()
+            try:
+                self._engine.keepers[view].ready()
+            except HeadwaterError:
+                if view not in self.client.views():
+                    raise
         return self.client.view(view).rows(**options)
 
     def counts(self, pipeline: str) -> Counts:

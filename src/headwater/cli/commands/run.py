@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import threading
+from typing import TYPE_CHECKING, Final
 
 from headwater import __version__
 from headwater.cli.commands.topics import events_held
@@ -18,8 +19,11 @@ if TYPE_CHECKING:
     from headwater.app import App
     from headwater.log import EventLog, Topic
     from headwater.runner import EngineProcess
+    from headwater.server import Node
 
 __all__ = ["run"]
+
+_PATIENCE: Final = 5.0  # seconds for a file that is being loaded when the node is told to end
 
 
 def run(
@@ -46,56 +50,91 @@ def run(
     """
     folder = new_folder(options)
     output = Output(options)
-    loaded = None
-    if app is not None:
-        from headwater.app import load_app
-
-        loaded = load_app(app)
-        loaded.resolve()
     if until_current:
         return _until_current(app, folder, rebuild, output)
+    if app is not None:
+        from headwater.app import checked_file
+
+        checked_file(app)
     from headwater.server import Node
 
     node = Node(folder, PORT.number(port))
-    for topic in loaded.topics.values() if loaded else ():
-        _create(node.log, topic)
-    engine = _engine(app, loaded, folder, rebuild)
-
-    def ready() -> None:
-        if engine is not None:
-            engine.start()
-        names = node.log.topics()
-        events = sum(events_held(node.log.counts(name)["appended"], node.log.ends(name)) for name in names)
-        name = loaded.name if loaded else "log"
-        document = {"app": loaded.name if loaded else None, "url": node.url, "folder": str(folder)}
-        output.record(
-            document | {"topics": len(names), "events": events},
-            [
-                f"headwater {__version__}  {name}   {node.url}",
-                f"log        ready   {plural(len(names), 'topic')}, {plural(events, 'event')} in {folder}",
-                *(["spark      starting; log and page already work"] if engine else []),
-            ],
-        )
-        if output.terminal:
-            output.note("Ctrl-C ends it")
-
+    running = _Running(node, folder, app, rebuild, output)
     try:
-        node.serve(ready)
+        node.serve(running.begin)
     finally:
-        if engine is not None:
-            engine.stop()
+        running.end()
     return 0
 
 
-def _engine(
-    app: str | None, loaded: App | None, folder: Path, rebuild: tuple[str, ...]
-) -> EngineProcess | None:
-    """What will run the pipelines; None when there are none."""
-    if app is None or loaded is None or not loaded.pipelines:
-        return None
-    from headwater.runner import EngineProcess
+class _Running:
+    """An app beside the node that serves it. Its file is loaded, with Spark's modules, while the node answers."""
 
-    return EngineProcess(app, folder, rebuild)
+    def __init__(
+        self, node: Node, folder: Path, file: str | None, rebuild: tuple[str, ...], output: Output
+    ) -> None:
+        self._node = node
+        self._folder = folder
+        self._file = file
+        self._rebuild = rebuild
+        self._output = output
+        self._engine: EngineProcess | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._load, name="headwater-app", daemon=True)
+
+    def begin(self) -> None:
+        """Load the app, create its topics, start its pipelines; the node goes on serving meanwhile."""
+        if self._file is not None and self._output.terminal:
+            self._output.note(f"the node answers at {self._node.url}; loading {self._file}")
+        self._thread.start()
+
+    def end(self) -> None:
+        """End the pipelines; raises what kept the app from starting."""
+        if self._thread.ident is not None:
+            self._thread.join(_PATIENCE)
+        if self._engine is not None:
+            self._engine.stop()
+        if self._error is not None:
+            raise self._error
+
+    def _load(self) -> None:
+        try:
+            app = None if self._file is None else _loaded(self._file)
+            for topic in app.topics.values() if app else ():
+                _create(self._node.log, topic)
+            if app is not None and app.pipelines:
+                from headwater.runner import EngineProcess
+
+                self._engine = EngineProcess(str(self._file), self._folder, self._rebuild)
+                self._engine.start()
+            self._tell(app)
+        except BaseException as error:
+            self._error = error
+            self._node.stop()
+
+    def _tell(self, app: App | None) -> None:
+        log, url = self._node.log, self._node.url
+        names = log.topics()
+        events = sum(events_held(log.counts(name)["appended"], log.ends(name)) for name in names)
+        document = {"app": app.name if app else None, "url": url, "folder": str(self._folder)}
+        self._output.record(
+            document | {"topics": len(names), "events": events},
+            [
+                f"headwater {__version__}  {app.name if app else 'log'}   {url}",
+                f"log        ready   {plural(len(names), 'topic')}, {plural(events, 'event')} in {self._folder}",
+                *(["spark      starting; log and page already work"] if self._engine else []),
+            ],
+        )
+        if self._output.terminal:
+            self._output.note("Ctrl-C ends it")
+
+
+def _loaded(file: str) -> App:
+    from headwater.app import load_app
+
+    app = load_app(file)
+    app.resolve()
+    return app
 
 
 def _until_current(app: str | None, folder: Path, rebuild: tuple[str, ...], output: Output) -> int:
@@ -103,6 +142,7 @@ def _until_current(app: str | None, folder: Path, rebuild: tuple[str, ...], outp
 
     if app is None:
         raise UsageError("there is nothing to run", fix="headwater run app.py --until-current")
+    _loaded(app)
     output.note("Spark is starting")
     catch_up(app, folder, rebuild)
     output.record({"current": True, "folder": str(folder)}, ["all pipelines have read the log to its end"])

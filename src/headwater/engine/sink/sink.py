@@ -18,10 +18,11 @@ from headwater.engine.building.weighted import distinct, net
 from headwater.engine.home import Home
 from headwater.engine.points import reach
 from headwater.engine.sink.bookkeeping import Books, ObservedRows
-from headwater.engine.sink.checkpoint import planned_batch, sync
+from headwater.engine.sink.checkpoint import Planned, planned_batch, sync
 from headwater.engine.sink.files import ParquetFolder
 from headwater.engine.sink.holding import Hold
 from headwater.engine.sink.outputs import publish
+from headwater.engine.sink.staging import Staging
 from headwater.engine.surroundings import Surroundings
 from headwater.errors import KeyNotUniqueError
 from headwater.log import Topic
@@ -64,6 +65,8 @@ class Sink:
         self._table = table
         self._topic = topic
         self._starts = starts
+        self._staging = Staging(home.folder / "staged")
+        self._stage_above = around.stage_above
         self._hold = Hold(around, built.pipeline.name) if around.scratch is None else None
         self._files = ParquetFolder(around.data / built.pipeline.path) if built.pipeline.path else None
 
@@ -77,8 +80,9 @@ class Sink:
         """
         reach("before-sink")
         began, worked = time.monotonic(), time.thread_time()
-        rows = frame.toArrow()  # always: Spark's state moves with it, even if the write is skipped
         planned = planned_batch(self._home.checkpoint, batch, list(self._starts), self._starts)
+        # Always run: Spark's state moves with it, even if the write is skipped.
+        rows = self._staging.run(frame) if _events(planned) > self._stage_above else frame.toArrow()
         books = Books(self._built, planned, self._store.skipped(self._home.query), self._log)
         books.require_equal(observed)
         sync(self._home.checkpoint)
@@ -94,6 +98,7 @@ class Sink:
         reach("after-publish")
         if self._hold is not None:
             self._hold.note(work.entry)
+        self._staging.clear()
         return taken
 
     def _commit(self, work: Commit) -> bool:
@@ -131,3 +136,8 @@ class Sink:
             finals=self._built.finals,
             deletes=deletes,
         )
+
+
+def _events(planned: Mapping[str, Planned]) -> int:
+    """How many offsets a batch covers."""
+    return sum(end - read.start[p] for read in planned.values() for p, end in read.end.items())

@@ -14,20 +14,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from headwater.errors import BadOffsetError, DamagedError, DataGoneError, DiskFailedError, DiskFullError
+from headwater.errors import DamagedError, DiskFailedError, DiskFullError
 from headwater.events import Clock
 from headwater.log.storage.disk import Disk
 from headwater.log.storage.ends import Ends, Slot
 from headwater.log.storage.files import Files
+from headwater.log.storage.finder import Finder
 from headwater.log.storage.frame import Frame, Kind, encode_frame
 from headwater.log.storage.layout import Appended, Part, lay_out
 from headwater.log.storage.producers import Producers, known_producers
 from headwater.log.storage.recovery import recover
-from headwater.log.storage.segment import Head, Segment, segment_name
+from headwater.log.storage.segment import Head, Segment
 
 __all__ = ["Partition", "Written"]
-
-_MOST_CURSORS = 64
 
 
 @dataclass(frozen=True)
@@ -61,10 +60,7 @@ class Partition:
         self._depth = 0
         self._producers: Producers | None = None
         self._producers_at: tuple[int, int] = (-1, -1)  # segment and length up to which they are known
-        self._reads = threading.Lock()
-        self._cursors: dict[
-            int, tuple[Segment, int]
-        ] = {}  # offset -> where the read that ended there stopped
+        self._finder = Finder(self.files, number, self.slot)
         self._born: tuple[int, int] = (-1, 0)  # segment and time of its first batch
         self._edition = -1
         self._checked = False
@@ -137,8 +133,7 @@ class Partition:
     def forget(self) -> None:
         """Drop what is known of the files, after they changed."""
         self.files.forget()
-        with self._reads:
-            self._cursors.clear()
+        self._finder.forget()
         self._producers = None
 
     # -- append --------------------------------------------------------------------------------------------------
@@ -287,11 +282,22 @@ class Partition:
 
     def fetch(self, offset: int, max_bytes: int) -> list[tuple[Frame, memoryview]]:
         """Frames from the one that holds `offset` on, whole and checked; none at the end of the partition."""
-        slot = self.slot()
-        self._require_there(offset, slot)
+        edition = -1
+        while True:
+            slot = self.slot()
+            try:
+                return self._fetch(offset, max_bytes, slot)
+            except DamagedError:
+                if slot.edition == edition:
+                    raise
+                edition = slot.edition  # perhaps the file was rewritten between two looks: look once more
+                self.forget()
+
+    def _fetch(self, offset: int, max_bytes: int, slot: Slot) -> list[tuple[Frame, memoryview]]:
+        self._finder.require_there(offset, slot)
         found: list[tuple[Frame, memoryview]] = []
         while not found and offset < slot.next_offset:
-            segment, position, limit = self._locate(offset, slot)
+            segment, position, limit = self._finder.locate(offset, slot)
             try:
                 for frame, data in segment.read(position, limit, max_bytes, offset):
                     position = frame.position + frame.length
@@ -301,18 +307,32 @@ class Partition:
                 if not found:  # what is sound before the damage comes first
                     raise
             if position < limit or segment.base == slot.segment:
-                self._remember(found[-1][0].next_offset if found else offset, segment, position)
+                self._finder.remember(found[-1][0].next_offset if found else offset, segment, position)
             elif not found:
-                offset = self._behind(segment, offset, slot)
+                offset = self._finder.behind(segment, offset, slot)
         return found
 
     def headers(self, start: int, end: int) -> Iterator[Frame]:
         """Headers of the frames that hold offsets of `[start, end)`, without reading what they carry."""
-        slot = self.slot()
-        self._require_there(start, slot)
-        offset = start
+        edition = -1
+        while True:
+            slot = self.slot()
+            try:
+                for frame in self._headers(start, end, slot):
+                    start = frame.next_offset
+                    yield frame
+            except DamagedError:
+                if slot.edition == edition:
+                    raise
+                edition = slot.edition
+                self.forget()
+            else:
+                return
+
+    def _headers(self, offset: int, end: int, slot: Slot) -> Iterator[Frame]:
+        self._finder.require_there(offset, slot)
         while offset < min(end, slot.next_offset):
-            segment, position, limit = self._locate(offset, slot)
+            segment, position, limit = self._finder.locate(offset, slot)
             for frame in segment.walk(position, limit):
                 if frame.base_offset >= end:
                     return
@@ -324,35 +344,7 @@ class Partition:
                 raise segment.damaged(offset, position)
             if segment.base == slot.segment:
                 return
-            offset = max(offset, self._behind(segment, offset, slot))
-
-    def _behind(self, segment: Segment, offset: int, slot: Slot) -> int:
-        """Where the segment behind one that ends before `offset` starts; a gap is compaction's, or damage."""
-        self._cursors.pop(offset, None)
-        following = self.files.next_base(segment.base, slot)
-        if following > offset and segment.head()[1].covers_until < following:
-            if not self._compacted_meanwhile(segment, following):
-                raise self._missing(offset, following)
-            self.forget()
-            return offset  # look again, in the new file
-        return following
-
-    def _compacted_meanwhile(self, segment: Segment, following: int) -> bool:
-        """Whether the file under a segment's name is by now another one, which covers all up to `following`."""
-        try:
-            return Segment(self.disk, self.folder, segment.base).head()[1].covers_until >= following
-        except FileNotFoundError:  # it went into the one before it
-            return True
-
-    def _missing(self, offset: int, following: int) -> DamagedError:
-        return DamagedError(
-            f"offsets {offset} to {following - 1} of {self.folder.parent.name}/{self.number} are missing",
-            detail=f"no segment in {self.folder} holds them",
-            fix="headwater verify",
-            segment=segment_name(offset),
-            offset=offset,
-            position=0,
-        )
+            offset = max(offset, self._finder.behind(segment, offset, slot))
 
     def reach(self, time: int) -> tuple[Frame, memoryview] | None:
         """The first frame at which the partition's event time reaches `time`; None when it has not yet.
@@ -370,55 +362,6 @@ class Partition:
                 if frame.running_max >= time and frame.kind != Kind.HEAD:
                     return next(segment.read(frame.position, frame.position + frame.length, frame.length))
         return None
-
-    def _require_there(self, offset: int, slot: Slot) -> None:
-        if offset > slot.next_offset or offset < 0:
-            raise BadOffsetError(
-                f"offset {offset} is outside partition {self.number}, which ends at {slot.next_offset}",
-                offset=offset,
-                end=slot.next_offset,
-                partition=self.number,
-            )
-        if offset < slot.start_offset:
-            raise DataGoneError(
-                f"offsets {offset} to {slot.start_offset - 1} of partition {self.number} are gone",
-                detail=f"retention removed them; the partition now starts at {slot.start_offset}",
-                fix='start="earliest", or headwater reset GROUP --to earliest',
-                partition=self.number,
-                first=offset,
-                last=slot.start_offset - 1,
-                start=slot.start_offset,
-            )
-
-    def _locate(self, offset: int, slot: Slot, tries: int = 3) -> tuple[Segment, int, int]:
-        """Segment, position and readable bytes for an offset that is there."""
-        known = self._cursors.get(offset)
-        try:
-            segment = known[0] if known else self.files.segment(self.files.base_below(offset, slot))
-            limit = self.files.limit(segment, slot)
-        except FileNotFoundError:  # removed or rewritten since it was listed
-            self.forget()
-            fresh = self.slot()
-            self._require_there(offset, fresh)
-            if not tries:
-                raise self._missing(offset, self.files.next_base(offset, fresh)) from None
-            return self._locate(offset, fresh, tries - 1)
-        if known:
-            return segment, known[1], limit
-        position, reached = 0, segment.base
-        for frame in segment.walk(0, limit) if offset > segment.base else ():
-            if frame.next_offset > offset:
-                return segment, frame.position, limit
-            position, reached = frame.position + frame.length, frame.next_offset
-        if 0 < position < limit:
-            raise segment.damaged(reached, position)
-        return segment, position, limit
-
-    def _remember(self, offset: int, segment: Segment, position: int) -> None:
-        with self._reads:
-            while len(self._cursors) >= _MOST_CURSORS:
-                self._cursors.pop(next(iter(self._cursors)))
-            self._cursors[offset] = (segment, position)
 
     def close(self) -> None:
         """Close the lock file; segments close when nobody reads them."""
