@@ -117,7 +117,7 @@ def running(app: hw.App, folder: Path, spark: SparkSession, wait: float = 1.0) -
     clock = SystemClock()
     with EventLog(folder) as log:
         store = SqliteStore(folder / "store", clock)
-        engine = Engine(app.resolve(), lambda: spark, Surroundings(log, store, clock, wait=wait))
+        engine = Engine(app.resolve(), lambda: spark, Surroundings(log.folder, log, store, clock, wait=wait))
         engine.start()
         for keeper in engine.keepers.values():
             keeper.ready()

@@ -90,7 +90,9 @@ def by_headwater(work: Work, given: Given, spark: SparkSession, cores: int) -> i
     clock = SystemClock()
     with EventLog(given.data) as log:
         store = SqliteStore(given.data / "store", clock)
-        engine = Engine(app.resolve(), lambda: spark, Surroundings(log, store, clock, cores=cores, wait=0.05))
+        engine = Engine(
+            app.resolve(), lambda: spark, Surroundings(log.folder, log, store, clock, cores=cores, wait=0.05)
+        )
         engine.start()
         engine.settle()
         engine.stop()

@@ -37,10 +37,10 @@ def started(
     clock = ManualClock(now)
     log = EventLog(folder, clock=clock, **log_options)
     store = SqliteStore(folder / "store", clock, partial(reach, "in-sink-commit"))
-    around = Surroundings(log, store, clock, rows=rows, stage_above=stage_above, wait=0.02)
+    around = Surroundings(log.folder, log, store, clock, rows=rows, stage_above=stage_above, wait=0.02)
     engine = Engine(app.resolve(), lambda: shared_spark().session, around, rebuild)
     engine.start()
-    world = World(engine, around, clock)
+    world = World(engine, around, log, clock)
     try:
         yield world
     finally:

@@ -34,7 +34,7 @@ def check(graph: Graph, data: Path, spark: Callable[[], SparkSession]) -> Iterat
         EventLog(scratch) as log,
     ):
         store = SqliteStore(Path(scratch, "store"), clock)
-        engine = Engine(graph, spark, Surroundings(log, store, clock, wait=0.02))
+        engine = Engine(graph, spark, Surroundings(log.folder, log, store, clock, wait=0.02))
         engine.start()
         for topic in graph.topics:  # a time mark is enough for a batch
             for partition in log.opened(topic.name).partitions:

@@ -15,8 +15,6 @@ from headwater.engine.building.inputs import Input
 from headwater.engine.query import Query
 from headwater.engine.sink.accounting import asides_of
 from headwater.engine.sink.checkpoint import newest_batch, planned_batch
-from headwater.engine.source.log_source import batches_of
-from headwater.engine.source.ranges import Span
 from headwater.engine.spark.translation import first_line
 from headwater.engine.surroundings import Surroundings
 from headwater.log import LogBatch
@@ -73,8 +71,8 @@ def _suspects(query: Query, around: Surroundings) -> Iterator[Suspects]:
     for input_ in query.built.inputs:
         visible = query.built.reading.visible(input_)
         for partition, start in planned[input_.name].start.items() if input_.name in planned else ():
-            span = Span(partition, start, planned[input_.name].end[partition])
-            for found in batches_of(around.log, input_.topic.name, span):
+            topic, end = around.log.opened(input_.topic.name), planned[input_.name].end[partition]
+            for found in topic.batches(partition, start, end):
                 mask = visible.mask(found)
                 mask &= [(input_.topic.name, partition, int(offset)) not in known for offset in found.offsets]
                 yield Suspects(input_, found.select(mask))

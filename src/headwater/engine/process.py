@@ -83,7 +83,7 @@ def _run(order: Order, data: Path, ended: threading.Event) -> int:
         settings = _settings()
         spark = Spark(data / "engine", settings)
         graph = load_app(order.app).resolve()
-        around = Surroundings(log, store, clock, cores=settings.cores)
+        around = Surroundings(log.folder, log, store, clock, cores=settings.cores)
         rebuild = {name: Rebuild(order.since) for name in order.rebuild}
         engine = Engine(graph, lambda: spark.session, around, rebuild)
         engine.start()
@@ -131,7 +131,7 @@ def _replay(order: Order, data: Path) -> int:
     store = SqliteStore(data / "store", clock)
     try:
         with EventLog(data, clock=clock) as log, tempfile.TemporaryDirectory(prefix="headwater-") as scratch:
-            around = Surroundings(log, store, clock, cores=_settings().cores)
+            around = Surroundings(log.folder, log, store, clock, cores=_settings().cores)
             for pipeline in graph.pipelines:
                 if pipeline.kind is not Kind.FILES and (not order.names or pipeline.name in order.names):
                     folder = Path(scratch, pipeline.name)

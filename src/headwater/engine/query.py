@@ -22,7 +22,7 @@ from headwater.engine.sink.outputs import output_topic, publish
 from headwater.engine.sink.sink import Sink
 from headwater.engine.surroundings import Surroundings
 from headwater.events import to_ddl
-from headwater.log import EventLog
+from headwater.log.protocol import Log
 from headwater.pipelines import Kind, Pipeline
 from headwater.store import ViewTable
 
@@ -85,7 +85,7 @@ class Query:
 
     def _reading(self, inputs: tuple[Input, ...]) -> Reading:
         return Reading(
-            str(self._around.data),
+            self._around.log.where,
             str(self.home.notes),
             {input_.name: str(self.home.skips(input_.name)) for input_ in inputs},
             self.starts,
@@ -184,7 +184,7 @@ class Query:
             self._running.stop()
 
 
-def _beginnings(log: EventLog, inputs: tuple[Input, ...]) -> Mapping[str, Mapping[int, int]]:
+def _beginnings(log: Log, inputs: tuple[Input, ...]) -> Mapping[str, Mapping[int, int]]:
     """The start of every topic."""
     return {
         input_.name: {end.partition: end.start for end in log.ends(input_.topic.name)} for input_ in inputs

@@ -18,7 +18,7 @@ from headwater.engine.query import Bounds, Query
 from headwater.engine.sink.outputs import changelog_name
 from headwater.engine.surroundings import Surroundings
 from headwater.errors import UnknownViewError
-from headwater.log import EventLog
+from headwater.log.protocol import Log
 from headwater.log.reader import Reader
 from headwater.pipelines import Graph, Kind, Pipeline
 from headwater.store import LedgerEntry, SqliteStore, Views
@@ -143,7 +143,7 @@ def _rows_of(pipeline: Pipeline, around: Surroundings) -> pa.Table:
     return pa.Table.from_batches(_events(around.log, pipeline.name), around.log.topic(pipeline.name).schema)
 
 
-def _events(log: EventLog, topic: str) -> Iterator[pa.RecordBatch]:
+def _events(log: Log, topic: str) -> Iterator[pa.RecordBatch]:
     ends = {end.partition: (end.start, end.end) for end in log.ends(topic)}
     reader = Reader(
         log, topic, {p: start for p, (start, _) in ends.items()}, {p: end for p, (_, end) in ends.items()}

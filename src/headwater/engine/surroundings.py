@@ -7,7 +7,7 @@ from pathlib import Path
 
 from headwater.engine.home import Home
 from headwater.events import Clock
-from headwater.log import EventLog
+from headwater.log.protocol import TimedLog
 from headwater.store import Store
 
 __all__ = ["Surroundings"]
@@ -18,6 +18,7 @@ class Surroundings:
     """What all queries of a process share.
 
     Args:
+        data: The folder of this engine's own files.
         log: Where events come from.
         store: Where results go.
         clock: What time it is.
@@ -28,7 +29,8 @@ class Surroundings:
         scratch: A folder for queries that are run apart from everything: what they make goes nowhere else.
     """
 
-    log: EventLog
+    data: Path
+    log: TimedLog
     store: Store
     clock: Clock
     rows: int = 400_000
@@ -36,11 +38,6 @@ class Surroundings:
     cores: int = 2
     wait: float = 1.0
     scratch: Path | None = None
-
-    @property
-    def data(self) -> Path:
-        """The data folder."""
-        return self.log.folder
 
     def home(self, name: str, version: int) -> Home:
         """The folder of a query."""

@@ -93,6 +93,11 @@ class EventLog:
         self.groups = Groups(self.disk, self.clock, self.folder / "groups", self)
         _LOGS.add(self)
 
+    @property
+    def where(self) -> str:
+        """What another process opens the same log by."""
+        return str(self.folder)
+
     def _identity(self) -> str:
         path = self.folder / "log.json"
         data = self.disk.read_file(path)
@@ -312,10 +317,10 @@ class EventLog:
             raise BadOffsetError(what, detail=f"it has {len(topic.partitions)}", partition=number)
         return topic.partitions[number]
 
-    def watch(self, name: str, group: str | None = None) -> Wakeup:
-        """A wake-up for every append to the topic, by any process, and for changes of a group."""
-        members = [] if group is None else [self.groups.folder(group, name)]
-        return Wakeup([self.opened(name).ends.path, *members])
+    def watch(self, *names: str, group: str | None = None) -> Wakeup:
+        """A wake-up for every append to these topics, by any process, and for changes of a group of the first."""
+        members = [] if group is None else [self.groups.folder(group, names[0])]
+        return Wakeup([*(self.opened(name).ends.path for name in names), *members])
 
     def find(self, name: str, partition: int, start: Start) -> int:
         """The offset to start from.

@@ -1,21 +1,22 @@
-"""What a client needs of a log, wherever it is: in a folder, behind HTTP, or on another engine."""
+"""What others need of a log, wherever it is: clients of `Log`; pipelines of `TimedLog`, which knows event time."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
-from headwater.events import Receipt
+from headwater.events import Clock, Receipt
 from headwater.log.batch import LogBatch
 from headwater.log.definition import Topic
 from headwater.log.event_log import PartitionRange, Start
 from headwater.log.groups import GroupState, Membership
 from headwater.log.receipts import Receipts
 from headwater.log.rows import Row, Rows
+from headwater.log.storage.frame import Frame
 from headwater.log.wakeup import Waiter
 
-__all__ = ["GroupBook", "Log"]
+__all__ = ["GroupBook", "Log", "PartitionEnd", "TimedLog", "TimedPartition", "TimedTopic"]
 
 
 class GroupBook(Protocol):
@@ -97,8 +98,67 @@ class Log(Protocol):
     ) -> list[LogBatch]:
         """Batches from these offsets on; waits for the first."""
 
-    def watch(self, name: str, group: str | None = None) -> Waiter:
-        """A wake-up for appends to a topic and, with `group`, for changes of that group."""
+    def watch(self, *names: str, group: str | None = None) -> Waiter:
+        """A wake-up for appends to topics and, with `group`, for changes of that group of the first."""
 
     def close(self) -> None:
         """Let go of files and connections."""
+
+
+class PartitionEnd(Protocol):
+    """Where a partition ends, and the highest event time so far there."""
+
+    @property
+    def next_offset(self) -> int:
+        """The offset of the next event."""
+
+    @property
+    def running_max(self) -> int:
+        """The highest event time so far, in microseconds since 1970."""
+
+
+class TimedPartition(Protocol):
+    """A partition whose event time is known at every frame, without reading the events."""
+
+    @property
+    def number(self) -> int:
+        """Which partition."""
+
+    def slot(self) -> PartitionEnd:
+        """Where it ends now."""
+
+    def headers(self, start: int, end: int) -> Iterator[Frame]:
+        """Headers of the frames that hold offsets of `[start, end)`."""
+
+    def mark(self, time: int) -> None:
+        """Move its time on without an event."""
+
+
+class TimedTopic(Protocol):
+    """A topic as pipelines read it."""
+
+    @property
+    def definition(self) -> Topic:
+        """Its definition under its newest type."""
+
+    @property
+    def partitions(self) -> Sequence[TimedPartition]:
+        """Its partitions, by number."""
+
+    def batches(self, partition: int, start: int, end: int) -> Iterator[LogBatch]:
+        """The events of offsets `[start, end)`."""
+
+
+class TimedLog(Log, Protocol):
+    """A log that pipelines can run on: its event time is a property of its contents, the same on every read."""
+
+    @property
+    def where(self) -> str:
+        """What another process opens the same log by: a folder or a URL without secrets."""
+
+    @property
+    def clock(self) -> Clock:
+        """What time it is."""
+
+    def opened(self, name: str) -> TimedTopic:
+        """A topic as pipelines read it."""

@@ -42,6 +42,7 @@ __all__ = ["OpenTopic"]
 Places = np.ndarray[Any, np.dtype[np.int64]]
 LARGEST_EVENT = 4 << 20
 _LARGEST_FRAME = 16 << 20
+_READ_BYTES = 8 << 20
 _MICROSECOND = timedelta(microseconds=1)
 
 
@@ -309,6 +310,22 @@ class OpenTopic:
     def fetch(self, partition: int, offset: int, max_bytes: int) -> list[tuple[Frame, memoryview]]:
         """Frames of a partition from an offset on, as stored."""
         return self.partitions[partition].fetch(offset, max_bytes)
+
+    def batches(self, partition: int, start: int, end: int) -> Iterator[LogBatch]:
+        """The events of offsets `[start, end)`, batch by batch, as they are stored; time marks are left out."""
+        while start < end:
+            found = self.partitions[partition].fetch(start, _READ_BYTES)
+            if not found:
+                return
+            for frame, data in found:
+                if frame.base_offset >= end:
+                    return
+                if frame.count:
+                    batch = self.decode(partition, frame, data)
+                    whole = start <= frame.base_offset and frame.next_offset <= end
+                    mine = None if whole else (batch.offsets >= start) & (batch.offsets < end)
+                    yield batch if mine is None else batch.select(mine)
+                start = frame.next_offset
 
     def decode(self, partition: int, frame: Frame, data: memoryview) -> LogBatch:
         """A frame as a batch of the topic's current type; its checksum has been compared."""

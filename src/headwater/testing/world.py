@@ -57,10 +57,10 @@ def run(app: App, *, now: datetime | str | None = None, rows: int = 400_000) -> 
     with tempfile.TemporaryDirectory(prefix="headwater-", ignore_cleanup_errors=True) as folder:
         log = EventLog(folder, clock=clock)
         store = SqliteStore(Path(folder, "store"), clock, partial(reach, "in-sink-commit"))
-        around = Surroundings(log, store, clock, rows=rows, wait=_WAIT)
+        around = Surroundings(log.folder, log, store, clock, rows=rows, wait=_WAIT)
         engine = Engine(graph, lambda: shared_spark().session, around)
         engine.start()
-        world = World(engine, around, clock)
+        world = World(engine, around, log, clock)
         try:
             yield world
         finally:
@@ -91,10 +91,10 @@ class World:
     `client` is a client of its log and views, `data` its folder, `clock` the clock everything in it goes by.
     """
 
-    def __init__(self, engine: Engine, around: Surroundings, clock: ManualClock) -> None:
+    def __init__(self, engine: Engine, around: Surroundings, log: EventLog, clock: ManualClock) -> None:
         self._engine = engine
         self._around = around
-        self._upkeep = Upkeep(around.log)
+        self._upkeep = Upkeep(log)
         self.clock = clock
         self.data = around.data
         self.client: Client = connect(around.data, clock=clock)

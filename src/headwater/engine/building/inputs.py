@@ -100,7 +100,7 @@ class Reading:
     """How a query reads its inputs.
 
     Args:
-        folder: The data folder.
+        log: Where the log is.
         notes: The file its inputs share (see `Pace`).
         skips: Where the offsets to leave out stand, by name of the input.
         starts: Where it begins, by name of the input.
@@ -114,7 +114,7 @@ class Reading:
         decided: For inputs that the function uses more than once: the file that keeps the uses together.
     """
 
-    folder: str
+    log: str
     notes: str
     skips: Mapping[str, str]
     starts: Mapping[str, Mapping[int, int]]
@@ -153,7 +153,7 @@ def _load(
     columns = reading.columns.get(input_.name, tuple(input_.schema.names))
     schema = pa.schema([input_.schema.field(name) for name in columns])
     options = {
-        "folder": reading.folder,
+        "log": reading.log,
         "topic": input_.topic.name,
         "ops": ",".join(input_.ops),
         "side": input_.side,

@@ -12,7 +12,8 @@ import numpy.typing as npt
 from headwater.engine.building.inputs import Input
 from headwater.engine.sink.checkpoint import Planned
 from headwater.events.values import moment_text, moments_of
-from headwater.log import EventLog, LogBatch
+from headwater.log import LogBatch
+from headwater.log.protocol import TimedLog
 from headwater.log.storage.frame import Frame, columns_of
 from headwater.store import Aside
 
@@ -40,7 +41,7 @@ class Account:
 
 
 def account(
-    log: EventLog,
+    log: TimedLog,
     input_: Input,
     planned: Planned,
     allowed: timedelta | None,
@@ -85,10 +86,8 @@ def _must_look(frame: Frame, input_: Input, allowed: timedelta | None, skipped: 
     return allowed is not None and frame.lowest < frame.running_max - allowed // timedelta(microseconds=1)
 
 
-def _read(log: EventLog, input_: Input, partition: int, frame: Frame) -> LogBatch:
-    topic = log.opened(input_.topic.name)
-    found, data = topic.fetch(partition, frame.base_offset, frame.length)[0]
-    return topic.decode(partition, found, data)
+def _read(log: TimedLog, input_: Input, partition: int, frame: Frame) -> LogBatch:
+    return next(log.opened(input_.topic.name).batches(partition, frame.base_offset, frame.next_offset))
 
 
 def _events(batch: LogBatch, input_: Input, start: int, end: int) -> LogBatch:

@@ -12,7 +12,7 @@ from headwater.engine.building.inputs import Input
 from headwater.engine.sink.accounting import Account, account
 from headwater.engine.sink.checkpoint import Planned
 from headwater.errors import EngineFailedError
-from headwater.log import EventLog
+from headwater.log.protocol import TimedLog
 from headwater.log.storage.frame import LOWEST_TIME
 from headwater.pipelines import Drop
 from headwater.store import Aside, Counts, InputRange
@@ -48,7 +48,7 @@ class Books:
     built: Built
     planned: Mapping[str, Planned]
     skipped: Sequence[Aside]
-    log: EventLog
+    log: TimedLog
 
     def require_equal(self, observed: ObservedRows) -> None:
         """Count what the log says Spark was given, and compare it with what Spark says it was given.

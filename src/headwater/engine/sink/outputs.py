@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 from headwater.engine.building.build import Built
 from headwater.engine.points import reach
 from headwater.events import storage_schema
-from headwater.log import EventLog, Rows, Topic
-from headwater.log.storage import Partition
+from headwater.log import Rows, Topic
+from headwater.log.protocol import TimedLog, TimedPartition
 from headwater.pipelines import Kind
 from headwater.store import Outgoing, Store
 
@@ -66,7 +66,7 @@ def output_topic(built: Built, version: int) -> Topic | None:
     )
 
 
-def publish(store: Store, log: EventLog, built: Built, topic: Topic | None, query: str) -> None:
+def publish(store: Store, log: TimedLog, built: Built, topic: Topic | None, query: str) -> None:
     """Append what the store has ready to the pipeline's topic, each batch once, and move the topic's time on."""
     if topic is None:
         return
@@ -80,12 +80,12 @@ def publish(store: Store, log: EventLog, built: Built, topic: Topic | None, quer
     _mark(partition, topic, last.watermark if last else None)
 
 
-def _mark(partition: Partition, topic: Topic, watermark: int | None) -> None:
+def _mark(partition: TimedPartition, topic: Topic, watermark: int | None) -> None:
     if topic.clocked and watermark is not None and watermark > partition.slot().running_max:
         partition.mark(watermark)
 
 
-def _append(log: EventLog, topic: Topic, built: Built, outgoing: Outgoing) -> None:
+def _append(log: TimedLog, topic: Topic, built: Built, outgoing: Outgoing) -> None:
     rows = _shaped(outgoing.changes, storage_schema(topic.schema), built)
     envelope: dict[str, Any] = {}
     if built.pipeline.kind is Kind.STREAM and topic.time is None and built.window is not None:

@@ -28,18 +28,18 @@ from headwater.engine.source.pace import Pace
 from headwater.engine.source.ranges import Span, advance, slices_of, watermark_at
 from headwater.engine.source.visible import Visible
 from headwater.events import times_column
-from headwater.log import EventLog, LogBatch
+from headwater.log.places import open_log
+from headwater.log.protocol import TimedLog
 from headwater.log.storage.frame import LOWEST_TIME
 
-__all__ = ["FAR", "TICK_FROM", "LogSource", "Slice", "batches_of"]
+__all__ = ["FAR", "TICK_FROM", "LogSource", "Slice"]
 
 FAR: Final = 3_652_500 * 86_400 * 1_000_000
 """A tick stands this far (10,000 years, in microseconds) above the watermark it carries: beyond every event."""
 TICK_FROM: Final = 253_402_300_800_000_000
 """The year 10000: what is not below it is a tick. No event can be there, since Python's dates end before."""
 
-_READ_BYTES: Final = 8 << 20
-_logs: dict[str, EventLog] = {}
+_logs: dict[str, TimedLog] = {}
 
 
 @dataclass
@@ -52,9 +52,9 @@ class Slice(InputPartition):
 
 
 class LogSource(DataSource):
-    """Format "headwater": a topic of a data folder.
+    """Format "headwater": a topic of a log.
 
-    Options: `folder`, `topic`, `columns`, `time`, `ops`, `side` and `lateness` (see `Visible`), `rows` (of a batch,
+    Options: `log` (where it is), `topic`, `columns`, `time`, `ops`, `side` and `lateness` (see `Visible`), `rows` (of a batch,
     about), `cores`, `number` (which input of the query), `start` and `end` (offset by partition), `pace` (see `Pace`),
     `skips` (file of offsets to leave out), `decided` (see `Lockstep`; empty when Spark reads the input once).
     """
@@ -75,7 +75,7 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: dict[str, str]) -> None:
         ops = tuple(op for op in options["ops"].split(",") if op)
         columns = tuple(json.loads(options["columns"]))
-        self._folder = options["folder"]
+        self._where = options["log"]
         self._topic = options["topic"]
         self._visible = Visible(columns, options["time"], ops, int(options["lateness"]), options["side"])
         self._rows = int(options["rows"])
@@ -150,10 +150,10 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: dict[str, int]) -> None:
         """Nothing: how far a query has come stands in the ledger."""
 
-    def _log(self) -> EventLog:
-        if self._folder not in _logs:
-            _logs[self._folder] = EventLog(Path(self._folder))
-        return _logs[self._folder]
+    def _log(self) -> TimedLog:
+        if self._where not in _logs:
+            _logs[self._where] = open_log(self._where)
+        return _logs[self._where]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_pace": None, "_lockstep": None}
@@ -164,10 +164,10 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The rows of a slice, typed, without the late ones."""
         assert isinstance(partition, Slice)
         reach("in-read")
-        log = self._log()
+        topic = self._log().opened(self._topic)
         for span in partition.spans:
             skipped = [offset for number, offset in partition.without if number == span.partition]
-            for batch in batches_of(log, self._topic, span):
+            for batch in topic.batches(span.partition, span.start, span.end):
                 mask = self._visible.mask(batch)
                 if skipped:
                     mask &= ~np.isin(batch.offsets, skipped)
@@ -175,11 +175,10 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if rows.num_rows:
                     yield rows
         if partition.tick is not None:
-            yield self._tick(log, partition.tick)
+            yield self._tick(topic.definition.schema, partition.tick)
 
-    def _tick(self, log: EventLog, watermark: int) -> pa.RecordBatch:
+    def _tick(self, schema: pa.Schema, watermark: int) -> pa.RecordBatch:
         """The row that moves Spark's watermark: it has a time and nothing else."""
-        schema = log.opened(self._topic).definition.schema
         seen = self._visible.schema(
             pa.schema(list(schema.field("after").type)) if self._visible.ops else schema
         )
@@ -190,28 +189,6 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for field in seen
         ]
         return pa.RecordBatch.from_arrays(columns, schema=seen)
-
-
-def batches_of(log: EventLog, topic: str, span: Span) -> Iterator[LogBatch]:
-    """The events of a span, batch by batch, as they are stored."""
-    opened = log.opened(topic)
-    position = span.start
-    while position < span.end:
-        found = opened.partitions[span.partition].fetch(position, _READ_BYTES)
-        if not found:
-            return
-        for frame, data in found:
-            if frame.base_offset >= span.end:
-                return
-            position = frame.next_offset
-            if frame.count:
-                batch = opened.decode(span.partition, frame, data)
-                whole = span.start <= frame.base_offset and frame.next_offset <= span.end
-                yield (
-                    batch
-                    if whole
-                    else batch.select((batch.offsets >= span.start) & (batch.offsets < span.end))
-                )
 
 
 def _positions(offset: dict[str, int]) -> dict[int, int]:

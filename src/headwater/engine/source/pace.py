@@ -7,8 +7,7 @@ import os
 import time
 from pathlib import Path
 
-from headwater.log import EventLog
-from headwater.log.wakeup import Wakeup
+from headwater.log.protocol import TimedLog
 
 __all__ = ["Pace"]
 
@@ -36,13 +35,11 @@ class Pace:
     """
 
     def __init__(
-        self, log: EventLog, topics: list[str], number: int, notes: str, wait: float = _LONGEST_WAIT
+        self, log: TimedLog, topics: list[str], number: int, notes: str, wait: float = _LONGEST_WAIT
     ) -> None:
         self._number = number
         self._wait = wait
-        self._wakeup = (
-            Wakeup([log.opened(name).ends.path for name in topics]) if number == 0 and wait else None
-        )
+        self._wakeup = log.watch(*topics) if number == 0 and wait else None
         self._file = os.open(notes, os.O_RDWR)
         self._notes = mmap.mmap(self._file, len(topics))
         self._planned_at: float | None = None

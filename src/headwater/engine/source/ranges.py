@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
+from headwater.log.protocol import TimedTopic
 from headwater.log.storage.frame import LOWEST_TIME, Frame
-from headwater.log.topic import OpenTopic
 
 __all__ = ["Span", "advance", "slices_of", "watermark_at"]
 
@@ -49,7 +49,7 @@ def watermark_at(running: Mapping[int, int], lateness: int, usual: timedelta) ->
 
 
 def advance(
-    topic: OpenTopic, positions: Mapping[int, int], rows: int, target: Mapping[int, int] | None = None
+    topic: TimedTopic, positions: Mapping[int, int], rows: int, target: Mapping[int, int] | None = None
 ) -> tuple[dict[int, int], dict[int, int], bool]:
     """Where a batch from these positions ends.
 
@@ -69,7 +69,7 @@ def advance(
 
 
 def _together(
-    topic: OpenTopic, positions: Mapping[int, int], ends: Mapping[int, int], rows: int
+    topic: TimedTopic, positions: Mapping[int, int], ends: Mapping[int, int], rows: int
 ) -> tuple[dict[int, int], dict[int, int], bool]:
     reached, running = dict(positions), {}
     waiting: list[tuple[int, int, Frame, Iterator[Frame]]] = []
@@ -91,7 +91,7 @@ def _together(
 
 
 def slices_of(
-    topic: OpenTopic, start: Mapping[int, int], end: Mapping[int, int], cores: int
+    topic: TimedTopic, start: Mapping[int, int], end: Mapping[int, int], cores: int
 ) -> list[list[Span]]:
     """The range in as many parts as there are cores; a small one stays whole, since each task has a price."""
     spans = [
@@ -103,7 +103,7 @@ def slices_of(
     return _cut([piece for span in spans for piece in _pieces(topic, span, total // (2 * cores))], cores)
 
 
-def _pieces(topic: OpenTopic, span: Span, rows: int) -> Iterator[Span]:
+def _pieces(topic: TimedTopic, span: Span, rows: int) -> Iterator[Span]:
     """The span cut between frames into pieces of about so many rows."""
     start = at = span.start
     taken = 0
