@@ -54,9 +54,9 @@ class Slice(InputPartition):
 class LogSource(DataSource):
     """Format "headwater": a topic of a log.
 
-    Options: `log` (where it is), `topic`, `columns`, `time`, `ops`, `side` and `lateness` (see `Visible`), `rows` (of a batch,
-    about), `cores`, `number` (which input of the query), `start` and `end` (offset by partition), `pace` (see `Pace`),
-    `skips` (file of offsets to leave out), `decided` (see `Lockstep`; empty when Spark reads the input once).
+    Options: `log` (where it is), `topic`, `columns`, `time`, `ops`, `side` and `lateness` (see `Visible`), `rows` (of a
+    batch, about), `cores`, `number` (which input of the query), `start` and `end` (offset by partition), `pace` (see
+    `Pace`), `skips` (file of offsets to leave out), `decided` (see `Lockstep`; empty when Spark reads the input once).
     """
 
     @classmethod
