@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -23,10 +24,14 @@ from headwater.errors import (
     UnreachableError,
 )
 
-__all__ = ["Brokers", "KafkaAddress", "Tail", "driver", "partition_at"]
+__all__ = ["Brokers", "KafkaAddress", "Tail", "driver", "let_go", "partition_at"]
 
 T = TypeVar("T")
 logger = logging.getLogger("headwater.kafka")
+# What the driver says of each connection; what matters of it is said by our errors. Add a handler to see it.
+_driver_logger = logging.getLogger("headwater.kafka.driver")
+_driver_logger.addHandler(logging.NullHandler())
+_driver_logger.propagate = False
 _STEP: Final = 3.0  # seconds one try may take before we say that we wait
 _OURS: Final = {"replication.factor", "min.insync.replicas"}
 _SILENT: Final = (  # codes after which asking again may help
@@ -193,12 +198,11 @@ class Brokers:
         whole = {
             "bootstrap.servers": self.address.servers,
             "error_cb": self._remember,
-            "log_level": 0,
             "reconnect.backoff.max.ms": 1000,
             "topic.metadata.propagation.max.ms": 5000,
         }
         try:
-            return kind(whole | settings | self.address.settings)
+            return kind(whole | settings | self.address.settings, logger=_driver_logger)
         except (self._kafka.KafkaException, ValueError, TypeError) as error:
             what = f"a setting of {self.address} cannot be: {_words(error)}"
             raise BadSettingError(self.address.without_secrets(what)) from None
@@ -317,6 +321,12 @@ class Tail:
         if self._consumer is not None:
             self._consumer.close()
             self._consumer = None
+
+
+def let_go(producer: Any) -> None:
+    """Close a producer whatever state it is in; a fenced one fails while it closes."""
+    with contextlib.suppress(Exception):
+        producer.close(1)
 
 
 def partition_at(topic: str, partition: int, offset: int | None = None) -> Any:

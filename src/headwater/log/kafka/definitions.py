@@ -17,9 +17,9 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
-from headwater.errors import FencedError, HeadwaterError
+from headwater.errors import FencedError, UnreachableError
 from headwater.log.definition import Topic
-from headwater.log.kafka.brokers import Brokers, Tail, driver
+from headwater.log.kafka.brokers import Brokers, Tail, driver, let_go
 from headwater.log.kafka.topics import COMPACTED, KafkaTopics
 
 __all__ = ["DEFINITIONS", "Definition", "Definitions"]
@@ -121,15 +121,15 @@ class Definitions:
         except self._kafka.KafkaException as error:
             self._let_go()
             raise self._brokers.error(error) from None
-        except HeadwaterError:
+        except (FencedError, UnreachableError):
             self._let_go()
             raise
         self._refresh()
 
     def _let_go(self) -> None:
         if self._producer is not None:
-            self._producer.close(1)
-            self._producer = None
+            producer, self._producer = self._producer, None
+            let_go(producer)
 
     def _refresh(self) -> None:
         if not self._there:

@@ -1,15 +1,18 @@
 """One member of a consumer group: a consumer of the driver that reads nothing and keeps the partitions for us.
 
-A thread serves it: signs of life, news of partitions that come and go. A partition that is to move is given up when its
+A thread of its own does all calls, as the driver takes calls on one consumer from one thread at a time: signs of life,
+commits, news of partitions that come and go. A partition that is to move is given up when its
 reader has said that it let go of it; a reader that has not come back for its session time loses all of them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import queue
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any, Final
 
@@ -19,7 +22,7 @@ from headwater.log.kafka.brokers import Brokers, driver, partition_at
 __all__ = ["Member"]
 
 _SESSION: Final = 10_000  # milliseconds without a sign of life after which the brokers count a member as dead
-_LONGEST_SLICE: Final = 0.5  # seconds between two looks whether the reader still comes back
+_SLICE: Final = 0.05  # seconds that the driver may wait while a commit waits for it
 _TRIES: Final = 40
 
 
@@ -49,6 +52,7 @@ class Member:
         self._mine: set[int] = set()
         self._leaving: set[int] = set()
         self._changed = threading.Condition()
+        self._commits: queue.SimpleQueue[tuple[list[Any], Future[None]]] = queue.SimpleQueue()
         self._seen_at = time.monotonic()
         self._closing = False
         self._begun = False
@@ -96,17 +100,14 @@ class Member:
             if partition not in self._mine:
                 raise self.fenced(f"partition {partition} has another owner")
         places = [partition_at(self.topic, *pair) for pair in offsets.items()]
-        for attempt in range(_TRIES):
-            try:
-                found = self._consumer.commit(offsets=places, asynchronous=False)
-                failed = [place.error for place in found or () if place.error is not None]
-                if not failed:
-                    return
-                error = failed[0]
-            except self._kafka.KafkaException as raised:
-                error = raised.args[0]
-            self._refuse(error, last=attempt == _TRIES - 1)
-            time.sleep(0.1)
+        done: Future[None] = Future()
+        self._commits.put((places, done))
+        while self._thread.is_alive() and not done.done():
+            with contextlib.suppress(TimeoutError):
+                done.result(1)
+        if not done.done():
+            raise self.fenced("the member was expelled")
+        done.result()
 
     def _refuse(self, error: Any, *, last: bool) -> None:
         codes = self._kafka.KafkaError
@@ -139,20 +140,44 @@ class Member:
     # -- in the member's thread ----------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        pause = min(_LONGEST_SLICE, self._session / 4)
+        pause = min(_SLICE, self._session / 4)
         try:
             while not self._closing and not self.expelled:
                 with contextlib.suppress(HeadwaterError, self._kafka.KafkaException):
                     self._consumer.poll(pause)
                 if self._begun and not self._first.is_set():
-                    self.id = str(self._consumer.memberid())  # from another thread, the driver would wait for ever
+                    self.id = str(self._consumer.memberid())
                     self._first.set()
+                self._commit_waiting()
                 if time.monotonic() - self._seen_at > self._session:
                     self._expel()
         finally:
             with contextlib.suppress(self._kafka.KafkaException, RuntimeError):
                 self._consumer.close()
             self._tell()
+
+    def _commit_waiting(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                places, done = self._commits.get_nowait()
+                try:
+                    self._commit(places)
+                    done.set_result(None)
+                except HeadwaterError as error:
+                    done.set_exception(error)
+
+    def _commit(self, places: list[Any]) -> None:
+        for attempt in range(_TRIES):
+            try:
+                found = self._consumer.commit(offsets=places, asynchronous=False)
+                failed = [place.error for place in found or () if place.error is not None]
+                if not failed:
+                    return
+                error = failed[0]
+            except self._kafka.KafkaException as raised:
+                error = raised.args[0]
+            self._refuse(error, last=attempt == _TRIES - 1)
+            time.sleep(0.1)
 
     def _assigned(self, consumer: Any, places: list[Any]) -> None:
         consumer.incremental_assign(places)
@@ -169,11 +194,12 @@ class Member:
         with self._changed:
             self._leaving |= going & self._mine
             self.generation += 1
-            self._tell()
-            until = self._seen_at + self._session
-            self._changed.wait_for(
-                lambda: self._closing or not (self._leaving & going), max(0.0, until - time.monotonic())
-            )
+        self._tell()
+        while not self._closing and self._leaving & going and time.monotonic() - self._seen_at < self._session:
+            self._commit_waiting()  # the reader may finish what it has before it lets go
+            with self._changed:
+                self._changed.wait_for(lambda: self._closing or not (self._leaving & going), _SLICE)
+        with self._changed:
             self._mine -= going
             self._leaving -= going
         consumer.incremental_unassign(places)

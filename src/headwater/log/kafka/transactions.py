@@ -15,7 +15,7 @@ import msgspec
 
 from headwater.errors import FencedError, HeadwaterError, UnreachableError
 from headwater.events import partition_of
-from headwater.log.kafka.brokers import Brokers, Tail, driver
+from headwater.log.kafka.brokers import Brokers, Tail, driver, let_go
 from headwater.log.kafka.topics import COMPACTED, KafkaTopics
 
 __all__ = ["COMMITS", "Transactions"]
@@ -130,4 +130,4 @@ class Transactions:
         with self.lock:
             if self._producer is not None:
                 producer, self._producer = self._producer, None
-                producer.close(1)
+                let_go(producer)
