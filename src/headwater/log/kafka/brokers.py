@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final, TypeVar
@@ -24,7 +24,7 @@ from headwater.errors import (
     UnreachableError,
 )
 
-__all__ = ["Brokers", "KafkaAddress", "Tail", "driver", "let_go", "partition_at"]
+__all__ = ["Brokers", "KafkaAddress", "driver", "let_go", "partition_at"]
 
 T = TypeVar("T")
 logger = logging.getLogger("headwater.kafka")
@@ -275,52 +275,6 @@ class Brokers:
             return {key: future.result() for key, future in ask(self.admin, seconds).items()}
 
         return self.ask(call, patience)
-
-
-class Tail:
-    """Reads a partition up to its present end, and later what has come since; one thread at a time.
-
-    Args:
-        brokers: Where it is.
-        topic: The topic.
-        partition: One of its partitions.
-    """
-
-    def __init__(self, brokers: Brokers, topic: str, partition: int) -> None:
-        self._brokers = brokers
-        self._kafka = driver()
-        self._where = (topic, partition)
-        self._next = -1
-        self._consumer: Any = None
-
-    def read(self, markers: int = 0) -> Iterator[Any]:
-        """Messages that were not read yet; the last `markers` offsets are known to be marks of a commit."""
-        if self._consumer is None:
-            self._consumer = self._brokers.consumer()
-        where = partition_at(*self._where)
-        low, end = self._brokers.ask(lambda seconds: self._consumer.get_watermark_offsets(where, timeout=seconds))
-        if self._next < 0:
-            self._next = low
-            self._consumer.assign([partition_at(*self._where, low)])
-        last = end - markers
-        quiet = time.monotonic()
-        while self._next < last:
-            for message in self._consumer.consume(10_000, 0.02) or ():
-                quiet = time.monotonic()
-                if message.error() is None:
-                    yield message
-                elif message.error().code() != self._kafka.KafkaError._PARTITION_EOF:
-                    continue
-                self._next = max(self._next, message.offset() + (message.error() is None))
-            if time.monotonic() - quiet > self._brokers.patience:
-                what = f"no Kafka broker answers at {self._brokers.address}"
-                raise UnreachableError(what, url=str(self._brokers.address))
-
-    def close(self) -> None:
-        """Let go of the connection."""
-        if self._consumer is not None:
-            self._consumer.close()
-            self._consumer = None
 
 
 def let_go(producer: Any) -> None:

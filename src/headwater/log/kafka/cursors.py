@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from itertools import groupby
 from typing import Any, Final
 
 from headwater.errors import BadOffsetError, DataGoneError, UnknownTopicError, UnreachableError
@@ -99,22 +100,29 @@ class Cursor:
         return {}
 
     def _take(self, most: int, timeout: float) -> dict[int, list[Any]]:
-        found: dict[int, list[Any]] = {}
         try:
             first = self._consumer.poll(timeout)
             rest = self._consumer.consume(most - 1, 0) if first is not None and most > 1 else []
         except self._kafka.KafkaException as error:
             raise self._brokers.error(error) from None
-        for message in () if first is None else (first, *rest):
-            number, offset = message.partition(), message.offset()
-            if message.error() is not None:
-                self._hear(message.error(), number, offset)
-            elif offset >= self.positions.get(number, offset + 1):
-                found.setdefault(number, []).append(message)
-                self.positions[number] = offset + 1
-        if found:
-            number, messages = next(iter(found.items()))
-            size = sum(len(message) for message in messages[:50]) // min(50, len(messages))
+        taken = [] if first is None else [first, *rest]
+        if any(said := [message.error() for message in taken]):
+            for message, error in zip(taken, said, strict=True):
+                if error is not None:
+                    self._hear(error, message.partition(), message.offset())
+            taken = [message for message, error in zip(taken, said, strict=True) if error is None]
+        found: dict[int, list[Any]] = {}
+        for number, run in groupby(taken, self._kafka.Message.partition):
+            messages = list(run)
+            at = self.positions.get(number)
+            if at is None or messages[-1].offset() < at:  # of an assignment that is over
+                continue
+            if messages[0].offset() < at:
+                messages = [message for message in messages if message.offset() >= at]
+            found.setdefault(number, []).extend(messages)
+            self.positions[number] = messages[-1].offset() + 1
+        for messages in found.values():
+            size = sum(map(len, messages[:50])) // min(50, len(messages))
             self._size = max(1, size, self._size // 2)
         return found
 
@@ -171,11 +179,10 @@ class Cursors:
 
     def _taken(self, name: str, positions: Mapping[int, int]) -> Cursor:
         with self._lock:
-            fits = [cursor for cursor in self._idle if cursor.name == name]
-            fits.sort(key=lambda c: sum(c.positions.get(p) == at for p, at in positions.items()))
-            if fits:
-                self._idle.remove(fits[-1])
-                return fits[-1]
+            for cursor in self._idle:  # to turn another one round takes longer than to make one
+                if cursor.name == name and cursor.positions.items() & positions.items():
+                    self._idle.remove(cursor)
+                    return cursor
         return Cursor(self._brokers, self._topics, name)
 
     def _give_back(self, cursor: Cursor) -> None:

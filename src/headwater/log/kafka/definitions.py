@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
@@ -19,8 +20,8 @@ import pyarrow as pa
 
 from headwater.errors import FencedError, UnreachableError
 from headwater.log.definition import Topic
-from headwater.log.kafka.brokers import Brokers, Tail, driver, let_go
-from headwater.log.kafka.topics import COMPACTED, KafkaTopics
+from headwater.log.kafka.brokers import Brokers, driver, let_go
+from headwater.log.kafka.topics import COMPACTED, KafkaTopics, Tail
 
 __all__ = ["DEFINITIONS", "Definition", "Definitions"]
 
@@ -77,7 +78,7 @@ class Definitions:
         self._kafka = driver()
         self._lock = threading.RLock()
         self._known: dict[str, Definition] = {}
-        self._tail = Tail(brokers, DEFINITIONS, 0)
+        self._tail = Tail(topics, DEFINITIONS, 0)
         self._there = False
         self._producer: Any = None
 
@@ -124,7 +125,9 @@ class Definitions:
         except (FencedError, UnreachableError):
             self._let_go()
             raise
-        self._refresh()
+        deadline = time.monotonic() + self._brokers.patience
+        while self._known.get(new.topic.name) != new and time.monotonic() < deadline:
+            self._refresh()  # a commit is answered a moment before readers see it
 
     def _let_go(self) -> None:
         if self._producer is not None:

@@ -43,6 +43,7 @@ class Named:
     def __init__(self, brokers: Brokers, topics: KafkaTopics, topic: str, id: str) -> None:
         self._topic = topic
         self._brokers = brokers
+        self._topics = topics
         self._transactions = Transactions(brokers, topics, f"headwater/{topic}/{id}")
         self._places: OrderedDict[tuple[int, int], int] = OrderedDict()
 
@@ -73,6 +74,7 @@ class Named:
 
             if any(rows.values for rows in fresh):
                 self._transactions.commit(write, {"sequences": sequences})
+                self._topics.wait_until_visible(self._topic, deliveries[-1].newest)
             found = deliveries[-1].outcomes() if deliveries else [np.empty(0, np.int64)] * len(parts)
             return [
                 (self._offsets(part, again, new), again)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Final
 
 import msgspec
@@ -72,16 +73,22 @@ def encoded(topic: Topic, codec: Codec, rows: Rows, envelope: dict[str, pa.Array
     else:
         given = envelope.get("_hw.key")
         keys = [None] * len(values) if given is None else given.to_pylist()
+    if sum(max(map(len, filter(None, part)), default=0) for part in (keys, values)) > LARGEST_EVENT:
+        _refuse_large(keys, values)
+    return Encoded(values, keys, _headers(rows, envelope, len(values)))
+
+
+def _refuse_large(keys: Sequence[bytes | None], values: Sequence[bytes | None]) -> None:
     for row, (key, value) in enumerate(zip(keys, values, strict=True)):
-        if len(key or b"") + len(value or b"") > LARGEST_EVENT:
+        size = len(key or b"") + len(value or b"")
+        if size > LARGEST_EVENT:
             raise TooLargeError(
-                f"event {row} has {len(value or b''):,} bytes, more than {LARGEST_EVENT:,}",
+                f"event {row} has {size:,} bytes, more than {LARGEST_EVENT:,}",
                 detail="nothing of this call was appended",
                 fix="keep large objects elsewhere and send where they are",
                 limit=LARGEST_EVENT,
                 row=row,
             )
-    return Encoded(values, keys, _headers(rows, envelope, len(values)))
 
 
 def _headers(rows: Rows, envelope: dict[str, pa.Array], count: int) -> list[list[Header]]:
@@ -259,15 +266,16 @@ def read_headers(heads: list[list[Header] | None]) -> tuple[dict[str, pa.Array],
         >>> read_headers([[("hw.version", b"2")], None])
         ({}, -9223372036854775808, 2)
     """
-    first = heads[0]
-    if all(head == first for head in heads):
-        columns, sent, version = _columns([dict(first or ())], 1)
-        again = pa.array(np.zeros(len(heads), np.int64).tolist(), pa.int64())
-        return {name: column.take(again) for name, column in columns.items()}, sent, version
-    return _columns([dict(head or ()) for head in heads], len(heads))
+    runs = [(dict(head or ()), sum(1 for _ in run)) for head, run in groupby(heads)]
+    columns, sent, version = _columns([head for head, _ in runs])
+    if len(runs) < len(heads):
+        lengths = [length for _, length in runs]
+        again = pa.array(np.repeat(np.arange(len(runs)), lengths).tolist(), pa.int64())
+        columns = {name: column.take(again) for name, column in columns.items()}
+    return columns, sent, version
 
 
-def _columns(heads: list[dict[str, bytes]], count: int) -> tuple[dict[str, pa.Array], int, int]:
+def _columns(heads: list[dict[str, bytes]]) -> tuple[dict[str, pa.Array], int, int]:
     names = {name for head in heads for name in head}
     columns: dict[str, pa.Array] = {}
     for column, name in _TEXTS.items():

@@ -61,6 +61,11 @@ class Delivery:
         while self._left and not self._finished.wait(1):
             pass
 
+    @property
+    def newest(self) -> dict[int, int]:
+        """The highest offset in each partition."""
+        return {partition: max(offsets) for partition, offsets in self._offsets.items()}
+
     def outcomes(self) -> list[Offsets | HeadwaterError]:
         """For each `produce` its offsets, or why they are not known."""
         taken = dict.fromkeys(self._offsets, 0)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any, Final
 
-from headwater.errors import RefusedError
+from headwater.errors import RefusedError, UnreachableError
 from headwater.log.definition import Topic
 from headwater.log.event_log import PartitionRange
 from headwater.log.kafka.brokers import Brokers, driver, partition_at
 from headwater.log.storage.frame import LOWEST_TIME
 from headwater.log.topic import LARGEST_EVENT
 
-__all__ = ["COMPACTED", "KafkaTopics", "settings_of"]
+__all__ = ["COMPACTED", "KafkaTopics", "Tail", "settings_of"]
 
 _MILLISECOND = timedelta(milliseconds=1)
 _SMALLEST_SEGMENT: Final = 1 << 20  # brokers from 4.0 on take nothing smaller
@@ -55,12 +57,12 @@ class KafkaTopics:
     """
 
     def __init__(self, brokers: Brokers) -> None:
-        self._brokers = brokers
+        self.brokers = brokers
         self._kafka = driver()
 
     def partitions(self, name: str | None = None) -> dict[str, int]:
         """How many partitions each topic has, or only this one; topics that do not exist are left out."""
-        found = self._brokers.ask(lambda seconds: self._brokers.admin.list_topics(name, timeout=seconds))
+        found = self.brokers.ask(lambda seconds: self.brokers.admin.list_topics(name, timeout=seconds))
         return {
             topic: len(about.partitions)
             for topic, about in found.topics.items()
@@ -69,25 +71,25 @@ class KafkaTopics:
 
     def create(self, name: str, partitions: int, settings: dict[str, str]) -> bool:
         """Create a topic and wait until the brokers have it; False when it was there already."""
-        wanted = dict(self._brokers.address.topic_settings)
+        wanted = dict(self.brokers.address.topic_settings)
         copies = int(wanted.pop("replication.factor", -1))  # -1: as many as the brokers think right
         config = settings | wanted
         new = self._kafka.admin.NewTopic(
             name, num_partitions=partitions, replication_factor=copies, config=config
         )
         try:
-            self._brokers.futures(
+            self.brokers.futures(
                 lambda admin, seconds: admin.create_topics([new], operation_timeout=seconds, request_timeout=seconds)
             )
         except Exception as error:
             if self.partitions(name).get(name):
                 return False
             raise self._refused(error, name) from None
-        self._brokers.ask(lambda seconds: self._appeared(name, seconds))
+        self.brokers.ask(lambda seconds: self._appeared(name, seconds))
         return True
 
     def _appeared(self, name: str, seconds: float) -> None:
-        found = self._brokers.admin.list_topics(name, timeout=seconds).topics.get(name)
+        found = self.brokers.admin.list_topics(name, timeout=seconds).topics.get(name)
         if found is None or found.error is not None or any(p.leader < 0 for p in found.partitions.values()):
             raise self._kafka.KafkaException(self._kafka.KafkaError(self._kafka.KafkaError.LEADER_NOT_AVAILABLE))
 
@@ -103,7 +105,7 @@ class KafkaTopics:
             for setting, value in settings.items()
         ]
         resource = admin.ConfigResource(admin.ConfigResource.Type.TOPIC, name, incremental_configs=entries)
-        self._brokers.futures(
+        self.brokers.futures(
             lambda client, seconds: client.incremental_alter_configs([resource], request_timeout=seconds)
         )
 
@@ -137,6 +139,15 @@ class KafkaTopics:
         found = self._offsets(name, partitions, self._kafka.admin.OffsetSpec.earliest())
         return {number: held.offset for number, held in found.items()}
 
+    def wait_until_visible(self, name: str, offsets: dict[int, int]) -> None:
+        """Come back when readers of committed events see these offsets: a commit is answered a moment before that."""
+        deadline = time.monotonic() + self.brokers.patience
+        while any(end <= offsets[p] for p, end in self.end_offsets(name, list(offsets)).items()):
+            if time.monotonic() > deadline:
+                what = f"{self.brokers.address} has committed, but does not show it"
+                raise UnreachableError(what, url=str(self.brokers.address), sent=True)
+            time.sleep(0.002)
+
     def at_time(self, name: str, partition: int, micros: int) -> int | None:
         """The first offset that arrived at this time or later; None when there is none."""
         spec = self._kafka.admin.OffsetSpec.for_timestamp(max(0, -(-micros // 1000)))
@@ -147,9 +158,56 @@ class KafkaTopics:
         numbers = range(partitions) if isinstance(partitions, int) else partitions
         wanted = {partition_at(name, number): spec for number in numbers}
         committed = self._kafka.IsolationLevel.READ_COMMITTED
-        found = self._brokers.futures(
+        found = self.brokers.futures(
             lambda admin, seconds: admin.list_offsets(
                 wanted, isolation_level=committed, request_timeout=seconds
             )
         )
         return {where.partition: held for where, held in found.items()}
+
+
+class Tail:
+    """Reads a partition up to its present end, and later what has come since; one thread at a time.
+
+    Args:
+        topics: Knows where it ends.
+        topic: The topic.
+        partition: One of its partitions.
+    """
+
+    def __init__(self, topics: KafkaTopics, topic: str, partition: int) -> None:
+        self._topics = topics
+        self._brokers = topics.brokers
+        self._kafka = driver()
+        self._where = (topic, partition)
+        self._next = -1
+        self._consumer: Any = None
+
+    def read(self, markers: int = 0) -> Iterator[Any]:
+        """Messages that were not read yet; the last `markers` offsets are known to be marks of a commit."""
+        if self._consumer is None:
+            self._consumer = self._brokers.consumer()
+        topic, partition = self._where
+        if self._next < 0:
+            self._next = self._topics.start_offsets(topic, [partition])[partition]
+            self._consumer.assign([partition_at(topic, partition, self._next)])
+        end = self._topics.end_offsets(topic, [partition])[partition]
+        last = end - markers
+        quiet = time.monotonic()
+        while self._next < last:
+            for message in self._consumer.consume(10_000, 0.02) or ():
+                quiet = time.monotonic()
+                if message.error() is None:
+                    yield message
+                elif message.error().code() != self._kafka.KafkaError._PARTITION_EOF:
+                    continue
+                self._next = max(self._next, message.offset() + (message.error() is None))
+            if time.monotonic() - quiet > self._brokers.patience:
+                what = f"no Kafka broker answers at {self._brokers.address}"
+                raise UnreachableError(what, url=str(self._brokers.address))
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        if self._consumer is not None:
+            self._consumer.close()
+            self._consumer = None

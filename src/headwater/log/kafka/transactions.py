@@ -15,8 +15,8 @@ import msgspec
 
 from headwater.errors import FencedError, HeadwaterError, UnreachableError
 from headwater.events import partition_of
-from headwater.log.kafka.brokers import Brokers, Tail, driver, let_go
-from headwater.log.kafka.topics import COMPACTED, KafkaTopics
+from headwater.log.kafka.brokers import Brokers, driver, let_go
+from headwater.log.kafka.topics import COMPACTED, KafkaTopics, Tail
 
 __all__ = ["COMMITS", "Transactions"]
 
@@ -113,7 +113,7 @@ class Transactions:
         settings = {"transactional.id": self.id, "transaction.timeout.ms": _TIMEOUT, "linger.ms": 1}
         producer = self._brokers.producer(settings | {"delivery.timeout.ms": _TIMEOUT})
         self._brokers.ask(producer.init_transactions)
-        tail = Tail(self._brokers, COMMITS, self._partition)
+        tail = Tail(self._topics, COMMITS, self._partition)
         try:
             mine = [message.value() for message in tail.read() if message.key() == self.id.encode()]
         finally:
