@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import hypothesis
 import pytest
 
 from tests import programs, skips
+from tests.services.kafka import Broker, start_kafka
+from tests.services.system_packages import UnavailableError
 
 # Deadlines measure the machine, not the code; CI repeats the same examples in every run.
 hypothesis.settings.register_profile("headwater", deadline=None)
@@ -20,6 +22,18 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "headwater")
 def require_program() -> Callable[[str], str]:
     """`require_program("strace")` is its path, or skips the test with the line that installs it."""
     return programs.require_program
+
+
+@pytest.fixture(scope="session")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """One broker for all tests that do not harm it; each has topics of its own."""
+    try:
+        # Members may be counted as dead sooner than brokers allow by default, so that tests need not wait.
+        broker = start_kafka(tmp_path_factory.mktemp("kafka"), {"group.min.session.timeout.ms": 100})
+    except UnavailableError as missing:
+        pytest.skip(str(missing))
+    yield broker
+    broker.stop()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -105,5 +105,5 @@ def test_columns_come_back_with_their_envelope():
 
 
 def test_order_of_envelope_columns_never_changes():
-    names = "key id occurred_at sent_at received_at headers traceparent source deleted offset running_max"
+    names = "key id occurred_at sent_at received_at headers traceparent source deleted offset running_max error raw"
     assert [field.name for field in ENVELOPE] == [f"_hw.{name}" for name in names.split()]

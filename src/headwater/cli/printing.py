@@ -63,5 +63,5 @@ class EventPrinter:
         key = "" if event.key is None else key_bytes(event.key).decode(errors="replace")
         place = f"{when(event.occurred_at)}  {event.partition}:{event.offset}  {key}".rstrip()
         mark = "  late" if event.late else ""
-        text = "deleted" if event.tombstone else value.decode()
+        text = "deleted" if event.tombstone else event.error or value.decode()
         return f"{self._output.style(escaped(place), 'dim')}{self._output.style(mark, 'yellow')}  {escaped(text)}"

@@ -31,10 +31,11 @@ R = TypeVar("R")
 
 
 def connect(where: str | Path | None = None, *, clock: Clock | None = None) -> Client:
-    """A client for the log in a folder, or for a node.
+    """A client for the log in a folder, for a node, or for Kafka.
 
     Args:
-        where: A folder (default: `HEADWATER_DATA`, else ".headwater" here), or a node's "http://127.0.0.1:8642".
+        where: A folder (default: `HEADWATER_DATA`, else ".headwater" here), a node's "http://127.0.0.1:8642", or
+            "kafka://host:9092".
         clock: What time it is, for tests.
 
     Example:
@@ -48,10 +49,14 @@ def connect(where: str | Path | None = None, *, clock: Clock | None = None) -> C
         from headwater.log.http import HttpLog  # httpx is slow to import and not needed for a folder
 
         return Client(HttpLog(place), clock or SystemClock())
+    if place.startswith("kafka://"):
+        from headwater.log.kafka import KafkaLog  # its driver is an extra
+
+        return Client(KafkaLog(place, clock=clock), clock or SystemClock())
     if "://" in place:
         what = f"cannot connect to {place!r}"
         raise BadSettingError(
-            what, detail="it can be a folder, or http://host:port", fix='hw.connect(".headwater")'
+            what, detail="it can be a folder, http://host:port or kafka://host:port", fix='hw.connect(".headwater")'
         )
     return Client(EventLog(place, clock=clock), clock or SystemClock())
 
@@ -220,10 +225,11 @@ class Client:
         *,
         partitions: Sequence[int] | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """The same as typed Arrow columns, much faster; tombstones are left out."""
+        """The same as typed Arrow columns, much faster; tombstones and what cannot be read are left out."""
         for batch in self._batches(topic, start, stop, partitions):
             if batch.values.num_rows:
-                yield batch.select(~batch.deleted).values if "_hw.deleted" in batch.envelope else batch.values
+                out = batch.deleted | batch.bad
+                yield batch.select(~out).values if out.any() else batch.values
 
     def _batches(
         self, topic: str, start: Start, stop: Start | None, partitions: Sequence[int] | None

@@ -97,7 +97,7 @@ class TableReader:
         reader = Reader(self._log, self._topic, positions, stops)
         try:
             for batch in reader:
-                yield from batch.events()
+                yield from (event for event in batch.events() if event.error is None)
         finally:
             reader.close()
 

@@ -30,7 +30,7 @@ class Event(msgspec.Struct, frozen=True, gc=False):
         partition: The partition of the topic.
         offset: Its place in the partition.
         key: The value of its key, None without one.
-        value: Its fields; None for a tombstone, which deletes its key from a compacted topic.
+        value: Its fields; None for a tombstone, which deletes its key from a compacted topic, and for one with `error`.
         id: The same on every delivery; "{topic}/{partition}/{offset}" unless the producer chose one.
         occurred_at: When it happened, by the producer's clock.
         sent_at: When the producer sent it, by the same clock.
@@ -40,6 +40,8 @@ class Event(msgspec.Struct, frozen=True, gc=False):
         source: Who produced it, as a URI reference.
         type: What kind of event it is.
         late: Whether it came later than its topic's lateness allows.
+        error: Why it cannot be read under its topic's type; only where others write to the topic as they like.
+        raw: The bytes that cannot be read.
 
     Example:
         >>> event = Event("orders", 0, 12, key="ada", value={"amount": 3})
@@ -61,6 +63,8 @@ class Event(msgspec.Struct, frozen=True, gc=False):
     source: str | None = None
     type: str | None = None
     late: bool = False
+    error: str | None = None
+    raw: bytes | None = None
 
     def __post_init__(self) -> None:
         if not self.id:
@@ -69,7 +73,7 @@ class Event(msgspec.Struct, frozen=True, gc=False):
     @property
     def tombstone(self) -> bool:
         """Whether this event deletes its key."""
-        return self.value is None
+        return self.value is None and self.error is None
 
     def cloud_event(self) -> dict[str, Any]:
         """The event as a CloudEvents 1.0 JSON document in structured mode.
@@ -143,6 +147,8 @@ def events_of(  # noqa: PLR0913  one argument per column of an event
     sources: Iterable[str | None] | None = None,
     types: Iterable[str | None] | None = None,
     late: Iterable[bool] | None = None,
+    errors: Iterable[str | None] | None = None,
+    raws: Iterable[bytes | None] | None = None,
 ) -> Iterator[Event]:
     """The events of one partition from their columns, without a line of Python per event.
 
@@ -170,6 +176,8 @@ def events_of(  # noqa: PLR0913  one argument per column of an event
         _column(sources, None),
         _column(types, None),
         _column(late, False),
+        _column(errors, None),
+        _column(raws, None),
     )
 
 

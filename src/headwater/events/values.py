@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headwater.errors import BadEventError
 
@@ -61,8 +62,11 @@ def values_of(column: pa.Array, *, decimal: Callable[[str], Any] = Decimal) -> l
     if pa.types.is_timestamp(kind):
         return _moments(column)
     if pa.types.is_decimal(kind):
-        texts = column.cast(pa.string()).to_pylist()
-        return [None if text is None else decimal(text) for text in texts]
+        texts = column.cast(pa.string())
+        if decimal is trimmed and kind.scale > 0 and not pc.any(pc.match_substring(texts, "E")).as_py():
+            short: list[Any] = pc.ascii_rtrim(pc.ascii_rtrim(texts, "0"), ".").to_pylist()
+            return short
+        return [None if text is None else decimal(text) for text in texts.to_pylist()]
     if pa.types.is_struct(kind):
         return _structs(column, decimal)
     if pa.types.is_map(kind):

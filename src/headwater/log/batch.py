@@ -114,6 +114,17 @@ class LogBatch:
         return np.array(column.fill_null(False).to_pylist(), bool)
 
     @cached_property
+    def bad(self) -> npt.NDArray[np.bool_]:
+        """Which rows could not be read under the type: all their columns are null, their bytes are in `_hw.raw`.
+
+        Only a log that others write to as they like has such rows; the embedded one takes none in.
+        """
+        column = self.envelope.get("_hw.error")
+        if column is None:
+            return np.zeros(self.values.num_rows, bool)
+        return np.array(column.is_valid().to_pylist(), bool)
+
+    @cached_property
     def key_bytes(self) -> pa.Array | None:
         """The rows' keys in their canonical bytes; None when the topic has no key and no row was given one."""
         if self.topic.key:
@@ -148,8 +159,8 @@ class LogBatch:
             return iter(())
         rows: list[dict[str, Any] | None] = list(self.codec.rows(self.values))
         keys = self._keys(rows)
-        if "_hw.deleted" in self.envelope:
-            for index in np.flatnonzero(self.deleted).tolist():
+        if "_hw.deleted" in self.envelope or "_hw.error" in self.envelope:
+            for index in np.flatnonzero(self.deleted | self.bad).tolist():
                 rows[index] = None
         return events_of(
             self.topic.name,
@@ -166,6 +177,8 @@ class LogBatch:
             sources=self._values("_hw.source"),
             types=repeat(self.topic.name),
             late=self.late().tolist(),
+            errors=self._values("_hw.error"),
+            raws=self._values("_hw.raw"),
         )
 
     def _keys(self, rows: list[dict[str, Any] | None]) -> list[Any] | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from enum import StrEnum
@@ -11,12 +13,31 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from headwater.errors import BadNameError, BadSettingError, Place, TimeColumnMissingError
-from headwater.events import DeviceClock, arrow_schema
+from headwater.errors import (
+    BadKeyError,
+    BadNameError,
+    BadSettingError,
+    Place,
+    TimeColumnMissingError,
+    TopicExistsError,
+    UnknownTopicError,
+)
+from headwater.events import DeviceClock, arrow_schema, merge
 from headwater.log.door.overload import Overload, WhenFull, overload_named
 from headwater.units import duration, size
 
-__all__ = ["Durability", "Retention", "Topic", "check_name", "check_producer", "same_file"]
+__all__ = [
+    "Durability",
+    "Retention",
+    "Topic",
+    "brought_up",
+    "check_name",
+    "check_producer",
+    "keyless",
+    "refuse_clash",
+    "same_file",
+    "unknown_topic",
+]
 
 _LONGEST_ID = 249
 _NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
@@ -245,9 +266,84 @@ def check_producer(id: str) -> str:
     return id
 
 
+def refuse_clash(name: str, others: Sequence[str]) -> None:
+    """Refuse a new name that would clash with another on some file system or in Kafka's metrics.
+
+    Example:
+        >>> refuse_clash("orders", ["products"])
+    """
+    for other in others:
+        if same_file(other) == same_file(name):
+            raise BadNameError(
+                f"{name!r} is too close to the topic {other!r}",
+                detail="names that differ only by case or by . against _ clash in file systems and in Kafka",
+                name=name,
+            )
+
+
 def same_file(name: str) -> str:
     """Two names that give the same text here would clash on some file system or in Kafka's metrics."""
     return name.casefold().replace(".", "_")
+
+
+def unknown_topic(name: str, known: Sequence[str]) -> UnknownTopicError:
+    """The error for a topic that is not among the known ones; it names the nearest.
+
+    Example:
+        >>> unknown_topic("order", ["orders"]).fix
+        'orders'
+    """
+    near = difflib.get_close_matches(name, known, n=3) or list(known[:5])
+    return UnknownTopicError(
+        f'no topic "{name}"',
+        detail=f"topics: {', '.join(near)}" if near else "there are no topics yet",
+        fix=near[0] if near else 'client.create_topic("orders", Order)',
+        topic=name,
+    )
+
+
+def keyless(topic: Topic, name: str, row: int) -> BadKeyError:
+    """The error for a row without one of its key fields."""
+    return BadKeyError(
+        f'the key field "{name}" is missing',
+        detail=f'topic "{topic.name}" is keyed by {", ".join(topic.key)}',
+        topic=topic.name,
+        row=row,
+    )
+
+
+def brought_up(known: Topic, wanted: Topic) -> Topic:
+    """A topic that exists, under a definition that is given anew; only options the user wrote change it.
+
+    Example:
+        >>> known = Topic.declare("orders", "id int", lateness="1 minute")
+        >>> brought_up(known, Topic.declare("orders", "id int, note string", idle="5 s")).version
+        1
+
+    Raises:
+        SchemaConflictError: Old events could not be read under the new type.
+        TopicExistsError: The partitions, the key, the time column or the kind of storage differ.
+    """
+    for what in ("partitions", "key", "time"):
+        if getattr(known, what) != getattr(wanted, what):
+            raise TopicExistsError(
+                f'topic "{known.name}" exists with {what} {getattr(known, what)!r}',
+                detail=f"it cannot become {getattr(wanted, what)!r} in place",
+                fix="choose another name",
+                place=wanted.place,
+                topic=known.name,
+            )
+    if (known.durability is Durability.MEMORY) != (wanted.durability is Durability.MEMORY):
+        raise TopicExistsError(
+            f'topic "{known.name}" exists with durability {known.durability.value}',
+            detail="events in memory and events on disk cannot be mixed",
+            place=wanted.place,
+            topic=known.name,
+        )
+    schema = merge(known.schema, wanted.schema)
+    version = known.version + (not schema.equals(known.schema, check_metadata=True))
+    changed = {name: getattr(wanted, name) for name in wanted.given}
+    return replace(known, **changed, schema=schema, version=version)
 
 
 def _with_device_clock(options: dict[str, Any]) -> dict[str, Any]:

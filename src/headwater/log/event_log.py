@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import os
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
-from headwater.errors import (
-    BadNameError,
-    BadOffsetError,
-    DamagedError,
-    NewerFormatError,
-    TopicExistsError,
-    UnknownTopicError,
-)
+from headwater.errors import BadOffsetError, DamagedError, NewerFormatError
 from headwater.events import Clock, Receipt, SystemClock, merge
 from headwater.log.batch import LogBatch
-from headwater.log.definition import Durability, Topic, check_name, check_producer, same_file
+from headwater.log.definition import (
+    Topic,
+    brought_up,
+    check_name,
+    check_producer,
+    refuse_clash,
+    unknown_topic,
+)
 from headwater.log.door import Entry
 from headwater.log.groups import Groups
 from headwater.log.receipts import Receipts
@@ -141,8 +140,10 @@ class EventLog:
         check_name(topic.name)
         with self._locked():
             if topic.name in self.topics():
-                return self._bring_up(self.topic(topic.name), topic)
-            self._refuse_clash(topic.name)
+                known = self.topic(topic.name)
+                new = brought_up(known, topic)
+                return known if new == known else self._write(new)
+            refuse_clash(topic.name, self.topics())
             return self._write(self._first_version(topic))
 
     def _first_version(self, topic: Topic) -> Topic:
@@ -166,38 +167,6 @@ class EventLog:
             finally:
                 self.disk.close(handle)
 
-    def _refuse_clash(self, name: str) -> None:
-        for other in self.topics():
-            if same_file(other) == same_file(name):
-                raise BadNameError(
-                    f"{name!r} is too close to the topic {other!r}",
-                    detail="names that differ only by case or by . against _ clash in file systems and in Kafka",
-                    name=name,
-                )
-
-    def _bring_up(self, known: Topic, wanted: Topic) -> Topic:
-        for what in ("partitions", "key", "time"):
-            if getattr(known, what) != getattr(wanted, what):
-                raise TopicExistsError(
-                    f'topic "{known.name}" exists with {what} {getattr(known, what)!r}',
-                    detail=f"it cannot become {getattr(wanted, what)!r} in place",
-                    fix="choose another name",
-                    place=wanted.place,
-                    topic=known.name,
-                )
-        if (known.durability is Durability.MEMORY) != (wanted.durability is Durability.MEMORY):
-            raise TopicExistsError(
-                f'topic "{known.name}" exists with durability {known.durability.value}',
-                detail="events in memory and events on disk cannot be mixed",
-                place=wanted.place,
-                topic=known.name,
-            )
-        changed = {name: getattr(wanted, name) for name in wanted.given}
-        schema = merge(known.schema, wanted.schema)
-        version = known.version + (not schema.equals(known.schema, check_metadata=True))
-        new = replace(known, **changed, schema=schema, version=version)
-        return known if new == known else self._write(new)
-
     def _write(self, topic: Topic) -> Topic:
         folder = self.folder / "topics" / topic.name
         self.disk.make_folder(folder)
@@ -218,18 +187,9 @@ class EventLog:
             if name not in self._open:
                 folder = self.folder / "topics" / check_name(name)
                 if not self.disk.exists(folder / "topic.json"):
-                    raise self._unknown(name)
+                    raise unknown_topic(name, self.topics())
                 self._open[name] = OpenTopic(self.disk, self.clock, folder, self._memory)
             return self._open[name]
-
-    def _unknown(self, name: str) -> UnknownTopicError:
-        near = difflib.get_close_matches(name, self.topics(), n=3) or self.topics()[:5]
-        return UnknownTopicError(
-            f'no topic "{name}"',
-            detail=f"topics: {', '.join(near)}" if near else "there are no topics yet",
-            fix=near[0] if near else 'client.create_topic("orders", Order)',
-            topic=name,
-        )
 
     # -- in ------------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from headwater.errors import BadEventError, BadKeyError, HeadwaterError, TooLargeError
+from headwater.errors import BadEventError, HeadwaterError, TooLargeError
 from headwater.events import (
     Clock,
     Codec,
@@ -27,7 +27,7 @@ from headwater.events import (
     upgrade,
 )
 from headwater.log.batch import LogBatch
-from headwater.log.definition import Durability, Topic, check_producer
+from headwater.log.definition import Durability, Topic, check_producer, keyless
 from headwater.log.door import Door, Entry
 from headwater.log.door.counts import Counts
 from headwater.log.event_time import EventTimes
@@ -217,7 +217,7 @@ class OpenTopic:
             parts = self.codec_of(row.version).members(row.struct, self.definition.key)
             missing = [name for name, part in zip(self.definition.key, parts, strict=True) if part is None]
             if missing:
-                raise self._keyless(missing[0], 0)
+                raise keyless(self.definition, missing[0], 0)
             if number > 1:
                 key = key_bytes(parts[0] if len(parts) == 1 else parts)
         if number == 1:
@@ -230,16 +230,8 @@ class OpenTopic:
         columns = [rows.values.column(name) for name in self.definition.key]
         for name, column in zip(self.definition.key, columns, strict=True):
             if column.null_count:
-                raise self._keyless(name, column.is_null().index(True).as_py())
+                raise keyless(self.definition, name, column.is_null().index(True).as_py())
         return keys_of(columns) if len(self.partitions) > 1 and rows.partition is None else None
-
-    def _keyless(self, name: str, row: int) -> BadKeyError:
-        return BadKeyError(
-            f'the key field "{name}" is missing',
-            detail=f'topic "{self.definition.name}" is keyed by {", ".join(self.definition.key)}',
-            topic=self.definition.name,
-            row=row,
-        )
 
     def _commit(self, entries: list[Entry]) -> None:
         by_partition: dict[int, list[tuple[Entry, int]]] = {}

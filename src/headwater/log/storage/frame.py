@@ -48,6 +48,8 @@ ENVELOPE: Final[tuple[pa.Field, ...]] = (
     pa.field("_hw.deleted", pa.bool_()),
     pa.field("_hw.offset", pa.int64()),
     pa.field("_hw.running_max", pa.int64()),
+    pa.field("_hw.error", pa.string()),
+    pa.field("_hw.raw", pa.binary()),
 )
 _BIT = {field.name: 1 << index for index, field in enumerate(ENVELOPE)}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,10 @@ from headwater.log.storage.ends import Slot
 from headwater.log.storage.frame import LOWEST_TIME, Frame, Kind, columns_of, encode_frame
 from headwater.log.storage.producers import Producers
 
-__all__ = ["Appended", "Laid", "Part", "lay_out", "running_maximum"]
+if TYPE_CHECKING:
+    from headwater.log.rows import Rows
+
+__all__ = ["Appended", "Laid", "Part", "lay_out", "repeated_rows", "running_maximum"]
 
 
 @dataclass(frozen=True)
@@ -80,13 +84,13 @@ def lay_out(parts: list[Part], slot: Slot, now: int, ahead: int | None, producer
     offset, running, position = slot.next_offset, slot.running_max, 0
     sent: dict[str, int] = {}
     for part in parts:
-        repeats = 0
+        again = 0
         if part.producer:
             last = sent.get(part.producer, producers.last(part.producer))
-            repeats = _repeats(part, last)
+            again = repeated_rows(part, last)
             sent[part.producer] = max(last, part.last_sequence)
-        fresh = part.slice(repeats, part.values.num_rows - repeats) if repeats else part
-        laid.appended.append(Appended(offset, fresh.values.num_rows, repeats))
+        fresh = part.slice(again, part.values.num_rows - again) if again else part
+        laid.appended.append(Appended(offset, fresh.values.num_rows, again))
         if not fresh.values.num_rows:
             continue
         frame = _frame(fresh, offset, running, now, ahead, position)
@@ -113,7 +117,8 @@ def running_maximum(
     return np.maximum.accumulate(np.concatenate(([before], counted)))
 
 
-def _repeats(part: Part, last: int) -> int:
+def repeated_rows(part: Part | Rows, last: int) -> int:
+    """How many rows at the beginning of a part were sent before, when `last` was the producer's last number."""
     if part.sequence > last:
         return 0
     if not part.per_row:

@@ -1,0 +1,11 @@
+"""The log on Kafka, with the same calls as the log in a folder.
+
+In come rows and offsets; they become records that any Kafka client can read: JSON values, the envelope in headers.
+Definitions of topics and what was committed lie in compacted side topics. Enter at `KafkaLog`.
+"""
+
+from headwater.log.kafka.event_walk import EventTimeWalk, walk
+from headwater.log.kafka.kafka_log import KafkaLog
+from headwater.log.kafka.publisher import KafkaPublisher, Published
+
+__all__ = ["EventTimeWalk", "KafkaLog", "KafkaPublisher", "Published", "walk"]

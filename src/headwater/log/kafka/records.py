@@ -1,0 +1,315 @@
+"""Events as Kafka has them and back: the value is JSON, the key its canonical bytes, the envelope lies in headers.
+
+| header | what |
+|---|---|
+| `hw.version` | version of the topic's type the event was written under |
+| `hw.sent_at`, `hw.occurred_at` | times, RFC 3339 in UTC |
+| `hw.id`, `hw.source` | id and source, where the sender gave them |
+| `hw.producer`, `hw.sequence` | who numbered the event, and its number |
+| `traceparent` | the W3C trace |
+
+All other headers are the sender's own. A tombstone has a key and no value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from headwater.errors import BadEventError, BadKeyError, TooLargeError
+from headwater.events import Codec, Limits, keys_of, storage_schema, times_column, values_of
+from headwater.events.values import moment_text
+from headwater.log.batch import LogBatch
+from headwater.log.definition import Topic
+from headwater.log.rows import Rows
+from headwater.log.storage.frame import LOWEST_TIME, Frame, Kind
+from headwater.log.topic import LARGEST_EVENT
+
+__all__ = ["Encoded", "Typed", "encoded"]
+
+Header = tuple[str, bytes]
+_ZONED = pa.timestamp("us", "UTC")
+_OWN: Final = "hw."
+_TRACE: Final = "traceparent"
+_TEXTS: Final = {"_hw.id": "hw.id", "_hw.source": "hw.source", "_hw.traceparent": _TRACE}
+_TIMES: Final = {"_hw.occurred_at": "hw.occurred_at", "_hw.sent_at": "hw.sent_at"}
+_NO_LIMIT: Final = Limits(max_line=1 << 30)
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Rows as they go into Kafka; `headers` has one list for each row, or one for all."""
+
+    values: list[bytes | None]
+    keys: Sequence[bytes | None]
+    headers: list[list[Header]]
+
+    def headers_of(self, row: int) -> list[Header]:
+        """The headers of one row."""
+        return self.headers[row if len(self.headers) > 1 else 0]
+
+
+def encoded(topic: Topic, codec: Codec, rows: Rows, envelope: dict[str, pa.Array]) -> Encoded:
+    """Rows as values, keys and headers; `envelope` is theirs, event times included.
+
+    Raises:
+        TooLargeError: An event is larger than a topic takes.
+        BadEventError: A header of the sender has a name that is ours.
+    """
+    values: list[bytes | None] = list(codec.to_json(rows.values))
+    deleted = envelope.get("_hw.deleted")
+    if deleted is not None:
+        values = [None if gone else value for gone, value in zip(deleted.to_pylist(), values, strict=True)]
+    keys: Sequence[bytes | None]
+    if topic.key:
+        keys = keys_of([rows.values.column(name) for name in topic.key]).to_pylist()
+    else:
+        given = envelope.get("_hw.key")
+        keys = [None] * len(values) if given is None else given.to_pylist()
+    if sum(max(map(len, filter(None, part)), default=0) for part in (keys, values)) > LARGEST_EVENT:
+        _refuse_large(keys, values)
+    return Encoded(values, keys, _headers(rows, envelope, len(values)))
+
+
+def _refuse_large(keys: Sequence[bytes | None], values: Sequence[bytes | None]) -> None:
+    for row, (key, value) in enumerate(zip(keys, values, strict=True)):
+        size = len(key or b"") + len(value or b"")
+        if size > LARGEST_EVENT:
+            raise TooLargeError(
+                f"event {row} has {size:,} bytes, more than {LARGEST_EVENT:,}",
+                detail="nothing of this call was appended",
+                fix="keep large objects elsewhere and send where they are",
+                limit=LARGEST_EVENT,
+                row=row,
+            )
+
+
+def _headers(rows: Rows, envelope: dict[str, pa.Array], count: int) -> list[list[Header]]:
+    same: list[Header] = [("hw.version", b"%d" % rows.version)]
+    if "_hw.sent_at" not in envelope and rows.sent_at != LOWEST_TIME:
+        same.append(("hw.sent_at", _moment(times_column(np.array([rows.sent_at]))[0].as_py())))
+    if rows.producer:
+        same.append(("hw.producer", rows.producer.encode()))
+    columns: list[list[Header | None]] = []
+    if rows.producer:
+        numbers = range(rows.sequence, rows.sequence + count) if rows.per_row else [rows.sequence] * count
+        columns.append([("hw.sequence", b"%d" % number) for number in numbers])
+    for column, name in _TEXTS.items():
+        columns += _header_column(envelope, column, name, str.encode)
+    for column, name in _TIMES.items():
+        columns += _header_column(envelope, column, name, _moment)
+    own = values_of(envelope["_hw.headers"]) if "_hw.headers" in envelope else None
+    if not columns and own is None:
+        return [same]
+    lists = [same + [each for each in row if each is not None] for row in zip(*columns, strict=True)] if (
+        columns
+    ) else [list(same) for _ in range(count)]
+    for row, given in enumerate(own or ()):
+        lists[row] += [(name, text.encode()) for name, text in _checked(given or {}).items()]
+    return lists
+
+
+def _header_column(
+    envelope: dict[str, pa.Array], column: str, name: str, encode: Callable[[Any], bytes]
+) -> list[list[Header | None]]:
+    if column not in envelope:
+        return []
+    return [[None if value is None else (name, encode(value)) for value in values_of(envelope[column])]]
+
+
+def _checked(headers: dict[str, str]) -> dict[str, str]:
+    for name in headers:
+        if name.startswith(_OWN) or name == _TRACE:
+            what = f"the header {name!r} is one of Headwater's own"
+            raise BadEventError(what, detail=f"names do not start with {_OWN} in Kafka", field="headers")
+    return headers
+
+
+def _moment(at: Any) -> bytes:
+    return moment_text(at).encode()
+
+
+class Typed:
+    """Makes batches of a topic's type out of Kafka's messages; one for each version of the definition."""
+
+    def __init__(self, topic: Topic) -> None:
+        self.topic = topic
+        self.codec = Codec(topic.schema)
+        self.stored = storage_schema(topic.schema)
+        names = topic.key
+        fields = [topic.schema.field(name) for name in names]
+        self._key_codec = Codec(pa.schema(fields)) if names else None
+        # A single key stands bare in its bytes; a number or a flag is JSON as it is, anything else is quoted.
+        self._bare = len(names) == 1 and not _quoted(fields[0].type)
+        self._binary = len(names) == 1 and pa.types.is_binary(fields[0].type)
+
+    def batch(self, partition: int, messages: list[Any]) -> LogBatch:
+        """Messages of one partition, in order, as one batch."""
+        lines = [message.value() for message in messages]
+        keys = [message.key() for message in messages]
+        offsets = np.array([message.offset() for message in messages], np.int64)
+        received = np.array([message.timestamp()[1] for message in messages], np.int64) * 1000
+        values, reasons = self._values(lines, keys)
+        envelope, sent_at, version = read_headers([message.headers() for message in messages])
+        if not self.topic.key and any(key is not None for key in keys):
+            envelope["_hw.key"] = pa.array(keys, pa.binary())
+        if None in lines:
+            envelope["_hw.deleted"] = pa.array([line is None for line in lines])
+        if reasons:
+            envelope["_hw.error"] = pa.array([reasons.get(row) for row in range(len(lines))], pa.string())
+            raws = [(lines[row] or keys[row] or b"") if row in reasons else None for row in range(len(lines))]
+            envelope["_hw.raw"] = pa.array(raws, pa.binary())
+            envelope["_hw.deleted"] = pa.array(
+                [line is None and row not in reasons for row, line in enumerate(lines)]
+            )
+        if offsets[-1] - offsets[0] != len(offsets) - 1:
+            envelope["_hw.offset"] = pa.array(offsets.tolist(), pa.int64())
+        if (received != received[-1]).any():
+            envelope["_hw.received_at"] = times_column(received)
+        frame = Frame(
+            Kind.EVENTS,
+            int(offsets[0]),
+            int(offsets[-1]) + 1,
+            count=len(offsets),
+            schema=version or self.topic.version,
+            appended_at=int(received[-1]),
+            sent_at=sent_at,
+        )
+        return LogBatch(self.topic, partition, frame, values, envelope, self.codec)
+
+    def _values(
+        self, lines: list[bytes | None], keys: list[bytes | None]
+    ) -> tuple[pa.RecordBatch, dict[int, str]]:
+        """The columns, all null in rows that cannot be read, and why those cannot."""
+        if None not in lines:
+            try:
+                found = self.codec.decode_json(lines, limits=_NO_LIMIT)  # type: ignore[arg-type]
+                return pa.RecordBatch.from_arrays(found.columns, schema=self.stored), {}
+            except BadEventError:
+                pass
+        given = [row for row, line in enumerate(lines) if line is not None]
+        gone = [row for row, line in enumerate(lines) if line is None]
+        reasons: dict[int, str] = {}
+        parts = list(_readable(self.codec, given, lines, reasons))
+        if self._key_codec is None:
+            parts += [(gone, {})] if gone else []
+        else:
+            texts = {row: self._key_json(keys[row]) for row in gone}
+            parts += _readable(self._key_codec, gone, texts, reasons)
+        return _placed(parts, self.stored, len(lines)), reasons
+
+    def _key_json(self, key: bytes | None) -> bytes:
+        """The key's bytes as an object of the key's columns."""
+        names = self.topic.key
+        if key is None:
+            return b"a tombstone without a key"
+        try:
+            if len(names) > 1:
+                parts = msgspec.json.decode(key, type=list[msgspec.Raw])
+                return msgspec.json.encode(dict(zip(names, parts, strict=True)))
+            if self._binary:
+                return msgspec.json.encode({names[0]: key})
+            return msgspec.json.encode({names[0]: msgspec.Raw(key) if self._bare else key.decode()})
+        except (msgspec.DecodeError, ValueError):
+            return key
+
+
+def _quoted(kind: pa.DataType) -> bool:
+    return not (pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_floating(kind))
+
+
+Part = tuple[list[int], dict[str, pa.Array]]
+
+
+def _readable(codec: Codec, rows: list[int], lines: Any, reasons: dict[int, str]) -> Iterable[Part]:
+    """Rows that can be read, as columns; halves are tried apart until the bad ones stand alone."""
+    if not rows:
+        return
+    try:
+        found = codec.decode_json([lines[row] for row in rows], limits=_NO_LIMIT)
+        yield rows, dict(zip(found.schema.names, found.columns, strict=True))
+    except (BadEventError, BadKeyError) as error:
+        if len(rows) == 1:
+            reasons[rows[0]] = f"{error.code}: {error.what}"
+            return
+        yield from _readable(codec, rows[: len(rows) // 2], lines, reasons)
+        yield from _readable(codec, rows[len(rows) // 2 :], lines, reasons)
+
+
+def _placed(parts: list[Part], schema: pa.Schema, count: int) -> pa.RecordBatch:
+    """Rows of several parts in their places; null wherever no part has one."""
+    places: list[int | None] = [None] * count
+    taken = 0
+    batches = []
+    for rows, columns in parts:
+        for row in rows:
+            places[row] = taken
+            taken += 1
+        arrays = [columns.get(field.name, pa.nulls(len(rows), field.type)) for field in schema]
+        batches.append(pa.RecordBatch.from_arrays(arrays, schema=schema))
+    table = pa.Table.from_batches(batches, schema).combine_chunks().take(pa.array(places, pa.int64()))
+    whole = table.combine_chunks().to_batches()
+    return whole[0] if whole else pa.RecordBatch.from_pylist([], schema)
+
+
+def read_headers(heads: list[list[Header] | None]) -> tuple[dict[str, pa.Array], int, int]:
+    """Envelope columns, the moment all were sent (or `LOWEST_TIME`), and the highest version of the type.
+
+    Example:
+        >>> read_headers([[("hw.version", b"2")], None])
+        ({}, -9223372036854775808, 2)
+    """
+    runs = [(dict(head or ()), sum(1 for _ in run)) for head, run in groupby(heads)]
+    columns, sent, version = _columns([head for head, _ in runs])
+    if len(runs) < len(heads):
+        lengths = [length for _, length in runs]
+        again = pa.array(np.repeat(np.arange(len(runs)), lengths).tolist(), pa.int64())
+        columns = {name: column.take(again) for name, column in columns.items()}
+    return columns, sent, version
+
+
+def _columns(heads: list[dict[str, bytes]]) -> tuple[dict[str, pa.Array], int, int]:
+    names = {name for head in heads for name in head}
+    columns: dict[str, pa.Array] = {}
+    for column, name in _TEXTS.items():
+        if name in names:
+            columns[column] = pa.array([_text(head.get(name)) for head in heads], pa.string())
+    for column, name in _TIMES.items():
+        if name in names:
+            columns[column] = _times([_text(head.get(name)) for head in heads])
+    if any(not name.startswith(_OWN) and name != _TRACE for name in names):
+        own = [[(n, _text(v) or "") for n, v in head.items() if not _ours(n)] for head in heads]
+        columns["_hw.headers"] = pa.array(own, pa.map_(pa.string(), pa.string()))
+    sent = LOWEST_TIME
+    if "_hw.sent_at" in columns and len(set(columns["_hw.sent_at"].to_pylist())) == 1:
+        moment = columns.pop("_hw.sent_at")[0]
+        sent = moment.value if moment.is_valid else LOWEST_TIME
+    versions = {head["hw.version"] for head in heads if "hw.version" in head}
+    return columns, sent, max((int(text) for text in versions if text.isdigit()), default=0)
+
+
+def _ours(name: str) -> bool:
+    return name.startswith(_OWN) or name == _TRACE
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode(errors="replace")
+
+
+def _times(texts: list[str | None]) -> pa.Array:
+    try:
+        return pa.array(texts, pa.string()).cast(_ZONED)
+    except pa.ArrowInvalid:  # a header of others under our name
+        return pa.concat_arrays([_times([text]) for text in texts]) if len(texts) > 1 else pa.nulls(1, _ZONED)
+
+
+def event_times(batch: LogBatch) -> npt.NDArray[np.int64]:
+    """The event time of each row that moves the partition's time; `LOWEST_TIME` for one that cannot be read."""
+    return np.where(batch.bad, LOWEST_TIME, batch.occurred)
