@@ -73,6 +73,9 @@ class Engine:
             HeadwaterError: A pipeline has failed for good.
         """
         for pipeline in self._graph.pipelines:
+            query = self.keepers[pipeline.name].ready()
+            for input_ in query.built.inputs:
+                self._around.log.settle(input_.topic.name)
             self.keepers[pipeline.name].catch_up()
 
     def stop(self) -> None:

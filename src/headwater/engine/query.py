@@ -117,6 +117,8 @@ class Query:
         if self.topic is not None:
             log.create(self.topic)
         topics = {input_.name: input_.topic.name for input_ in self.built.inputs}
+        for topic in topics.values():
+            log.opened(topic)  # on Kafka its event time is kept from now on
         self.home.write_skips(topics, store.skipped(self.home.query))
         epoch = store.take(self.home.query)
         last = store.last(self.home.query)

@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -277,10 +277,17 @@ class EventLog:
             raise BadOffsetError(what, detail=f"it has {len(topic.partitions)}", partition=number)
         return topic.partitions[number]
 
-    def watch(self, *names: str, group: str | None = None) -> Wakeup:
-        """A wake-up for every append to these topics, by any process, and for changes of a group of the first."""
-        members = [] if group is None else [self.groups.folder(group, names[0])]
-        return Wakeup([*(self.opened(name).ends.path for name in names), *members])
+    def watch(self, name: str, group: str | None = None) -> Wakeup:
+        """A wake-up for every append to the topic, by any process, and for changes of a group."""
+        members = [] if group is None else [self.groups.folder(group, name)]
+        return Wakeup([self.opened(name).ends.path, *members])
+
+    def watch_times(self, names: Sequence[str]) -> Wakeup:
+        """A wake-up for everything that moves the time of one of these topics: events and time marks."""
+        return Wakeup([self.opened(name).ends.path for name in names])
+
+    def settle(self, name: str) -> None:
+        """Return when the event time of everything that is in a topic now is known: here it always is."""
 
     def find(self, name: str, partition: int, start: Start) -> int:
         """The offset to start from.

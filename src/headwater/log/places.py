@@ -11,8 +11,13 @@ from headwater.log.protocol import TimedLog
 __all__ = ["open_log"]
 
 
-def open_log(where: str, clock: Clock | None = None) -> TimedLog:
+def open_log(where: str, clock: Clock | None = None, *, keeps_time: bool = False) -> TimedLog:
     """The log of a folder or a URL, for pipelines.
+
+    Args:
+        where: A folder, or `kafka://…`.
+        clock: What time it is.
+        keeps_time: Whether this process runs the pipelines, and so keeps the event time of what they read on Kafka.
 
     Example:
         >>> import tempfile
@@ -20,4 +25,8 @@ def open_log(where: str, clock: Clock | None = None) -> TimedLog:
         >>> open_log(folder).where == folder
         True
     """
+    if where.startswith("kafka://"):
+        from headwater.log.kafka import KafkaLog
+
+        return KafkaLog(where, clock=clock, keeps_time=keeps_time)
     return EventLog(Path(where), clock=clock)

@@ -98,8 +98,8 @@ class Log(Protocol):
     ) -> list[LogBatch]:
         """Batches from these offsets on; waits for the first."""
 
-    def watch(self, *names: str, group: str | None = None) -> Waiter:
-        """A wake-up for appends to topics and, with `group`, for changes of that group of the first."""
+    def watch(self, name: str, group: str | None = None) -> Waiter:
+        """A wake-up for appends to a topic and, with `group`, for changes of that group."""
 
     def close(self) -> None:
         """Let go of files and connections."""
@@ -154,7 +154,7 @@ class TimedLog(Log, Protocol):
 
     @property
     def where(self) -> str:
-        """What another process opens the same log by: a folder or a URL without secrets."""
+        """What another process opens the same log by: a folder or a URL; it may hold a password."""
 
     @property
     def clock(self) -> Clock:
@@ -162,3 +162,9 @@ class TimedLog(Log, Protocol):
 
     def opened(self, name: str) -> TimedTopic:
         """A topic as pipelines read it."""
+
+    def watch_times(self, names: Sequence[str]) -> Waiter:
+        """A wake-up for everything that moves the time of one of these topics."""
+
+    def settle(self, name: str) -> None:
+        """Return when the event time of everything that is in a topic now is known."""

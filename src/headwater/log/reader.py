@@ -37,7 +37,7 @@ class Reader:
         self._topic = topic
         self._stops = stops
         self._group = group
-        self._waiter = None if stops is not None else log.watch(topic, group=group)
+        self._waiter = None if stops is not None else log.watch(topic, group)
 
     def next(self, timeout: float = 0, max_bytes: int = 1 << 20) -> list[LogBatch]:
         """The next batches; none after `timeout` seconds without any, or at the stops."""

@@ -153,7 +153,7 @@ def _load(
     columns = reading.columns.get(input_.name, tuple(input_.schema.names))
     schema = pa.schema([input_.schema.field(name) for name in columns])
     options = {
-        "log": reading.log,
+        "url": reading.log,
         "topic": input_.topic.name,
         "ops": ",".join(input_.ops),
         "side": input_.side,

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -27,10 +28,12 @@ class Account:
     """The events of one input of one batch.
 
     `ready` are those that Spark was given: neither late, nor left out for what they did before, nor tombstones.
+    `unreadable` are messages of others that do not fit the topic's type; `left_out` counts them, too.
     """
 
     in_: int = 0
     late: tuple[Aside, ...] = ()
+    unreadable: tuple[Aside, ...] = ()
     left_out: int = 0
     deleted: int = 0
 
@@ -57,6 +60,7 @@ def account(
         skipped: Partition and offset of rows that are left out.
     """
     late: list[Aside] = []
+    unreadable: list[Aside] = []
     counted = left_out = deleted = 0
     for partition, start in planned.start.items():
         mine = [offset for number, offset in skipped if number == partition]
@@ -67,13 +71,14 @@ def account(
                 counted += frame.count
                 continue
             batch = _events(_read(log, input_, partition, frame), input_, start, end)
-            behind = _late(batch, allowed)
+            behind = _late(batch, allowed) & ~batch.bad
             gone = batch.deleted & ~behind
+            unreadable.extend(_unreadable(batch.select(batch.bad)))
             counted += batch.values.num_rows
             late.extend(asides_of(batch.select(behind), _reasons(batch, behind, allowed)))
             deleted += int(gone.sum())
-            left_out += int((np.isin(batch.offsets, mine) & ~behind & ~gone).sum())
-    return Account(counted, tuple(late), left_out, deleted)
+            left_out += int(((np.isin(batch.offsets, mine) & ~behind & ~gone) | batch.bad).sum())
+    return Account(counted, tuple(late), tuple(unreadable), left_out, deleted)
 
 
 def _must_look(frame: Frame, input_: Input, allowed: timedelta | None, skipped: list[int]) -> bool:
@@ -106,6 +111,17 @@ def _reasons(batch: LogBatch, late: npt.NDArray[np.bool_], allowed: timedelta | 
     border = batch.running_max[late] - (allowed or timedelta()) // timedelta(microseconds=1)
     for moment, behind in zip(moments_of(border), border - batch.occurred[late], strict=True):
         yield f"behind {moment_text(moment)} by {behind / 1e6:g} s"
+
+
+def _unreadable(batch: LogBatch) -> Iterator[Aside]:
+    """Messages that cannot be read under the type, as they are kept beside a result: with their bytes."""
+    if not batch.values.num_rows:
+        return
+    errors, raws = (batch.envelope[name].to_pylist() for name in ("_hw.error", "_hw.raw"))
+    for offset, received, error, raw in zip(batch.offsets, batch.received, errors, raws, strict=True):
+        text = msgspec.json.encode(raw.decode(errors="replace")).decode()
+        at = int(received)
+        yield Aside(batch.topic.name, batch.partition, int(offset), at, at, text, error, raw)
 
 
 def asides_of(batch: LogBatch, reasons: Iterator[str], data: bytes = b"") -> Iterator[Aside]:

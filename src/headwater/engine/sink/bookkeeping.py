@@ -60,7 +60,7 @@ class Books:
             if read.name not in self.planned:
                 continue
             seen, range_ = observed(read.observed), self.planned[read.name]
-            ticks = int(range_.watermark > LOWEST_TIME and range_.start != range_.end)
+            ticks = int(range_.watermark > LOWEST_TIME and range_.moved)
             expected = self._account(read).ready
             if seen is not None and seen - ticks != expected:
                 raise EngineFailedError(

@@ -28,6 +28,11 @@ class Planned:
     watermark: int
     watermark_before: int = LOWEST_TIME
 
+    @property
+    def moved(self) -> bool:
+        """Whether anything is new: Spark also runs batches of its own, over nothing."""
+        return self.start != self.end or self.watermark != self.watermark_before
+
 
 def mend(checkpoint: Path, committed: int) -> list[str]:
     """Take away what a power cut left of a batch that was planned and never committed; the names of what is gone.

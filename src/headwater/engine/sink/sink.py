@@ -132,7 +132,8 @@ class Sink:
             self._table,
             rows.cast(self._built.schema) if self._files is None else rows.slice(0, 0),
             late=() if isinstance(self._built.pipeline.late, Drop) else late,
-            quarantined=books.quarantined(late),
+            quarantined=books.quarantined(late)
+            + tuple(a for one in accounts.values() for a in one.unreadable),
             finals=self._built.finals,
             deletes=deletes,
         )

@@ -54,9 +54,10 @@ class Slice(InputPartition):
 class LogSource(DataSource):
     """Format "headwater": a topic of a log.
 
-    Options: `log` (where it is), `topic`, `columns`, `time`, `ops`, `side` and `lateness` (see `Visible`), `rows` (of a
-    batch, about), `cores`, `number` (which input of the query), `start` and `end` (offset by partition), `pace` (see
-    `Pace`), `skips` (file of offsets to leave out), `decided` (see `Lockstep`; empty when Spark reads the input once).
+    Options: `url` (of the log; Spark shows no option of this name), `topic`, `columns`, `time`, `ops`, `side` and
+    `lateness` (see `Visible`), `rows` (of a batch, about), `cores`, `number` (which input of the query), `start` and
+    `end` (offset by partition), `pace` (see `Pace`), `skips` (file of offsets to leave out), `decided` (see `Lockstep`;
+    empty when Spark reads the input once).
     """
 
     @classmethod
@@ -75,7 +76,7 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: dict[str, str]) -> None:
         ops = tuple(op for op in options["ops"].split(",") if op)
         columns = tuple(json.loads(options["columns"]))
-        self._where = options["log"]
+        self._where = options["url"]
         self._topic = options["topic"]
         self._visible = Visible(columns, options["time"], ops, int(options["lateness"]), options["side"])
         self._rows = int(options["rows"])
@@ -125,7 +126,8 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         topic = self._log().opened(self._topic)
         ends, running, more = advance(topic, positions, self._rows, self._target)
         watermark = watermark_at(running, self._visible.lateness, topic.definition.lateness)
-        reached = start if ends == positions else self._offset(ends, watermark)
+        same = ends == positions and watermark <= start["w"]
+        reached = start if same else self._offset(ends, max(watermark, start["w"]))
         if self._decided:
             self._lockstep = self._lockstep or Lockstep(Path(self._decided))
             reached = self._lockstep.decide(start, lambda: reached)

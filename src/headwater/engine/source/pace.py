@@ -39,7 +39,7 @@ class Pace:
     ) -> None:
         self._number = number
         self._wait = wait
-        self._wakeup = log.watch(*topics) if number == 0 and wait else None
+        self._wakeup = log.watch_times(topics) if number == 0 and wait else None
         self._file = os.open(notes, os.O_RDWR)
         self._notes = mmap.mmap(self._file, len(topics))
         self._planned_at: float | None = None

@@ -37,8 +37,8 @@ class Visible:
     side: str = "after"
 
     def mask(self, batch: LogBatch) -> npt.NDArray[np.bool_]:
-        """Which rows are seen: no tombstones, no late ones, of a changelog only what counts as an event."""
-        seen = ~batch.deleted
+        """Which rows are seen: no tombstones, none that cannot be read, no late ones, only events of a changelog."""
+        seen = ~(batch.deleted | batch.bad)
         if self.lateness >= 0:
             seen &= ~batch.late(timedelta(microseconds=self.lateness))
         if self.ops:

@@ -107,6 +107,8 @@ def start_jvm(settings: dict[str, str], options: list[str], messages: Path) -> J
     with tempfile.TemporaryDirectory(prefix="headwater-") as folder:
         told = Path(folder, "connection")
         environment = os.environ | {"_PYSPARK_DRIVER_CONN_INFO_PATH": str(told), "SPARK_CONNECT_MODE": "0"}
+        # The memory of workers is limited by address space, of which glibc reserves 64 MB for each thread.
+        environment["MALLOC_ARENA_MAX"] = "1"
         with messages.open("wb") as sink:
             process = subprocess.Popen(
                 _command(settings, options),

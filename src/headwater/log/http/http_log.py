@@ -242,9 +242,8 @@ class HttpLog:
         values = values if current else upgrade(values, known.stored)
         return LogBatch(known.definition, partition, frame, values, envelope, known.codec)
 
-    def watch(self, *names: str, group: str | None = None) -> TopicWaiter:
+    def watch(self, name: str, group: str | None = None) -> TopicWaiter:
         """A wake-up for appends to a topic and, with `group`, for changes of that group."""
-        (name,) = names
         return TopicWaiter(self._transport, check_name(name), group)
 
     def close(self) -> None:

@@ -268,7 +268,9 @@ class Brokers:
             sent=False,
         )
 
-    def futures(self, ask: Callable[[Any, float], dict[Any, Any]], patience: float | None = None) -> dict[Any, Any]:
+    def futures(
+        self, ask: Callable[[Any, float], dict[Any, Any]], patience: float | None = None
+    ) -> dict[Any, Any]:
         """The answers to a request of the admin client, which gives one future for each thing asked about."""
 
         def call(seconds: float) -> dict[Any, Any]:
@@ -286,7 +288,11 @@ def let_go(producer: Any) -> None:
 def partition_at(topic: str, partition: int, offset: int | None = None) -> Any:
     """A partition, and an offset in it, as the driver has them."""
     kafka = driver()
-    return kafka.TopicPartition(topic, partition) if offset is None else kafka.TopicPartition(topic, partition, offset)
+    return (
+        kafka.TopicPartition(topic, partition)
+        if offset is None
+        else kafka.TopicPartition(topic, partition, offset)
+    )
 
 
 def _kafka_error(error: Any) -> Any:

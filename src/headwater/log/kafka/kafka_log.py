@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, Final
@@ -32,6 +32,7 @@ from headwater.log.kafka.named import NamedProducers
 from headwater.log.kafka.records import Typed, event_times
 from headwater.log.kafka.sender import Route, TopicSender
 from headwater.log.kafka.sending import IdempotentProducer
+from headwater.log.kafka.timed import IndexWaiter, TimedKafkaTopic
 from headwater.log.kafka.topics import KafkaTopics, settings_of
 from headwater.log.kafka.waiter import TopicWaiter
 from headwater.log.receipts import Receipts
@@ -63,6 +64,7 @@ class KafkaLog:
             `replication.factor` and `min.insync.replicas` for topics that are created.
         patience: How long to go on while no broker answers.
         clock: What time it is, for tests.
+        keeps_time: Whether this process keeps the event time of topics that pipelines read (see timekeeper.py).
 
     Example:
         >>> log = KafkaLog("kafka://ada:secret@127.0.0.1:9", patience=timedelta(0))
@@ -75,12 +77,20 @@ class KafkaLog:
     """
 
     def __init__(
-        self, url: str, *, patience: timedelta = timedelta(seconds=30), clock: Clock | None = None
+        self,
+        url: str,
+        *,
+        patience: timedelta = timedelta(seconds=30),
+        clock: Clock | None = None,
+        keeps_time: bool = False,
     ) -> None:
+        self.where = url
         self.address = KafkaAddress.of(url)
         self.brokers = Brokers(self.address, patience)
         self.kafka_topics = KafkaTopics(self.brokers)
-        self._clock = clock or SystemClock()
+        self.clock = clock or SystemClock()
+        self._keeps_time = keeps_time
+        self._timed: dict[str, TimedKafkaTopic] = {}
         self._definitions = Definitions(self.brokers, self.kafka_topics)
         self._producer = IdempotentProducer(self.brokers)
         self._named = NamedProducers(self.brokers, self.kafka_topics)
@@ -88,7 +98,7 @@ class KafkaLog:
         self._lock = threading.RLock()
         self._open: dict[str, _Open] = {}
         self._route = Route(
-            self.brokers, self._producer, self._named, self.codec_of, self._partitions_of, self._clock
+            self.brokers, self._producer, self._named, self.codec_of, self._partitions_of, self.clock
         )
         self.groups = KafkaGroups(self.brokers, self)
 
@@ -245,7 +255,7 @@ class KafkaLog:
                 what = f"offset {start} is beyond the end of partition {partition}, which is {end}"
                 raise BadOffsetError(what, offset=int(start), end=end, partition=partition)
             return int(start)
-        return self._reach(name, partition, micros(moment(start, now=self._clock.now())), end)
+        return self._reach(name, partition, micros(moment(start, now=self.clock.now())), end)
 
     def _reach(self, name: str, partition: int, time_: int, end: int) -> int:
         """Where event time reaches a moment.
@@ -299,6 +309,25 @@ class KafkaLog:
             batch = self._opened(name, batch.frame.schema).typed.batch(partition, messages)
         return batch
 
+    # -- for pipelines -------------------------------------------------------------------------------------------
+
+    def opened(self, name: str) -> TimedKafkaTopic:
+        """A topic as pipelines read it."""
+        with self._lock:
+            if name not in self._timed:
+                self._timed[name] = TimedKafkaTopic(self, name, keep=self._keeps_time)
+            return self._timed[name]
+
+    def settle(self, name: str) -> None:
+        """Return when the event time of everything that is in a topic now is known."""
+        self.opened(name).settle()
+
+    def watch_times(self, names: Sequence[str]) -> IndexWaiter:
+        """A wake-up for pipelines: more is known of one of these topics."""
+        return IndexWaiter([self.opened(name).index for name in names])
+
+    # -- waiting -------------------------------------------------------------------------------------------------
+
     def watch(self, name: str, group: str | None = None) -> TopicWaiter:
         """A wake-up for appends to a topic and, with `group`, for changes of that group."""
         partitions = list(range(self._opened(name).typed.topic.partitions))
@@ -307,6 +336,8 @@ class KafkaLog:
 
     def close(self) -> None:
         """Send what waits and let go of all connections."""
+        for timed in list(self._timed.values()):
+            timed.close()
         for opened in list(self._open.values()):
             opened.sender.door.close()
         self.groups.close()

@@ -198,7 +198,9 @@ def _runs(entries: list[Entry]) -> Iterator[list[Entry]]:
         content = entry.content
         place = (content.producer, content.partition)
         run = open_runs.get(place)
-        if run and not (isinstance(content, Row) and isinstance(run[-1].content, Row) and content.follows(run[-1].content)):
+        if run and not (
+            isinstance(content, Row) and isinstance(run[-1].content, Row) and content.follows(run[-1].content)
+        ):
             yield open_runs.pop(place)
             run = None
         if run is None:

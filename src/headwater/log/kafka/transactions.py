@@ -104,7 +104,11 @@ class Transactions:
         if error.args[0].txn_requires_abort():
             with contextlib.suppress(self._kafka.KafkaException):
                 self._producer.abort_transaction(self._brokers.patience)
-        return found if isinstance(found, UnreachableError) else UnreachableError(found.what, detail=found.detail)
+        return (
+            found
+            if isinstance(found, UnreachableError)
+            else UnreachableError(found.what, detail=found.detail)
+        )
 
     def _open(self) -> None:
         if self._fenced is not None:

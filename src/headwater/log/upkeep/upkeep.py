@@ -9,25 +9,19 @@ from datetime import timedelta
 
 from headwater.errors import HeadwaterError, LockedError
 from headwater.log.event_log import EventLog
-from headwater.log.storage.ends import Slot
-from headwater.log.storage.frame import LOWEST_TIME
 from headwater.log.topic import OpenTopic
 from headwater.log.upkeep.compaction import Compacted, compact
+from headwater.log.upkeep.quiet import Quiet
 from headwater.log.upkeep.retention import Removal, retain
 
 __all__ = ["Upkeep"]
 
 logger = logging.getLogger("headwater.log")
-_LONGEST_PAUSE = timedelta(hours=1)
 _TIDY_EVERY = timedelta(minutes=1)
 
 
 class Upkeep:
     """Runs in the node; `once` does all of it now.
-
-    A quiet partition gets a time mark after the topic's idle time, then at growing intervals of up to an hour: event
-    time goes on as fast as the clock on the wall, so that windows close. How long it has been quiet is measured on the
-    monotonic clock, so that a jump of the wall clock moves no event time.
 
     Example:
         >>> import tempfile
@@ -37,7 +31,7 @@ class Upkeep:
 
     def __init__(self, log: EventLog) -> None:
         self._log = log
-        self._quiet: dict[tuple[str, int], tuple[int, float, float]] = {}  # end, since when, next mark after
+        self._quiet = Quiet(log.clock)
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -61,31 +55,12 @@ class Upkeep:
 
     def mark(self, topic: OpenTopic) -> None:
         """Write the time marks that are due; a clocked topic gets its own from whoever writes it."""
-        if topic.definition.clocked:
+        definition = topic.definition
+        if definition.clocked:
             return
-        slots = [partition.slot() for partition in topic.partitions]
-        furthest = max(slot.running_max for slot in slots)
-        for partition, slot in zip(topic.partitions, slots, strict=True):
-            quiet = self._due((topic.definition.name, partition.number), slot, topic.definition.idle)
-            if quiet is None or furthest == LOWEST_TIME:
-                continue
-            if slot.running_max == LOWEST_TIME:
-                partition.mark(furthest)
-            else:
-                partition.mark(slot.running_max + int(quiet * 1e6))
-
-    def _due(self, place: tuple[str, int], slot: Slot, idle: timedelta) -> float | None:
-        """Seconds of silence to account for, when a mark is due."""
-        now = self._log.clock.monotonic()
-        end, since, pause = self._quiet.get(place, (-1, now, 0.0))
-        if end != slot.next_offset:
-            self._quiet[place] = (slot.next_offset, now, idle.total_seconds())
-            return None
-        if now - since < pause:
-            return None
-        longer = min(2 * pause, max(pause, _LONGEST_PAUSE.total_seconds()))
-        self._quiet[place] = (slot.next_offset + 1, now, longer)
-        return now - since
+        ends = {partition.number: partition.slot() for partition in topic.partitions}
+        for number, time in self._quiet.due(definition.name, ends, definition.idle):
+            topic.partitions[number].mark(time)
 
     def retain(self, topic: OpenTopic) -> list[Removal]:
         """Apply the topic's retention to each partition."""

@@ -1,0 +1,228 @@
+"""Keeps the event time of a Kafka topic: reads what is new once, and writes down its stretches (time_index.py).
+
+One process keeps the time of a topic, under a transactional id that shuts its predecessor out; others stand by, and
+take over when time stands still although there are events. A stretch and how far the keeper has come are one
+transaction, so every event is in exactly one stretch, whoever dies when.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from headwater.errors import FencedError, HeadwaterError, UnknownTopicError, UnreachableError
+from headwater.log.kafka.event_walk import EventTimeWalk
+from headwater.log.kafka.time_index import SETTINGS, Stretch, TimeEnd, index_name
+from headwater.log.kafka.transactions import Transactions
+from headwater.log.storage.frame import LOWEST_TIME
+from headwater.log.upkeep.quiet import Quiet
+
+if TYPE_CHECKING:
+    from headwater.log.batch import LogBatch
+    from headwater.log.kafka.kafka_log import KafkaLog
+
+__all__ = ["Timekeeper"]
+
+logger = logging.getLogger("headwater.kafka")
+_AT_ONCE: Final = 8 << 20  # bytes of one read
+_PAUSE: Final = 0.25  # seconds in which a quiet topic is looked at once
+_STALL: Final = 5.0  # seconds without progress after which another keeper is taken for dead
+
+
+@dataclass
+class _Reached:
+    """How far the keeper has come in one partition."""
+
+    next: int
+    running_max: int = LOWEST_TIME
+
+
+class Timekeeper:
+    """Keeps the time of one topic in a thread of this process.
+
+    Args:
+        log: Where the topic is.
+        name: The topic.
+    """
+
+    def __init__(self, log: KafkaLog, name: str) -> None:
+        self._log = log
+        self._name = name
+        self._quiet = Quiet(log.clock)
+        self._transactions = self._fresh()
+        self._reached: dict[int, _Reached] = {}
+        self._read_up_to: dict[int, int] = {}
+        self._changed = threading.Condition(threading.RLock())
+        self._leads = False
+        self._stopped = threading.Event()
+        self._failure: HeadwaterError | None = None
+        partitions = log.topic(name).partitions
+        log.kafka_topics.create(index_name(name), partitions, SETTINGS)
+        self._thread = threading.Thread(target=self._run, name=f"headwater-time-{name}", daemon=True)
+        self._thread.start()
+
+    def _fresh(self) -> Transactions:
+        return Transactions(self._log.brokers, self._log.kafka_topics, f"headwater.times/{self._name}")
+
+    # -- what others ask -----------------------------------------------------------------------------------------
+
+    def settle(self, timeout: float = 60.0) -> None:
+        """Return when the time of every event that is in the topic now is known.
+
+        Raises:
+            UnreachableError: The brokers do not answer, or whoever keeps the time elsewhere is too slow.
+        """
+        ends = {part.partition: part.end for part in self._log.ends(self._name)}
+        with self._changed:
+            done = self._changed.wait_for(
+                lambda: all(self._read_up_to.get(p, -1) >= end for p, end in ends.items() if end), timeout
+            )
+        if not done:
+            raise self._failure or UnreachableError(f'the time of topic "{self._name}" stands still')
+
+    def mark(self, partition: int, time_: int) -> None:
+        """Move a partition's time on, behind everything that is in it now."""
+        self.settle()
+        with self._changed:
+            if self._leads and partition in self._reached:
+                self._write([self._marked(partition, time_)])
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stopped.set()
+        self._thread.join(timeout=10)
+        self._transactions.close()
+
+    # -- the thread ----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                self._lead()
+            except FencedError:
+                logger.info("%s: another process keeps the time", self._name)
+                self._transactions.close()
+                self._transactions = self._fresh()
+                self._stand_by()
+            except UnknownTopicError as error:
+                self._failure = error
+                logger.warning("%s: %s", self._name, error.what)
+                return
+            except HeadwaterError as error:
+                self._failure = error
+                logger.warning("%s: its time is not kept: %s", self._name, error.what)
+                self._transactions.close()
+                self._stopped.wait(1.0)
+            finally:
+                self._leads = False
+
+    def _lead(self) -> None:
+        with self._changed:
+            state = self._transactions.state
+            starts = {part.partition: part.start for part in self._log.ends(self._name)}
+            known = {int(number): _Reached(*reached) for number, reached in state.get("reached", {}).items()}
+            self._reached = {number: known.get(number, _Reached(start)) for number, start in starts.items()}
+            self._leads = True
+        while not self._stopped.is_set():
+            self._look_once()
+
+    def _look_once(self) -> None:
+        positions = {number: reached.next for number, reached in self._reached.items()}
+        found = self._log.fetch(self._name, positions, max_bytes=_AT_ONCE, timeout=_PAUSE)
+        if found:
+            with self._changed:
+                self._write([self._walked(batch) for batch in found])
+            return
+        ends = self._log.kafka_topics.end_offsets(self._name, list(positions))
+        if self._log.fetch(self._name, positions, max_bytes=1, timeout=0):
+            return
+        with self._changed:
+            self._read_up_to = ends
+            self._changed.notify_all()
+            self._write(self._idle_marks())
+        self._add_partitions()
+
+    def _walked(self, batch: LogBatch) -> tuple[int, Stretch]:
+        reached = self._reached[batch.partition]
+        frame = EventTimeWalk(reached.running_max).judge(batch).frame
+        look = bool(batch.deleted.any() or batch.bad.any())
+        return batch.partition, Stretch(
+            reached.next,
+            batch.next_offset,
+            batch.values.num_rows,
+            int(batch.values.nbytes),
+            look,
+            frame.lowest,
+            frame.highest,
+            frame.running_before,
+            frame.running_max,
+        )
+
+    def _marked(self, partition: int, time_: int) -> tuple[int, Stretch]:
+        reached = self._reached[partition]
+        after = max(reached.running_max, time_)
+        lowest = LOWEST_TIME
+        return partition, Stretch(
+            reached.next, reached.next, 0, 0, False, lowest, lowest, reached.running_max, after
+        )
+
+    def _idle_marks(self) -> list[tuple[int, Stretch]]:
+        topic = self._log.topic(self._name)
+        if topic.clocked:
+            return []
+        ends = {number: TimeEnd(r.next, r.running_max) for number, r in self._reached.items()}
+        due = self._quiet.due(self._name, ends, topic.idle, width=0)
+        return [self._marked(number, at) for number, at in due]
+
+    def _write(self, stretches: list[tuple[int, Stretch]]) -> None:
+        """Stretches and how far we have come, in one transaction."""
+        if not stretches:
+            return
+        after = {
+            number: _Reached(reached.next, reached.running_max) for number, reached in self._reached.items()
+        }
+        for number, stretch in stretches:
+            after[number] = _Reached(stretch.next, stretch.after)
+
+        def write(producer: Any) -> None:
+            for number, stretch in stretches:
+                value = msgspec.json.encode(stretch)
+                producer.produce(index_name(self._name), value, partition=number, timestamp=stretch.next)
+
+        state = {"reached": {str(number): [r.next, r.running_max] for number, r in sorted(after.items())}}
+        self._transactions.commit(write, state)
+        self._reached = after
+        for number, stretch in stretches:
+            self._read_up_to[number] = max(self._read_up_to.get(number, 0), stretch.next)
+        self._changed.notify_all()
+
+    def _add_partitions(self) -> None:
+        """A topic that was given more partitions: the new ones begin at their start."""
+        number = self._log.kafka_topics.partitions(self._name).get(self._name, 0)
+        if number > len(self._reached):
+            self._log.kafka_topics.grow(index_name(self._name), number)
+            for new in range(len(self._reached), number):
+                self._reached[new] = _Reached(0)
+
+    def _stand_by(self) -> None:
+        """Watch the other one; come back when it makes no progress although there is something to do."""
+        index = self._log.opened(self._name).index
+        moved_at = time.monotonic()
+        seen: dict[int, TimeEnd] = {}
+        while not self._stopped.wait(0.2):
+            index.refresh()
+            ends = self._log.kafka_topics.end_offsets(self._name, list(self._reached))
+            now = {number: index.end(number) for number in ends}
+            if now != seen:
+                moved_at, seen = time.monotonic(), now
+            with self._changed:
+                self._read_up_to = {number: end.next_offset for number, end in now.items()}
+                self._changed.notify_all()
+            behind = any(now[number].next_offset < end for number, end in ends.items())
+            if behind and time.monotonic() - moved_at > _STALL:
+                return
