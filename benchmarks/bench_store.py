@@ -20,7 +20,8 @@ import numpy as np
 import pyarrow as pa
 
 from headwater.store import Commit, LedgerEntry, SqliteStore, ViewTable
-from headwater.store.sqlite.columns import slots
+from headwater.store.slots import slots
+from headwater.store.sqlite.columns import declared
 from headwater.store.sqlite.connection import connect
 
 _SCHEMA = pa.schema(
@@ -55,7 +56,7 @@ class Bare:
 
     def __init__(self, folder: Path) -> None:
         self._connection = connect(folder / "bare.db")
-        columns = ", ".join(f"{slot.name} {slot.declared}" for slot in slots(_VIEW))
+        columns = ", ".join(f"{slot.name} {declared(slot)}" for slot in slots(_VIEW))
         self._connection.execute(f"CREATE TABLE users ({columns}, PRIMARY KEY (user_id))")
 
     def write(self, table: pa.Table) -> None:
