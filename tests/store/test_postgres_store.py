@@ -2,25 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
-from headwater.store.postgres import PostgresStore, PostgresViews
-from tests.services.postgres import postgres  # noqa: F401
+from headwater.store.postgres import PostgresViews
 from tests.store.contract import StoreContract
 
-pytestmark = pytest.mark.services
-
-
-@pytest.fixture
-def url(postgres):  # noqa: F811
-    return postgres.url(postgres.database())
-
-
-@pytest.fixture
-def store(url):
-    opened = PostgresStore(url)
-    yield opened
-    opened.close()
+STORES = ("postgres",)
 
 
 class TestPostgresStore(StoreContract):

@@ -123,8 +123,9 @@ class Sandbox:
         if self._cancel is not None:
             watching.start()
         try:
-            cursor.execute(text, list(parameters) or None)
-            yield cursor
+            with cursor:
+                cursor.execute(text, list(parameters) or None)
+                yield cursor
         except psycopg.Error as error:
             raise self._told(text, error) from None
         finally:
