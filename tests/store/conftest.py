@@ -21,8 +21,8 @@ def pytest_generate_tests(metafunc):
 
 @pytest.fixture
 def url(postgres):
-    """Where a new, empty database is."""
-    return postgres.url(postgres.database())
+    """Where a database without a store is."""
+    return postgres.url(postgres.emptied())
 
 
 @pytest.fixture

@@ -69,8 +69,12 @@ class PostgresStore:
         self._clock: Clock = SystemClock() if clock is None else clock
         self.connections = Connections(url)
         self.readers = None if reader is None else Connections(reader)
-        if not self._ask(up_to_date):
-            self._in_transaction(partial(migrate, place=self.connections.place))
+        try:
+            if not self._ask(up_to_date):
+                self._in_transaction(partial(migrate, place=self.connections.place))
+        except BaseException:
+            self.close()
+            raise
 
     def __repr__(self) -> str:
         return f"PostgresStore({self.connections.place!r})"

@@ -23,6 +23,10 @@ from headwater.store.slots import fitted, from_arrays, moments_of, slots, to_arr
 
 __all__ = ["ViewWrite"]
 
+# Rows up to which each is looked up by the index, whatever the server guesses: it takes a temporary table that it never
+# measured for a large one, and would read a whole view to find one row.
+_FEW = 5_000
+
 
 class ViewWrite:
     """The rows of one commit on their way into the table of a view.
@@ -76,6 +80,8 @@ class ViewWrite:
             session: In the transaction in which they were staged.
             finals: The watermark before and now, to find the rows that became final.
         """
+        if max(self._rows.num_rows, len(self._gone[0])) <= _FEW:
+            session.run("SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off")
         none = self._table.schema.empty_table()
         deleted = self._delete(session) if len(self._gone[0]) else none
         inserted, before, after = self._upsert(session) if self._rows.num_rows else (none, none, none)
