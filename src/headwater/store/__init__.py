@@ -6,7 +6,15 @@ protocol.py says what every store promises; enter at `SqliteStore` for the one i
 """
 
 from headwater.store.as_of import rows_as_of
-from headwater.store.definition import Aside, Commit, Outgoing, PipelineReport, PipelineState, ViewTable
+from headwater.store.definition import (
+    Aside,
+    Commit,
+    Outgoing,
+    PipelineReport,
+    PipelineState,
+    StagedPart,
+    ViewTable,
+)
 from headwater.store.ledger import Counts, InputRange, LedgerEntry
 from headwater.store.protocol import Store
 from headwater.store.query import Answer, QueryLimits
@@ -25,6 +33,7 @@ __all__ = [
     "PipelineState",
     "QueryLimits",
     "SqliteStore",
+    "StagedPart",
     "Store",
     "ViewReader",
     "ViewTable",

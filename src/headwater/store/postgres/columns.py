@@ -151,6 +151,8 @@ def _typed(column: pa.Array, kind: pa.DataType) -> pa.Array:
         return pa.array(
             [v if v is None else b16decode(v[2:], casefold=True) for v in column.to_pylist()], kind
         )
+    if pa.types.is_null(kind):
+        return pa.nulls(len(column))
     if kind == pa.float16():
         return column.cast(pa.float32()).cast(kind)
     return column if column.type == kind else column.cast(kind)

@@ -72,11 +72,7 @@ CREATE TABLE hw$views (
 );
 CREATE UNIQUE INDEX views_by_lower_name ON hw$views (lower(name), version);
 
-CREATE TABLE hw$staged (
-    query text NOT NULL, batch bigint NOT NULL, attempt text NOT NULL, part text NOT NULL,
-    "table" text NOT NULL, rows bigint NOT NULL,
-    PRIMARY KEY (query, batch, attempt, part)
-);
+CREATE TABLE hw$staged (name text PRIMARY KEY, query text NOT NULL, batch bigint NOT NULL);
 """ + "".join(_ASIDES.replace("{shelf}", shelf) for shelf in ("late", "quarantine", "skips"))
 
 _STEPS = (_FIRST,)

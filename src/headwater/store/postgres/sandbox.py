@@ -116,8 +116,9 @@ class Sandbox:
         connection = self._session.connection
         self._confine(connection)
         cursor = RawServerCursor(connection, "answer")
-        for kind, loader in (("numeric", TextLoader), ("date", TextLoader), ("timestamptz", _Moment)):
-            cursor.adapters.register_loader(kind, loader)
+        cursor.adapters.register_loader("timestamptz", _Moment)
+        for kind in ("numeric", "date", "timestamp", "time", "interval", "uuid"):
+            cursor.adapters.register_loader(kind, TextLoader)
         over = Event()
         watching = Thread(target=self._watch, args=(connection, over), daemon=True)
         if self._cancel is not None:

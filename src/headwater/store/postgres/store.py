@@ -6,9 +6,12 @@ more on a new one: the ledger tells whether the first time was taken.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
+
+import pyarrow as pa
 
 from headwater.errors import LockedError, UnreachableError
 from headwater.events import Clock, SystemClock
@@ -18,11 +21,13 @@ from headwater.store.bookkeeping.outbox import note_published, read_outbox
 from headwater.store.bookkeeping.registry import current_table
 from headwater.store.bookkeeping.reports import write_report
 from headwater.store.bookkeeping.taking import next_epoch, take_batch
-from headwater.store.definition import Aside, Commit, Outgoing, PipelineReport, ViewTable
+from headwater.store.changes import Changes
+from headwater.store.definition import Aside, Commit, Outgoing, PipelineReport, StagedPart, ViewTable
 from headwater.store.ledger import LedgerEntry
-from headwater.store.postgres.connection import Connections, PostgresSession
+from headwater.store.postgres.connection import OWN, Connections, PostgresSession, literal
 from headwater.store.postgres.listening import CHANNEL, Listener
 from headwater.store.postgres.migrations import migrate, up_to_date
+from headwater.store.postgres.staging import drop_parts, stage_part
 from headwater.store.postgres.upsert import ViewWrite
 from headwater.store.postgres.view_tables import create_table, swap_table
 
@@ -30,6 +35,10 @@ __all__ = ["PostgresStore"]
 
 _T = TypeVar("_T")
 _COMMITS = 0x48573032  # advisory locks of transactions that take a batch; the second number is of the query
+_TURN = f"""
+    SELECT pg_advisory_xact_lock({{lock}}, hashtext({{query}}));
+    SELECT 1 FROM {OWN}.epochs WHERE query = {{query}} FOR UPDATE
+"""
 _HOLDERS = """
     SELECT pg_terminate_backend(pid) FROM pg_locks
     WHERE locktype = 'advisory' AND granted AND pid <> pg_backend_pid() AND objsubid = 2
@@ -144,14 +153,28 @@ class PostgresStore:
             nonlocal sent
             if view is not None:
                 view.stage(session)
-            session.execute("SELECT pg_advisory_xact_lock(?, hashtext(?))", (_COMMITS, query))
-            session.execute("SELECT 1 FROM hw$epochs WHERE query = ? FOR UPDATE", (query,))
-            written = take_batch(session, work, None if view is None else partial(view.apply, session))
+            session.run(_TURN.format(lock=_COMMITS, query=literal(query)))
+            with contextlib.ExitStack() as tail:
+                apply = None if view is None else partial(_applied, view, session, tail)
+                written = take_batch(session, work, apply)
+            if work.staged:
+                drop_parts(session, query, work.entry.batch)
             self._about_to_commit()
             sent = sent or written  # the same batch again, because the reply to the first time was lost
             return sent
 
         return self._write(taken, before=None if view is None else view.prepare)
+
+    def stage(self, table: ViewTable, batch: int, rows: pa.Table) -> StagedPart:
+        """Send some rows of a batch ahead of its commit, from any process; nobody sees them until then.
+
+        The commit names the parts it publishes: `Commit(entry, table, no_rows, staged=(part, ...))`. A part that none
+        names is dropped with the next commit of the query that publishes parts.
+
+        Raises:
+            BadTypeError: The rows do not have the view's columns.
+        """
+        return self._in_transaction(lambda session: stage_part(session, table, batch, rows))
 
     def pending(self, query: str) -> list[Outgoing]:
         """What is still to be published, oldest first."""
@@ -223,3 +246,15 @@ class PostgresStore:
             return do()
         except UnreachableError:
             return do()
+
+
+def _applied(
+    view: ViewWrite,
+    session: PostgresSession,
+    tail: contextlib.ExitStack,
+    finals: tuple[int | None, int] | None,
+) -> Changes:
+    """Write the rows; what follows them in the transaction is sent without waiting for its answers one by one."""
+    changes = view.apply(session, finals)
+    tail.enter_context(session.connection.pipeline())
+    return changes

@@ -7,6 +7,7 @@ that differ, inserts the others, and answers with what was there before: the cha
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,6 +19,7 @@ from headwater.store.changes import Changes
 from headwater.store.definition import Commit, ViewTable
 from headwater.store.postgres.columns import arrays_of, csv_of, declared, written
 from headwater.store.postgres.connection import PostgresSession, literal, quoted
+from headwater.store.postgres.staging import require_whole, source_of
 from headwater.store.postgres.view_tables import table_of_version
 from headwater.store.slots import fitted, from_arrays, moments_of, slots, to_arrays
 
@@ -51,8 +53,10 @@ class ViewWrite:
         columns, self._gone = written(table, self._rows), written(table, gone)
         keys = [columns[number] for number in self._keys]
         _require_unique(table, keys, self._gone)
+        self._parts = work.staged
         self._null_keys = [
-            bool(key.null_count or other.null_count) for key, other in zip(keys, self._gone, strict=True)
+            bool(key.null_count or other.null_count or any(part.null_keys[number] for part in self._parts))
+            for number, (key, other) in enumerate(zip(keys, self._gone, strict=True))
         ]
         self._data = _numbered(columns)
 
@@ -80,15 +84,26 @@ class ViewWrite:
             session: In the transaction in which they were staged.
             finals: The watermark before and now, to find the rows that became final.
         """
-        if max(self._rows.num_rows, len(self._gone[0])) <= _FEW:
+        if self._parts:
+            require_whole(session, self._parts)
+            self._require_unique_parts(session)
+        if max(self._count, len(self._gone[0])) <= _FEW:
             session.run("SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off")
         none = self._table.schema.empty_table()
         deleted = self._delete(session) if len(self._gone[0]) else none
-        inserted, before, after = self._upsert(session) if self._rows.num_rows else (none, none, none)
+        inserted, before, after = self._upsert(session) if self._count else (none, none, none)
         final = none if finals is None else self._final(session, *finals)
         return Changes(inserted, before, after, deleted, final)
 
     # -- inside ----------------------------------------------------------------------------------------------------
+
+    @property
+    def _count(self) -> int:
+        return int(self._rows.num_rows) + sum(part.rows for part in self._parts)
+
+    @property
+    def _source(self) -> str:
+        return source_of(self._parts) if self._parts else f"pg_temp.{self._staged}"
 
     @property
     def _staged(self) -> str:
@@ -100,14 +115,20 @@ class ViewWrite:
 
     def _upsert(self, session: PostgresSession) -> tuple[pa.Table, pa.Table, pa.Table]:
         kinds = [self._slots[number].kind for number in self._others]
-        number, fresh, *old = arrays_of(session.copy_out(self._upserting()), [pa.int64(), pa.bool_(), *kinds])
-        order = pc.sort_indices(number)
-        number, fresh = number.take(order), fresh.take(order)
-        inserted = self._rows.take(number.filter(fresh)) if len(number) else self._rows.slice(0, 0)
+        kinds += [slot.kind for slot in self._slots] if self._parts else []
+        number, fresh, *rest = arrays_of(
+            session.copy_out(self._upserting()), [pa.int64(), pa.bool_(), *kinds]
+        )
+        if self._parts:  # the rows are not here: they come back beside what they were
+            rows = from_arrays(self._table, rest[len(self._others) :])
+        else:
+            order = pc.sort_indices(number)
+            fresh, rest = fresh.take(order), [column.take(order) for column in rest]
+            rows = self._rows.take(number.take(order))
         changed = pc.invert(fresh)
-        after = self._rows.take(number.filter(changed))
-        before = self._before(after, [column.take(order).filter(changed) for column in old])
-        return inserted, before, after
+        after = rows.filter(changed)
+        old = [column.filter(changed) for column in rest[: len(self._others)]]
+        return rows.filter(fresh), self._before(after, old), after
 
     def _upserting(self) -> str:
         """One statement: find, update, insert, and tell each row that was new or differed with what was there."""
@@ -120,15 +141,29 @@ class ViewWrite:
         put = ", ".join(f"{names[number]} = old.c{number}" for number in self._others)
         update = f"UPDATE {self._name} t SET {put} FROM old WHERE t.ctid = old.place AND old.differs"
         columns = ", ".join(f"c{number}" for number in range(len(names)))
+        told += f", {columns}" if self._parts else ""
         return f"""
             WITH old AS MATERIALIZED (
                 SELECT s.*, v.ctid AS place, {differs} AS differs{old}
-                FROM pg_temp.{self._staged} s LEFT JOIN {self._name} v ON {self._same_key()}
+                FROM {self._source} s LEFT JOIN {self._name} v ON {self._same_key()}
             ), updated AS ({update if put else "SELECT"}), inserted AS (
                 INSERT INTO {self._name} ({", ".join(names)}) SELECT {columns} FROM old WHERE place IS NULL ORDER BY n
             )
             SELECT n, place IS NULL{told} FROM old WHERE place IS NULL OR differs
         """
+
+    def _require_unique_parts(self, session: PostgresSession) -> None:
+        """Rows of several workers are first seen together here."""
+        keys = ", ".join(f"c{number}" for number in self._keys)
+        gone = f"UNION ALL SELECT {keys} FROM pg_temp.{self._staged_gone}"
+        query = f"SELECT {keys} FROM (SELECT {keys} FROM {self._source} s {gone}) k"
+        found = session.copy_out(f"{query} GROUP BY {keys} HAVING count(*) > 1 LIMIT 1")
+        columns = arrays_of(found, [self._slots[number].kind for number in self._keys])
+        if len(columns[0]):
+            names = [self._slots[number].name for number in self._keys]
+            raise _not_unique(
+                self._table, dict(zip(names, (column[0].as_py() for column in columns), strict=True))
+            )
 
     def _same_key(self) -> str:
         parts = []
@@ -191,7 +226,11 @@ def _require_unique(table: ViewTable, keys: Sequence[pa.Array], gone: Sequence[p
     twice = (
         counted.filter(pc.greater(counted.column("count_all"), 1)).select(names).slice(0, 1).to_pylist()[0]
     )
-    raise KeyNotUniqueError(
+    raise _not_unique(table, twice)
+
+
+def _not_unique(table: ViewTable, twice: dict[str, Any]) -> KeyNotUniqueError:
+    return KeyNotUniqueError(
         f'view "{table.name}" got two rows for one key: '
         + ", ".join(f"{name} = {shown(value)}" for name, value in twice.items()),
         detail=f"key: {', '.join(table.key)}",

@@ -17,7 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from headwater.errors import KeyNotUniqueError
+from headwater.errors import KeyNotUniqueError, UsageError
 from headwater.events.values import shown
 from headwater.store.bookkeeping.registry import table_name
 from headwater.store.changes import Changes
@@ -44,6 +44,8 @@ class ViewWrite:
     """
 
     def __init__(self, table: ViewTable, work: Commit) -> None:
+        if work.staged:
+            raise UsageError("a store in a file takes the rows of a batch with its commit, not staged")
         self._table = table
         self._name = quoted(table_name(table))
         self._slots = slots(table)
