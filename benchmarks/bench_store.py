@@ -20,7 +20,8 @@ import numpy as np
 import pyarrow as pa
 
 from headwater.store import Commit, LedgerEntry, SqliteStore, ViewTable
-from headwater.store.sqlite.columns import slots
+from headwater.store.slots import slots
+from headwater.store.sqlite.columns import declared
 from headwater.store.sqlite.connection import connect
 
 _SCHEMA = pa.schema(
@@ -32,7 +33,7 @@ _SCHEMA = pa.schema(
         ("last_at", pa.timestamp("us", "UTC")),
     ]
 )
-_VIEW = ViewTable("users", 1, _SCHEMA, ("user_id",))
+VIEW = ViewTable("users", 1, _SCHEMA, ("user_id",))
 
 
 def rows(count: int, seed: int) -> pa.Table:
@@ -55,7 +56,7 @@ class Bare:
 
     def __init__(self, folder: Path) -> None:
         self._connection = connect(folder / "bare.db")
-        columns = ", ".join(f"{slot.name} {slot.declared}" for slot in slots(_VIEW))
+        columns = ", ".join(f"{slot.name} {declared(slot)}" for slot in slots(VIEW))
         self._connection.execute(f"CREATE TABLE users ({columns}, PRIMARY KEY (user_id))")
 
     def write(self, table: pa.Table) -> None:
@@ -74,14 +75,14 @@ class Kept:
 
     def __init__(self, folder: Path) -> None:
         self._store = SqliteStore(folder / "store")
-        self._store.create(_VIEW)
-        self._epoch = self._store.take(_VIEW.query)
+        self._store.create(VIEW)
+        self._epoch = self._store.take(VIEW.query)
         self._batch = 0
 
     def write(self, table: pa.Table) -> None:
         """Commit all rows as one batch."""
-        entry = LedgerEntry(_VIEW.query, self._batch, self._epoch, (), None, committed_at=0)
-        self._store.commit(Commit(entry, _VIEW, table))
+        entry = LedgerEntry(VIEW.query, self._batch, self._epoch, (), None, committed_at=0)
+        self._store.commit(Commit(entry, VIEW, table))
         self._batch += 1
 
 

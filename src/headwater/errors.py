@@ -48,7 +48,7 @@
         ├── MissingPackageError    an optional Python package is not installed
         ├── BadCredentialsError    a server does not accept who we say we are
         ├── EngineFailedError      Spark ended or did not start
-        └── UnreachableError       no node or broker answers there
+        └── UnreachableError       no node, broker or database answers there
 
 One error says: code, what failed, where in the user's file, detail, fix. `render` prints
 it for a terminal, `problem` as problem+json, and `headwater help CODE` prints the class's
@@ -610,7 +610,7 @@ class BadCredentialsError(EnvironmentFaultError):
 
 
 class UnreachableError(EnvironmentFaultError):
-    """No Headwater node, or no Kafka broker, answers at that address."""
+    """No Headwater node, Kafka broker or PostgreSQL server answers at that address."""
 
     code = "UNREACHABLE"
     status = 503

@@ -1,21 +1,42 @@
-"""A store in a file, and its readers."""
+"""A store and its readers: in a file, or for suites that say `STORES = BOTH` also in PostgreSQL."""
 
 from __future__ import annotations
 
 import pytest
 
 from headwater.store import SqliteStore, Views
+from headwater.store.postgres import PostgresStore, PostgresViews
+from tests.services.postgres import postgres
+
+__all__ = ["postgres"]
+
+
+def pytest_generate_tests(metafunc):
+    kinds = getattr(metafunc.module, "STORES", None)
+    if kinds and "store" in metafunc.fixturenames:
+        marks = {"postgres": pytest.mark.services}
+        found = [pytest.param(kind, marks=marks.get(kind, ())) for kind in kinds]
+        metafunc.parametrize("store", found, indirect=True)
 
 
 @pytest.fixture
-def store(tmp_path):
-    opened = SqliteStore(tmp_path / "store")
+def url(postgres):
+    """Where a database without a store is."""
+    return postgres.url(postgres.emptied())
+
+
+@pytest.fixture
+def store(request, tmp_path):
+    if getattr(request, "param", "sqlite") == "postgres":
+        opened = PostgresStore(request.getfixturevalue("url"))
+    else:
+        opened = SqliteStore(tmp_path / "store")
     yield opened
     opened.close()
 
 
 @pytest.fixture
 def views(store):
-    opened = Views(store)
+    opened = Views(store) if isinstance(store, SqliteStore) else PostgresViews(store)
     yield opened
     opened.close()

@@ -9,6 +9,8 @@ import pyarrow as pa
 
 from headwater.store import Aside, Commit, Counts, InputRange, LedgerEntry, Store, ViewTable
 
+BOTH = ("sqlite", "postgres")
+"""The stores whose readers see the same."""
 MOMENT = pa.timestamp("us", "UTC")
 WINDOW = pa.struct([("start", MOMENT), ("end", MOMENT)])
 MINUTE = 60_000_000

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from headwater.errors import BadEventError, BadTypeError
 from headwater.events import values_of
 from headwater.store import ViewTable
-from headwater.store.sqlite.columns import from_slots, slots, to_slots
+from headwater.store.slots import slots
+from headwater.store.sqlite.columns import declared, from_slots, to_slots
 from tests.store.given import MOMENT, WINDOW
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -83,7 +84,7 @@ def through_sqlite(table, rows):
     """What is there after rows went into a real table and came out."""
     connection = sqlite3.connect(":memory:")
     names = [f'"{slot.name}"' for slot in slots(table)]
-    described = ", ".join(f"{name} {slot.declared}" for name, slot in zip(names, slots(table), strict=True))
+    described = ", ".join(f"{name} {declared(slot)}" for name, slot in zip(names, slots(table), strict=True))
     connection.execute(f"CREATE TABLE t ({described})")
     marks = ", ".join("?" * len(names))
     connection.executemany(f"INSERT INTO t VALUES ({marks})", zip(*to_slots(table, rows), strict=True))

@@ -19,7 +19,7 @@ from headwater.errors import (
     TooLargeError,
 )
 from headwater.store import PipelineReport, SqliteStore, Views
-from headwater.store.sqlite import commit, ledger_rows
+from headwater.store.bookkeeping import ledger_rows, outbox
 from headwater.store.sqlite.migrations import FORMAT
 from tests.store.contract import StoreContract
 from tests.store.given import Runner, aside
@@ -133,7 +133,7 @@ def test_opening_does_not_wait_for_a_writer(store):
 
 
 def test_a_batch_of_too_many_changes_is_told(store, monkeypatch):
-    monkeypatch.setattr(commit, "LARGEST", 2_000)
+    monkeypatch.setattr(outbox, "LARGEST", 2_000)
     runner = Runner(store)
     with pytest.raises(TooLargeError):
         runner.commit([{"k": str(number), "n": number} for number in range(1_000)])

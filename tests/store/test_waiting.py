@@ -10,7 +10,9 @@ import pytest
 
 from headwater.errors import UnknownTopicError, UnknownViewError
 from headwater.store import InputRange, PipelineReport
-from tests.store.given import TOTALS, Runner
+from tests.store.given import BOTH, TOTALS, Runner
+
+STORES = BOTH
 
 
 def upto(topic, end, start=0):

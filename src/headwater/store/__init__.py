@@ -1,14 +1,25 @@
 """What pipelines keep: rows of views, the ledger, changes to publish, events kept beside.
 
 Commits come in from the engine, one per batch; rows, changes and the state of the system go out to readers. `Store` in
-protocol.py says what every store promises; enter at `SqliteStore` for the one in a file, at `Views` to read it.
+protocol.py says what every store promises; enter at `SqliteStore` for the one in a file, at
+`Views` to read it. bookkeeping/ has what all stores keep in the same way.
 """
 
 from headwater.store.as_of import rows_as_of
-from headwater.store.definition import Aside, Commit, Outgoing, PipelineReport, PipelineState, ViewTable
+from headwater.store.definition import (
+    Aside,
+    Commit,
+    Outgoing,
+    PipelineReport,
+    PipelineState,
+    StagedPart,
+    ViewTable,
+)
 from headwater.store.ledger import Counts, InputRange, LedgerEntry
 from headwater.store.protocol import Store
-from headwater.store.sqlite import Answer, QueryLimits, SqliteStore, Views
+from headwater.store.query import Answer, QueryLimits
+from headwater.store.sqlite import SqliteStore, Views
+from headwater.store.view_reader import ViewReader
 
 __all__ = [
     "Answer",
@@ -22,7 +33,9 @@ __all__ = [
     "PipelineState",
     "QueryLimits",
     "SqliteStore",
+    "StagedPart",
     "Store",
+    "ViewReader",
     "ViewTable",
     "Views",
     "rows_as_of",

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from headwater.store.ledger import LedgerEntry
 
-__all__ = ["Aside", "Commit", "Outgoing", "PipelineReport", "PipelineState", "ViewTable"]
+__all__ = ["Aside", "Commit", "Outgoing", "PipelineReport", "PipelineState", "StagedPart", "ViewTable"]
 
 PipelineState = Literal["starting", "running", "idle", "waiting", "failed", "stopped", "rebuilding"]
 
@@ -61,6 +61,25 @@ class Aside:
 
 
 @dataclass(frozen=True)
+class StagedPart:
+    """Rows of a batch that a worker has sent to the store ahead of its commit; nobody sees them until then.
+
+    Attributes:
+        table: Where they are.
+        rows: How many.
+        null_keys: For each column of the key, whether it is null in any of them.
+
+    Example:
+        >>> StagedPart("staged_1", 2, (False,)).rows
+        2
+    """
+
+    table: str
+    rows: int
+    null_keys: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
 class Commit:
     """All that one batch leaves behind; a store takes the whole of it or nothing.
 
@@ -72,6 +91,7 @@ class Commit:
         quarantined: Events that cannot be used.
         finals: Also tell which rows became final: their window's end lies behind the watermark now, and did not before.
         deletes: Keys of rows to remove, as columns with the names of the key.
+        staged: Rows of a view that workers have staged, in place of `rows`; for stores that can.
 
     Example:
         >>> view = ViewTable("totals", 1, pa.schema([("k", pa.string()), ("n", pa.int64())]), ("k",))
@@ -87,6 +107,7 @@ class Commit:
     quarantined: tuple[Aside, ...] = ()
     finals: bool = False
     deletes: pa.Table | None = None
+    staged: tuple[StagedPart, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from headwater.errors import BadQueryError, UnknownTopicError, UnknownViewError,
 from headwater.events import Receipt
 from headwater.log import EventLog, Wakeup
 from headwater.store import Answer, QueryLimits, SqliteStore, Views, ViewTable
-from headwater.store.sqlite.sandbox.sandbox import checked_condition
+from headwater.store.query import checked_condition
 from headwater.units import micros, moment
 
 __all__ = ["FolderViews"]

@@ -16,11 +16,10 @@ from headwater.errors import (
     NotWritableError,
     TooLargeError,
 )
+from headwater.store.bookkeeping.outbox import LARGEST
 
-__all__ = ["BUSY", "LARGEST", "connect", "quoted", "reading", "transaction", "translated"]
+__all__ = ["BUSY", "connect", "quoted", "reading", "transaction", "translated"]
 
-LARGEST = 1_000_000_000
-"""Bytes of one value that SQLite can hold."""
 BUSY = 30.0  # seconds to wait for another process's transaction: the largest batch takes a few
 
 

@@ -6,27 +6,30 @@ A commit is one transaction, synced before the call returns.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sqlite3
 import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from headwater.errors import NotWritableError
 from headwater.events import Clock, SystemClock
 from headwater.log.wakeup import Wakeup
+from headwater.store.bookkeeping.asides import read_asides, write_asides
+from headwater.store.bookkeeping.ledger_rows import find_entry, last_entry
+from headwater.store.bookkeeping.outbox import note_published, read_outbox
+from headwater.store.bookkeeping.registry import current_table
+from headwater.store.bookkeeping.reports import write_report
+from headwater.store.bookkeeping.taking import next_epoch, take_batch
 from headwater.store.definition import Aside, Commit, Outgoing, PipelineReport, ViewTable
 from headwater.store.ledger import LedgerEntry
-from headwater.store.sqlite.asides import read_asides, write_asides
-from headwater.store.sqlite.changes import unpacked
-from headwater.store.sqlite.commit import PreparedCommit
 from headwater.store.sqlite.connection import connect, transaction, translated
-from headwater.store.sqlite.ledger_rows import find_entry, last_entry, note_ends
 from headwater.store.sqlite.migrations import migrate, up_to_date
 from headwater.store.sqlite.system_views import create_system_views, system_views_there
-from headwater.store.sqlite.view_tables import create_table, current_table, swap_table
+from headwater.store.sqlite.upsert import ViewWrite
+from headwater.store.sqlite.view_tables import create_table, swap_table
 
 __all__ = ["SqliteStore"]
 
@@ -70,12 +73,8 @@ class SqliteStore:
 
     def take(self, query: str) -> int:
         """A new epoch of this query, larger than all before; runners with an older one are fenced from now on."""
-        statement = """
-            INSERT INTO hw$epochs VALUES (?, 1) ON CONFLICT (query) DO UPDATE SET epoch = epoch + 1 RETURNING epoch
-        """
         with self._writing():
-            ((epoch,),) = self._connection.execute(statement, (query,)).fetchall()
-            return int(epoch)
+            return next_epoch(self._connection, query)
 
     def last(self, query: str) -> LedgerEntry | None:
         """The newest entry of the ledger."""
@@ -122,10 +121,11 @@ class SqliteStore:
             LedgerMismatchError: The batch was taken with other offsets.
             KeyNotUniqueError: Two rows have one key.
         """
-        prepared = PreparedCommit(work)
+        view = None if work.table is None else ViewWrite(work.table, work)
+        apply = None if view is None else partial(view.apply, self._connection)
         with self._lock:
             with transaction(self._connection, self.path):
-                written = prepared.write(self._connection)
+                written = take_batch(self._connection, work, apply)
                 self._about_to_commit()
             if written:
                 self._wake()
@@ -133,17 +133,13 @@ class SqliteStore:
 
     def pending(self, query: str) -> list[Outgoing]:
         """What is still to be published, oldest first."""
-        found = "SELECT batch, changes, watermark, committed_at FROM hw$outbox WHERE query = ? ORDER BY batch"
         with self._reading():
-            rows = self._connection.execute(found, (query,)).fetchall()
-        return [Outgoing(query, batch, unpacked(changes), *about) for batch, changes, *about in rows]
+            return read_outbox(self._connection, query)
 
     def published(self, query: str, batch: int, ends: Mapping[int, int]) -> None:
         """What a batch had to publish is in its topic, below these offsets; may be called again."""
         with self._writing():
-            removed = "DELETE FROM hw$outbox WHERE query = ? AND batch = ?"
-            if self._connection.execute(removed, (query, batch)).rowcount:
-                note_ends(self._connection, query, batch, ends)
+            note_published(self._connection, query, batch, ends)
 
     def skip(self, query: str, asides: Sequence[Aside]) -> None:
         """Remember events to be left out when their batch is run again; may be called again."""
@@ -157,14 +153,8 @@ class SqliteStore:
 
     def tell(self, report: PipelineReport) -> None:
         """Keep how a pipeline is doing, for the system views."""
-        error = None if report.error is None else json.dumps(report.error, default=str)
-        row = (
-            *(report.pipeline, report.version, report.kind, report.state, report.detail, error),
-            *(json.dumps(report.inputs), report.place, report.doc, report.since, self._clock.micros()),
-        )
         with self._writing():
-            statement = "INSERT OR REPLACE INTO hw$reports VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-            self._connection.execute(statement, row)
+            write_report(self._connection, report, self._clock.micros())
 
     def watch(self) -> Wakeup:
         """A wake-up for everything that is written to the store, by any process."""

@@ -17,13 +17,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from headwater.errors import BadTypeError, KeyNotUniqueError
+from headwater.errors import KeyNotUniqueError, UsageError
 from headwater.events.values import shown
+from headwater.store.bookkeeping.registry import table_name
+from headwater.store.changes import Changes
 from headwater.store.definition import Commit, ViewTable
-from headwater.store.sqlite.changes import Changes
-from headwater.store.sqlite.columns import Slot, from_slots, slots, to_slots
+from headwater.store.slots import Slot, fitted, slots
+from headwater.store.sqlite.columns import declared, from_slots, to_slots
 from headwater.store.sqlite.connection import quoted
-from headwater.store.sqlite.view_tables import ROW, table_name
+from headwater.store.sqlite.view_tables import ROW
 
 __all__ = ["ViewWrite"]
 
@@ -42,14 +44,16 @@ class ViewWrite:
     """
 
     def __init__(self, table: ViewTable, work: Commit) -> None:
+        if work.staged:
+            raise UsageError("a store in a file takes the rows of a batch with its commit, not staged")
         self._table = table
         self._name = quoted(table_name(table))
         self._slots = slots(table)
-        self._rows = _fitted(table, work.rows, table.schema)
+        self._rows = fitted(table, work.rows, table.schema)
         self._values = to_slots(table, self._rows)
         key_schema = pa.schema([field for field in table.schema if field.name in table.key])
         deletes = key_schema.empty_table() if work.deletes is None else work.deletes
-        self._deletes = to_slots(table, _fitted(table, deletes, key_schema))
+        self._deletes = to_slots(table, fitted(table, deletes, key_schema))
         self._keys = [slot for slot in self._slots if slot.column in table.key]
         self._require_unique()
 
@@ -137,7 +141,7 @@ class ViewWrite:
         if empty or not keys[0]:
             return [], [], none
         names = [f"k{index}" for index in range(len(keys))]
-        described = ", ".join(f"{n} {slot.declared}" for n, slot in zip(names, self._keys, strict=True))
+        described = ", ".join(f"{n} {declared(slot)}" for n, slot in zip(names, self._keys, strict=True))
         connection.execute(f"CREATE TEMP TABLE sought (n INTEGER PRIMARY KEY, {described})")
         try:
             marks = ", ".join("?" * (len(keys) + 1))
@@ -193,18 +197,6 @@ class ViewWrite:
 def table_of(table: ViewTable, rows: list[tuple[Any, ...]]) -> pa.Table:
     """Rows of all slots as the view's columns."""
     return from_slots(table, list(zip(*rows, strict=True)) if rows else [[] for _ in slots(table)])
-
-
-def _fitted(table: ViewTable, rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    if rows.schema.equals(schema):
-        return rows
-    if sorted(rows.column_names) != sorted(schema.names):
-        raise BadTypeError(
-            f'the rows for view "{table.name}" have other columns than the view',
-            detail=f"rows: {', '.join(rows.column_names)}\nview: {', '.join(schema.names)}",
-            view=table.name,
-        )
-    return rows.select(schema.names).cast(schema)
 
 
 def _keys_of(columns: list[Slot], keys: list[Slot], values: Columns) -> Columns:

@@ -3,7 +3,6 @@
 Text comes in, rows go out, or a `BadQueryError` that says what was refused. Enter at `Sandbox`.
 """
 
-from headwater.store.sqlite.sandbox.limits import QueryLimits
-from headwater.store.sqlite.sandbox.sandbox import Answer, Sandbox
+from headwater.store.sqlite.sandbox.sandbox import Sandbox
 
-__all__ = ["Answer", "QueryLimits", "Sandbox"]
+__all__ = ["Sandbox"]

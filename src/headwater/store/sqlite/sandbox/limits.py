@@ -1,4 +1,4 @@
-"""How much a query may take, and the guard that ends it when it takes more."""
+"""The limits of a query in SQLite, and the guard that ends it when it takes more."""
 
 from __future__ import annotations
 
@@ -8,61 +8,35 @@ import resource
 import sqlite3
 import sys
 import time
-from dataclasses import dataclass
-from datetime import timedelta
 from threading import Event
-from typing import Literal
 
 from headwater.errors import BadQueryError
+from headwater.store.query import QueryLimits, Reached, ended
 
-__all__ = ["Guard", "QueryLimits"]
+__all__ = ["Guard", "apply_limits"]
 
 _STEPS = 200  # instructions between two looks; each can make a cell of at most `QueryLimits.cell`
 _BETWEEN = 0.002  # seconds between two looks at memory, which cost more than one at the clock
 _PAGE = resource.getpagesize()
 
 
-@dataclass(frozen=True)
-class QueryLimits:
-    """How much one query may take.
-
-    Args:
-        time: After this long it is ended.
-        rows: More rows than this are left out of the answer, which then says so.
-        size: So many bytes of answer; rows beyond are left out.
-        memory: By how many bytes the process may grow meanwhile.
-        cell: The longest text, binary or row, in bytes.
-        columns: The most columns of an answer.
-
-    Example:
-        >>> QueryLimits(rows=10).time.total_seconds()
-        5.0
-    """
-
-    time: timedelta = timedelta(seconds=5)
-    rows: int = 10_000
-    size: int = 16 << 20
-    memory: int = 256 << 20
-    cell: int = 1 << 20
-    columns: int = 200
-
-    def apply(self, connection: sqlite3.Connection) -> None:
-        """Set what SQLite itself can watch over."""
-        for category, limit in (
-            (sqlite3.SQLITE_LIMIT_LENGTH, self.cell),
-            (sqlite3.SQLITE_LIMIT_SQL_LENGTH, 100_000),
-            (sqlite3.SQLITE_LIMIT_COLUMN, self.columns),
-            (sqlite3.SQLITE_LIMIT_EXPR_DEPTH, 200),
-            (sqlite3.SQLITE_LIMIT_COMPOUND_SELECT, 50),
-            (sqlite3.SQLITE_LIMIT_VDBE_OP, 100_000),
-            (sqlite3.SQLITE_LIMIT_FUNCTION_ARG, 50),
-            (sqlite3.SQLITE_LIMIT_ATTACHED, 0),
-            (sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, 1_000),
-            (sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, 100),
-            (sqlite3.SQLITE_LIMIT_TRIGGER_DEPTH, 1),
-            (sqlite3.SQLITE_LIMIT_WORKER_THREADS, 0),
-        ):
-            connection.setlimit(category, limit)
+def apply_limits(limits: QueryLimits, connection: sqlite3.Connection) -> None:
+    """Set what SQLite itself can watch over."""
+    for category, limit in (
+        (sqlite3.SQLITE_LIMIT_LENGTH, limits.cell),
+        (sqlite3.SQLITE_LIMIT_SQL_LENGTH, 100_000),
+        (sqlite3.SQLITE_LIMIT_COLUMN, limits.columns),
+        (sqlite3.SQLITE_LIMIT_EXPR_DEPTH, 200),
+        (sqlite3.SQLITE_LIMIT_COMPOUND_SELECT, 50),
+        (sqlite3.SQLITE_LIMIT_VDBE_OP, 100_000),
+        (sqlite3.SQLITE_LIMIT_FUNCTION_ARG, 50),
+        (sqlite3.SQLITE_LIMIT_ATTACHED, 0),
+        (sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, 1_000),
+        (sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, 100),
+        (sqlite3.SQLITE_LIMIT_TRIGGER_DEPTH, 1),
+        (sqlite3.SQLITE_LIMIT_WORKER_THREADS, 0),
+    ):
+        connection.setlimit(category, limit)
 
 
 class Guard:
@@ -79,7 +53,7 @@ class Guard:
         self._end = time.monotonic() + limits.time.total_seconds()
         self._look = 0.0
         self._most = _memory() + limits.memory
-        self.reached: Literal["time", "memory", "cancelled"] | None = None
+        self.reached: Reached | None = None
 
     def watch(self, connection: sqlite3.Connection) -> None:
         """Look at the query again and again from now on."""
@@ -101,13 +75,7 @@ class Guard:
         """Why the query was ended, if it was."""
         if self.reached is None:
             return None
-        words = {
-            "time": f"the query took longer than {self._limits.time.total_seconds():g} s and was ended",
-            "memory": f"the query took more than {self._limits.memory >> 20} MB of memory and was ended",
-            "cancelled": "the query was cancelled",
-        }
-        fix = None if self.reached == "cancelled" else "read less: add a condition or a limit"
-        return BadQueryError(words[self.reached], fix=fix, limit=self.reached)
+        return ended(self._limits, self.reached)
 
 
 def _memory() -> int:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import sqlite3
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -15,41 +13,17 @@ import pyarrow as pa
 
 from headwater.errors import BadQueryError, HeadwaterError
 from headwater.events.values import shown
-from headwater.store.sqlite.columns import slots
+from headwater.store.bookkeeping.registry import current_tables, table_name
+from headwater.store.bookkeeping.system_views import SYSTEM_VIEWS
+from headwater.store.query import Answer, QueryLimits, size_of
+from headwater.store.slots import slots
 from headwater.store.sqlite.connection import quoted, reading, translated
 from headwater.store.sqlite.sandbox.functions import DECIMAL, MOMENT, add_functions
-from headwater.store.sqlite.sandbox.limits import Guard, QueryLimits
+from headwater.store.sqlite.sandbox.limits import Guard, apply_limits
 from headwater.store.sqlite.sandbox.permissions import Permissions
-from headwater.store.sqlite.system_views import SYSTEM_TABLES, SYSTEM_VIEWS
-from headwater.store.sqlite.view_tables import current_tables, table_name
+from headwater.store.sqlite.system_views import SYSTEM_TABLES
 
-__all__ = ["Answer", "Sandbox", "checked_condition"]
-
-_PIECE = re.compile(
-    r"""'(?:[^']|'')*' | "(?:[^"]|"")*" | `(?:[^`]|``)*` | \[[^\]]*\] | --[^\n]* | /\*.*?\*/
-    | (?P<mark> ['"`\[();] | /\* )""",
-    re.VERBOSE | re.DOTALL,
-)
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The rows of a query, as SQLite has them; `complete` is false when rows were left out by a limit.
-
-    Example:
-        >>> answer = Answer(("n",), [(1,), (2,)], complete=True)
-        >>> answer.table().to_pylist()
-        [{'n': 1}, {'n': 2}]
-    """
-
-    columns: tuple[str, ...]
-    rows: list[tuple[Any, ...]]
-    complete: bool
-
-    def table(self) -> pa.Table:
-        """The rows as Arrow columns; where values of a column differ in type, all are text."""
-        columns = list(zip(*self.rows, strict=True)) or [() for _ in self.columns]
-        return pa.Table.from_arrays([_column(values) for values in columns], names=list(self.columns))
+__all__ = ["Sandbox"]
 
 
 class Sandbox:
@@ -95,7 +69,7 @@ class Sandbox:
                 raise BadQueryError("there is no query in the text", fix="write one SELECT", text=shown(text))
             columns = tuple(column[0] for column in cursor.description)
             for row in cursor:
-                size += _size(row)
+                size += size_of(row)
                 if len(rows) == self._limits.rows or size > self._limits.size:
                     return Answer(columns, rows, complete=False)
                 rows.append(row)
@@ -114,7 +88,7 @@ class Sandbox:
             raise BadQueryError("a query is text without NUL", text=shown(text))
         self._show_views(text)
         permissions = Permissions(self._readable())
-        self._limits.apply(self._connection)
+        apply_limits(self._limits, self._connection)
         permissions.watch(self._connection)
         self._guard.watch(self._connection)
         try:
@@ -158,39 +132,7 @@ class Sandbox:
         )
 
 
-def checked_condition(text: str) -> str:
-    """A condition that can stand in parentheses: it cannot close them and go on behind.
-
-    Example:
-        >>> checked_condition("n > 1 and name <> ')'")
-        "n > 1 and name <> ')'"
-
-    Raises:
-        BadQueryError: It has a parenthesis too many, a quote too few or a semicolon.
-    """
-    depth = 0
-    for piece in _PIECE.finditer(text):
-        mark = piece["mark"]
-        depth += {"(": 1, ")": -1}.get(mark or "", 0)
-        if depth < 0 or mark in ("'", '"', "`", "[", ";", "/*"):
-            raise BadQueryError(f"{shown(text)} is not one condition", detail=f"at {mark}", text=shown(text))
-    if depth or not text.strip():
-        raise BadQueryError(f"{shown(text)} is not one condition", text=shown(text))
-    return text
-
-
 def _order(kind: pa.DataType) -> str:
     if pa.types.is_decimal(kind):
         return f" COLLATE {DECIMAL}"
     return f" COLLATE {MOMENT}" if pa.types.is_timestamp(kind) else ""
-
-
-def _column(values: Sequence[Any]) -> pa.Array:
-    try:
-        return pa.array(values)
-    except (pa.ArrowInvalid, pa.ArrowTypeError):
-        return pa.array([None if value is None else str(value) for value in values])
-
-
-def _size(row: tuple[Any, ...]) -> int:
-    return sum(len(value) if isinstance(value, (str, bytes)) else 8 for value in row)

@@ -1,13 +1,13 @@
-"""Ledger entries as rows of SQLite, and the totals that are kept beside them."""
+"""Ledger entries as rows, and the totals that are kept beside them."""
 
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from headwater.store.bookkeeping.session import Session
 from headwater.store.ledger import Counts, InputRange, LedgerEntry
 
 __all__ = ["KEPT_BATCHES", "find_entry", "first_entry_where", "last_entry", "note_ends", "write_entry"]
@@ -19,20 +19,20 @@ _COLUMNS = "query, batch, epoch, ranges, counts, watermark, committed_at, rows, 
 _COUNTS = ("in_", "used", "late", "quarantined", "dropped")
 
 
-def find_entry(connection: sqlite3.Connection, query: str, batch: int) -> LedgerEntry | None:
+def find_entry(session: Session, query: str, batch: int) -> LedgerEntry | None:
     """The entry of one batch."""
     found = f"SELECT {_COLUMNS} FROM hw$ledger WHERE query = ? AND batch = ?"
-    return _of(connection.execute(found, (query, batch)).fetchone())
+    return _of(session.execute(found, (query, batch)).fetchone())
 
 
-def last_entry(connection: sqlite3.Connection, query: str) -> LedgerEntry | None:
+def last_entry(session: Session, query: str) -> LedgerEntry | None:
     """The newest entry."""
     found = f"SELECT {_COLUMNS} FROM hw$ledger WHERE query = ? ORDER BY batch DESC LIMIT 1"
-    return _of(connection.execute(found, (query,)).fetchone())
+    return _of(session.execute(found, (query,)).fetchone())
 
 
 def first_entry_where(
-    connection: sqlite3.Connection, query: str, holds: Callable[[LedgerEntry], bool]
+    session: Session, query: str, holds: Callable[[LedgerEntry], bool]
 ) -> tuple[LedgerEntry, str | None] | None:
     """The first entry that meets a condition, with the JSON text of its topic's ends after it.
 
@@ -40,11 +40,11 @@ def first_entry_where(
     """
     found = f"SELECT ends, {_COLUMNS} FROM hw$ledger WHERE query = ? AND batch >= ? ORDER BY batch LIMIT 1"
     bounds = "SELECT min(batch), max(batch) FROM hw$ledger WHERE query = ?"
-    low, high = connection.execute(bounds, (query,)).fetchone()
+    low, high = session.execute(bounds, (query,)).fetchone()
     best: tuple[LedgerEntry, str | None] | None = None
     while low is not None and low <= high:
         middle = (low + high) // 2
-        ends, *row = connection.execute(found, (query, middle)).fetchone()
+        ends, *row = session.execute(found, (query, middle)).fetchone()
         entry = _of(tuple(row))
         if entry is not None and holds(entry):
             best, high = (entry, ends), middle - 1
@@ -53,12 +53,12 @@ def first_entry_where(
     return best
 
 
-def write_entry(connection: sqlite3.Connection, entry: LedgerEntry) -> None:
+def write_entry(session: Session, entry: LedgerEntry) -> None:
     """Add an entry, count it in the totals, fold old ones away; inside the caller's transaction."""
     counts = entry.counts
     summed = [getattr(counts, name) for name in _COUNTS]
     effort = (entry.rows, entry.wall, entry.cpu)
-    connection.execute(
+    session.execute(
         "INSERT INTO hw$ledger VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL)",
         (
             *(entry.query, entry.batch, entry.epoch, _ranges_text(entry), _counts_text(entry)),
@@ -68,15 +68,15 @@ def write_entry(connection: sqlite3.Connection, entry: LedgerEntry) -> None:
         ),
     )
     pipeline, _, version = entry.query.rpartition("@")
-    connection.execute(
+    session.execute(
         """
-        INSERT INTO hw$totals VALUES (?, ?, ?, 1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+        INSERT INTO hw$totals AS t VALUES (?, ?, ?, 1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
         ON CONFLICT (query) DO UPDATE SET
-            batches = batches + 1, last_batch = excluded.last_batch,
-            in_ = in_ + excluded.in_, used = used + excluded.used, late = late + excluded.late,
-            quarantined = quarantined + excluded.quarantined, dropped = dropped + excluded.dropped,
-            watermark = ifnull(excluded.watermark, watermark), committed_at = excluded.committed_at,
-            rows = rows + excluded.rows, wall = wall + excluded.wall, cpu = cpu + excluded.cpu
+            batches = t.batches + 1, last_batch = excluded.last_batch,
+            in_ = t.in_ + excluded.in_, used = t.used + excluded.used, late = t.late + excluded.late,
+            quarantined = t.quarantined + excluded.quarantined, dropped = t.dropped + excluded.dropped,
+            watermark = coalesce(excluded.watermark, t.watermark), committed_at = excluded.committed_at,
+            rows = t.rows + excluded.rows, wall = t.wall + excluded.wall, cpu = t.cpu + excluded.cpu
         """,
         (
             *(entry.query, pipeline, int(version), entry.batch),
@@ -86,13 +86,13 @@ def write_entry(connection: sqlite3.Connection, entry: LedgerEntry) -> None:
         ),
     )
     oldest = entry.batch - KEPT_BATCHES
-    connection.execute("DELETE FROM hw$ledger WHERE query = ? AND batch <= ?", (entry.query, oldest))
+    session.execute("DELETE FROM hw$ledger WHERE query = ? AND batch <= ?", (entry.query, oldest))
 
 
-def note_ends(connection: sqlite3.Connection, query: str, batch: int, ends: Mapping[int, int]) -> None:
+def note_ends(session: Session, query: str, batch: int, ends: Mapping[int, int]) -> None:
     """Remember where the topic of a query ended after a batch was published."""
     text = json.dumps({str(partition): end for partition, end in sorted(ends.items())})
-    connection.execute("UPDATE hw$ledger SET ends = ? WHERE query = ? AND batch = ?", (text, query, batch))
+    session.execute("UPDATE hw$ledger SET ends = ? WHERE query = ? AND batch = ?", (text, query, batch))
 
 
 def _ranges_text(entry: LedgerEntry) -> str:

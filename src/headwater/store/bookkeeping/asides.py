@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Sequence
 from typing import Literal
 
+from headwater.store.bookkeeping.session import Session
 from headwater.store.definition import Aside
 
 __all__ = ["read_asides", "write_asides"]
@@ -14,9 +14,7 @@ Shelf = Literal["late", "quarantine", "skips"]
 _COLUMNS = 'topic, partition, "offset", occurred_at, received_at, value, reason, data'
 
 
-def write_asides(
-    connection: sqlite3.Connection, shelf: Shelf, query: str, batch: int, asides: Sequence[Aside]
-) -> None:
+def write_asides(session: Session, shelf: Shelf, query: str, batch: int, asides: Sequence[Aside]) -> None:
     """Keep events; one that is there already is replaced. Inside the caller's transaction."""
     rows = (
         (
@@ -25,14 +23,19 @@ def write_asides(
         )
         for aside in asides
     )
-    statement = f"INSERT OR REPLACE INTO hw${shelf} VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-    connection.executemany(statement, rows)
+    statement = f"""
+        INSERT INTO hw${shelf} VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+        ON CONFLICT (query, topic, partition, "offset") DO UPDATE SET
+            occurred_at = excluded.occurred_at, received_at = excluded.received_at,
+            value = excluded.value, reason = excluded.reason, data = excluded.data, batch = excluded.batch
+    """
+    session.executemany(statement, rows)
 
 
-def read_asides(connection: sqlite3.Connection, shelf: Shelf, query: str) -> list[Aside]:
+def read_asides(session: Session, shelf: Shelf, query: str) -> list[Aside]:
     """The events of a query, by topic, partition and offset."""
     order = 'topic, partition, "offset"'
-    rows = connection.execute(
+    rows = session.execute(
         f"SELECT {_COLUMNS} FROM hw${shelf} WHERE query = ? ORDER BY {order}", (query,)
     ).fetchall()
     return [Aside(*row) for row in rows]

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import time
 from collections.abc import Callable, Mapping
 
 from headwater.errors import UnknownTopicError
+from headwater.log.wakeup import Waiter
+from headwater.store.bookkeeping.ledger_rows import first_entry_where, last_entry
+from headwater.store.bookkeeping.session import Session
 from headwater.store.definition import ViewTable
 from headwater.store.ledger import LedgerEntry
-from headwater.store.protocol import Store
-from headwater.store.sqlite.ledger_rows import first_entry_where, last_entry
 
 __all__ = ["Chain"]
 
@@ -29,12 +29,12 @@ class Chain:
         self._offset = offset
         self._producers = producers
 
-    def wait(self, reached: Callable[[], bool], store: Store, timeout: float) -> bool:
+    def wait(self, reached: Callable[[], bool], watch_store: Callable[[], Waiter], timeout: float) -> bool:
         """Ask, and again whenever something was committed, until yes or until the time is over."""
         end = time.monotonic() + timeout
         if reached():
             return True
-        watch = store.watch()
+        watch = watch_store()
         try:
             while not reached():
                 left = end - time.monotonic()
@@ -45,84 +45,78 @@ class Chain:
         finally:
             watch.close()
 
-    def reached(self, connection: sqlite3.Connection, table: ViewTable) -> bool:
+    def reached(self, session: Session, table: ViewTable) -> bool:
         """Whether the view has taken the event in.
 
         Raises:
             UnknownTopicError: Nothing leads from the topic to the view.
         """
-        if not self._leads(connection, table.name):
+        if not self._leads(session, table.name):
             raise UnknownTopicError(
                 f'view "{table.name}" does not read topic "{self._topic}", nor does anything before it',
-                detail=f"it reads: {', '.join(sorted(self._inputs(connection, table.name))) or 'nothing yet'}",
+                detail=f"it reads: {', '.join(sorted(self._inputs(session, table.name))) or 'nothing yet'}",
                 topic=self._topic,
                 view=table.name,
             )
-        entry = last_entry(connection, table.query)
-        return entry is not None and self._held(connection, entry, frozenset({table.name}))
+        entry = last_entry(session, table.query)
+        return entry is not None and self._held(session, entry, frozenset({table.name}))
 
-    def _leads(
-        self, connection: sqlite3.Connection, pipeline: str, seen: frozenset[str] = frozenset()
-    ) -> bool:
+    def _leads(self, session: Session, pipeline: str, seen: frozenset[str] = frozenset()) -> bool:
         """Whether a pipeline reads the topic, itself or through others; a circle leads nowhere."""
-        inputs = self._inputs(connection, pipeline)
+        inputs = self._inputs(session, pipeline)
         if self._topic in inputs:
             return True
-        before = {self._producer(connection, topic) for topic in inputs} - {None, pipeline, *seen}
-        return any(self._leads(connection, str(other), seen | {pipeline}) for other in before)
+        before = {self._producer(session, topic) for topic in inputs} - {None, pipeline, *seen}
+        return any(self._leads(session, str(other), seen | {pipeline}) for other in before)
 
-    def _held(self, connection: sqlite3.Connection, entry: LedgerEntry, behind: frozenset[str]) -> bool:
+    def _held(self, session: Session, entry: LedgerEntry, behind: frozenset[str]) -> bool:
         """Whether the event was taken in with this batch or before it, on all ways that lead here."""
         for read in entry.inputs:
             if read.topic == self._topic:
                 needed: Mapping[int, int] | None = {self._partition: self._offset + 1}
             else:
-                producer = self._producer(connection, read.topic)
-                if producer is None or producer in behind or not self._leads(connection, producer):
+                producer = self._producer(session, read.topic)
+                if producer is None or producer in behind or not self._leads(session, producer):
                     continue
-                needed = self._published(connection, producer, behind | {producer})
+                needed = self._published(session, producer, behind | {producer})
             if needed is None or any(read.end.get(p, 0) < end for p, end in needed.items()):
                 return False
         return True
 
-    def _published(
-        self, connection: sqlite3.Connection, pipeline: str, behind: frozenset[str]
-    ) -> Mapping[int, int] | None:
+    def _published(self, session: Session, pipeline: str, behind: frozenset[str]) -> Mapping[int, int] | None:
         """Where a pipeline's topic ended after it had published what the event caused; None while it has not."""
-        query = _query(connection, pipeline)
-        first = first_entry_where(connection, query, lambda entry: self._held(connection, entry, behind))
+        query = _query(session, pipeline)
+        first = first_entry_where(session, query, lambda entry: self._held(session, entry, behind))
         if first is None:
             return None
         entry, ends = first
         if ends is not None:
             return {int(partition): end for partition, end in json.loads(ends).items()}
         waiting = "SELECT 1 FROM hw$outbox WHERE query = ? AND batch = ?"
-        return None if connection.execute(waiting, (query, entry.batch)).fetchone() else {}
+        return None if session.execute(waiting, (query, entry.batch)).fetchone() else {}
 
-    def _producer(self, connection: sqlite3.Connection, topic: str) -> str | None:
+    def _producer(self, session: Session, topic: str) -> str | None:
         if self._producers is not None:
             return self._producers.get(topic)
-        known = (
-            "SELECT 1 FROM hw$reports WHERE pipeline = ?1 UNION SELECT 1 FROM hw$totals WHERE pipeline = ?1"
-        )
-        return topic if connection.execute(known, (topic,)).fetchone() else None
+        known = "SELECT 1 FROM hw$reports WHERE pipeline = ? UNION SELECT 1 FROM hw$totals WHERE pipeline = ?"
+        return topic if session.execute(known, (topic, topic)).fetchone() else None
 
-    def _inputs(self, connection: sqlite3.Connection, pipeline: str) -> set[str]:
+    def _inputs(self, session: Session, pipeline: str) -> set[str]:
         """What a pipeline reads: by its newest ledger entry, and before there is one by its report."""
-        query = _query(connection, pipeline)
-        entry = last_entry(connection, query)
+        query = _query(session, pipeline)
+        entry = last_entry(session, query)
         if entry is not None and entry.inputs:
             return {read.topic for read in entry.inputs}
         told = "SELECT inputs FROM hw$reports WHERE pipeline || '@' || version = ?"
-        row = connection.execute(told, (query,)).fetchone()
+        row = session.execute(told, (query,)).fetchone()
         return set(json.loads(row[0])) if row else set()
 
 
-def _query(connection: sqlite3.Connection, pipeline: str) -> str:
+def _query(session: Session, pipeline: str) -> str:
     """The query of a pipeline that readers see: a view's current version, else the newest."""
     current = "SELECT version FROM hw$views WHERE name = ? AND current"
-    newest = "SELECT max(version) FROM (SELECT version FROM hw$totals WHERE pipeline = ?1"
-    newest += " UNION SELECT version FROM hw$reports WHERE pipeline = ?1)"
-    found = connection.execute(current, (pipeline,)).fetchone()
-    found = found or connection.execute(newest, (pipeline,)).fetchone()
+    newest = "SELECT max(version) FROM (SELECT version FROM hw$totals WHERE pipeline = ?"
+    newest += " UNION SELECT version FROM hw$reports WHERE pipeline = ?) AS known"
+    found = session.execute(current, (pipeline,)).fetchone()
+    found = found or session.execute(newest, (pipeline, pipeline)).fetchone()
     return f"{pipeline}@{found[0] if found else None}"

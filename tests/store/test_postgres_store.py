@@ -1,0 +1,205 @@
+"""The store in PostgreSQL: the contract of all stores, and what a DBA finds."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+import textwrap
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+
+from headwater.errors import (
+    BadEventError,
+    BadNameError,
+    NewerFormatError,
+    SchemaConflictError,
+    TooLargeError,
+)
+from headwater.store import ViewTable
+from headwater.store.postgres import PostgresStore, PostgresViews
+from tests.store.contract import StoreContract
+from tests.store.given import MOMENT, REVENUE, TOTALS, WINDOW, Runner, aside, minute
+
+STORES = ("postgres",)
+KINDS = pa.schema(
+    [
+        *[("w", WINDOW), ("k", pa.string()), ("flag", pa.bool_()), ("small", pa.int16()), ("n", pa.int64())],
+        *[("f", pa.float64()), ("amount", pa.decimal128(12, 2)), ("at", MOMENT), ("day", pa.date32())],
+        *[("data", pa.binary()), ("tags", pa.list_(pa.string()))],
+    ]
+)
+
+
+class TestPostgresStore(StoreContract):
+    def rows_of(self, store, name):
+        return PostgresViews(store).rows(name)
+
+
+def ask(store, statement):
+    with store.connections.session() as session:
+        return session.connection.execute(statement).fetchall()
+
+
+def test_everything_is_there_after_opening_again(url):
+    store = PostgresStore(url)
+    runner = Runner(store)
+    runner.commit(
+        [{"k": "a", "n": 1}], late=(aside(1),), quarantined=(aside(2, data=b"x", reason="no\0nul"),)
+    )
+    before = (store.last(runner.query), runner.changes())
+    store.close()
+    again = PostgresStore(url)
+    assert (again.last(runner.query), [again.pending(runner.query)[0].changes.num_rows]) == (before[0], [1])
+    assert again.take(runner.query) == 2
+    again.close()
+
+
+def test_columns_have_the_types_that_are_expected(store):
+    store.create(ViewTable("kinds", 1, KINDS, ("w", "k"), "w"))
+    found = ask(
+        store,
+        "select column_name, data_type, numeric_precision, numeric_scale from information_schema.columns"
+        " where table_schema = 'headwater_views' and table_name = 'kinds' order by ordinal_position",
+    )
+    assert [(name, kind) for name, kind, *_ in found] == [
+        *[("w.start", "timestamp with time zone"), ("w.end", "timestamp with time zone"), ("k", "text")],
+        *[("flag", "boolean"), ("small", "smallint"), ("n", "bigint"), ("f", "double precision")],
+        *[("amount", "numeric"), ("at", "timestamp with time zone"), ("day", "date"), ("data", "bytea")],
+        ("tags", "jsonb"),
+    ]
+    assert found[7][2:] == (12, 2)
+
+
+def test_a_store_of_a_newer_format_is_not_touched(store, url):
+    with store.connections.session() as session:
+        session.execute("UPDATE hw$format SET format = format + 1")
+    with pytest.raises(NewerFormatError):
+        PostgresStore(url)
+
+
+def test_system_views_of_an_older_text_are_made_anew(store, url):
+    with store.connections.session() as session:
+        session.execute("UPDATE hw$format SET views = 'old'")
+        session.execute("DROP VIEW headwater_views.hw_late")
+    again = PostgresStore(url)
+    assert PostgresViews(again).sql("select count(*) from hw_late").rows == [(0,)]
+    again.close()
+
+
+def test_a_table_that_was_changed_by_hand_is_told(store):
+    store.create(TOTALS)
+    with store.connections.session() as session:
+        session.execute("DROP VIEW headwater_views.totals")
+        session.execute("ALTER TABLE headwater.v1_totals ALTER n TYPE text")
+    with pytest.raises(SchemaConflictError) as caught:
+        store.create(TOTALS)
+    assert "there: k text, n text" in str(caught.value)
+    assert "asked: k text, n bigint" in str(caught.value)
+
+
+def test_a_table_in_the_way_is_told(store):
+    with store.connections.session() as session:
+        session.execute("CREATE TABLE headwater.v1_totals (x text)")
+    with pytest.raises(SchemaConflictError):
+        store.create(TOTALS)
+    assert store.current("totals") is None
+
+
+def test_a_table_that_was_dropped_by_hand_is_told(store):
+    runner = Runner(store)
+    with store.connections.session() as session:
+        session.execute("DROP TABLE headwater.v1_totals CASCADE")
+    with pytest.raises(SchemaConflictError):
+        runner.commit([{"k": "a", "n": 1}])
+    assert store.last(runner.query) is None
+
+
+def test_names_too_long_for_the_server_are_refused(store):
+    with pytest.raises(BadNameError):
+        store.create(replace(TOTALS, name="x" * 60))
+
+
+def test_names_that_differ_by_case_are_refused(store):
+    store.create(TOTALS)
+    with pytest.raises(BadNameError):
+        store.create(replace(TOTALS, name="Totals"))
+
+
+def test_a_text_with_nul_is_told_and_nothing_is_half_there(store):
+    runner = Runner(store)
+    with pytest.raises(BadEventError):
+        runner.commit([{"k": "a", "n": 1}, {"k": "b\0", "n": 2}])
+    assert store.last(runner.query) is None
+    assert runner.commit([{"k": "a", "n": 1}])
+
+
+def test_a_key_too_long_for_the_index_is_told(store):
+    noise = "".join(hashlib.sha256(bytes([number])).hexdigest() for number in range(200))
+    with pytest.raises(TooLargeError):
+        Runner(store).commit([{"k": noise, "n": 1}])
+
+
+def test_a_commit_waits_for_the_disk_whatever_the_database_says(postgres):
+    name = postgres.database()
+    postgres.execute(name, f"ALTER DATABASE {name} SET synchronous_commit = off")
+    store = PostgresStore(postgres.url(name))
+    assert ask(store, "show synchronous_commit") == [("on",)]
+    store.close()
+
+
+@pytest.mark.parametrize("key", ["9", None])
+def test_a_small_batch_in_a_large_table_looks_by_the_index(store, key):
+    """The cost of a batch grows with its rows, not with the table's."""
+    from headwater.store.postgres.upsert import ViewWrite
+
+    runner = Runner(store)
+    runner.commit([{"k": str(number), "n": number} for number in range(30_000)])
+    write = ViewWrite(TOTALS, runner.work([{"k": key, "n": -1}]))
+    with store.connections.session() as session:
+        write.prepare(session)
+        with session.connection.transaction(force_rollback=True):
+            write.stage(session)
+            write.apply(session, None)
+            plan = session.connection.execute(f"EXPLAIN {write._upserting()}").fetchall()
+    assert "v1_totals$key" in str(plan)
+    assert "Seq Scan on v1_totals v" not in str(plan)
+
+
+def test_finals_and_windows_beside_the_key(store):
+    session = ViewTable("s", 1, pa.schema([("w", WINDOW), ("k", pa.string())]), ("k",), "w")
+    runner = Runner(store, session)
+    runner.commit([{"w": minute(0), "k": "a"}, {"w": None, "k": "b"}])
+    runner.commit([{"w": None, "k": "a"}, {"w": minute(1), "k": "b"}])
+    assert [(op, before["w"] is None, after["w"] is None) for op, before, after in runner.changes()[1]] == [
+        ("update", False, True),
+        ("update", True, False),
+    ]
+
+
+NO_DRIVER = """
+    import sys
+    sys.modules["psycopg"] = None
+    import headwater, headwater.store
+    from headwater.errors import MissingPackageError
+    try:
+        import headwater.store.postgres
+    except MissingPackageError as error:
+        print(error.fix)
+"""
+
+
+def test_without_the_driver_the_line_that_installs_it_is_told():
+    command = [sys.executable, "-c", textwrap.dedent(NO_DRIVER)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == 'pip install "headwater[postgres]"\n'
+
+
+def test_a_swap_drops_the_older_tables(store):
+    Runner(store, REVENUE)
+    Runner(store, replace(REVENUE, version=2))
+    store.swap("revenue", 2)
+    tables = "select relname from pg_class where relkind = 'r' and relname like 'v%_revenue'"
+    assert ask(store, tables) == [("v2_revenue",)]
