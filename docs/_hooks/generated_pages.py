@@ -72,7 +72,10 @@ def routes_text() -> str:
 
 def settings_text() -> str:
     """Every setting in one table."""
-    rows = [f"| `{one.variable}` | `{one.default}` | {one.help} |" for one in SETTINGS]
+    code = "`{}`"
+    rows = [
+        f"| `{one.variable}` | {one.default and code.format(one.default)} | {one.help} |" for one in SETTINGS
+    ]
     return "\n".join(["| variable | default | meaning |", "|---|---|---|", *rows])
 
 

