@@ -219,7 +219,8 @@ class Brokers:
             UnreachableError: No broker answered.
             BadCredentialsError: They do not accept us.
         """
-        deadline = time.monotonic() + (self.patience if patience is None else patience)
+        began = time.monotonic()
+        deadline = began + (self.patience if patience is None else patience)
         said = False
         while True:
             left = deadline - time.monotonic()
@@ -229,7 +230,7 @@ class Brokers:
                 self._refuse_if_final(error)
                 if time.monotonic() >= deadline:
                     raise self.error(error) from None
-            if not said:
+            if not said and time.monotonic() - began > 1:
                 said = True
                 logger.warning("no Kafka broker answers at %s: waiting", self.address)
             time.sleep(min(0.2, max(0.0, left)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from typing import Any, Final
@@ -15,6 +16,7 @@ from headwater.log.kafka.records import Encoded
 
 __all__ = ["Delivery", "IdempotentProducer"]
 
+logger = logging.getLogger("headwater.kafka")
 Offsets = npt.NDArray[np.int64]
 _FULL: Final = 0.005  # seconds to wait while the driver's own queue is full
 
@@ -116,7 +118,15 @@ class IdempotentProducer:
 
     def _listen(self, producer: Any) -> None:
         while not self._closed.is_set():
-            producer.poll(0.5)
+            try:
+                producer.poll(0.5)
+            except Exception as error:  # the driver raises here what ends this producer: the next send makes a new one
+                logger.warning("a new Kafka producer is needed: %s", error)
+                with self._lock:
+                    if self._producer is producer:
+                        self._producer = None
+            if self._producer is not producer and not len(producer):
+                return
 
     def close(self) -> None:
         """Send what waits and end the thread."""
