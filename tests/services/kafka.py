@@ -20,7 +20,14 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 
 from tests.services.jars import KAFKA, KAFKA_VERSION, jars, java
 
-__all__ = ["Broker", "create_kafka_topic", "kafka_broker", "start_kafka"]
+__all__ = [
+    "Broker",
+    "create_kafka_topic",
+    "kafka_broker",
+    "restart_kafka",
+    "start_cluster",
+    "start_kafka",
+]
 
 # What Kafka's own start script passes, apart from the heap.
 _JVM = ("-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20", "-XX:InitiatingHeapOccupancyPercent=35")
@@ -41,6 +48,7 @@ class Broker:
     address: str
     process: subprocess.Popen[bytes]
     output: Path
+    login: str = ""  # the address for users with a password
 
     def tail(self, lines: int = 30) -> str:
         """The last lines the broker printed."""
@@ -72,29 +80,92 @@ def kafka_broker(folder: Path, **overrides: object) -> Iterator[str]:
 
 
 def start_kafka(
-    folder: Path, overrides: dict[str, object] | None = None, *, heap: str = "512m", timeout: float = 60.0
+    folder: Path,
+    overrides: dict[str, object] | None = None,
+    *,
+    users: dict[str, str] | None = None,
+    heap: str = "512m",
+    timeout: float = 60.0,
 ) -> Broker:
     """Start a broker and wait until it answers; the caller stops it.
+
+    Args:
+        folder: Where its data, settings and output go; made when missing.
+        overrides: Settings of the broker, with `_` for `.`.
+        users: Passwords by user name; the broker then has a second address, for them.
+        heap: The most memory its Java takes.
+        timeout: Seconds until it must answer.
 
     Raises:
         RuntimeError: It ended or did not answer in time; the message ends with what it printed last.
     """
+    port, controller_port, login_port = _free_ports(3)
+    settings = _settings(folder, port, controller_port, (overrides or {}) | _login(users, port, login_port))
+    _format(folder, settings, _cluster_id(), heap)
+    return _run(folder, f"127.0.0.1:{port}", f"127.0.0.1:{login_port}" if users else "", heap, timeout)
+
+
+def restart_kafka(broker: Broker, *, heap: str = "512m", timeout: float = 60.0) -> Broker:
+    """Start a broker that has ended again, with its data and its addresses."""
+    return _run(broker.output.parent, broker.address, broker.login, heap, timeout)
+
+
+def start_cluster(folder: Path, number: int = 3, *, heap: str = "256m", timeout: float = 120.0) -> list[Broker]:
+    """Start brokers that replicate to one another; the caller stops them."""
+    ports = [_free_ports(2) for _ in range(number)]
+    voters = ",".join(f"{node}@127.0.0.1:{pair[1]}" for node, pair in enumerate(ports, 1))
+    cluster = _cluster_id()
+    copies = {"offsets.topic": number, "transaction.state.log": number}
+    brokers = []
+    for node, (port, controller_port) in enumerate(ports, 1):
+        own: dict[str, object] = {"node.id": node, "controller.quorum.voters": voters}
+        own |= {f"{topic}.replication.factor": copy for topic, copy in copies.items()}
+        own |= {"default.replication.factor": number, "transaction.state.log.min.isr": 2}
+        place = folder / str(node)
+        _format(place, _settings(place, port, controller_port, own), cluster, heap)
+        brokers.append(_run(place, f"127.0.0.1:{port}", "", heap, timeout, wait=False))
+    for broker in brokers:
+        _wait_until_it_answers(broker, timeout, brokers=number)
+    return brokers
+
+
+def _cluster_id() -> str:
+    return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "A")
+
+
+def _login(users: dict[str, str] | None, port: int, login_port: int) -> dict[str, object]:
+    if not users:
+        return {}
+    known = " ".join(f'user_{name}="{password}"' for name, password in users.items())
+    module = "org.apache.kafka.common.security.plain.PlainLoginModule"
+    return {
+        "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,LOGIN:SASL_PLAINTEXT",
+        "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port},LOGIN://127.0.0.1:{login_port}",
+        "sasl.enabled.mechanisms": "PLAIN",
+        "listener.name.login.plain.sasl.jaas.config": f"{module} required {known};",
+        "login.port": login_port,
+    }
+
+
+def _format(folder: Path, settings: str, cluster: str, heap: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    command = _java_command(folder, heap)
-    port, controller_port = _free_ports(2)
-    settings = folder / "server.properties"
-    settings.write_text(_settings(folder, port, controller_port, overrides or {}))
+    path = folder / "server.properties"
+    path.write_text(settings)
+    command = [*_java_command(folder, heap), "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(path)]
+    with (folder / "broker.log").open("wb") as sink:
+        subprocess.run(command, stdout=sink, stderr=subprocess.STDOUT, check=False)
+
+
+def _run(folder: Path, address: str, login: str, heap: str, timeout: float, *, wait: bool = True) -> Broker:
     output = folder / "broker.log"
-    cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "A")
-    with output.open("wb") as sink:
-        format_storage = [*command, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(settings)]
-        subprocess.run(format_storage, stdout=sink, stderr=subprocess.STDOUT, check=False)
-        # A session of its own, so that Ctrl-C reaches the test first and the broker is stopped in order.
-        run_broker = [*_ends_with_us(), *command, "kafka.Kafka", str(settings)]
-        process = subprocess.Popen(run_broker, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True)
-    broker = Broker(f"127.0.0.1:{port}", process, output)
+    # A session of its own, so that Ctrl-C reaches the test first and the broker is stopped in order.
+    command = [*_ends_with_us(), *_java_command(folder, heap), "kafka.Kafka", str(folder / "server.properties")]
+    with output.open("ab") as sink:
+        process = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True)
+    broker = Broker(address, process, output, login)
     try:
-        _wait_until_it_answers(broker, timeout)
+        if wait:
+            _wait_until_it_answers(broker, timeout)
     except BaseException:
         broker.stop()
         raise
@@ -142,6 +213,8 @@ def _settings(folder: Path, port: int, controller_port: int, overrides: dict[str
         "auto.create.topics.enable": "false",
     }
     settings.update({name.replace("_", "."): value for name, value in overrides.items()})
+    if (login := settings.pop("login.port", None)) is not None:
+        settings["listeners"] = f"{settings['listeners']},LOGIN://127.0.0.1:{login}"
     return "".join(f"{name}={value}\n" for name, value in settings.items())
 
 
@@ -154,7 +227,7 @@ def _free_ports(count: int) -> list[int]:
         return [each.getsockname()[1] for each in sockets]
 
 
-def _wait_until_it_answers(broker: Broker, timeout: float) -> None:
+def _wait_until_it_answers(broker: Broker, timeout: float, *, brokers: int = 1) -> None:
     # Refused connections are expected until the broker is up: what the client says of them is not shown.
     quiet = logging.Logger("kafka-start")
     quiet.addHandler(logging.NullHandler())
@@ -165,6 +238,6 @@ def _wait_until_it_answers(broker: Broker, timeout: float) -> None:
             code = broker.process.returncode
             raise RuntimeError(f"the Kafka broker ended with code {code}:\n{broker.tail()}")
         with contextlib.suppress(KafkaException):
-            if admin.list_topics(timeout=1).brokers:
+            if len(admin.list_topics(timeout=1).brokers) >= brokers:
                 return
     raise RuntimeError(f"no Kafka broker on {broker.address} after {timeout:.0f} s:\n{broker.tail()}")

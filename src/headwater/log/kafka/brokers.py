@@ -198,6 +198,7 @@ class Brokers:
         whole = {
             "bootstrap.servers": self.address.servers,
             "error_cb": self._remember,
+            "log_level": 2,
             "reconnect.backoff.max.ms": 1000,
             "topic.metadata.propagation.max.ms": 5000,
         }
@@ -238,6 +239,8 @@ class Brokers:
     def _refuse_if_final(self, error: Any) -> None:
         """Waiting helps against silence, not against a no."""
         code = _code(error)
+        if self._admin is not None:
+            self._admin.poll(0)  # it hears of refused credentials when it is asked only
         fault = self._last_fault
         if fault is not None and fault.code() in self._refused:
             raise self.error(fault) from None
