@@ -56,7 +56,9 @@ def connect(where: str | Path | None = None, *, clock: Clock | None = None) -> C
     if "://" in place:
         what = f"cannot connect to {place!r}"
         raise BadSettingError(
-            what, detail="it can be a folder, http://host:port or kafka://host:port", fix='hw.connect(".headwater")'
+            what,
+            detail="it can be a folder, http://host:port or kafka://host:port",
+            fix='hw.connect(".headwater")',
         )
     return Client(EventLog(place, clock=clock), clock or SystemClock())
 

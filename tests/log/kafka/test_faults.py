@@ -103,7 +103,9 @@ def test_nothing_acknowledged_is_lost_when_the_broker_is_killed(fragile: list[Br
     assert max(found.values()) == 1  # what the driver repeated is told apart by the broker
 
 
-def test_a_broker_that_is_not_there_yet_is_waited_for(fragile: list[Broker], caplog: pytest.LogCaptureFixture):
+def test_a_broker_that_is_not_there_yet_is_waited_for(
+    fragile: list[Broker], caplog: pytest.LogCaptureFixture
+):
     kill(fragile[0])
     answers: list[list[str]] = []
     with caplog.at_level(logging.WARNING), hw.connect(f"kafka://{fragile[0].address}") as client:
@@ -131,9 +133,9 @@ def test_wrong_credentials_are_told_at_once(fragile: list[Broker]):
     with hw.connect(f"kafka://ada:right@{fragile[0].login}?{how}") as client:
         assert isinstance(client.topics(), list)
     began = time.monotonic()
-    with hw.connect(f"kafka://ada:wr0ng@{fragile[0].login}?{how}") as client:
-        with pytest.raises(errors.BadCredentialsError) as caught:
-            client.topics()
+    wrong = f"kafka://ada:wr0ng@{fragile[0].login}?{how}"
+    with hw.connect(wrong) as client, pytest.raises(errors.BadCredentialsError) as caught:
+        client.topics()
     assert "wr0ng" not in str(caught.value)
     assert time.monotonic() - began < 15
 

@@ -31,14 +31,17 @@ with KafkaPublisher(url, id) as publisher:
     last = publisher.last_published()
     print("from", -1 if last is None else last.batch, flush=True)
     for batch in range(0 if last is None else last.batch + 1, batches):
-        numbers = range(batch * rows, (batch + 1) * rows)
-        publisher.publish(topic, pa.table({"n": list(numbers)}), batch=batch, epoch=epoch, span=[numbers[0], numbers[-1]])
+        numbers = list(range(batch * rows, (batch + 1) * rows))
+        span = [numbers[0], numbers[-1]]
+        publisher.publish(topic, pa.table({"n": numbers}), batch=batch, epoch=epoch, span=span)
         print("done", batch, flush=True)
 """
 
 
 def numbers(broker: Broker, topic: str, *, committed: bool = True) -> list[int]:
-    return [json.loads(message.value())["n"] for message in consume(broker.address, topic, 2, committed=committed)]
+    return [
+        json.loads(message.value())["n"] for message in consume(broker.address, topic, 2, committed=committed)
+    ]
 
 
 @pytest.fixture

@@ -43,7 +43,8 @@ class EventTimeWalk:
         """
         if not batch.values.num_rows:
             return replace(
-                batch, frame=replace(batch.frame, running_before=self.running_max, running_max=self.running_max)
+                batch,
+                frame=replace(batch.frame, running_before=self.running_max, running_max=self.running_max),
             )
         times = event_times(batch)
         ahead = batch.topic.ahead // _MICROSECOND

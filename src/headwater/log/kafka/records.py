@@ -108,9 +108,11 @@ def _headers(rows: Rows, envelope: dict[str, pa.Array], count: int) -> list[list
     own = values_of(envelope["_hw.headers"]) if "_hw.headers" in envelope else None
     if not columns and own is None:
         return [same]
-    lists = [same + [each for each in row if each is not None] for row in zip(*columns, strict=True)] if (
-        columns
-    ) else [list(same) for _ in range(count)]
+    lists = (
+        [same + [each for each in row if each is not None] for row in zip(*columns, strict=True)]
+        if (columns)
+        else [list(same) for _ in range(count)]
+    )
     for row, given in enumerate(own or ()):
         lists[row] += [(name, text.encode()) for name, text in _checked(given or {}).items()]
     return lists

@@ -79,7 +79,9 @@ class KafkaTopics:
         )
         try:
             self.brokers.futures(
-                lambda admin, seconds: admin.create_topics([new], operation_timeout=seconds, request_timeout=seconds)
+                lambda admin, seconds: admin.create_topics(
+                    [new], operation_timeout=seconds, request_timeout=seconds
+                )
             )
         except Exception as error:
             if self.partitions(name).get(name):
@@ -91,7 +93,9 @@ class KafkaTopics:
     def _appeared(self, name: str, seconds: float) -> None:
         found = self.brokers.admin.list_topics(name, timeout=seconds).topics.get(name)
         if found is None or found.error is not None or any(p.leader < 0 for p in found.partitions.values()):
-            raise self._kafka.KafkaException(self._kafka.KafkaError(self._kafka.KafkaError.LEADER_NOT_AVAILABLE))
+            raise self._kafka.KafkaException(
+                self._kafka.KafkaError(self._kafka.KafkaError.LEADER_NOT_AVAILABLE)
+            )
 
     @staticmethod
     def _refused(error: Exception, name: str) -> Exception:

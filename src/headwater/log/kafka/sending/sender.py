@@ -19,9 +19,9 @@ from headwater.log.door import Door, Entry
 from headwater.log.door.counts import COUNTED
 from headwater.log.event_time import EventTimes
 from headwater.log.kafka.brokers import Brokers
-from headwater.log.kafka.named import NamedProducers, Numbered
 from headwater.log.kafka.records import Encoded, encoded
-from headwater.log.kafka.sending import Delivery, IdempotentProducer, Offsets
+from headwater.log.kafka.sending.delivery import Delivery, IdempotentProducer, Offsets
+from headwater.log.kafka.sending.named import NamedProducers, Numbered
 from headwater.log.receipts import Receipts
 from headwater.log.rows import Row, Rows, together
 
@@ -198,7 +198,9 @@ def _runs(entries: list[Entry]) -> Iterator[list[Entry]]:
         content = entry.content
         place = (content.producer, content.partition)
         run = open_runs.get(place)
-        if run and not (isinstance(content, Row) and isinstance(run[-1].content, Row) and content.follows(run[-1].content)):
+        if run and not (
+            isinstance(content, Row) and isinstance(run[-1].content, Row) and content.follows(run[-1].content)
+        ):
             yield open_runs.pop(place)
             run = None
         if run is None:

@@ -72,7 +72,9 @@ class Member:
 
     def join(self) -> None:
         """Become a member; comes back when the group has said what is ours, which can be nothing for now."""
-        self._consumer.subscribe([self.topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
+        self._consumer.subscribe(
+            [self.topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost
+        )
         self._thread.start()
         if not self._first.wait(self._brokers.patience + self._session):
             self.leave()
@@ -196,7 +198,9 @@ class Member:
             self._leaving |= going & self._mine
             self.generation += 1
         self._tell()
-        while not self._closing and self._leaving & going and time.monotonic() - self._seen_at < self._session:
+        while (
+            not self._closing and self._leaving & going and time.monotonic() - self._seen_at < self._session
+        ):
             self._commit_waiting()  # the reader may finish what it has before it lets go
             with self._changed:
                 self._changed.wait_for(lambda: self._closing or not (self._leaving & going), _SLICE)

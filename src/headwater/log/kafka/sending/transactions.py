@@ -106,7 +106,11 @@ class Transactions:
         if getattr(error.args[0], "txn_requires_abort", bool)():
             with contextlib.suppress(self._kafka.KafkaException):
                 self._producer.abort_transaction(self._brokers.patience)
-        return found if isinstance(found, UnreachableError) else UnreachableError(found.what, detail=found.detail)
+        return (
+            found
+            if isinstance(found, UnreachableError)
+            else UnreachableError(found.what, detail=found.detail)
+        )
 
     def _open(self) -> None:
         if self._fenced is not None:

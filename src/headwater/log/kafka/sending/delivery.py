@@ -140,7 +140,9 @@ class IdempotentProducer:
         while not self._closed.is_set():
             try:
                 producer.poll(0.5)
-            except Exception as error:  # the driver raises here what ends this producer: the next send makes a new one
+            except (
+                Exception
+            ) as error:  # the driver raises here what ends this producer: the next send makes a new one
                 logger.warning("a new Kafka producer is needed: %s", error)
                 with self._lock:
                     if self._producer is producer:
