@@ -59,6 +59,8 @@ _SILENT: Final = (  # codes after which asking again may help
     "CONCURRENT_TRANSACTIONS",
     "NETWORK_EXCEPTION",
     "NOT_CONTROLLER",
+    "FENCED_LEADER_EPOCH",
+    "UNKNOWN_LEADER_EPOCH",
     "OFFSET_NOT_AVAILABLE",
     "KAFKA_STORAGE_ERROR",
 )
