@@ -16,12 +16,13 @@ import headwater as hw
 from headwater.errors import FencedError, LedgerMismatchError
 from headwater.log.kafka import KafkaLog, KafkaPublisher, Published
 from tests.client.shop import fresh
+from tests.faults.counts import times
 from tests.log.kafka.plain import consume
 from tests.services.kafka import Broker
 
 pytestmark = pytest.mark.services
 
-BATCHES, ROWS = 40, 25
+BATCHES, ROWS, KILLS = times(40, 400), 25, times(4, 60)
 # Publishes batches from the newest one on, and says when each is done; killed at any moment.
 PUBLISHER = """
 import sys, pyarrow as pa
@@ -114,7 +115,7 @@ def test_each_effect_is_once_however_often_it_is_killed(client: hw.Client, kafka
     id, command = fresh("pipeline"), [sys.executable, "-c", PUBLISHER, f"kafka://{kafka.address}", topic]
     acknowledged: set[int] = set()
     kills = epoch = 0
-    deadline = time.monotonic() + 100
+    deadline = time.monotonic() + times(100, 900)
     while max(acknowledged, default=-1) < BATCHES - 1:
         assert time.monotonic() < deadline, acknowledged
         epoch += 1
@@ -124,7 +125,7 @@ def test_each_effect_is_once_however_often_it_is_killed(client: hw.Client, kafka
         assert process.stdout is not None
         first = process.stdout.readline().split()
         assert int(first[1]) >= max(acknowledged, default=-1), "an acknowledged batch was lost"
-        if kills < 4:
+        if kills < KILLS:
             time.sleep(chance.uniform(0.01, 0.35))
             process.kill()
             kills += 1
