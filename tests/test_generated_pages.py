@@ -8,6 +8,7 @@ from pathlib import Path
 from headwater.cli.catalogue import VERBS
 from headwater.config import SETTINGS
 from headwater.errors import by_code
+from headwater.log.kafka.support import SUPPORT
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -49,6 +50,12 @@ def test_the_page_of_the_server_has_every_address():
     text = page("server.md")
     for address in ("/api/topics/{name}/events", "/api/topics/{name}/follow", "/api/lag"):
         assert f"`{address}`" in text
+
+
+def test_the_page_of_kafka_has_the_table_of_support():
+    text = page("kafka.md")
+    for what, (embedded, kafka) in SUPPORT.items():
+        assert f"| {what} | {embedded} | {kafka} |" in text
 
 
 def test_pages_without_a_marker_stay_as_they_are():

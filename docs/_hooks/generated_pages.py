@@ -18,6 +18,7 @@ from headwater.cli.parser import call
 from headwater.config import SETTINGS
 from headwater.errors import HeadwaterError, by_code
 from headwater.log import EventLog
+from headwater.log.kafka.support import SUPPORT
 from headwater.server.app import make_routes
 from headwater.server.gateway import Gateway
 from headwater.server.limits import Limits
@@ -79,11 +80,18 @@ def settings_text() -> str:
     return "\n".join(["| variable | default | meaning |", "|---|---|---|", *rows])
 
 
+def support_text() -> str:
+    """What a topic can do in a folder and on Kafka, in one table."""
+    rows = [f"| {what} | {embedded} | {kafka} |" for what, (embedded, kafka) in SUPPORT.items()]
+    return "\n".join(["| | embedded | Kafka |", "|---|---|---|", *rows])
+
+
 MARKERS: Final[dict[str, Callable[[], str]]] = {
     "<!-- errors -->": errors_text,
     "<!-- commands -->": commands_text,
     "<!-- routes -->": routes_text,
     "<!-- settings -->": settings_text,
+    "<!-- support -->": support_text,
 }
 
 

@@ -2,18 +2,54 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import logging
+import shutil
+import socket
+import subprocess
+import time
+import uuid
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
-from headwater.errors import EnvironmentFaultError
-from headwater.services.kafka import launch_kafka
-from headwater.services.launched import Launched as Broker
-from tests.services.system_packages import UnavailableError
+from headwater.services.kafka import kafka_command
 
-__all__ = ["Broker", "create_kafka_topic", "kafka_broker", "start_kafka"]
+__all__ = [
+    "Broker",
+    "create_kafka_topic",
+    "kafka_broker",
+    "restart_kafka",
+    "start_cluster",
+    "start_kafka",
+]
+
+
+@dataclass(frozen=True)
+class Broker:
+    """A running broker: its bootstrap address, its process and what it prints."""
+
+    address: str
+    process: subprocess.Popen[bytes]
+    output: Path
+    login: str = ""  # the address for users with a password
+
+    def tail(self, lines: int = 30) -> str:
+        """The last lines the broker printed."""
+        return "\n".join(self.output.read_text(errors="replace").splitlines()[-lines:])
+
+    def stop(self) -> None:
+        """End the broker: asked first, killed when it has not ended after ten seconds."""
+        self.process.terminate()
+        try:
+            self.process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
 
 
 @contextlib.contextmanager
@@ -32,18 +68,110 @@ def kafka_broker(folder: Path, **overrides: object) -> Iterator[str]:
 
 
 def start_kafka(
-    folder: Path, overrides: dict[str, object] | None = None, *, heap: str = "512m", timeout: float = 60.0
+    folder: Path,
+    overrides: dict[str, object] | None = None,
+    *,
+    users: dict[str, str] | None = None,
+    heap: str = "512m",
+    timeout: float = 60.0,
 ) -> Broker:
-    """Start a broker and wait until it answers; the caller stops it, or the kernel when this process is killed.
+    """Start a broker and wait until it answers; the caller stops it.
+
+    Args:
+        folder: Where its data, settings and output go; made when missing.
+        overrides: Settings of the broker, with `_` for `.`.
+        users: Passwords by user name; the broker then has a second address, for them.
+        heap: The most memory its Java takes.
+        timeout: Seconds until it must answer.
 
     Raises:
-        UnavailableError: There are no jars or no Java to start it with.
+        RuntimeError: It ended or did not answer in time; the message ends with what it printed last.
     """
+    port, controller_port, login_port = _free_ports(3)
+    settings = _settings(folder, port, controller_port, (overrides or {}) | _login(users, port, login_port))
+    _format(folder, settings, _cluster_id(), heap)
+    return _run(folder, f"127.0.0.1:{port}", f"127.0.0.1:{login_port}" if users else "", heap, timeout)
+
+
+def restart_kafka(broker: Broker, *, heap: str = "512m", timeout: float = 60.0) -> Broker:
+    """Start a broker that has ended again, with its data and its addresses."""
+    return _run(broker.output.parent, broker.address, broker.login, heap, timeout)
+
+
+def start_cluster(
+    folder: Path, number: int = 3, *, heap: str = "256m", timeout: float = 120.0
+) -> list[Broker]:
+    """Start brokers that replicate to one another; the caller stops them."""
+    ports = [_free_ports(2) for _ in range(number)]
+    voters = ",".join(f"{node}@127.0.0.1:{pair[1]}" for node, pair in enumerate(ports, 1))
+    cluster = _cluster_id()
+    copies = {"offsets.topic": number, "transaction.state.log": number}
+    brokers = []
+    for node, (port, controller_port) in enumerate(ports, 1):
+        own: dict[str, object] = {"node.id": node, "controller.quorum.voters": voters}
+        own |= {f"{topic}.replication.factor": copy for topic, copy in copies.items()}
+        own |= {"default.replication.factor": number, "transaction.state.log.min.isr": 2}
+        place = folder / str(node)
+        _format(place, _settings(place, port, controller_port, own), cluster, heap)
+        brokers.append(_run(place, f"127.0.0.1:{port}", "", heap, timeout, wait=False))
+    for broker in brokers:
+        _wait_until_it_answers(broker, timeout, brokers=number)
+    return brokers
+
+
+def _cluster_id() -> str:
+    return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "A")
+
+
+def _login(users: dict[str, str] | None, port: int, login_port: int) -> dict[str, object]:
+    if not users:
+        return {}
+    known = " ".join(f'user_{name}="{password}"' for name, password in users.items())
+    module = "org.apache.kafka.common.security.plain.PlainLoginModule"
+    return {
+        "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,LOGIN:SASL_PLAINTEXT",
+        "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port},LOGIN://127.0.0.1:{login_port}",
+        "sasl.enabled.mechanisms": "PLAIN",
+        "listener.name.login.plain.sasl.jaas.config": f"{module} required {known};",
+        "login.port": login_port,
+    }
+
+
+def _format(folder: Path, settings: str, cluster: str, heap: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "server.properties"
+    path.write_text(settings)
+    command = [
+        *kafka_command(folder, heap),
+        "kafka.tools.StorageTool",
+        "format",
+        "-t",
+        cluster,
+        "-c",
+        str(path),
+    ]
+    with (folder / "broker.log").open("wb") as sink:
+        subprocess.run(command, stdout=sink, stderr=subprocess.STDOUT, check=False)
+
+
+def _run(folder: Path, address: str, login: str, heap: str, timeout: float, *, wait: bool = True) -> Broker:
+    output = folder / "broker.log"
+    # A session of its own, so that Ctrl-C reaches the test first and the broker is stopped in order.
+    command = [
+        *_ends_with_us(),
+        *kafka_command(folder, heap),
+        "kafka.Kafka",
+        str(folder / "server.properties"),
+    ]
+    with output.open("ab") as sink:
+        process = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True)
+    broker = Broker(address, process, output, login)
     try:
-        broker = launch_kafka(folder, overrides, heap=heap, bound=True)
-    except EnvironmentFaultError as missing:
-        raise UnavailableError(str(missing)) from missing
-    broker.wait(timeout=timeout)
+        if wait:
+            _wait_until_it_answers(broker, timeout)
+    except BaseException:
+        broker.stop()
+        raise
     return broker
 
 
@@ -54,3 +182,57 @@ def create_kafka_topic(address: str, name: str, *, partitions: int = 1, **settin
     admin = AdminClient({"bootstrap.servers": address})
     for created in admin.create_topics([topic]).values():
         created.result(timeout=30)
+
+
+def _ends_with_us() -> list[str]:
+    """A prefix that makes the kernel end the broker when this process is killed; the process id stays."""
+    setpriv = shutil.which("setpriv")
+    return [setpriv, "--pdeathsig", "KILL"] if setpriv else []
+
+
+def _settings(folder: Path, port: int, controller_port: int, overrides: dict[str, object]) -> str:
+    settings: dict[str, object] = {
+        "process.roles": "broker,controller",
+        "node.id": 1,
+        "controller.quorum.voters": f"1@127.0.0.1:{controller_port}",
+        "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}",
+        "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}",
+        "controller.listener.names": "CONTROLLER",
+        "log.dirs": folder / "data",
+        "offsets.topic.replication.factor": 1,
+        "offsets.topic.num.partitions": 1,
+        "transaction.state.log.replication.factor": 1,
+        "transaction.state.log.min.isr": 1,
+        "transaction.state.log.num.partitions": 1,
+        "group.initial.rebalance.delay.ms": 0,
+        "auto.create.topics.enable": "false",
+    }
+    settings.update({name.replace("_", "."): value for name, value in overrides.items()})
+    if (login := settings.pop("login.port", None)) is not None:
+        settings["listeners"] = f"{settings['listeners']},LOGIN://127.0.0.1:{login}"
+    return "".join(f"{name}={value}\n" for name, value in settings.items())
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as held:
+        # All are held until all are known, so that no two are the same.
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def _wait_until_it_answers(broker: Broker, timeout: float, *, brokers: int = 1) -> None:
+    # Refused connections are expected until the broker is up: what the client says of them is not shown.
+    quiet = logging.Logger("kafka-start")
+    quiet.addHandler(logging.NullHandler())
+    admin = AdminClient({"bootstrap.servers": broker.address, "reconnect.backoff.max.ms": 200}, logger=quiet)
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        if broker.process.poll() is not None:
+            code = broker.process.returncode
+            raise RuntimeError(f"the Kafka broker ended with code {code}:\n{broker.tail()}")
+        with contextlib.suppress(KafkaException):
+            if len(admin.list_topics(timeout=1).brokers) >= brokers:
+                return
+    raise RuntimeError(f"no Kafka broker on {broker.address} after {timeout:.0f} s:\n{broker.tail()}")

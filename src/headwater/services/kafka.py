@@ -16,7 +16,7 @@ from headwater.errors import ServiceFailedError
 from headwater.services.jars import jars
 from headwater.services.launched import Launched, Tell, free_ports, java_command, launch
 
-__all__ = ["launch_kafka"]
+__all__ = ["kafka_command", "launch_kafka"]
 
 _VERSION: Final = "4.1.0"
 _COORDINATES: Final = (
@@ -54,8 +54,7 @@ def launch_kafka(
         ServiceFailedError: The jars could not be fetched, or the folder could not be prepared.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    libraries = jars(f"kafka-{_VERSION}", _COORDINATES, tell)
-    command = java_command(folder, f"{libraries}{os.sep}*", f"-Xmx{heap}", *_JVM)
+    command = kafka_command(folder, heap, tell)
     broker, controller = free_ports(2, ports)
     settings = folder / "server.properties"
     settings.write_text(_settings(folder, broker, controller, overrides or {}))
@@ -65,6 +64,16 @@ def launch_kafka(
     process = launch([*command, "kafka.Kafka", settings], output, bound=bound)
     url = f"kafka://127.0.0.1:{broker}"
     return Launched("kafka", url, (broker, controller), process, output, lambda: _answers(broker))
+
+
+def kafka_command(folder: Path, heap: str, tell: Tell | None = None) -> list[str]:
+    """Java with Kafka's jars; what it is to run comes behind.
+
+    Raises:
+        ServiceFailedError: The jars could not be fetched.
+    """
+    libraries = jars(f"kafka-{_VERSION}", _COORDINATES, tell)
+    return java_command(folder, f"{libraries}{os.sep}*", f"-Xmx{heap}", *_JVM)
 
 
 def _format(command: list[str], settings: Path, output: Path) -> None:

@@ -4,8 +4,8 @@ In come rows and offsets; they become records that any Kafka client can read: JS
 Definitions of topics and what was committed lie in compacted side topics. Enter at `KafkaLog`.
 """
 
-from headwater.log.kafka.event_walk import EventTimeWalk, walk
 from headwater.log.kafka.kafka_log import KafkaLog
 from headwater.log.kafka.publisher import KafkaPublisher, Published
+from headwater.log.kafka.time.walk import EventTimeWalk, walk
 
 __all__ = ["EventTimeWalk", "KafkaLog", "KafkaPublisher", "Published", "walk"]

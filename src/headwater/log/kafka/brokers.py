@@ -59,6 +59,8 @@ _SILENT: Final = (  # codes after which asking again may help
     "CONCURRENT_TRANSACTIONS",
     "NETWORK_EXCEPTION",
     "NOT_CONTROLLER",
+    "FENCED_LEADER_EPOCH",
+    "UNKNOWN_LEADER_EPOCH",
     "OFFSET_NOT_AVAILABLE",
     "KAFKA_STORAGE_ERROR",
 )
@@ -104,8 +106,8 @@ class KafkaAddress:
             >>> address = KafkaAddress.of("kafka://ada:pw@a:9092,b:9092?replication.factor=3&client.id=till")
             >>> address
             KafkaAddress(servers='a:9092,b:9092', topic_settings={'replication.factor': '3'})
-            >>> str(address), sorted(address.settings)
-            ('kafka://a:9092,b:9092', ['client.id', 'sasl.mechanism', 'sasl.password', 'sasl.username', 'security.protocol'])
+            >>> str(address), address.settings["client.id"], address.settings["security.protocol"]
+            ('kafka://a:9092,b:9092', 'till', 'SASL_SSL')
         """
         parts = urlsplit(url)
         user, _, servers = parts.netloc.rpartition("@")
@@ -198,6 +200,7 @@ class Brokers:
         whole = {
             "bootstrap.servers": self.address.servers,
             "error_cb": self._remember,
+            "log_level": 2,
             "reconnect.backoff.max.ms": 1000,
             "topic.metadata.propagation.max.ms": 5000,
         }
@@ -219,7 +222,8 @@ class Brokers:
             UnreachableError: No broker answered.
             BadCredentialsError: They do not accept us.
         """
-        deadline = time.monotonic() + (self.patience if patience is None else patience)
+        began = time.monotonic()
+        deadline = began + (self.patience if patience is None else patience)
         said = False
         while True:
             left = deadline - time.monotonic()
@@ -229,7 +233,7 @@ class Brokers:
                 self._refuse_if_final(error)
                 if time.monotonic() >= deadline:
                     raise self.error(error) from None
-            if not said:
+            if not said and time.monotonic() - began > 1:
                 said = True
                 logger.warning("no Kafka broker answers at %s: waiting", self.address)
             time.sleep(min(0.2, max(0.0, left)))
@@ -237,6 +241,8 @@ class Brokers:
     def _refuse_if_final(self, error: Any) -> None:
         """Waiting helps against silence, not against a no."""
         code = _code(error)
+        if self._admin is not None:
+            self._admin.poll(0)  # it hears of refused credentials when it is asked only
         fault = self._last_fault
         if fault is not None and fault.code() in self._refused:
             raise self.error(fault) from None

@@ -106,11 +106,8 @@ class Cursor:
         except self._kafka.KafkaException as error:
             raise self._brokers.error(error) from None
         taken = [] if first is None else [first, *rest]
-        if any(said := [message.error() for message in taken]):
-            for message, error in zip(taken, said, strict=True):
-                if error is not None:
-                    self._hear(error, message.partition(), message.offset())
-            taken = [message for message, error in zip(taken, said, strict=True) if error is None]
+        if any(message.error() is not None for message in taken):
+            taken = [message for message in taken if message.error() is None or self._hear(message)]
         found: dict[int, list[Any]] = {}
         for number, run in groupby(taken, self._kafka.Message.partition):
             messages = list(run)
@@ -126,16 +123,19 @@ class Cursor:
             self._size = max(1, size, self._size // 2)
         return found
 
-    def _hear(self, error: Any, partition: int, offset: int) -> None:
+    def _hear(self, message: Any) -> bool:
+        """Take note of what is no record; always false."""
         codes = self._kafka.KafkaError
-        if error.code() == codes._PARTITION_EOF:
-            self._ended[partition] = offset
-        elif error.code() in (codes._AUTO_OFFSET_RESET, codes.OFFSET_OUT_OF_RANGE):
+        fault, partition = message.error(), message.partition()
+        if fault.code() == codes._PARTITION_EOF:
+            self._ended[partition] = message.offset()
+        elif fault.code() in (codes._AUTO_OFFSET_RESET, codes.OFFSET_OUT_OF_RANGE):
             self._require_there({partition: self.positions[partition]})
         else:
-            found = self._brokers.error(error)
+            found = self._brokers.error(fault)
             if not isinstance(found, UnreachableError):
                 raise found
+        return False
 
     def close(self) -> None:
         """Let go of the connection."""
@@ -164,15 +164,12 @@ class Cursors:
         try:
             cursor.move(positions)
             yield cursor
-        except (BadOffsetError, DataGoneError):  # it still stands where it stood
-            self._give_back(cursor)
-            raise
         except UnknownTopicError as error:
             cursor.close()
             error.what = f'no topic "{name}": Kafka has it no longer'
             error.data["topic"] = name
             raise
-        except BaseException:
+        except BaseException:  # where it stands now is not where its reader is
             cursor.close()
             raise
         self._give_back(cursor)

@@ -27,12 +27,10 @@ from headwater.log.event_log import PartitionRange, Start
 from headwater.log.kafka.brokers import Brokers, KafkaAddress
 from headwater.log.kafka.cursors import Cursors
 from headwater.log.kafka.definitions import Definition, Definitions
-from headwater.log.kafka.group_book import KafkaGroups
-from headwater.log.kafka.named import NamedProducers
+from headwater.log.kafka.groups import KafkaGroups
 from headwater.log.kafka.records import Typed, event_times
-from headwater.log.kafka.sender import Route, TopicSender
-from headwater.log.kafka.sending import IdempotentProducer
-from headwater.log.kafka.timed import IndexWaiter, TimedKafkaTopic
+from headwater.log.kafka.sending import IdempotentProducer, NamedProducers, Route, TopicSender
+from headwater.log.kafka.time import IndexWaiter, TimedKafkaTopic
 from headwater.log.kafka.topics import KafkaTopics, settings_of
 from headwater.log.kafka.waiter import TopicWaiter
 from headwater.log.receipts import Receipts

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -14,8 +14,7 @@ from headwater.errors import FencedError, HeadwaterError, LedgerMismatchError
 from headwater.events import partitions_of
 from headwater.log.kafka.kafka_log import KafkaLog
 from headwater.log.kafka.records import Encoded, encoded
-from headwater.log.kafka.sending import Delivery
-from headwater.log.kafka.transactions import Transactions
+from headwater.log.kafka.sending import Delivery, Transactions
 from headwater.log.receipts import Receipts
 from headwater.log.rows import Rows
 
@@ -51,8 +50,7 @@ class KafkaPublisher:
         patience: timedelta = timedelta(seconds=30),
     ) -> None:
         self._own = KafkaLog(where, patience=patience) if isinstance(where, str) else None
-        self._log = self._own or where
-        assert isinstance(self._log, KafkaLog)
+        self._log: KafkaLog = where if isinstance(where, KafkaLog) else cast(KafkaLog, self._own)
         self._transactions = Transactions(
             self._log.brokers, self._log.kafka_topics, f"headwater.publisher/{transactional_id}"
         )

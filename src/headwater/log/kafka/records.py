@@ -166,8 +166,8 @@ class Typed:
             envelope["_hw.deleted"] = pa.array([line is None for line in lines])
         if reasons:
             envelope["_hw.error"] = pa.array([reasons.get(row) for row in range(len(lines))], pa.string())
-            raws = [(lines[row] or keys[row] or b"") if row in reasons else None for row in range(len(lines))]
-            envelope["_hw.raw"] = pa.array(raws, pa.binary())
+            raws = {row: keys[row] if lines[row] is None else lines[row] for row in reasons}
+            envelope["_hw.raw"] = pa.array([raws.get(row) for row in range(len(lines))], pa.binary())
             envelope["_hw.deleted"] = pa.array(
                 [line is None and row not in reasons for row, line in enumerate(lines)]
             )

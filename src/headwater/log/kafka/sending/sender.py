@@ -19,9 +19,9 @@ from headwater.log.door import Door, Entry
 from headwater.log.door.counts import COUNTED
 from headwater.log.event_time import EventTimes
 from headwater.log.kafka.brokers import Brokers
-from headwater.log.kafka.named import NamedProducers, Numbered
 from headwater.log.kafka.records import Encoded, encoded
-from headwater.log.kafka.sending import Delivery, IdempotentProducer, Offsets
+from headwater.log.kafka.sending.delivery import Delivery, IdempotentProducer, Offsets
+from headwater.log.kafka.sending.named import NamedProducers, Numbered
 from headwater.log.receipts import Receipts
 from headwater.log.rows import Row, Rows, together
 

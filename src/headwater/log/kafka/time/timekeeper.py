@@ -1,4 +1,4 @@
-"""Keeps the event time of a Kafka topic: reads what is new once, and writes down its stretches (time_index.py).
+"""Keeps the event time of a Kafka topic: reads what is new once, and writes down its stretches (index.py).
 
 One process keeps the time of a topic, under a transactional id that shuts its predecessor out; others stand by, and
 take over when time stands still although there are events. A stretch and how far the keeper has come are one
@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from headwater.errors import FencedError, HeadwaterError, UnknownTopicError, UnreachableError
-from headwater.log.kafka.event_walk import EventTimeWalk
-from headwater.log.kafka.time_index import SETTINGS, Stretch, TimeEnd, index_name
-from headwater.log.kafka.transactions import Transactions
+from headwater.log.kafka.sending.transactions import Transactions
+from headwater.log.kafka.time.index import SETTINGS, Stretch, TimeEnd, index_name
+from headwater.log.kafka.time.walk import EventTimeWalk
 from headwater.log.storage.frame import LOWEST_TIME
 from headwater.log.upkeep.quiet import Quiet
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from headwater.log.kafka.brokers import Brokers
 from headwater.log.kafka.records import Encoded
-from headwater.log.kafka.sending import Delivery, Offsets
+from headwater.log.kafka.sending.delivery import Delivery, Offsets
+from headwater.log.kafka.sending.transactions import Transactions
 from headwater.log.kafka.topics import KafkaTopics
-from headwater.log.kafka.transactions import Transactions
 from headwater.log.rows import Rows
 from headwater.log.storage.layout import repeated_rows
 

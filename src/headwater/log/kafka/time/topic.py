@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from headwater.log.batch import LogBatch
 from headwater.log.definition import Topic
-from headwater.log.kafka.event_walk import walk
-from headwater.log.kafka.time_index import TimeEnd, TimeIndex, frames
-from headwater.log.kafka.timekeeper import Timekeeper
+from headwater.log.kafka.time.index import TimeEnd, TimeIndex, frames
+from headwater.log.kafka.time.timekeeper import Timekeeper
+from headwater.log.kafka.time.walk import walk
 from headwater.log.storage.frame import LOWEST_TIME, Frame
 
 if TYPE_CHECKING:

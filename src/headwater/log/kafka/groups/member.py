@@ -64,6 +64,7 @@ class Member:
                 "partition.assignment.strategy": "cooperative-sticky",
                 "session.timeout.ms": session_ms,
                 "heartbeat.interval.ms": max(100, session_ms // 4),
+                "topic.metadata.refresh.interval.ms": 30_000,  # how soon new partitions are shared out
                 "max.poll.interval.ms": max(session_ms, int(self._session * 1000) + 1000, 300_000),
             }
         )

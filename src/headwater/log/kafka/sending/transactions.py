@@ -86,6 +86,8 @@ class Transactions:
             self._state = state
         except self._kafka.KafkaException as error:
             raise self._failed(error) from None
+        except SystemError as error:  # how the driver raises what came while it did something else
+            raise self._failed(error.__cause__ or error) from None
         except HeadwaterError:
             with contextlib.suppress(self._kafka.KafkaException):
                 producer.abort_transaction(self._brokers.patience)
@@ -101,7 +103,7 @@ class Transactions:
                 id=self.id,
             )
             return self._fenced
-        if error.args[0].txn_requires_abort():
+        if getattr(error.args[0], "txn_requires_abort", bool)():
             with contextlib.suppress(self._kafka.KafkaException):
                 self._producer.abort_transaction(self._brokers.patience)
         return (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from typing import Any, Final
@@ -10,11 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from headwater.errors import HeadwaterError, UnreachableError
-from headwater.log.kafka.brokers import Brokers
+from headwater.log.kafka.brokers import Brokers, driver
 from headwater.log.kafka.records import Encoded
 
 __all__ = ["Delivery", "IdempotentProducer"]
 
+logger = logging.getLogger("headwater.kafka")
 Offsets = npt.NDArray[np.int64]
 _FULL: Final = 0.005  # seconds to wait while the driver's own queue is full
 
@@ -24,6 +26,7 @@ class Delivery:
 
     def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers
+        self._kafka = driver()
         self._sent: list[Offsets] = []
         self._left = 0
         self._offsets: dict[int, list[int]] = {}
@@ -34,24 +37,43 @@ class Delivery:
         """Give rows to the driver; the partition of each is known."""
         self._sent.append(partitions)
         self._left += len(rows.values)
-        keys, headers, report = rows.keys, rows.headers, self._report
+        keys, headers, report, give = rows.keys, rows.headers, self._report, producer.produce
         one = headers[0] if len(headers) == 1 else None
         for row, (value, partition) in enumerate(zip(rows.values, partitions.tolist(), strict=True)):
             about = headers[row] if one is None else one
-            while True:
-                try:
-                    producer.produce(
-                        topic, value, key=keys[row], partition=partition, headers=about, on_delivery=report
-                    )
-                    break
-                except BufferError:
-                    time.sleep(_FULL)
+            try:
+                give(topic, value, keys[row], partition, report, headers=about)
+            except (BufferError, self._kafka.KafkaException):
+                self._insist(producer, topic, value, keys[row], partition, about)
+
+    def _insist(self, producer: Any, topic: str, value: Any, key: Any, partition: int, headers: Any) -> None:
+        """Offer a row again: the driver's queue was full, or it did not know the partition yet."""
+        deadline = time.monotonic() + self._brokers.patience
+        while True:
+            try:
+                producer.produce(topic, value, key, partition, self._report, headers=headers)
+                return
+            except BufferError:
+                time.sleep(_FULL)
+            except self._kafka.KafkaException as error:
+                fault = error.args[0]
+                if fault.code() != self._kafka.KafkaError._UNKNOWN_PARTITION or time.monotonic() > deadline:
+                    self._fail(partition, fault)
+                    return
+                self._brokers.ask(lambda seconds: producer.list_topics(topic, timeout=seconds))
 
     def _report(self, error: Any, message: Any) -> None:
         if error is None:
             self._offsets.setdefault(message.partition(), []).append(message.offset())
+            self._one_less()
         else:
-            self._faults[message.partition()] = error
+            self._fail(message.partition(), error)
+
+    def _fail(self, partition: int, fault: Any) -> None:
+        self._faults[partition] = fault
+        self._one_less()
+
+    def _one_less(self) -> None:
         self._left -= 1
         if not self._left:
             self._finished.set()
@@ -116,7 +138,17 @@ class IdempotentProducer:
 
     def _listen(self, producer: Any) -> None:
         while not self._closed.is_set():
-            producer.poll(0.5)
+            try:
+                producer.poll(0.5)
+            except (
+                Exception
+            ) as error:  # the driver raises here what ends this producer: the next send makes a new one
+                logger.warning("a new Kafka producer is needed: %s", error)
+                with self._lock:
+                    if self._producer is producer:
+                        self._producer = None
+            if self._producer is not producer and not len(producer):
+                return
 
     def close(self) -> None:
         """Send what waits and end the thread."""

@@ -12,7 +12,7 @@ from headwater.log.definition import Topic, check_name
 from headwater.log.event_log import Start
 from headwater.log.groups import GroupState, Membership
 from headwater.log.kafka.brokers import Brokers, driver, partition_at
-from headwater.log.kafka.member import Member
+from headwater.log.kafka.groups.member import Member
 from headwater.log.kafka.waiter import GroupWaiter
 
 __all__ = ["KafkaGroups"]
@@ -108,7 +108,7 @@ class KafkaGroups:
         return Membership(member.group, member.topic, member.id, generation, positions)
 
     def _begin(self, member: Member, partition: int) -> int:
-        """Where a partition begins that the group has not read: as the group began, or at its start if it came later."""
+        """Where the group begins in a partition: as it was told to, or at the start of one that came later."""
         starts = self._starts.get(member.id, {})
         found = starts.get(partition)
         return self._log.find(member.topic, partition, "earliest") if found is None else found

@@ -1,0 +1,135 @@
+"""Batches published in transactions: each effect once, judged by an independent reader of committed records."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+
+import pyarrow as pa
+import pytest
+
+import headwater as hw
+from headwater.errors import FencedError, LedgerMismatchError
+from headwater.log.kafka import KafkaLog, KafkaPublisher, Published
+from tests.client.shop import fresh
+from tests.faults.counts import times
+from tests.log.kafka.plain import consume
+from tests.services.kafka import Broker
+
+pytestmark = pytest.mark.services
+
+BATCHES, ROWS, KILLS = times(40, 400), 25, times(4, 60)
+# Publishes batches from the newest one on, and says when each is done; killed at any moment.
+PUBLISHER = """
+import sys, pyarrow as pa
+from headwater.log.kafka import KafkaPublisher
+url, topic, id, epoch, batches, rows = *sys.argv[1:4], *map(int, sys.argv[4:])
+with KafkaPublisher(url, id) as publisher:
+    last = publisher.last_published()
+    print("from", -1 if last is None else last.batch, flush=True)
+    for batch in range(0 if last is None else last.batch + 1, batches):
+        numbers = list(range(batch * rows, (batch + 1) * rows))
+        span = [numbers[0], numbers[-1]]
+        publisher.publish(topic, pa.table({"n": numbers}), batch=batch, epoch=epoch, span=span)
+        print("done", batch, flush=True)
+"""
+
+
+def numbers(broker: Broker, topic: str, *, committed: bool = True) -> list[int]:
+    return [
+        json.loads(message.value())["n"] for message in consume(broker.address, topic, 2, committed=committed)
+    ]
+
+
+@pytest.fixture
+def topic(client: hw.Client) -> str:
+    name = fresh("results")
+    client.create_topic(name, "n bigint", key="n", partitions=2)
+    return name
+
+
+def table(*rows: int) -> pa.Table:
+    return pa.table({"n": list(rows)})
+
+
+def test_rows_and_mark_are_published_together(client: hw.Client, kafka: Broker, topic: str):
+    id = fresh("pipeline")
+    assert isinstance(client.log, KafkaLog)
+    with KafkaPublisher(client.log, id) as publisher:
+        assert publisher.last_published() is None
+        receipts = publisher.publish(topic, table(1, 2, 3), batch=0, epoch=1, span=[0, 3])
+        assert receipts is not None
+        assert len(receipts) == 3
+        publisher.publish(topic, table(4), batch=1, epoch=1, span=[3, 4])
+    with KafkaPublisher(client.log, id) as publisher:
+        assert publisher.last_published() == Published(1, 1, [3, 4])
+    assert sorted(numbers(kafka, topic)) == [1, 2, 3, 4]
+
+
+def test_the_same_batch_again_is_skipped(client: hw.Client, kafka: Broker, topic: str):
+    with KafkaPublisher(f"kafka://{kafka.address}", fresh("pipeline")) as publisher:
+        publisher.publish(topic, table(1), batch=7, epoch=1, span=[0, 1])
+        assert publisher.publish(topic, table(1), batch=7, epoch=2, span=[0, 1]) is None
+        assert publisher.publish(topic, table(1), batch=6, epoch=2, span=[0, 1]) is None
+        with pytest.raises(LedgerMismatchError):
+            publisher.publish(topic, table(1), batch=7, epoch=2, span=[0, 2])
+    assert numbers(kafka, topic) == [1]
+
+
+def test_a_zombie_is_shut_out_by_its_successor(client: hw.Client, kafka: Broker, topic: str):
+    id = fresh("pipeline")
+    url = f"kafka://{kafka.address}"
+    with KafkaPublisher(url, id) as zombie, KafkaPublisher(url, id) as successor:
+        zombie.publish(topic, table(1), batch=0, epoch=1)
+        assert successor.last_published() == Published(0, 1)
+        successor.publish(topic, table(2), batch=1, epoch=2)
+        for _ in range(2):
+            with pytest.raises(FencedError):
+                zombie.publish(topic, table(99), batch=1, epoch=1)
+        with pytest.raises(FencedError):
+            successor.publish(topic, table(98), batch=2, epoch=1)
+    assert sorted(numbers(kafka, topic)) == [1, 2]
+
+
+def test_what_a_dead_process_left_open_is_never_seen(client: hw.Client, kafka: Broker, topic: str):
+    id = fresh("pipeline")
+    url = f"kafka://{kafka.address}"
+    with KafkaPublisher(url, id) as dead:
+        dead.last_published()
+        producer = dead._transactions._producer
+        producer.begin_transaction()
+        producer.produce(topic, b'{"n":13}', partition=0)
+        producer.flush()
+        with KafkaPublisher(url, id) as heir:
+            heir.publish(topic, table(1), batch=0, epoch=2)
+    assert numbers(kafka, topic) == [1]
+    assert sorted(numbers(kafka, topic, committed=False)) == [1, 13]
+
+
+def test_each_effect_is_once_however_often_it_is_killed(client: hw.Client, kafka: Broker, topic: str):
+    chance = random.Random(7)
+    id, command = fresh("pipeline"), [sys.executable, "-c", PUBLISHER, f"kafka://{kafka.address}", topic]
+    acknowledged: set[int] = set()
+    kills = epoch = 0
+    deadline = time.monotonic() + times(100, 900)
+    while max(acknowledged, default=-1) < BATCHES - 1:
+        assert time.monotonic() < deadline, acknowledged
+        epoch += 1
+        process = subprocess.Popen(
+            [*command, id, str(epoch), str(BATCHES), str(ROWS)], stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        first = process.stdout.readline().split()
+        assert int(first[1]) >= max(acknowledged, default=-1), "an acknowledged batch was lost"
+        if kills < KILLS:
+            time.sleep(chance.uniform(0.01, 0.35))
+            process.kill()
+            kills += 1
+        said, _ = process.communicate(timeout=60)
+        acknowledged |= {int(line.split()[1]) for line in said.splitlines() if line.startswith("done ")}
+    found = Counter(numbers(kafka, topic))
+    assert found == Counter(range(BATCHES * ROWS))
