@@ -45,15 +45,22 @@ class EngineProcess:
         app: The user's file.
         data: The data folder.
         rebuild: Views that may be made anew.
+        profile: Where log, store and Spark are, by name.
     """
 
-    def __init__(self, app: str | Path, data: Path, rebuild: Sequence[str] = ()) -> None:
-        self._order = {
+    def __init__(
+        self, app: str | Path, data: Path, rebuild: Sequence[str] = (), profile: str | None = None
+    ) -> None:
+        self._order: dict[str, Any] = {
             "app": str(Path(app).absolute()),
             "data": str(data.absolute()),
             "rebuild": list(rebuild),
+            "profile": profile or "",
+            "here": str(Path.cwd()),
         }
         self._data = data
+        self.failed = ""
+        """Why it was given up; empty as long as it was not."""
         self._process: subprocess.Popen[bytes] | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="headwater-engine", daemon=True)
@@ -66,6 +73,7 @@ class EngineProcess:
     def start(self) -> None:
         """Begin, and go on until `stop`."""
         self._tell("starting", "Spark is starting; log and views work meanwhile")
+        (self._data / "engine").mkdir(parents=True, exist_ok=True)
         (self._data / "engine" / "app").write_text(str(self._order["app"]))
         self._thread.start()
 
@@ -95,6 +103,7 @@ class EngineProcess:
             logger.error("%s", why)
             if (error is not None and not error.retryable) or self._too_often(ends):
                 self._tell("failed", why)
+                self.failed = why
                 return
             self._tell("restarting", why)
             self._stopping.wait(2 ** len(ends) / 4)
@@ -106,7 +115,13 @@ class EngineProcess:
         write_engine_state(self._data, EngineState(state, SystemClock().micros(), detail, self.pid))
 
 
-def catch_up(app: str | Path, data: Path, rebuild: Sequence[str] = (), since: str = "earliest") -> None:
+def catch_up(
+    app: str | Path,
+    data: Path,
+    rebuild: Sequence[str] = (),
+    since: str = "earliest",
+    profile: str | None = None,
+) -> None:
     """Run all pipelines until they have committed what is in the log now, then end.
 
     Args:
@@ -114,11 +129,13 @@ def catch_up(app: str | Path, data: Path, rebuild: Sequence[str] = (), since: st
         data: The data folder.
         rebuild: Views that are to be made anew.
         since: From where on: an offset or a moment.
+        profile: Where log, store and Spark are, by name.
 
     Raises:
         HeadwaterError: A pipeline failed.
     """
     order = {"app": str(Path(app).absolute()), "data": str(data), "rebuild": list(rebuild), "since": since}
+    order |= {"profile": profile or "", "here": str(Path.cwd())}
     for _ in _told(order | {"work": "catch-up"}):
         pass
 

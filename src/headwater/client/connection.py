@@ -20,9 +20,10 @@ from headwater.client.views import FolderViews, PipelineLag, View, ViewSource, p
 from headwater.errors import BadEventError, BadSettingError, HeadwaterError, Place, UnknownGroupError
 from headwater.events import Clock, Event, Receipt, SystemClock, from_row
 from headwater.log import EventLog, LogBatch, Receipts, Start, Topic
+from headwater.log.places import open_log
 from headwater.log.protocol import Log
 from headwater.log.reader import Reader
-from headwater.profiles import read_profile
+from headwater.profiles import Profile, read_profile
 from headwater.store import Answer
 from headwater.units import duration
 
@@ -48,7 +49,12 @@ def connect(
         >>> client.topics()
         []
     """
-    place = _log_place(where, profile)
+    if where in (None, ""):
+        return _profiled(read_profile(profile), clock or SystemClock())
+    if profile is not None:
+        what = "both a place and a profile are given, and each says where the log is"
+        raise BadSettingError(what, fix=f'hw.connect(profile="{profile}")')
+    place = str(where)
     if place.startswith(("http://", "https://")):
         from headwater.log.http import HttpLog  # httpx is slow to import and not needed for a folder
 
@@ -64,24 +70,24 @@ def connect(
     return Client(EventLog(place, clock=clock), clock or SystemClock())
 
 
-def _log_place(where: str | Path | None, profile: str | None) -> str:
-    if where in (None, ""):
-        chosen = read_profile(profile)
-        return chosen.log.resolved() if chosen.log else chosen.data_folder()
-    if profile is not None:
-        what = "both a place and a profile are given, and each says where the log is"
-        raise BadSettingError(what, fix=f'hw.connect(profile="{profile}")')
-    return str(where)
+def _profiled(profile: Profile, clock: Clock) -> Client:
+    """A client for the log and the views of a profile."""
+    if profile.log is None and profile.store is None:
+        return connect(profile.data_folder(), clock=clock)
+    folder = Path(profile.data_folder())
+    log = open_log(profile.log.resolved() if profile.log else str(folder), clock)
+    url = profile.store.resolved() if profile.store else None
+    return Client(log, clock, FolderViews(log, folder, url))
 
 
 class Client:
     """Sends to and reads from topics; safe to share between threads. Made by `hw.connect`."""
 
-    def __init__(self, log: Log, clock: Clock) -> None:
+    def __init__(self, log: Log, clock: Clock, views: ViewSource | None = None) -> None:
         self.log = log
         self._clock = clock
         self._incoming: dict[str, Incoming] = {}
-        self._views: ViewSource | None = None
+        self._views = views
 
     # -- topics --------------------------------------------------------------------------------------------------
 
@@ -379,7 +385,9 @@ def _views_beside(log: Log) -> ViewSource:
     from headwater.client.views.remote import HttpViews  # httpx is there already, with the log of the node
     from headwater.log.http import HttpLog
 
-    assert isinstance(log, HttpLog)
+    if not isinstance(log, HttpLog):
+        what = "it is not known where the views of this Kafka are kept"
+        raise BadSettingError(what, fix='hw.connect(profile="…"), with a profile that names log and store')
     return HttpViews(log.transport)
 
 

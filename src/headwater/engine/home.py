@@ -29,7 +29,7 @@ class Made(msgspec.Struct, frozen=True):
 
 
 class Home:
-    """`engine/NAME/VERSION` below the data folder.
+    """`engine/NAME/VERSION` below the data folder; what workers must reach is below `shared`, if there is one.
 
     Example:
         >>> import tempfile
@@ -38,10 +38,12 @@ class Home:
         ('revenue@1', True)
     """
 
-    def __init__(self, data: Path, name: str, version: int) -> None:
+    def __init__(self, data: Path, name: str, version: int, shared: Path | None = None) -> None:
         self.query = f"{name}@{version}"
         self.folder = data / "engine" / name / str(version)
-        self.checkpoint = self.folder / "checkpoint"
+        reached = self.folder if shared is None else shared / name / str(version)
+        self.checkpoint = reached / "checkpoint"
+        self.staged = reached / "staged"
         self.notes = self.folder / "notes"
 
     def made(self) -> Made | None:

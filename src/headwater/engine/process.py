@@ -32,9 +32,10 @@ from headwater.engine.surroundings import Surroundings
 from headwater.engine.versions import Rebuild
 from headwater.errors import HeadwaterError, LockedError
 from headwater.events import SystemClock
-from headwater.log import EventLog
+from headwater.log.places import open_log
 from headwater.pipelines import Kind
-from headwater.store import SqliteStore
+from headwater.profiles import Profile, read_profile
+from headwater.store import open_store
 from headwater.store.engine_state import EngineState, write_engine_state
 
 __all__ = ["main"]
@@ -51,6 +52,8 @@ class Order(msgspec.Struct, frozen=True):
         since: From where on; an offset or a moment as text.
         names: Pipelines to replay; all, if empty.
         rows: About how many events a batch of a replay takes.
+        profile: Where log, store and Spark are, by name; embedded, if empty.
+        here: The folder where the file with the profile is looked for.
     """
 
     app: str
@@ -60,6 +63,12 @@ class Order(msgspec.Struct, frozen=True):
     since: str = "earliest"
     names: tuple[str, ...] = ()
     rows: int = 0
+    profile: str = ""
+    here: str = ""
+
+    def places(self) -> Profile:
+        """Where log, store and Spark are."""
+        return read_profile(self.profile or None, Path(self.here or "."))
 
 
 def main(argument: str) -> int:
@@ -77,13 +86,10 @@ def main(argument: str) -> int:
 
 
 def _run(order: Order, data: Path, ended: threading.Event) -> int:
-    clock = SystemClock()
-    with _only_one(data), EventLog(data, clock=clock) as log:
-        store = SqliteStore(data / "store", clock, partial(reach, "in-sink-commit"))
-        settings = _settings()
-        spark = Spark(data / "engine", settings)
+    profile = order.places()
+    with _only_one(data), _surroundings(profile, data) as around:
+        spark = Spark(data / "engine", _settings(profile))
         graph = load_app(order.app).resolve()
-        around = Surroundings(log.folder, log, store, clock, cores=settings.cores)
         rebuild = {name: Rebuild(order.since) for name in order.rebuild}
         engine = Engine(graph, lambda: spark.session, around, rebuild)
         engine.start()
@@ -96,8 +102,24 @@ def _run(order: Order, data: Path, ended: threading.Event) -> int:
         finally:
             engine.stop()
             spark.stop()
-            store.close()
     return 0
+
+
+@contextmanager
+def _surroundings(profile: Profile, data: Path) -> Iterator[Surroundings]:
+    """Log and store of a profile, open while the block runs."""
+    clock = SystemClock()
+    log = open_log(profile.log.resolved() if profile.log else str(data), clock, keeps_time=True)
+    try:
+        url = profile.store.resolved() if profile.store else None
+        store = open_store(url, data, clock, partial(reach, "in-sink-commit"))
+        try:
+            shared = Path(profile.checkpoints.resolved()) if profile.checkpoints else None
+            yield Surroundings(data, log, store, clock, cores=_settings(profile).cores, shared=shared)
+        finally:
+            store.close()
+    finally:
+        log.close()
 
 
 def _tell_when_up(data: Path, spark: Spark) -> None:
@@ -115,7 +137,9 @@ def _tell_when_up(data: Path, spark: Spark) -> None:
 
 
 def _check(order: Order, data: Path) -> int:
-    spark = Spark(data / "engine" if data.exists() else Path(os.devnull).parent, _settings())
+    spark = Spark(
+        data / "engine" if data.exists() else Path(os.devnull).parent, _settings(Profile("embedded"))
+    )
     try:
         for checked in check(load_app(order.app).resolve(), data, lambda: spark.session):
             _say({"checked": checked})
@@ -125,13 +149,14 @@ def _check(order: Order, data: Path) -> int:
 
 
 def _replay(order: Order, data: Path) -> int:
-    spark = Spark(data / "engine", _settings())
-    clock = SystemClock()
+    profile = order.places()
+    spark = Spark(data / "engine", _settings(profile))
     graph = load_app(order.app).resolve()
-    store = SqliteStore(data / "store", clock)
     try:
-        with EventLog(data, clock=clock) as log, tempfile.TemporaryDirectory(prefix="headwater-") as scratch:
-            around = Surroundings(log.folder, log, store, clock, cores=_settings().cores)
+        with (
+            _surroundings(profile, data) as around,
+            tempfile.TemporaryDirectory(prefix="headwater-") as scratch,
+        ):
             for pipeline in graph.pipelines:
                 if pipeline.kind is not Kind.FILES and (not order.names or pipeline.name in order.names):
                     folder = Path(scratch, pipeline.name)
@@ -139,7 +164,6 @@ def _replay(order: Order, data: Path) -> int:
                     _say({"replayed": done})
     finally:
         spark.stop()
-        store.close()
     return 0
 
 
@@ -148,9 +172,11 @@ def _say(document: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def _settings() -> SparkSettings:
+def _settings(profile: Profile) -> SparkSettings:
     cores = SPARK_CORES.number() or os.cpu_count() or 2
-    return SparkSettings(cores=cores, memory=SPARK_MEMORY.read())
+    master = profile.spark.resolved()
+    master = f"local[{cores}]" if master.startswith("local") else master
+    return SparkSettings(cores, SPARK_MEMORY.read(), master=master, python=profile.python)
 
 
 def _end_of_input() -> threading.Event:

@@ -13,7 +13,6 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from headwater.engine.building.inputs import Input, Rows
-from headwater.engine.home import Home
 from headwater.engine.query import Bounds, Query
 from headwater.engine.sink.outputs import changelog_name
 from headwater.engine.surroundings import Surroundings
@@ -21,7 +20,7 @@ from headwater.errors import UnknownViewError
 from headwater.log.protocol import Log
 from headwater.log.reader import Reader
 from headwater.pipelines import Graph, Kind, Pipeline
-from headwater.store import LedgerEntry, SqliteStore, Views
+from headwater.store import LedgerEntry, SqliteStore, Views, views_of
 
 __all__ = ["Replayed", "replay", "rows_hash"]
 
@@ -134,8 +133,7 @@ def _kept(pipeline: Pipeline, version: int, around: Surroundings) -> tuple[Ledge
 
 def _rows_of(pipeline: Pipeline, around: Surroundings) -> pa.Table:
     if pipeline.kind is Kind.VIEW:
-        assert isinstance(around.store, SqliteStore)
-        views = Views(around.store)
+        views = views_of(around.store)
         try:
             return views.table(pipeline.name)
         finally:
@@ -156,7 +154,7 @@ def _events(log: Log, topic: str) -> Iterator[pa.RecordBatch]:
 def _bounds(
     pipeline: Pipeline, version: int, inputs: tuple[Input, ...], entry: LedgerEntry, around: Surroundings
 ) -> Bounds:
-    made = Home(around.data, pipeline.name, version).made()
+    made = around.home(pipeline.name, version).made()
     assert made is not None
     ends = {read.topic: read.end for read in entry.inputs}
     return Bounds(

@@ -26,6 +26,8 @@ class Surroundings:
         stage_above: Results of batches with more events than this are staged by the workers.
         cores: Into how many tasks a batch is cut.
         wait: The longest wait of an input for events, in seconds.
+        shared: A folder that driver and workers both reach, for checkpoints and large results; the data folder, if
+            left out.
         scratch: A folder for queries that are run apart from everything: what they make goes nowhere else.
     """
 
@@ -37,8 +39,9 @@ class Surroundings:
     stage_above: int = 50_000
     cores: int = 2
     wait: float = 1.0
+    shared: Path | None = None
     scratch: Path | None = None
 
     def home(self, name: str, version: int) -> Home:
         """The folder of a query."""
-        return Home(self.scratch or self.data, name, version)
+        return Home(self.scratch or self.data, name, version, self.shared if self.scratch is None else None)

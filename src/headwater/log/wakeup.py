@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-__all__ = ["Waiter", "Wakeup"]
+__all__ = ["Waiter", "Waker", "Wakeup"]
 
 _MODIFY: Final = 0x2
 _CLOSE_WRITE: Final = 0x8
@@ -31,6 +31,13 @@ class Waiter(Protocol):
 
     def close(self) -> None:
         """Stop waiting."""
+
+
+class Waker(Waiter, Protocol):
+    """A waiter that an event loop can wait for."""
+
+    def fileno(self) -> int | None:
+        """The descriptor that becomes readable on a change; None where there is none."""
 
 
 class Wakeup:

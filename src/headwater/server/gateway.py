@@ -31,15 +31,16 @@ class Gateway:
     Args:
         log: What is served.
         limits: What clients may ask of it.
+        store: The database that has the views, if they are not in the log's folder.
     """
 
-    def __init__(self, log: EventLog, limits: Limits) -> None:
+    def __init__(self, log: EventLog, limits: Limits, store: str | None = None) -> None:
         self.log = log
         self.limits = limits
         self.threads = Threads()
         self.bodies = Bodies(limits)
         self.intake = Intake(log, limits.line)
-        self.views = FolderViews(log)
+        self.views = FolderViews(log, url=store)
         self.wakes = Wakes(log, self.threads)
         self.members = Members(log, self.threads, limits)
         self.started_at = datetime.now(UTC)

@@ -43,6 +43,7 @@ class Node:
         host: 127.0.0.1; any other address is refused, until there are keys and rights.
         hosts: Further `host:port` that requests may name, for instance of a tunnel to this machine.
         limits: What clients may ask for.
+        store: The database that has the views, if they are not in the folder.
         clock: What time it is, for tests.
 
     Raises:
@@ -66,6 +67,7 @@ class Node:
         host: str = "127.0.0.1",
         hosts: Collection[str] = (),
         limits: Limits | None = None,
+        store: str | None = None,
         clock: Clock | None = None,
         disk: Disk | None = None,
     ) -> None:
@@ -77,6 +79,7 @@ class Node:
                 host=host,
             )
         self.limits = limits or Limits()
+        self._store = store
         self.log = EventLog(folder, clock=clock, disk=disk)
         with contextlib.ExitStack() as undo:
             undo.callback(self.log.close)
@@ -116,7 +119,7 @@ class Node:
         from headwater.server.gateway import Gateway
         from headwater.server.serving import Server
 
-        gateway = Gateway(self.log, self.limits)
+        gateway = Gateway(self.log, self.limits, self._store)
 
         def begun() -> None:
             started = moment_text(gateway.started_at)

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Final
 
 from headwater.errors import EnvironmentFaultError, UnknownGroupError
-from headwater.log import EventLog, Wakeup
+from headwater.log import EventLog
+from headwater.log.wakeup import Waker
 from headwater.server.threads import Threads
 
 __all__ = ["Wakes", "Watch"]
@@ -20,7 +21,7 @@ _LOOK_EVERY: Final = 0.05  # seconds, where the operating system tells nothing
 class Watch:
     """Changes of one topic or group. Take `next`, look at the log, and if there is nothing, wait for what you took."""
 
-    def __init__(self, wakeup: Wakeup, forget: Callable[[], None]) -> None:
+    def __init__(self, wakeup: Waker, forget: Callable[[], None]) -> None:
         self.changes = 0
         self._name = os.urandom(6).hex()
         self._users = 0
@@ -98,14 +99,14 @@ class Wakes:
         """Watch the members of a group on a topic, inside a `with` block."""
         return await self._on((topic, group), lambda: self._log.groups.watch(group, topic))
 
-    async def store(self, make: Callable[[], Wakeup]) -> Watch:
+    async def store(self, make: Callable[[], Waker]) -> Watch:
         """Watch everything that pipelines commit, inside a `with` block."""
         return await self._on(("/store", None), make)
 
-    async def _on(self, what: tuple[str, str | None], make: Callable[[], Wakeup]) -> Watch:
+    async def _on(self, what: tuple[str, str | None], make: Callable[[], Waker]) -> Watch:
         return self._watches.get(what) or await self._made(what, make)
 
-    async def _made(self, what: tuple[str, str | None], make: Callable[[], Wakeup]) -> Watch:
+    async def _made(self, what: tuple[str, str | None], make: Callable[[], Waker]) -> Watch:
         try:
             wakeup = await self._threads.read(make)
         except FileNotFoundError:

@@ -16,6 +16,7 @@ from headwater.store.definition import (
     ViewTable,
 )
 from headwater.store.ledger import Counts, InputRange, LedgerEntry
+from headwater.store.places import open_store, views_of
 from headwater.store.protocol import Store
 from headwater.store.query import Answer, QueryLimits
 from headwater.store.sqlite import SqliteStore, Views
@@ -38,5 +39,7 @@ __all__ = [
     "ViewReader",
     "ViewTable",
     "Views",
+    "open_store",
     "rows_as_of",
+    "views_of",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from headwater.log.wakeup import Waiter
+from headwater.log.wakeup import Waker
 from headwater.store.definition import Aside, Commit, Outgoing, PipelineReport, ViewTable
 from headwater.store.ledger import LedgerEntry
 
@@ -65,7 +65,7 @@ class Store(Protocol):
     def tell(self, report: PipelineReport) -> None:
         """Keep how a pipeline is doing, for the system views."""
 
-    def watch(self) -> Waiter:
+    def watch(self) -> Waker:
         """A wake-up for everything that is written to the store, by any process."""
 
     def close(self) -> None:

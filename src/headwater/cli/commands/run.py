@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from typing import TYPE_CHECKING, Final
 
@@ -11,7 +12,8 @@ from headwater.cli.options import DEFAULTS, Options, new_folder
 from headwater.cli.output import Output
 from headwater.cli.words import plural
 from headwater.config import PORT
-from headwater.errors import HeadwaterError, UsageError
+from headwater.errors import EngineFailedError, HeadwaterError, UsageError
+from headwater.profiles import describe
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,7 +41,7 @@ def run(
 
     The node serves the log and the views over HTTP, on this machine only, and keeps the log in order: retention,
     compaction, time marks. Spark starts in the background, in a process of its own. Ctrl-C ends both; requests under
-    way get a few seconds.
+    way get a few seconds. With a profile whose log is on Kafka, the brokers do the node's work: only the pipelines run.
 
     Args:
         app: A Python file that defines an app; without one, the log is served as it is.
@@ -49,17 +51,19 @@ def run(
         options: Options of every command.
     """
     folder = new_folder(options)
-    output = Output(options)
     if until_current:
-        return _until_current(app, folder, rebuild, output)
+        return _until_current(app, folder, rebuild, options)
     if app is not None:
         from headwater.app import checked_file
 
         checked_file(app)
+    if options.kafka:
+        return _without_node(app, folder, rebuild, options)
     from headwater.server import Node
 
-    node = Node(folder, PORT.number(port))
-    running = _Running(node, folder, app, rebuild, output)
+    store = options.settled.store
+    node = Node(folder, PORT.number(port), store=store.resolved() if store else None)
+    running = _Running(node, folder, app, rebuild, options)
     try:
         node.serve(running.begin)
     finally:
@@ -71,13 +75,14 @@ class _Running:
     """An app beside the node that serves it. Its file is loaded, with Spark's modules, while the node answers."""
 
     def __init__(
-        self, node: Node, folder: Path, file: str | None, rebuild: tuple[str, ...], output: Output
+        self, node: Node, folder: Path, file: str | None, rebuild: tuple[str, ...], options: Options
     ) -> None:
         self._node = node
+        self._profile = options.profile
         self._folder = folder
         self._file = file
         self._rebuild = rebuild
-        self._output = output
+        self._output = Output(options)
         self._engine: EngineProcess | None = None
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._load, name="headwater-app", daemon=True)
@@ -105,7 +110,7 @@ class _Running:
             if app is not None and app.pipelines:
                 from headwater.runner import EngineProcess
 
-                self._engine = EngineProcess(str(self._file), self._folder, self._rebuild)
+                self._engine = EngineProcess(str(self._file), self._folder, self._rebuild, self._profile)
                 self._engine.start()
             self._tell(app)
         except BaseException as error:
@@ -137,14 +142,44 @@ def _loaded(file: str) -> App:
     return app
 
 
-def _until_current(app: str | None, folder: Path, rebuild: tuple[str, ...], output: Output) -> int:
+def _without_node(app: str | None, folder: Path, rebuild: tuple[str, ...], options: Options) -> int:
+    """The pipelines of an app whose log is on Kafka, until Ctrl-C or SIGTERM."""
+    from headwater.runner import EngineProcess
+
+    if app is None:
+        what = "there is nothing to run: the log is on Kafka, whose brokers serve it"
+        raise UsageError(what, fix=f"headwater run app.py --profile {options.settled.name}")
+    output = Output(options)
+    loaded = _loaded(app)
+    engine = EngineProcess(app, folder, rebuild, options.profile)
+    ended = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: ended.set())
+    engine.start()
+    where = describe(options.settled, str(folder))
+    output.record(
+        {"app": loaded.name, "folder": str(folder), "profile": options.settled.name},
+        [f"headwater {__version__}  {loaded.name}", *where, "spark        starting"],
+    )
+    try:
+        while not ended.wait(0.5):
+            if engine.failed:
+                raise EngineFailedError(engine.failed, detail=f"see engine/engine.log in {folder}")
+    finally:
+        engine.stop()
+    return 0
+
+
+def _until_current(app: str | None, folder: Path, rebuild: tuple[str, ...], options: Options) -> int:
     from headwater.runner import catch_up
+
+    output = Output(options)
 
     if app is None:
         raise UsageError("there is nothing to run", fix="headwater run app.py --until-current")
     _loaded(app)
     output.note("Spark is starting")
-    catch_up(app, folder, rebuild)
+    catch_up(app, folder, rebuild, profile=options.profile)
     output.record({"current": True, "folder": str(folder)}, ["all pipelines have read the log to its end"])
     return 0
 

@@ -1,4 +1,4 @@
-"""Views in a data folder: the store beside the log."""
+"""Views in a store: in the data folder beside the log, or in a database."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
@@ -20,8 +21,9 @@ from headwater.client.views.past import chosen, rows_then, version_then
 from headwater.client.views.system import SYSTEM_KEYS, system_table, system_view
 from headwater.errors import BadQueryError, UnknownTopicError, UnknownViewError, ViewBehindError
 from headwater.events import Receipt
-from headwater.log import EventLog, Wakeup
-from headwater.store import Answer, QueryLimits, SqliteStore, Views, ViewTable
+from headwater.log.protocol import TimedLog
+from headwater.log.wakeup import Waiter
+from headwater.store import Answer, QueryLimits, Store, ViewReader, ViewTable, open_store, views_of
 from headwater.store.query import checked_condition
 from headwater.units import micros, moment
 
@@ -32,39 +34,42 @@ _LOOK_EVERY: Final = 0.2  # seconds between two looks for a store that is not th
 
 
 class FolderViews:
-    """Reads the views of a data folder; opens the store when there is one. May be used from several threads.
+    """Reads the views of a data folder or a database; opens the store when there is one. For several threads.
 
     Args:
-        log: The log of the same folder.
+        log: The log whose events the views are made of.
+        folder: The data folder; that of the log, if left out.
+        url: The database, if the views are in one.
 
     Example:
         >>> import tempfile
-        >>> from headwater.log import EventLog, Wakeup
+        >>> from headwater.log import EventLog
         >>> with EventLog(tempfile.mkdtemp()) as log:
         ...     FolderViews(log).views()
         []
     """
 
-    def __init__(self, log: EventLog) -> None:
+    def __init__(self, log: TimedLog, folder: Path | None = None, url: str | None = None) -> None:
         self._log = log
-        self._folder = log.folder / "store"
+        self._folder = folder or Path(log.where)
+        self._url = url
         self._lock = threading.Lock()
-        self._opened: tuple[SqliteStore, Views] | None = None
+        self._opened: tuple[Store, ViewReader] | None = None
 
     @property
-    def store(self) -> SqliteStore | None:
+    def store(self) -> Store | None:
         """The store; None while nothing has been kept in the folder."""
         found = self._open()
         return None if found is None else found[0]
 
-    def _open(self) -> tuple[SqliteStore, Views] | None:
+    def _open(self) -> tuple[Store, ViewReader] | None:
         with self._lock:
-            if self._opened is None and (self._folder / "store.db").exists():
-                store = SqliteStore(self._folder, self._log.clock)
-                self._opened = (store, Views(store))
+            if self._opened is None and (self._url or (self._folder / "store" / "store.db").exists()):
+                store = open_store(self._url, self._folder, self._log.clock)
+                self._opened = (store, views_of(store))
             return self._opened
 
-    def _views(self) -> Views:
+    def _views(self) -> ViewReader:
         found = self._open()
         if found is None:
             raise BadQueryError(
@@ -83,7 +88,7 @@ class FolderViews:
         own = [self._info(views, views.definition(name)) for name in sorted(views.names())]
         return own + [_system_info(self._system(name)) for name in SYSTEM_KEYS]
 
-    def _info(self, views: Views, table: ViewTable) -> ViewInfo:
+    def _info(self, views: ViewReader, table: ViewTable) -> ViewInfo:
         quoted = '"' + table.name.replace('"', '""') + '"'
         ((rows,),) = views.sql(f"select count(*) from {quoted}").rows
         return ViewInfo(
@@ -147,7 +152,7 @@ class FolderViews:
 
     def _wait_until_reached(self, asked: Asked) -> None:
         deadline = time.monotonic() + asked.timeout
-        watch: Wakeup | None = None
+        watch: Waiter | None = None
         try:
             while True:
                 if watch is None and self.store is not None:
@@ -179,7 +184,7 @@ class FolderViews:
         views, producers = self._views(), self._producers()
         return all(self._has(views, asked.name, receipt, producers) for receipt in asked.after)
 
-    def _has(self, views: Views, name: str, receipt: Receipt, producers: dict[str, str]) -> bool:
+    def _has(self, views: ViewReader, name: str, receipt: Receipt, producers: dict[str, str]) -> bool:
         place = (receipt.topic, receipt.partition, receipt.offset)
         try:
             return views.wait_for(name, *place, timeout=0, producers=producers)

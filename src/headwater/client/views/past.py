@@ -12,14 +12,15 @@ import pyarrow as pa
 from headwater.client.views.asked import Asked
 from headwater.client.views.changes import changes_topic, committed_micros
 from headwater.errors import BadQueryError
-from headwater.log import EventLog, LogBatch
+from headwater.log import LogBatch
+from headwater.log.protocol import Log
 from headwater.log.reader import Reader
 from headwater.store import Commit, LedgerEntry, SqliteStore, Views, ViewTable, rows_as_of
 
 __all__ = ["chosen", "rows_then", "version_then"]
 
 
-def version_then(log: EventLog, table: ViewTable, moment: int) -> ViewTable:
+def version_then(log: Log, table: ViewTable, moment: int) -> ViewTable:
     """The version of a view that readers saw at a moment (microseconds since 1970).
 
     An older version was current at least until its last change, and until the newer one had its first.
@@ -37,7 +38,7 @@ def version_then(log: EventLog, table: ViewTable, moment: int) -> ViewTable:
     return table
 
 
-def rows_then(log: EventLog, table: ViewTable, moment: int) -> pa.Table:
+def rows_then(log: Log, table: ViewTable, moment: int) -> pa.Table:
     """The rows of a version of a view at a moment, out of its changes."""
     topic = changes_topic(table.name, table.version)
     if topic not in log.topics():
@@ -63,14 +64,14 @@ def chosen(table: ViewTable, rows: pa.Table, asked: Asked) -> pa.Table:
             store.close()
 
 
-def _parts(log: EventLog, topic: str, end: int) -> Iterator[pa.Table]:
+def _parts(log: Log, topic: str, end: int) -> Iterator[pa.Table]:
     for batch in _batches(log, topic, end):
         if batch.values.num_rows:
             committed = pa.repeat(pa.scalar(committed_micros(batch), pa.int64()), batch.values.num_rows)
             yield pa.Table.from_batches([batch.values]).append_column("committed_at", committed)
 
 
-def _batches(log: EventLog, topic: str, end: int) -> Iterator[LogBatch]:
+def _batches(log: Log, topic: str, end: int) -> Iterator[LogBatch]:
     reader = Reader(log, topic, {0: log.find(topic, 0, "earliest")}, {0: end})
     try:
         yield from reader
@@ -78,7 +79,7 @@ def _batches(log: EventLog, topic: str, end: int) -> Iterator[LogBatch]:
         reader.close()
 
 
-def _committed(log: EventLog, topic: str, place: int) -> int | None:
+def _committed(log: Log, topic: str, place: int) -> int | None:
     """When the first (0) or last (-1) change of a topic was committed."""
     held = log.ends(topic)[0]
     offset = held.start if place == 0 else held.end - 1

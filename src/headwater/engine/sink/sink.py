@@ -65,7 +65,7 @@ class Sink:
         self._table = table
         self._topic = topic
         self._starts = starts
-        self._staging = Staging(home.folder / "staged")
+        self._staging = Staging(home.staged)
         self._stage_above = around.stage_above
         self._hold = Hold(around, built.pipeline.name) if around.scratch is None else None
         self._files = ParquetFolder(around.data / built.pipeline.path) if built.pipeline.path else None

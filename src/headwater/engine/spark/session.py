@@ -37,8 +37,6 @@ FIXED: Final[dict[str, str]] = {
     # One meaning of windows and casts on every machine.
     "spark.sql.session.timeZone": "UTC",
     "spark.ui.enabled": "false",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.ui.retainedExecutions": "1",
     f"{_STREAMING}numRecentProgressUpdates": "2",
 }
@@ -52,6 +50,8 @@ class SparkSettings:
         cores: Task slots, and partitions of keyed state.
         memory: The limit of Java's heap.
         worker_memory: What one Python worker may take before it is stopped.
+        master: Where tasks run; in this machine, if left out.
+        python: The Python of the workers, or an archive with one; this very one, if left out.
         quick: Start fast rather than run fast: Java compiles little. For tests.
     """
 
@@ -59,16 +59,38 @@ class SparkSettings:
     memory: str = "1g"
     worker_memory: str = "2g"
     quick: bool = False
+    master: str = ""
+    python: str | None = None
+
+    @property
+    def here(self) -> bool:
+        """Whether Spark and its workers are on this machine, and nobody else is to reach the driver."""
+        return not self.master or self.master.startswith("local") or "//127.0.0.1" in self.master
 
     def conf(self) -> dict[str, str]:
         """As Spark's settings."""
+        loopback = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+        packed = {"spark.archives": f"{self.python}#environment"} if self.packed else {}
         return {
             **FIXED,
-            "spark.master": f"local[{self.cores}]",
+            **(loopback if self.here else {}),
+            **packed,
+            "spark.master": self.master or f"local[{self.cores}]",
+            "spark.executorEnv.MALLOC_ARENA_MAX": "1",
             "spark.app.name": "headwater",
             "spark.sql.shuffle.partitions": str(self.cores),
             "spark.executor.pyspark.memory": self.worker_memory,
         }
+
+    @property
+    def packed(self) -> bool:
+        """Whether the Python of the workers is an archive that Spark unpacks there."""
+        return self.python is not None and self.python.endswith((".tar.gz", ".tgz", ".zip"))
+
+    @property
+    def worker_python(self) -> str:
+        """What starts Python on a worker."""
+        return "./environment/bin/python" if self.packed else self.python or sys.executable
 
 
 class Spark:
@@ -101,8 +123,9 @@ class Spark:
             "spark.local.dir": scratch,
             "spark.sql.warehouse.dir": f"{scratch}/warehouse",
         }
-        # Workers run this very Python, with these very packages.
-        os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+        # Workers run this very Python, with these very packages, unless the profile names another.
+        os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+        os.environ["PYSPARK_PYTHON"] = self._settings.worker_python
         self._jvm = start_jvm(conf, _java_options(self._settings), self._folder / "spark.log")
         os.environ["PYSPARK_GATEWAY_PORT"] = str(self._jvm.port)
         os.environ["PYSPARK_GATEWAY_SECRET"] = self._jvm.secret

@@ -1,0 +1,50 @@
+"""Which store stands behind a text: the file in a data folder, or a database by its URL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from headwater.events import Clock
+from headwater.store.protocol import Store
+from headwater.store.sqlite import SqliteStore, Views
+from headwater.store.view_reader import ViewReader
+
+__all__ = ["open_store", "views_of"]
+
+
+def open_store(
+    url: str | None,
+    data: Path,
+    clock: Clock | None = None,
+    about_to_commit: Callable[[], None] | None = None,
+) -> Store:
+    """The store of a URL; without one, that of the data folder.
+
+    Args:
+        url: `postgresql://…`, or None.
+        data: The data folder.
+        clock: What time it is.
+        about_to_commit: Called when the work of a batch is written and not yet committed.
+
+    Example:
+        >>> import tempfile
+        >>> store = open_store(None, Path(tempfile.mkdtemp()))
+        >>> type(store).__name__, views_of(store).names()
+        ('SqliteStore', [])
+    """
+    if url is None:
+        return SqliteStore(data / "store", clock, about_to_commit)
+    from headwater.store.postgres import PostgresStore
+
+    return PostgresStore(url, clock, about_to_commit)
+
+
+def views_of(store: Store) -> ViewReader:
+    """The views of a store, for reading."""
+    if isinstance(store, SqliteStore):
+        return Views(store)
+    from headwater.store.postgres import PostgresStore, PostgresViews
+
+    assert isinstance(store, PostgresStore)
+    return PostgresViews(store)
