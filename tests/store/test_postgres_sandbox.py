@@ -12,6 +12,7 @@ import pytest
 
 from headwater.errors import BadQueryError
 from headwater.store import QueryLimits
+from headwater.store.postgres.sandbox import Sandbox
 from headwater.store.postgres.words import checked
 from tests.store.given import REVENUE, Runner, aside, minute
 
@@ -141,9 +142,18 @@ def test_the_role_alone_can_do_nothing_either(store, text):
             session.run(text)
 
 
-def test_a_transaction_of_a_query_cannot_write(store):
-    from headwater.store.postgres.sandbox import Sandbox
+@pytest.mark.parametrize("text", ["select * from headwater.outbox", "select pg_read_file('PG_VERSION')"])
+def test_a_query_runs_under_the_role_whatever_its_words(store, text):
+    with (
+        Sandbox(store.connections, SHORT) as sandbox,
+        pytest.raises(BadQueryError, match="permission denied"),
+    ):
+        sandbox.ask(text)
+    with Sandbox(store.connections, SHORT) as sandbox:
+        assert sandbox.ask("select current_user::text").rows == [("headwater_reader",)]
 
+
+def test_a_transaction_of_a_query_cannot_write(store):
     with (
         Sandbox(store.connections, SHORT, role=None) as sandbox,
         pytest.raises(psycopg.errors.ReadOnlySqlTransaction),
