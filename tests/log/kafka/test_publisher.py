@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import headwater as hw
-from headwater.errors import FencedError, LedgerMismatchError
+from headwater.errors import FencedError, LedgerMismatchError, UnreachableError
 from headwater.log.kafka import KafkaLog, KafkaPublisher, Published
 from tests.client.shop import fresh
 from tests.faults.counts import times
@@ -112,6 +112,25 @@ def test_a_zombie_is_shut_out_by_its_successor(client: hw.Client, kafka: Broker,
                 zombie.publish(topic, table(99), batch=1, epoch=1)
         with pytest.raises(FencedError):
             successor.publish(topic, table(98), batch=2, epoch=1)
+    assert sorted(numbers(kafka, topic)) == [1, 2]
+
+
+def test_a_zombie_whose_answer_was_lost_does_not_come_back(
+    client: hw.Client, kafka: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
+):
+    id, url = fresh("pipeline"), f"kafka://{kafka.address}"
+    with KafkaPublisher(url, id) as zombie, KafkaPublisher(url, id) as successor:
+        zombie.publish(topic, table(1), batch=0, epoch=1, span=(0, 1))
+        successor.publish(topic, table(2), batch=1, epoch=2, span=(1, 2))
+
+        def lost(*_: object) -> None:
+            monkeypatch.undo()
+            raise UnreachableError("the answer was lost")
+
+        monkeypatch.setattr(zombie._transactions, "_attempt", lost)
+        for _ in range(2):
+            with pytest.raises(FencedError):
+                zombie.publish(topic, table(99), batch=1, epoch=1, span=(1, 2))
     assert sorted(numbers(kafka, topic)) == [1, 2]
 
 
