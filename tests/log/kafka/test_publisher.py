@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import random
 import subprocess
 import sys
-import time
 from collections import Counter
 
 import pyarrow as pa
 import pytest
 
 import headwater as hw
-from headwater.errors import FencedError, LedgerMismatchError
+from headwater.errors import FencedError, LedgerMismatchError, UnreachableError
 from headwater.log.kafka import KafkaLog, KafkaPublisher, Published
 from tests.client.shop import fresh
 from tests.faults.counts import times
@@ -22,20 +20,42 @@ from tests.services.kafka import Broker
 
 pytestmark = pytest.mark.services
 
-BATCHES, ROWS, KILLS = times(40, 400), 25, times(4, 60)
-# Publishes batches from the newest one on, and says when each is done; killed at any moment.
-PUBLISHER = """
-import sys, pyarrow as pa
+BATCHES, ROWS, KILLS = times(80, 800), 25, times(10, 100)
+# Forks publishers, which go on from the newest batch and say when each is done, and kills them at random moments.
+# A fork has everything imported; the driver starts in it.
+PUBLISHERS = """
+import os, random, signal, sys, time
+import pyarrow as pa
 from headwater.log.kafka import KafkaPublisher
-url, topic, id, epoch, batches, rows = *sys.argv[1:4], *map(int, sys.argv[4:])
-with KafkaPublisher(url, id) as publisher:
-    last = publisher.last_published()
-    print("from", -1 if last is None else last.batch, flush=True)
-    for batch in range(0 if last is None else last.batch + 1, batches):
-        numbers = list(range(batch * rows, (batch + 1) * rows))
-        span = [numbers[0], numbers[-1]]
-        publisher.publish(topic, pa.table({"n": numbers}), batch=batch, epoch=epoch, span=span)
-        print("done", batch, flush=True)
+url, topic, id, seed, batches, rows, kills = *sys.argv[1:4], *map(int, sys.argv[4:])
+
+def publish(epoch, told):
+    with KafkaPublisher(url, id) as publisher:
+        last = publisher.last_published()
+        begun = -1 if last is None else last.batch
+        os.write(1, b"from %d\\n" % begun)
+        for batch in range(begun + 1, batches):
+            numbers = list(range(batch * rows, (batch + 1) * rows))
+            span = [numbers[0], numbers[-1]]
+            publisher.publish(topic, pa.table({"n": numbers}), batch=batch, epoch=epoch, span=span)
+            os.write(1, b"done %d\\n" % batch)
+            os.write(told, b"x")
+
+chance, status, epoch = random.Random(seed), -1, 0
+while status != 0:
+    epoch += 1
+    heard, told = os.pipe()
+    child = os.fork()
+    if not child:
+        publish(epoch, told)
+        os._exit(0)
+    os.read(heard, 1)  # it is in the midst of it now
+    if epoch <= kills:
+        time.sleep(chance.uniform(0, 0.1))
+        os.kill(child, signal.SIGKILL)
+    status = os.waitpid(child, 0)[1]
+    os.close(heard); os.close(told)
+print("kills", min(epoch, kills + 1) - 1)
 """
 
 
@@ -95,6 +115,25 @@ def test_a_zombie_is_shut_out_by_its_successor(client: hw.Client, kafka: Broker,
     assert sorted(numbers(kafka, topic)) == [1, 2]
 
 
+def test_a_zombie_whose_answer_was_lost_does_not_come_back(
+    client: hw.Client, kafka: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
+):
+    id, url = fresh("pipeline"), f"kafka://{kafka.address}"
+    with KafkaPublisher(url, id) as zombie, KafkaPublisher(url, id) as successor:
+        zombie.publish(topic, table(1), batch=0, epoch=1, span=(0, 1))
+        successor.publish(topic, table(2), batch=1, epoch=2, span=(1, 2))
+
+        def lost(*_: object) -> None:
+            monkeypatch.undo()
+            raise UnreachableError("the answer was lost")
+
+        monkeypatch.setattr(zombie._transactions, "_attempt", lost)
+        for _ in range(2):
+            with pytest.raises(FencedError):
+                zombie.publish(topic, table(99), batch=1, epoch=1, span=(1, 2))
+    assert sorted(numbers(kafka, topic)) == [1, 2]
+
+
 def test_what_a_dead_process_left_open_is_never_seen(client: hw.Client, kafka: Broker, topic: str):
     id = fresh("pipeline")
     url = f"kafka://{kafka.address}"
@@ -111,25 +150,16 @@ def test_what_a_dead_process_left_open_is_never_seen(client: hw.Client, kafka: B
 
 
 def test_each_effect_is_once_however_often_it_is_killed(client: hw.Client, kafka: Broker, topic: str):
-    chance = random.Random(7)
-    id, command = fresh("pipeline"), [sys.executable, "-c", PUBLISHER, f"kafka://{kafka.address}", topic]
-    acknowledged: set[int] = set()
-    kills = epoch = 0
-    deadline = time.monotonic() + times(100, 900)
-    while max(acknowledged, default=-1) < BATCHES - 1:
-        assert time.monotonic() < deadline, acknowledged
-        epoch += 1
-        process = subprocess.Popen(
-            [*command, id, str(epoch), str(BATCHES), str(ROWS)], stdout=subprocess.PIPE, text=True
-        )
-        assert process.stdout is not None
-        first = process.stdout.readline().split()
-        assert int(first[1]) >= max(acknowledged, default=-1), "an acknowledged batch was lost"
-        if kills < KILLS:
-            time.sleep(chance.uniform(0.01, 0.35))
-            process.kill()
-            kills += 1
-        said, _ = process.communicate(timeout=60)
-        acknowledged |= {int(line.split()[1]) for line in said.splitlines() if line.startswith("done ")}
-    found = Counter(numbers(kafka, topic))
-    assert found == Counter(range(BATCHES * ROWS))
+    given = [f"kafka://{kafka.address}", topic, fresh("pipeline"), 7, BATCHES, ROWS, KILLS]
+    command = [sys.executable, "-c", PUBLISHERS, *map(str, given)]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=times(100, 900), check=False)
+    assert said.returncode == 0, said.stderr[-2000:]
+    newest = -1
+    for word, number in (line.split() for line in said.stdout.splitlines()):
+        if word == "from":
+            assert int(number) >= newest, "an acknowledged batch was lost"
+        if word == "done":
+            newest = int(number)
+    assert newest == BATCHES - 1
+    assert said.stdout.count("from ") > KILLS // 2
+    assert Counter(numbers(kafka, topic)) == Counter(range(BATCHES * ROWS))

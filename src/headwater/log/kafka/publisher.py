@@ -7,6 +7,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -77,6 +78,7 @@ class KafkaPublisher:
             LedgerMismatchError: The batch is there with another span.
             UnreachableError: The brokers did not answer; ask `last_published` what became of the batch.
         """
+        span = msgspec.json.decode(msgspec.json.encode(span))  # as it will be read again
         last = self.last_published()
         if last is not None and epoch < last.epoch:
             what = f"epoch {epoch} of {self._transactions.id!r} is over: {last.epoch} owns it"

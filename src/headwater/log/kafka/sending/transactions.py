@@ -63,14 +63,27 @@ class Transactions:
             UnreachableError: The brokers did not answer; nothing was committed, or the next `state` says that it was.
         """
         with self.lock:
-            if self.state == state:
+            before = self.state
+            if before == state:
                 return
             try:
                 self._attempt(write, state)
             except UnreachableError:
                 self.close()
-                if self.state != state:
+                now = self.state
+                if now not in (before, state):  # a successor has written: what we hold is old
+                    raise self._replaced("its record is newer than ours") from None
+                if now == before:
                     self._attempt(write, state)
+
+    def _replaced(self, why: str | None) -> FencedError:
+        self._fenced = FencedError(
+            f"another process writes under {self.id!r} now",
+            detail=f"or this one took longer than {_TIMEOUT // 1000} s over a transaction: {why}",
+            fix="stop one of them",
+            id=self.id,
+        )
+        return self._fenced
 
     def _attempt(self, write: Callable[[Any], None], state: dict[str, Any]) -> None:
         if self._fenced is not None:
@@ -87,7 +100,7 @@ class Transactions:
         except self._kafka.KafkaException as error:
             raise self._failed(error) from None
         except SystemError as error:  # how the driver raises what came while it did something else
-            raise self._failed(error.__cause__ or error) from None
+            raise self._failed(error.__cause__ or error.__context__ or error) from None
         except HeadwaterError:
             with contextlib.suppress(self._kafka.KafkaException):
                 producer.abort_transaction(self._brokers.patience)
@@ -96,13 +109,7 @@ class Transactions:
     def _failed(self, error: Any) -> HeadwaterError:
         found = self._brokers.error(error)
         if isinstance(found, FencedError):
-            self._fenced = FencedError(
-                f"another process writes under {self.id!r} now",
-                detail=f"or this one took longer than {_TIMEOUT // 1000} s over a transaction: {found.detail}",
-                fix="stop one of them",
-                id=self.id,
-            )
-            return self._fenced
+            return self._replaced(found.detail)
         if getattr(error.args[0], "txn_requires_abort", bool)():
             with contextlib.suppress(self._kafka.KafkaException):
                 self._producer.abort_transaction(self._brokers.patience)
