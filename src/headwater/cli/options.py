@@ -25,7 +25,7 @@ class Options:
     data: str | None = None
     """A folder, or a node's http:// address [default: HEADWATER_DATA, else .headwater]."""
     profile: str | None = None
-    """Where log, store and Spark are, by a name in headwater.toml [default: HEADWATER_PROFILE, else embedded]."""
+    """A profile of headwater.toml [default: HEADWATER_PROFILE, else embedded]."""
     json: Annotated[bool, Parameter(negative="", show_default=False)] = False
     """Print one JSON object per line."""
     plain: Annotated[bool, Parameter(negative="", show_default=False)] = False
