@@ -64,6 +64,12 @@ def test_a_folder_that_is_typed_counts_more_than_the_environment(monkeypatch):
     assert Options(data="here").place == "here"
 
 
+def test_a_command_for_the_files_of_a_log_says_that_there_are_none(call):
+    done = call("verify", "--profile", "far", where=None)
+    assert done.code == 2
+    assert "the log is on kafka://h:1" in done.err
+
+
 def test_services_that_were_never_started_are_told_so(call, tmp_path):
     for words in (["services", "status"], ["cluster", "status"], ["services", "down"], ["cluster", "down"]):
         done = call(*words, where=str(tmp_path / "servers"))
