@@ -278,6 +278,10 @@ def test_what_is_described_is_where_things_are(folder, monkeypatch):
         "checkpoints  the data folder, .headwater",
     ]
     (folder / "headwater.toml").write_text(PROD)
+    assert describe(read_profile("staging"))[1:3] == [
+        "log          data",
+        "store        SQLite in the data folder, data",
+    ]
     assert describe(read_profile("prod")) == [
         "profile      prod   headwater.toml:2",
         "log          kafka://a:9092,b:9092",
