@@ -17,7 +17,9 @@ from headwater.errors import (
     UnknownProfileError,
 )
 from headwater.profiles import Profile, describe, read_profile
+from tests.page_programs import blocks
 
+PAGE = Path(__file__).parent.parent / "docs" / "profiles.md"
 CANARY = "c4n4ry/tide@9"
 QUOTED = "c4n4ry%2Ftide%409"
 PROD = """
@@ -276,6 +278,10 @@ def test_what_is_described_is_where_things_are(folder, monkeypatch):
         "checkpoints  the data folder, .headwater",
     ]
     (folder / "headwater.toml").write_text(PROD)
+    assert describe(read_profile("staging"))[1:3] == [
+        "log          data",
+        "store        SQLite in the data folder, data",
+    ]
     assert describe(read_profile("prod")) == [
         "profile      prod   headwater.toml:2",
         "log          kafka://a:9092,b:9092",
@@ -284,6 +290,16 @@ def test_what_is_described_is_where_things_are(folder, monkeypatch):
         "checkpoints  s3a://bucket/checkpoints",
         "python       /opt/shop/bin/python",
     ]
+
+
+def test_the_profiles_of_the_page_are_right(folder, monkeypatch):
+    (_, text), *_ = [block for block in blocks(PAGE.read_text()) if block[0] == "toml"]
+    (folder / "headwater.toml").write_text(text)
+    monkeypatch.setenv("SHOP_PASSWORD", "tide")
+    monkeypatch.setenv("KAFKA_PASSWORD", CANARY)
+    assert read_profile("staging").store.resolved() == "postgresql://shop:tide@localhost/shop"
+    assert f"shop:{QUOTED}@kafka-1:9092" in read_profile("prod").log.resolved()
+    assert describe(read_profile("prod"))[2].endswith("postgresql://shop:***@db.internal:5432/shop")
 
 
 def test_connect_takes_the_folder_of_a_profile(folder, monkeypatch):

@@ -114,7 +114,8 @@ def describe(profile: Profile, data: str | None = None) -> list[str]:
         >>> describe(Profile("embedded"), "shop-data")[:2]
         ['profile      embedded', 'log          the data folder, shop-data']
     """
-    folder = f"the data folder, {DATA.read(data)}"
+    named = profile.log if profile.log and "://" not in profile.log.text else None
+    folder = f"the data folder, {DATA.read(data or named)}"
     facts = {
         "profile": f"{profile.name}   {profile.place}" if profile.place else profile.name,
         "log": profile.log or folder,

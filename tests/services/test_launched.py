@@ -15,7 +15,7 @@ import pytest
 
 from headwater.errors import DataError, MissingProgramError, ServiceFailedError
 from headwater.profiles import read_profile
-from headwater.services import postgres
+from headwater.services import postgres, spark_cluster
 from headwater.services.jars import jars
 from headwater.services.launched import Launched, free_ports, launch
 from headwater.services.local_profile import profile_table, write_table
@@ -147,6 +147,23 @@ def test_jars_that_cannot_be_fetched_leave_nothing_behind(tmp_path, monkeypatch)
     assert raised.value.detail == "no such artifact"
     assert len(told) == 1
     assert [file.name for file in (tmp_path / "cache/headwater").iterdir()] == ["some-1.0.lock"]
+
+
+def test_executors_on_a_small_java_are_not_asked_for_a_module_it_lacks(tmp_path, monkeypatch):
+    java = tmp_path / "jdk/bin/java"
+    java.parent.mkdir(parents=True)
+    java.write_text('#!/bin/sh\nprintf "%s|" "$@"\n')
+    java.chmod(0o755)
+    (tmp_path / "jdk/release").write_text('JAVA_VERSION="17.0.1"\nMODULES="java.base"\n')
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "jdk"))
+    home = spark_cluster._java_home(tmp_path / "spark")
+    words = ["-cp", "a b", "--add-modules=jdk.incubator.vector", "Main", ""]
+    assert (
+        subprocess.run([home / "bin/java", *words], capture_output=True, check=True).stdout
+        == b"-cp|a b|Main||"
+    )
+    (tmp_path / "jdk/release").write_text('JAVA_VERSION="17.0.1"\nMODULES="jdk.incubator.vector"\n')
+    assert spark_cluster._java_home(tmp_path / "spark") == tmp_path / "jdk"
 
 
 def test_the_table_is_a_profile_of_what_runs(tmp_path):

@@ -15,7 +15,6 @@ from typing import Any
 import psycopg
 import pytest
 from confluent_kafka import Consumer, Producer
-from confluent_kafka.admin import AdminClient  # type: ignore[attr-defined]
 
 from headwater.profiles import Profile, describe, read_profile
 from tests.cli.conftest import COMMAND
@@ -144,16 +143,18 @@ def test_servers_that_run_are_left_alone(shell):
 
 
 def test_a_server_that_died_is_told_and_comes_back_with_its_port_and_data(shell):
-    before = shell.state["kafka"]
+    before = shell.state["postgres"]
+    with psycopg.connect(shell.profile.store.resolved()) as connection:
+        connection.execute("create table tides (height int)")
     os.kill(before["pid"], signal.SIGKILL)
     while not gone(before["pid"]):
         time.sleep(0.02)
-    assert [row["state"] for row in shell("services", "status", "kafka", code=3)] == ["died"]
-    shell("services", "up", "kafka")
-    after = shell.state["kafka"]
+    assert [row["state"] for row in shell("services", "status", "postgres", code=3)] == ["died"]
+    shell("services", "up", "postgres")
+    after = shell.state["postgres"]
     assert (after["ports"], after["pid"] == before["pid"]) == (before["ports"], False)
-    admin = AdminClient({"bootstrap.servers": f"127.0.0.1:{after['ports'][0]}"})
-    assert "tides" in admin.list_topics(timeout=20).topics
+    with psycopg.connect(shell.profile.store.resolved()) as connection:
+        assert connection.execute("select count(*) from tides").fetchone() == (0,)
 
 
 def test_down_ends_every_process(shell):

@@ -25,7 +25,7 @@ class Options:
     data: str | None = None
     """A folder, or a node's http:// address [default: HEADWATER_DATA, else .headwater]."""
     profile: str | None = None
-    """Where log, store and Spark are, by a name in headwater.toml [default: HEADWATER_PROFILE, else embedded]."""
+    """A profile of headwater.toml [default: HEADWATER_PROFILE, else embedded]."""
     json: Annotated[bool, Parameter(negative="", show_default=False)] = False
     """Print one JSON object per line."""
     plain: Annotated[bool, Parameter(negative="", show_default=False)] = False
@@ -76,10 +76,13 @@ def data_folder(options: Options) -> Path:
     """The folder of an existing log, for commands that need the files themselves.
 
     Raises:
-        BadSettingError: The address of a node was given.
+        BadSettingError: The address of a node was given, or the log is on Kafka.
         DataError: There is no log in the folder.
     """
     folder = _folder(options)
+    if options.kafka:
+        what = f"this command needs the folder of a log, and the log is on {options.settled.log}"
+        raise BadSettingError(what, fix="--data with a folder, without --profile")
     if not (folder / "log.json").exists():
         raise DataError(
             f"there is no log in {options.place}",

@@ -84,10 +84,10 @@ def _download(folder: Path, coordinates: tuple[str, ...]) -> None:
         for command in commands:
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode != 0:
-                said = (done.stdout + done.stderr).strip()[-2000:]
+                lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
                 what = f"{Path(command[0]).name} could not fetch {', '.join(coordinates)}"
                 fix = "look at the network, or at the mirrors in Maven's settings"
-                raise ServiceFailedError(what, detail=said, fix=fix, service=folder.name)
+                raise ServiceFailedError(what, detail="\n".join(lines[-8:]), fix=fix, service=folder.name)
         target.rename(folder)
 
 

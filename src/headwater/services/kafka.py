@@ -78,7 +78,9 @@ def kafka_command(folder: Path, heap: str, tell: Tell | None = None) -> list[str
 
 def _format(command: list[str], settings: Path, output: Path) -> None:
     cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "A")
-    words = [*command, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(settings)]
+    java, *options = command
+    quick = [java, "-XX:TieredStopAtLevel=1", *options]  # it ends before better code would pay
+    words = [*quick, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(settings)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     output.write_text(done.stdout + done.stderr)
     if done.returncode != 0:

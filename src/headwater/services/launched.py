@@ -101,7 +101,7 @@ class Launched:
         code = self.process.returncode
         how = f"did not answer within {waited:.0f} s" if code is None else f"ended with code {code}"
         fix = f"read {self.output}"
-        return ServiceFailedError(f"{self.name} {how}", detail=self.tail(), fix=fix, service=self.name)
+        return ServiceFailedError(f"{self.name} {how}", detail=self.tail(8), fix=fix, service=self.name)
 
 
 def launch(

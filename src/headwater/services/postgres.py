@@ -9,15 +9,18 @@ import secrets
 import shutil
 import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import Final
 
 from headwater.errors import MissingProgramError, ServiceFailedError
 from headwater.services.launched import Launched, free_ports, launch
+from headwater.services.state import began
 
 __all__ = ["launch_postgres", "password_file"]
 
 _SYSTEM: Final = Path("/usr/lib/postgresql")  # where Debian keeps each version's programs
+_PATIENCE: Final = 20.0  # seconds for the processes of a server that was killed
 _USER: Final = "nobody"  # whom the server runs as when root starts it
 
 
@@ -41,6 +44,7 @@ def launch_postgres(folder: Path, *, ports: tuple[int, ...] = ()) -> Launched:
     programs, prefix, data = _programs(), _as_other_user(), folder / "data"
     if not data.exists():
         _prepare(programs, prefix, folder, data)
+    _clear_after_kill(data)
     (port,) = free_ports(1, ports)
     settings = {
         "listen_addresses": "127.0.0.1",
@@ -109,6 +113,32 @@ def _prepare(programs: Path, prefix: list[str], folder: Path, data: Path) -> Non
         fix = "look at the rights of that folder"
         raise ServiceFailedError(what, detail=done.stderr[-2000:], fix=fix, service="postgres")
     partial.rename(data)
+
+
+def _clear_after_kill(data: Path) -> None:
+    """Let a new server start where one was killed.
+
+    Its processes end by themselves in a moment, and until then the next server refuses; it also refuses while the
+    killed one's exit code has not been asked for, though nothing of it runs.
+    """
+    file = data / "postmaster.pid"
+    try:
+        lines = file.read_text().splitlines()
+        pid, memory = int(lines[0]), lines[6].split()[1]
+    except (OSError, IndexError, ValueError):
+        return
+    deadline = time.monotonic() + _PATIENCE
+    while began(pid) is None and time.monotonic() < deadline:
+        if not _in_use(memory):
+            file.unlink(missing_ok=True)
+            return
+        time.sleep(0.05)
+
+
+def _in_use(memory: str) -> bool:
+    """Whether a process has this piece of shared memory."""
+    table = Path("/proc/sysvipc/shm").read_text().splitlines()
+    return any(fields[1] == memory and fields[6] != "0" for fields in map(str.split, table))
 
 
 def _ready(data: Path, pid: int) -> bool:

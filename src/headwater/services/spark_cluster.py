@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import urllib.request
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
+from headwater.engine.spark.java import find_java
 from headwater.services.jars import spark_home
 from headwater.services.launched import Launched, free_ports, java_command, launch
 
@@ -17,6 +19,15 @@ __all__ = ["launch_master", "launch_worker"]
 
 # They pass messages on and start executors: a quick start is worth more than fast code.
 _JVM: Final = ("-Xmx512m", "-Xss4m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+_MODULE: Final = "jdk.incubator.vector"
+_WITHOUT_MODULE: Final = """\
+#!/bin/sh
+for word; do
+  shift
+  [ "$word" = --add-modules={module} ] || set -- "$@" "$word"
+done
+exec {java} "$@"
+"""
 
 
 def launch_master(folder: Path, *, ports: tuple[int, ...] = ()) -> Launched:
@@ -76,6 +87,7 @@ def _launched(
     folder.mkdir(parents=True, exist_ok=True)
     home = spark_home()
     environment = {
+        "JAVA_HOME": str(_java_home(folder)),
         "SPARK_HOME": str(home),
         "SPARK_SCALA_VERSION": "2.13",  # asked for when an executor is started
         "SPARK_LOCAL_IP": "127.0.0.1",
@@ -86,6 +98,20 @@ def _launched(
     output = folder / f"{name}.log"
     process = launch(command, output, more=environment)
     return Launched(name, url, ports, process, output, ready)
+
+
+def _java_home(folder: Path) -> Path:
+    """The Java of executors, which Spark asks for a module that small runtimes lack and that nothing here needs."""
+    java = find_java().resolve()
+    home = java.parent.parent
+    release = home / "release"
+    if not release.is_file() or _MODULE in release.read_text():
+        return home
+    stand_in = folder / "java" / "bin" / "java"
+    stand_in.parent.mkdir(parents=True, exist_ok=True)
+    stand_in.write_text(_WITHOUT_MODULE.format(module=_MODULE, java=shlex.quote(str(java))))
+    stand_in.chmod(0o755)
+    return folder / "java"
 
 
 def _workers(page: int) -> set[int] | None:

@@ -15,7 +15,7 @@ import msgspec
 from headwater.errors import DataError
 from headwater.services.launched import Launched
 
-__all__ = ["Service", "State"]
+__all__ = ["Service", "State", "began"]
 
 _FILE = "services.json"
 
@@ -46,7 +46,7 @@ class Service(msgspec.Struct, frozen=True):
         """One of running, ended, died."""
         if not self.pid:
             return "ended"
-        return "running" if _born(self.pid) == self.born else "died"
+        return "running" if began(self.pid) == self.born else "died"
 
     def end(self, patience: float = 20.0) -> None:
         """End its process, if that still is the one that was started: asked first, then killed."""
@@ -103,7 +103,7 @@ class State:
                 output,
                 launched.ending,
                 pid,
-                _born(pid) or "gone",
+                began(pid) or "gone",
             )
         )
 
@@ -119,7 +119,7 @@ class State:
         partial.rename(self.folder / _FILE)
 
 
-def _born(pid: int) -> str | None:
+def began(pid: int) -> str | None:
     """When a process began, in ticks since the machine started; None when there is none, or only its exit code."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

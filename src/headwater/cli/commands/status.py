@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from headwater.cli.commands.topics import events_held
 from headwater.cli.node import NodeView, health, node_of
-from headwater.cli.options import DEFAULTS, Options, connected, data_folder
+from headwater.cli.options import DEFAULTS, Options, connected, data_folder, new_folder
 from headwater.cli.output import Output
 from headwater.cli.words import plural, seconds
 from headwater.errors import UnreachableError
@@ -38,7 +38,7 @@ def status(*, options: Options = DEFAULTS) -> int:
 
 def _node(options: Options) -> NodeView:
     if not options.remote:
-        return node_of(data_folder(options))
+        return node_of(new_folder(options) if options.kafka else data_folder(options))
     found = health(options.place)
     if found is None:
         raise UnreachableError(

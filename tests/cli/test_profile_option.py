@@ -1,0 +1,85 @@
+"""`--profile`: every command takes it, and what was typed counts more than the environment."""
+
+from __future__ import annotations
+
+import pytest
+
+from headwater.cli.options import Options
+
+
+@pytest.fixture(autouse=True)
+def profiles(tmp_path, monkeypatch, log):
+    """The profile `shop` leads to the folder of `log`, and `far` to a Kafka."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("PROFILE", "DATA", "LOG"):
+        monkeypatch.delenv(f"HEADWATER_{name}", raising=False)
+    (tmp_path / "headwater.toml").write_text(
+        '[profiles.shop]\nlog = "data"\n[profiles.far]\nlog = "kafka://h:1"\n'
+    )
+
+
+@pytest.mark.parametrize("words", [["--profile", "shop", "topics"], ["topics", "--profile=shop"]])
+def test_a_profile_leads_to_its_log(call, words):
+    done = call(*words, "--json", where=None)
+    assert [row["topic"] for row in done.rows] == ["notes", "notes_copy", "orders", "orders_copy"]
+
+
+def test_a_profile_of_the_environment_counts_for_every_command(call, monkeypatch):
+    monkeypatch.setenv("HEADWATER_PROFILE", "shop")
+    assert call("send", "notes", '{"text": "a"}', where=None).code == 0
+    assert len(call("cat", "notes", "--json", where=None).rows) == 1
+
+
+def test_an_unknown_profile_is_wrong_usage_with_the_near_one(call):
+    done = call("topics", "--profile", "shp", where=None)
+    assert done.code == 2
+    assert done.err.startswith('error UNKNOWN_PROFILE: no profile "shp"')
+    assert "fix: --profile shop" in done.err
+
+
+def test_a_wrong_profile_is_told_with_its_line(call, tmp_path):
+    (tmp_path / "headwater.toml").write_text('[profiles.shop]\nlgo = "data"\n')
+    done = call("topics", "--profile", "shop", where=None)
+    assert done.code == 2
+    assert "headwater.toml:2" in done.err
+
+
+@pytest.mark.parametrize(
+    ("options", "kafka", "place"),
+    [
+        (Options(profile="far"), True, ".headwater"),
+        (Options(profile="far", data="here"), True, "here"),
+        (Options(profile="far", data="http://127.0.0.1:1"), False, "http://127.0.0.1:1"),
+        (Options(profile="shop", data="here"), False, "here"),
+    ],
+)
+def test_the_profile_says_where_the_log_is_and_data_what_is_on_this_machine(options, kafka, place):
+    assert (options.kafka, options.place) == (kafka, place)
+
+
+def test_a_folder_that_is_typed_counts_more_than_the_environment(monkeypatch):
+    monkeypatch.setenv("HEADWATER_LOG", "kafka://h:1")
+    assert Options().kafka
+    assert not Options(data="here").kafka
+    assert Options(data="here").place == "here"
+
+
+def test_a_command_for_the_files_of_a_log_says_that_there_are_none(call):
+    done = call("verify", "--profile", "far", where=None)
+    assert done.code == 2
+    assert "the log is on kafka://h:1" in done.err
+
+
+def test_services_that_were_never_started_are_told_so(call, tmp_path):
+    for words in (["services", "status"], ["cluster", "status"], ["services", "down"], ["cluster", "down"]):
+        done = call(*words, where=str(tmp_path / "servers"))
+        assert done.code == 0
+        assert done.err.startswith("nothing ")
+
+
+@pytest.mark.parametrize(
+    "words", [["services", "upp"], ["services", "up", "mysql"], ["cluster", "up", "--workers", "0"]]
+)
+def test_what_cannot_be_started_is_wrong_usage(call, words, tmp_path):
+    assert call(*words, where=str(tmp_path / "servers")).code == 2
+    assert not (tmp_path / "servers" / "services.json").exists()
