@@ -118,9 +118,7 @@ def figures(options: Options) -> list[Row]:
                 }
                 measured = measure(cases, repeats=options.repeats, processes=processes)
                 (plain, theirs), *others = measured.items()
-                aim = (
-                    at_least(0.8, of="ratio") if count > 1_000 else None
-                )  # few rows: the ledger's fixed cost
+                aim = at_least(0.8, of="ratio")
                 found += [rate_row(figure, ours, (plain, theirs), aim) for figure, ours in others]
         bare.connection.close()
         kept.store.close()

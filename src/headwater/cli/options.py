@@ -65,8 +65,8 @@ def connected(options: Options) -> Client:
     """
     from headwater.client import connect
 
-    if options.kafka and options.settled.log is not None:
-        return connect(options.settled.log.resolved())
+    if options.kafka:
+        return connect(profile=options.settled.name)
     if not options.remote:
         data_folder(options)
     return connect(options.place)

@@ -55,6 +55,7 @@ class Home:
 
     def make(self, made: Made, inputs: int) -> None:
         """Prepare the folder; `made` is written last, whole and durably."""
+        self.folder.mkdir(parents=True, exist_ok=True)
         self.checkpoint.mkdir(parents=True, exist_ok=True)
         self.write_made(made)
         self.notes.write_bytes(bytes(inputs))
