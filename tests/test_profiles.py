@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pickle  # noqa: TID251 - an address may be copied to another process, and must stay silent there too
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from headwater.errors import (
     UnknownProfileError,
 )
 from headwater.profiles import Profile, describe, read_profile
+from tests.cli.conftest import COMMAND
 from tests.page_programs import blocks
 
 PAGE = Path(__file__).parent.parent / "docs" / "profiles.md"
@@ -323,3 +326,27 @@ def test_an_address_that_cannot_be_connected_to_is_shown_without_its_password():
     with pytest.raises(HeadwaterError) as raised:
         hw.connect(f"amqp://u:{CANARY}@h")
     assert CANARY not in str(raised.value)
+
+
+def test_a_plan_begins_with_where_things_are(tmp_path: Path):
+    (tmp_path / "headwater.toml").write_text(
+        '[profiles.prod]\nlog = "kafka://broker:9092"\nstore = "postgresql://shop:${SHOP_PASSWORD}@db/shop"\n'
+    )
+    (tmp_path / "app.py").write_text(
+        'import headwater as hw\n\napp = hw.App("shop")\napp.topic("orders", "id int")\n'
+    )
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("HEADWATER_")}
+    words = [COMMAND, "plan", "app.py", "--profile", "prod"]
+    done = subprocess.run(
+        words,
+        cwd=tmp_path,
+        env=clean | {"SHOP_PASSWORD": "hunter2"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "log          kafka://broker:9092\n" in done.stdout
+    assert "***" in done.stdout or "${SHOP_PASSWORD}" in done.stdout
+    assert "hunter2" not in done.stdout + done.stderr
+    assert not (tmp_path / ".headwater").exists()

@@ -5,53 +5,21 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
 from confluent_kafka import Consumer, Producer
 
-from headwater.profiles import Profile, describe, read_profile
-from tests.cli.conftest import COMMAND
+from headwater.profiles import describe
 from tests.services.kafka import create_kafka_topic
+from tests.services.shell import Shell
 
 # They start three virtual machines for Spark, so they run where nothing else starts some.
 pytestmark = [pytest.mark.services, pytest.mark.spark]
-
-CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("HEADWATER_")}
-
-
-class Shell:
-    """Runs `headwater` in a folder, and keeps all that it prints."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.printed = ""
-
-    def __call__(self, *words: str, code: int = 0) -> list[dict[str, Any]]:
-        command = [COMMAND, *words, "--json"]
-        done = subprocess.run(
-            command, cwd=self.folder, env=CLEAN, capture_output=True, text=True, check=False, timeout=180
-        )
-        self.printed += done.stdout + done.stderr
-        assert done.returncode == code, done.stderr
-        return [json.loads(line) for line in done.stdout.splitlines()]
-
-    @property
-    def profile(self) -> Profile:
-        """What `--write` wrote."""
-        return read_profile("local", self.folder)
-
-    @property
-    def state(self) -> dict[str, dict[str, Any]]:
-        """The file that says what runs."""
-        found: dict[str, Any] = json.loads((self.folder / ".headwater-services/services.json").read_text())
-        return found
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,7 @@ from headwater.engine.spark.heartbeat import watch
 from headwater.engine.spark.session import Spark, SparkSettings
 from headwater.engine.surroundings import Surroundings
 from headwater.engine.versions import Rebuild
-from headwater.errors import HeadwaterError, LockedError
+from headwater.errors import BadSettingError, HeadwaterError, LockedError
 from headwater.events import SystemClock
 from headwater.log.places import open_log
 from headwater.pipelines import Kind
@@ -114,12 +114,34 @@ def _surroundings(profile: Profile, data: Path) -> Iterator[Surroundings]:
         url = profile.store.resolved() if profile.store else None
         store = open_store(url, data, clock, partial(reach, "in-sink-commit"))
         try:
-            shared = Path(profile.checkpoints.resolved()) if profile.checkpoints else None
-            yield Surroundings(data, log, store, clock, cores=_settings(profile).cores, shared=shared)
+            yield Surroundings(
+                data, log, store, clock, cores=_settings(profile).cores, shared=_shared_folder(profile)
+            )
         finally:
             store.close()
     finally:
         log.close()
+
+
+def _shared_folder(profile: Profile) -> Path | None:
+    """Where checkpoints are, if not in the data folder.
+
+    Raises:
+        BadSettingError: It is not a folder; or workers on other machines would look for a folder of this one.
+    """
+    if profile.checkpoints is None:
+        if not profile.spark.resolved().startswith("local"):
+            what = f"the workers of {profile.spark} do not reach the data folder"
+            fix = 'checkpoints = "/a/folder/that/all/reach"'
+            raise BadSettingError(what, detail="checkpoints must be where driver and workers are", fix=fix)
+        return None
+    folder = profile.checkpoints.resolved().removeprefix("file://")
+    if "://" in folder:
+        what = f"checkpoints cannot be at {profile.checkpoints} yet"
+        raise BadSettingError(
+            what, detail="only folders, such as a mounted share", fix='checkpoints = "/mnt/share"'
+        )
+    return Path(folder)
 
 
 def _tell_when_up(data: Path, spark: Spark) -> None:

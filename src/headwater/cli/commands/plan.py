@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from headwater.cli.options import DEFAULTS, Options, new_folder
 from headwater.cli.output import Output
 from headwater.cli.words import escaped, plural
+from headwater.profiles import describe
 
 if TYPE_CHECKING:
     from headwater.app import App
@@ -22,7 +23,8 @@ def plan(app: str, /, *, mermaid: bool = False, spark: bool = True, options: Opt
 
     The graph, types, keys, lateness and delivery of every result are there at once. Then Spark looks at each
     pipeline without running it: the type of its rows, its state, and whether what ran before in the data folder can go
-    on. The exit code is 1 when something is wrong, 4 when a pipeline does not fit what ran before.
+    on. With a profile, the plan begins with where log, store and Spark are; nothing there is asked or touched. The exit
+    code is 1 when something is wrong, 4 when a pipeline does not fit what ran before.
 
     Args:
         app: A Python file that defines an app.
@@ -43,7 +45,8 @@ def plan(app: str, /, *, mermaid: bool = False, spark: bool = True, options: Opt
         output.text(planned.mermaid())
         return 0
     if not output.json:
-        output.text("\n".join(map(escaped, planned.lines())))
+        places = [*describe(options.settled, options.data), ""] if options.settled.place else []
+        output.text("\n".join(map(escaped, [*places, *planned.lines()])))
     if spark and planned.graph.pipelines:
         planned = planned.with_checks(_checks(output, app, new_folder(options)))
     _tell(output, planned)

@@ -1,0 +1,80 @@
+"""Recorded events of the shop: what its programs send in one go, by a clock that the recording has in hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import headwater as hw
+from headwater.demo.shop import app
+from headwater.demo.traffic import PROGRAMS, Sent, Setting
+from headwater.events import ManualClock
+from headwater.log.protocol import TimedLog
+
+BEGIN = datetime(2026, 3, 1, 10, tzinfo=UTC)
+CLOSING = datetime(2026, 3, 1, 23, tzinfo=UTC)
+"""Events of this hour are there to close all windows before it."""
+
+
+def recorded(count: int, seed: int) -> Iterator[tuple[datetime, Sent]]:
+    """Events of all programs by turns, each with the moment it is sent."""
+    now = [BEGIN]
+    programs = [program for group in PROGRAMS.values() for program in group]
+    running = [program.events(Setting(program.name, seed, lambda: now[0])) for program in programs]
+    for number in range(count):
+        now[0] = BEGIN + timedelta(milliseconds=300 * number)
+        yield now[0], next(running[number % len(running)])
+
+
+def closing(number: int) -> Iterator[Sent]:
+    """One late-evening event for each topic; of many numbers, every partition gets some."""
+    at = CLOSING + timedelta(milliseconds=number)
+    name, customer = f"closing-{number}", 5_000 + number
+    order = {
+        "order_id": name,
+        "customer_id": customer,
+        "category": "toys",
+        "amount": Decimal(1),
+        "placed_at": at,
+    }
+    paid = {"payment_id": name, "order_id": name, "method": "cash", "amount": Decimal(1), "paid_at": at}
+    search = {
+        "search_id": name,
+        "customer_id": customer,
+        "words": "",
+        "hits": 1,
+        "millis": 1,
+        "searched_at": at,
+    }
+    reading = {"sensor_id": name, "reading_id": name, "celsius": 1.0, "measured_at": at, "sent_at": at}
+    yield Sent("orders", order)
+    yield Sent("payments", paid)
+    yield Sent("clicks", {"click_id": name, "customer_id": customer, "page": "/", "clicked_at": at})
+    yield Sent("searches", search)
+    yield Sent("logins", {"login_id": name, "customer_id": customer, "success": True})
+    yield Sent("sensors", reading)
+
+
+def send(log: TimedLog, clock: ManualClock, count: int, seed: int) -> None:
+    """Create the shop's topics and send the recording; times are those of the clock, wherever the log is."""
+    for topic in app.topics.values():
+        log.create(topic)
+    client = hw.Client(log, clock)
+    producers = {name: client.producer(name) for name in app.topics}
+    evening = (((CLOSING, sent)) for number in range(30) for sent in closing(number))
+    for at, sent in (*recorded(count, seed), *evening):
+        clock.advance(at - clock.now())
+        about: dict[str, Any] = {"occurred_at": at} if sent.topic == "logins" else {}
+        producers[sent.topic].send(sent.value, **about)
+        if sent.topic == "sensors":
+            producers[sent.topic].flush()  # a device's clock is put right by the moment of arrival
+    for producer in producers.values():
+        producer.close()
+
+
+def before_closing(rows: list[dict[str, Any]]) -> list[str]:
+    """Rows as text, in order, without those that only the closing events made."""
+    evening = f"datetime({CLOSING.year}, {CLOSING.month}, {CLOSING.day}, {CLOSING.hour}"
+    return sorted(text for text in map(repr, rows) if evening not in text and "closing-" not in text)

@@ -1,0 +1,70 @@
+"""The shop's file, unchanged, on Kafka, PostgreSQL and a Spark cluster: every row is that of the embedded run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import headwater as hw
+from headwater.demo import SHOP
+from headwater.events import ManualClock
+from headwater.log.places import open_log
+from headwater.profiles import read_profile
+from tests.scale.recording import before_closing, send
+from tests.services.shell import Shell
+
+pytestmark = [pytest.mark.services, pytest.mark.spark]
+
+EVENTS = 2_000
+VIEWS = ("revenue", "visits", "search_times", "temperatures", "too_warm")
+
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    """A folder with a profile "local", and the servers it names."""
+    shell = Shell(tmp_path_factory.mktemp("scale"))
+    try:
+        shell("services", "up", "--write")
+        shell("cluster", "up", "--workers", "2", "--write")
+        yield shell
+    finally:
+        shell("cluster", "down")
+        shell("services", "down")
+
+
+def found(client: hw.Client) -> dict[str, list[str]]:
+    """All that the shop has made."""
+    made = {name: before_closing(client.view(name).rows()) for name in VIEWS}
+    made["unpaid"] = before_closing(
+        [e.value for e in client.read("unpaid", stop="end") if e.value is not None]
+    )
+    late = client.sql("select pipeline, value from hw_late", limit=10_000).rows
+    made["late"] = before_closing([{"pipeline": pipeline, "value": value} for pipeline, value in late])
+    return made
+
+
+def test_every_row_is_that_of_the_embedded_run(shell: Shell, monkeypatch: pytest.MonkeyPatch):
+    clock = ManualClock("2026-03-01T10:00:00Z")
+    with open_log(str(shell.folder / "embedded"), clock) as log:
+        send(log, clock, EVENTS, seed=7)
+    shell("run", str(SHOP), "--until-current", "--data", "embedded")
+    with hw.connect(shell.folder / "embedded") as client:
+        expected = found(client)
+    assert all(len(rows) > 5 for rows in expected.values()), {
+        name: len(rows) for name, rows in expected.items()
+    }
+
+    profile = read_profile("local", shell.folder)
+    assert profile.log is not None
+    clock = ManualClock("2026-03-01T10:00:00Z")
+    with open_log(profile.log.resolved(), clock) as log:
+        send(log, clock, EVENTS, seed=7)
+    shell("run", str(SHOP), "--until-current", "--profile", "local")
+    counts = shell("sql", "select name, in_, unaccounted from hw_pipelines", "--profile", "local")
+    assert {row["unaccounted"] for row in counts} == {0}
+    monkeypatch.chdir(shell.folder)
+    with hw.connect(profile="local") as client:
+        made = found(client)
+    for name, rows in expected.items():
+        assert made[name] == rows, name

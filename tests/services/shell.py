@@ -1,0 +1,42 @@
+"""The real command line, in a folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from headwater.profiles import Profile, read_profile
+from tests.cli.conftest import COMMAND
+
+CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("HEADWATER_")}
+
+
+class Shell:
+    """Runs `headwater` in a folder, and keeps all that it prints."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.printed = ""
+
+    def __call__(self, *words: str, code: int = 0) -> list[dict[str, Any]]:
+        command = [COMMAND, *words, "--json"]
+        done = subprocess.run(
+            command, cwd=self.folder, env=CLEAN, capture_output=True, text=True, check=False, timeout=400
+        )
+        self.printed += done.stdout + done.stderr
+        assert done.returncode == code, done.stderr
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    @property
+    def profile(self) -> Profile:
+        """What `--write` wrote."""
+        return read_profile("local", self.folder)
+
+    @property
+    def state(self) -> dict[str, dict[str, Any]]:
+        """The file that says what runs."""
+        found: dict[str, Any] = json.loads((self.folder / ".headwater-services/services.json").read_text())
+        return found
