@@ -51,7 +51,7 @@ VERBS: Final = {
         Verb("changes", "look", f"{_ROOM}.changes", "Follow the changes of a view."),
         Verb("sql", "look", f"{_ROOM}.sql", "Ask a SELECT over views."),
         Verb("lag", "look", f"{_ROOM}.lag", "Show how far pipelines and consumer groups are behind."),
-        Verb("late", "look", f"{_ROOM}.late", "Print events that came late, or that could not be used."),
+        Verb("late", "look", f"{_ROOM}.late", "Print events that came late, or that could not be used, or send them again."),
         Verb("send", "act", f"{_ROOM}.send", "Send events, given as JSON, to a topic."),
         Verb("reset", "act", f"{_ROOM}.reset", "Set where a consumer group goes on."),
         Verb(
