@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
 
 from tests import programs, skips
-from tests.services.kafka import Broker, start_kafka
-from tests.services.system_packages import UnavailableError
+
+if TYPE_CHECKING:
+    from tests.services.kafka import Broker
 
 # Deadlines measure the machine, not the code; CI repeats the same examples in every run.
 hypothesis.settings.register_profile("headwater", deadline=None)
@@ -27,6 +29,9 @@ def require_program() -> Callable[[str], str]:
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """One broker for all tests that do not harm it; each has topics of its own."""
+    from tests.services.kafka import start_kafka
+    from tests.services.system_packages import UnavailableError
+
     try:
         # Members may be counted as dead sooner than brokers allow by default, so that tests need not wait.
         broker = start_kafka(tmp_path_factory.mktemp("kafka"), {"group.min.session.timeout.ms": 100})
