@@ -189,13 +189,25 @@ class Timekeeper:
         for number, stretch in stretches:
             after[number] = _Reached(stretch.next, stretch.after)
 
+        newest: dict[int, int] = {}
+
+        def delivered(_: Any, message: Any) -> None:
+            newest[message.partition()] = message.offset()
+
         def write(producer: Any) -> None:
             for number, stretch in stretches:
                 value = msgspec.json.encode(stretch)
-                producer.produce(index_name(self._name), value, partition=number, timestamp=stretch.next)
+                producer.produce(
+                    index_name(self._name),
+                    value,
+                    partition=number,
+                    timestamp=stretch.next,
+                    on_delivery=delivered,
+                )
 
         state = {"reached": {str(number): [r.next, r.running_max] for number, r in sorted(after.items())}}
         self._transactions.commit(write, state)
+        self._log.kafka_topics.wait_until_visible(index_name(self._name), newest)
         self._reached = after
         for number, stretch in stretches:
             self._read_up_to[number] = max(self._read_up_to.get(number, 0), stretch.next)

@@ -1,0 +1,162 @@
+"""The event time of a Kafka topic: the same as the embedded log's, whoever keeps it, whoever dies."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import headwater as hw
+from headwater.events import ManualClock
+from headwater.log import EventLog, Topic
+from headwater.log.kafka import KafkaLog
+from headwater.log.kafka.time import timekeeper
+from headwater.log.storage.frame import LOWEST_TIME
+from tests.client.shop import fresh
+from tests.services.kafka import Broker
+
+pytestmark = pytest.mark.services
+TYPE = "id int, at timestamp"
+
+
+@pytest.fixture
+def keeper(kafka: Broker) -> Iterator[Callable[..., KafkaLog]]:
+    """Makes processes that keep time."""
+    made: list[KafkaLog] = []
+
+    def make(**options: object) -> KafkaLog:
+        made.append(KafkaLog(f"kafka://{kafka.address}", keeps_time=True, **options))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for log in made:
+        log.close()
+
+
+def topic(name: str, **options: object) -> Topic:
+    return Topic.declare(name, TYPE, time="at", lateness="10 seconds", **options)  # type: ignore[arg-type]
+
+
+def rows(seed: int, count: int) -> list[dict[str, object]]:
+    chance = random.Random(seed)
+    seconds = [max(0, n + chance.choice([0, 3, -5, -40])) for n in range(count)]
+    return [{"id": n, "at": f"2026-01-01T00:{s // 60:02}:{s % 60:02}Z"} for n, s in enumerate(seconds)]
+
+
+def late(log: KafkaLog | EventLog, name: str) -> list[int]:
+    """Which ids are late, by the log's own rule."""
+    opened = log.opened(name)
+    end = opened.partitions[0].slot().next_offset
+    return [
+        int(batch.values.column("id")[int(row)].as_py())
+        for batch in opened.batches(0, 0, end)
+        for row in batch.late().nonzero()[0]
+    ]
+
+
+def test_the_same_events_are_late_as_in_the_embedded_log(keeper: Callable[..., KafkaLog], tmp_path: Path):
+    name, sent = fresh(), rows(1, 300)
+    with EventLog(tmp_path) as embedded:
+        embedded.create(topic(name))
+        hw.Client(embedded, embedded.clock).send_many(name, sent)
+        expected = late(embedded, name)
+        running_max = embedded.opened(name).partitions[0].slot().running_max
+    log = keeper()
+    log.create(topic(name))
+    log.opened(name)
+    client = hw.Client(log, log.clock)
+    for start in range(0, 300, 70):
+        client.send_many(name, sent[start : start + 70])
+        log.settle(name)
+    assert len(expected) > 20
+    assert late(log, name) == expected
+    assert log.opened(name).partitions[0].slot().running_max == running_max
+
+
+def test_stretches_follow_on_one_another_over_restarts(keeper: Callable[..., KafkaLog]):
+    name, sent = fresh(), rows(2, 120)
+    for start in range(0, 120, 40):
+        log = keeper()
+        log.create(topic(name))
+        log.opened(name)
+        hw.Client(log, log.clock).send_many(name, sent[start : start + 40])
+        log.settle(name)
+        log.close()
+    log = keeper()
+    (partition,) = log.opened(name).partitions
+    frames = list(partition.headers(0, 120))
+    assert next(frame.base_offset for frame in frames) == 0
+    assert all(one.next_offset == two.base_offset for one, two in itertools.pairwise(frames))
+    assert all(one.running_max == two.running_before for one, two in itertools.pairwise(frames))
+    assert sum(frame.count for frame in frames) == 120
+
+
+def test_a_newer_process_takes_over_and_the_older_one_comes_back_when_it_is_gone(
+    keeper: Callable[..., KafkaLog], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(timekeeper, "_STALL", 0.5)
+    name = fresh()
+    older = keeper()
+    older.create(topic(name))
+    client = hw.Client(older, older.clock)
+    older.opened(name)
+    client.send_many(name, rows(3, 10))
+    older.settle(name)
+    newer = keeper()
+    newer.opened(name)
+    client.send_many(name, rows(3, 10))
+    newer.settle(name)
+    older.settle(name)
+    newer.close()
+    client.send_many(name, rows(3, 10))
+    older.settle(name)
+    (partition,) = older.opened(name).partitions
+    assert sum(frame.count for frame in partition.headers(0, 30)) == 30
+    assert partition.slot().next_offset == 30
+
+
+def test_a_quiet_partition_gets_a_time_mark_and_a_clocked_topic_its_own(keeper: Callable[..., KafkaLog]):
+    name, clock = fresh(), ManualClock("2026-01-01T00:00:00Z")
+    log = keeper(clock=clock)
+    log.create(topic(name, partitions=2, idle="30 seconds"))
+    opened = log.opened(name)
+    hw.Client(log, clock).send(name, {"id": 1, "at": "2026-01-01T00:00:07Z"})
+    log.settle(name)
+    before = [partition.slot().running_max for partition in opened.partitions]
+    assert LOWEST_TIME in before
+    deadline = time.monotonic() + 20
+    while LOWEST_TIME in [partition.slot().running_max for partition in opened.partitions]:
+        assert time.monotonic() < deadline
+        clock.advance("31 seconds")
+        time.sleep(0.6)
+    clocked = fresh()
+    log.create(topic(clocked, clocked=True))
+    (partition,) = log.opened(clocked).partitions
+    hw.Client(log, clock).send(clocked, {"id": 1, "at": "2026-01-01T00:00:07Z"})
+    log.settle(clocked)
+    partition.mark(1_000_000)
+    (partition,) = log.opened(clocked).partitions
+    assert (partition.slot().next_offset, partition.slot().running_max) == (1, 1_000_000)
+
+
+def test_new_partitions_are_kept_too(keeper: Callable[..., KafkaLog]):
+    name = fresh()
+    log = keeper()
+    log.create(topic(name))
+    log.opened(name)
+    log.settle(name)
+    log.kafka_topics.grow(name, 3)
+    deadline = time.monotonic() + 20
+    while len([p for p in log.opened(name).partitions]) < 3 or log.kafka_topics.partitions(
+        f"__headwater.times.{name}"
+    ) != {f"__headwater.times.{name}": 3}:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    client = hw.Client(log, log.clock)
+    client.send_many(name, rows(4, 60))
+    log.settle(name)
+    assert sum(partition.slot().next_offset for partition in log.opened(name).partitions) == 60
