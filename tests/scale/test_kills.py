@@ -20,7 +20,6 @@ import headwater as hw
 from headwater.profiles import read_profile
 from headwater.store.engine_state import read_engine_state
 from tests.cli.conftest import COMMAND
-from tests.faults.counts import times
 from tests.services.shell import Shell
 
 pytestmark = [pytest.mark.services, pytest.mark.spark]
@@ -77,13 +76,16 @@ def test_engines_killed_on_kafka_and_postgres_leave_each_row_and_change_once(tmp
         profile = read_profile("local", tmp_path)
         assert profile.log is not None
         shell("run", "app.py", "--profile", "local", "--until-current")
-        with subprocess.Popen([COMMAND, "run", "app.py", "--profile", "local"], cwd=tmp_path) as running:
+        ended = read_engine_state(tmp_path / ".headwater")
+        killed = {ended.pid} if ended and ended.pid else set()
+        running = subprocess.Popen([COMMAND, "run", "app.py", "--profile", "local"], cwd=tmp_path)
+        try:
             with hw.connect(profile.log.resolved()) as client:
-                killed: set[int] = set()
-                for part in range(times(2, 2)):
+                for part in range(2):
                     client.send_many("orders", [event(n) for n in range(part * 400, part * 400 + 400)])
                     killed.add(kill_engine(tmp_path / ".headwater", killed))
                 client.send_many("orders", [event(n) for n in range(800, 1_000)])
+        finally:
             running.terminate()
             running.wait(60)
         shell("run", "app.py", "--profile", "local", "--until-current")

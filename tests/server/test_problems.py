@@ -22,6 +22,7 @@ from tests.client.shop import fresh
 from tests.faults.faulty_disk import FailingDisk
 
 STATUSES = {
+    "BAD_CREDENTIALS": 502,
     "DATA_GONE": 410,
     "DISK_FULL": 507,
     "FENCED": 409,

@@ -57,7 +57,7 @@ class PostgresViews(ViewReader):
         """Rows as Arrow columns; see `ViewReader.table`."""
         condition = None if where is None or key is not None else checked_where(where)
         if condition is not None or (order and key is None):
-            return _tried(lambda: self._sought(name, condition, order, limit, cancel))
+            return self._steady(lambda: self._sought(name, condition, order, limit, cancel))
         return _tried(lambda: self._plain(name, key, limit))
 
     def sql(
@@ -70,13 +70,33 @@ class PostgresViews(ViewReader):
     ) -> Answer:
         """The answer to one SELECT over views and system views, in the SQL of PostgreSQL; see `ViewReader.sql`."""
         query = checked(text, len(parameters))
-        with self._sandbox(QueryLimits() if limits is None else limits, cancel) as sandbox:
-            return sandbox.ask(query, parameters)
+
+        def asked() -> Answer:
+            with self._sandbox(QueryLimits() if limits is None else limits, cancel) as sandbox:
+                return sandbox.ask(query, parameters)
+
+        return self._steady(asked)
 
     def close(self) -> None:
         """Let go of the connections; they are the store's, which keeps them."""
 
     # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _steady(self, do: Callable[[], _T]) -> _T:
+        """What `do` finds while no view was swapped.
+
+        PostgreSQL looks names up in the present, whatever moment a transaction shows: a view that was swapped after that
+        moment leads to a table whose rows are not there yet.
+        """
+        while True:
+            before = self._versions()
+            found = _tried(do)
+            if self._versions() == before:
+                return found
+
+    def _versions(self) -> set[str]:
+        with self._session() as session:
+            return {table.query for table in current_tables(session)}
 
     def _plain(self, name: str, key: Any, limit: int | None) -> pa.Table:
         with self._session() as session:
