@@ -85,8 +85,8 @@ class PostgresViews(ViewReader):
     def _steady(self, do: Callable[[], _T]) -> _T:
         """What `do` finds while no view was swapped.
 
-        PostgreSQL looks names up in the present, whatever moment a transaction shows: a view that was swapped after that
-        moment leads to a table whose rows are not there yet.
+        PostgreSQL looks names up in the present, whatever moment a transaction shows: a view that was swapped after it
+        leads to a table whose rows are not there yet.
         """
         while True:
             before = self._versions()
