@@ -23,13 +23,15 @@ demo: $(INSTALLED)  ## run the shop: live events, six pipelines on Spark, a page
 	@$(BIN)/headwater demo $(if $(FOR),--for $(FOR))
 
 test: $(INSTALLED) $(SYSTEM)  ## run all tests, doctests included (WORKERS=0: in one process)
-	@$(BIN)/pytest -q -n $(WORKERS) --dist worksteal -m "not spark" $(ARGS)
+	@$(BIN)/pytest -q -n $(WORKERS) --dist worksteal -m "not spark and not services" $(ARGS)
+	@$(BIN)/pytest -q -n $(WORKERS) --dist worksteal -m "services and not spark" $(ARGS)
 	@$(BIN)/pytest -q -m spark $(ARGS)
 
 faults: $(INSTALLED) $(SYSTEM)  ## run the long fault suites of log and engine: kills, power cuts, torn writes
-	@HEADWATER_FAULTS=full $(BIN)/pytest -q -n $(WORKERS) --dist worksteal -o faulthandler_timeout=0 -m "not spark" \
-	  tests/faults $(ARGS)
-	@HEADWATER_FAULTS=full $(BIN)/pytest -q -o faulthandler_timeout=0 -m spark tests/faults tests/engine $(ARGS)
+	@HEADWATER_FAULTS=full $(BIN)/pytest -q -n $(WORKERS) --dist worksteal -o faulthandler_timeout=0 \
+	  -m "not spark and not services" tests/faults $(ARGS)
+	@HEADWATER_FAULTS=full $(BIN)/pytest -q -o faulthandler_timeout=0 -m "services and not spark" tests/faults $(ARGS)
+	@HEADWATER_FAULTS=full $(BIN)/pytest -q -o faulthandler_timeout=0 -m spark tests/faults tests/engine tests/scale $(ARGS)
 
 bench-log: $(INSTALLED)  ## measure the log, beside the bare disk and (with Java) Kafka
 	@$(BIN)/python -m benchmarks.bench_log $(ARGS)
