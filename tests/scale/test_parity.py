@@ -12,7 +12,7 @@ from headwater.events import ManualClock
 from headwater.log.places import open_log
 from headwater.profiles import read_profile
 from tests.scale.recording import before_closing, send
-from tests.services.shell import Shell
+from tests.services.shell import Shell, local_servers
 
 pytestmark = [pytest.mark.services, pytest.mark.spark]
 
@@ -23,14 +23,8 @@ VIEWS = ("revenue", "visits", "search_times", "temperatures", "too_warm")
 @pytest.fixture(scope="module")
 def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     """A folder with a profile "local", and the servers it names."""
-    shell = Shell(tmp_path_factory.mktemp("scale"))
-    try:
-        shell("services", "up", "--write")
-        shell("cluster", "up", "--workers", "2", "--write")
+    with local_servers(tmp_path_factory.mktemp("scale")) as shell:
         yield shell
-    finally:
-        shell("cluster", "down")
-        shell("services", "down")
 
 
 def found(client: hw.Client) -> dict[str, list[str]]:

@@ -6,7 +6,6 @@ import base64
 import contextlib
 import logging
 import shutil
-import socket
 import subprocess
 import time
 import uuid
@@ -17,7 +16,8 @@ from pathlib import Path
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
-from headwater.services.kafka import kafka_command
+from headwater.services.kafka import kafka_command, kafka_settings
+from headwater.services.launched import free_ports
 
 __all__ = [
     "Broker",
@@ -87,8 +87,10 @@ def start_kafka(
     Raises:
         RuntimeError: It ended or did not answer in time; the message ends with what it printed last.
     """
-    port, controller_port, login_port = _free_ports(3)
-    settings = _settings(folder, port, controller_port, (overrides or {}) | _login(users, port, login_port))
+    port, controller_port, login_port = free_ports(3)
+    settings = kafka_settings(
+        folder, port, controller_port, (overrides or {}) | _login(users, port, controller_port, login_port)
+    )
     _format(folder, settings, _cluster_id(), heap)
     return _run(folder, f"127.0.0.1:{port}", f"127.0.0.1:{login_port}" if users else "", heap, timeout)
 
@@ -102,7 +104,7 @@ def start_cluster(
     folder: Path, number: int = 3, *, heap: str = "256m", timeout: float = 120.0
 ) -> list[Broker]:
     """Start brokers that replicate to one another; the caller stops them."""
-    ports = [_free_ports(2) for _ in range(number)]
+    ports = [free_ports(2) for _ in range(number)]
     voters = ",".join(f"{node}@127.0.0.1:{pair[1]}" for node, pair in enumerate(ports, 1))
     cluster = _cluster_id()
     copies = {"offsets.topic": number, "transaction.state.log": number}
@@ -112,7 +114,7 @@ def start_cluster(
         own |= {f"{topic}.replication.factor": copy for topic, copy in copies.items()}
         own |= {"default.replication.factor": number, "transaction.state.log.min.isr": 2}
         place = folder / str(node)
-        _format(place, _settings(place, port, controller_port, own), cluster, heap)
+        _format(place, kafka_settings(place, port, controller_port, own), cluster, heap)
         brokers.append(_run(place, f"127.0.0.1:{port}", "", heap, timeout, wait=False))
     for broker in brokers:
         _wait_until_it_answers(broker, timeout, brokers=number)
@@ -123,7 +125,9 @@ def _cluster_id() -> str:
     return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "A")
 
 
-def _login(users: dict[str, str] | None, port: int, login_port: int) -> dict[str, object]:
+def _login(
+    users: dict[str, str] | None, port: int, controller_port: int, login_port: int
+) -> dict[str, object]:
     if not users:
         return {}
     known = " ".join(f'user_{name}="{password}"' for name, password in users.items())
@@ -133,7 +137,8 @@ def _login(users: dict[str, str] | None, port: int, login_port: int) -> dict[str
         "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port},LOGIN://127.0.0.1:{login_port}",
         "sasl.enabled.mechanisms": "PLAIN",
         "listener.name.login.plain.sasl.jaas.config": f"{module} required {known};",
-        "login.port": login_port,
+        "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port},"
+        f"LOGIN://127.0.0.1:{login_port}",
     }
 
 
@@ -188,38 +193,6 @@ def _ends_with_us() -> list[str]:
     """A prefix that makes the kernel end the broker when this process is killed; the process id stays."""
     setpriv = shutil.which("setpriv")
     return [setpriv, "--pdeathsig", "KILL"] if setpriv else []
-
-
-def _settings(folder: Path, port: int, controller_port: int, overrides: dict[str, object]) -> str:
-    settings: dict[str, object] = {
-        "process.roles": "broker,controller",
-        "node.id": 1,
-        "controller.quorum.voters": f"1@127.0.0.1:{controller_port}",
-        "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}",
-        "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}",
-        "controller.listener.names": "CONTROLLER",
-        "log.dirs": folder / "data",
-        "offsets.topic.replication.factor": 1,
-        "offsets.topic.num.partitions": 1,
-        "transaction.state.log.replication.factor": 1,
-        "transaction.state.log.min.isr": 1,
-        "transaction.state.log.num.partitions": 1,
-        "group.initial.rebalance.delay.ms": 0,
-        "auto.create.topics.enable": "false",
-    }
-    settings.update({name.replace("_", "."): value for name, value in overrides.items()})
-    if (login := settings.pop("login.port", None)) is not None:
-        settings["listeners"] = f"{settings['listeners']},LOGIN://127.0.0.1:{login}"
-    return "".join(f"{name}={value}\n" for name, value in settings.items())
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as held:
-        # All are held until all are known, so that no two are the same.
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 def _wait_until_it_answers(broker: Broker, timeout: float, *, brokers: int = 1) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,3 +42,16 @@ class Shell:
         """The file that says what runs."""
         found: dict[str, Any] = json.loads((self.folder / ".headwater-services/services.json").read_text())
         return found
+
+
+@contextmanager
+def local_servers(folder: Path) -> Iterator[Shell]:
+    """A folder with a profile "local", and the servers it names: Kafka, PostgreSQL, a Spark cluster of two workers."""
+    shell = Shell(folder)
+    try:
+        shell("services", "up", "--write")
+        shell("cluster", "up", "--workers", "2", "--write")
+        yield shell
+    finally:
+        shell("cluster", "down")
+        shell("services", "down")

@@ -16,7 +16,7 @@ from confluent_kafka import Consumer, Producer
 
 from headwater.profiles import describe
 from tests.services.kafka import create_kafka_topic
-from tests.services.shell import Shell
+from tests.services.shell import Shell, local_servers
 
 # They start three virtual machines for Spark, so they run where nothing else starts some.
 pytestmark = [pytest.mark.services, pytest.mark.spark]
@@ -25,14 +25,8 @@ pytestmark = [pytest.mark.services, pytest.mark.spark]
 @pytest.fixture(scope="module")
 def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     """All servers, started once."""
-    shell = Shell(tmp_path_factory.mktemp("local"))
-    try:
-        shell("services", "up", "--write")
-        shell("cluster", "up", "--workers", "2", "--write")
+    with local_servers(tmp_path_factory.mktemp("local")) as shell:
         yield shell
-    finally:
-        shell("cluster", "down")
-        shell("services", "down")
 
 
 def gone(pid: int) -> bool:

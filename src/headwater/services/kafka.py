@@ -16,7 +16,7 @@ from headwater.errors import ServiceFailedError
 from headwater.services.jars import jars
 from headwater.services.launched import Launched, Tell, free_ports, java_command, launch
 
-__all__ = ["kafka_command", "launch_kafka"]
+__all__ = ["kafka_command", "kafka_settings", "launch_kafka"]
 
 _VERSION: Final = "4.1.0"
 _COORDINATES: Final = (
@@ -57,7 +57,7 @@ def launch_kafka(
     command = kafka_command(folder, heap, tell)
     broker, controller = free_ports(2, ports)
     settings = folder / "server.properties"
-    settings.write_text(_settings(folder, broker, controller, overrides or {}))
+    settings.write_text(kafka_settings(folder, broker, controller, overrides or {}))
     output = folder / "broker.log"
     if not (folder / "data" / "meta.properties").exists():
         _format(command, settings, output)
@@ -88,7 +88,8 @@ def _format(command: list[str], settings: Path, output: Path) -> None:
         raise ServiceFailedError(what, detail=done.stderr[-2000:], fix=f"read {output}", service="kafka")
 
 
-def _settings(folder: Path, broker: int, controller: int, overrides: Mapping[str, object]) -> str:
+def kafka_settings(folder: Path, broker: int, controller: int, overrides: Mapping[str, object]) -> str:
+    """The file of settings of a broker that is its own controller; `overrides` are written with `_` for `.`."""
     settings: dict[str, object] = {
         "process.roles": "broker,controller",
         "node.id": 1,
