@@ -30,7 +30,7 @@ def started(
     now: Any = "2026-01-01T00:01:00Z",
     rebuild: Mapping[str, Rebuild] | None = None,
     rows: int = 400_000,
-    stage_above: int = 50_000,
+    stage_above: int = 200_000,
     **log_options: Any,
 ) -> Iterator[World]:
     """A world on a folder that stays."""

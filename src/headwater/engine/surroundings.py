@@ -23,7 +23,7 @@ class Surroundings:
         store: Where results go.
         clock: What time it is.
         rows: About how many events a batch takes while catching up.
-        stage_above: Results of batches with more events than this are staged by the workers.
+        stage_above: Results that are expected to have more rows than this are staged by the workers.
         cores: Into how many tasks a batch is cut.
         wait: The longest wait of an input for events, in seconds.
         shared: A folder that driver and workers both reach, for checkpoints and large results; the data folder, if
@@ -35,8 +35,8 @@ class Surroundings:
     log: TimedLog
     store: Store
     clock: Clock
-    rows: int = 400_000
-    stage_above: int = 50_000
+    rows: int = 1_000_000
+    stage_above: int = 200_000
     cores: int = 2
     wait: float = 1.0
     shared: Path | None = None

@@ -120,7 +120,7 @@ class Reading:
     starts: Mapping[str, Mapping[int, int]]
     late: bool = True
     correction: timedelta = timedelta()
-    rows: int = 400_000
+    rows: int = 1_000_000
     cores: int = 2
     wait: float = 1.0
     columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -67,6 +67,7 @@ class Sink:
         self._starts = starts
         self._staging = Staging(home.staged)
         self._stage_above = around.stage_above
+        self._yield = 1.0  # rows that the last batch made of one event
         self._hold = Hold(around, built.pipeline.name) if around.scratch is None else None
         self._files = ParquetFolder(around.data / built.pipeline.path) if built.pipeline.path else None
 
@@ -82,7 +83,7 @@ class Sink:
         began, worked = time.monotonic(), time.thread_time()
         planned = planned_batch(self._home.checkpoint, batch, list(self._starts), self._starts)
         # Always run: Spark's state moves with it, even if the write is skipped.
-        rows = self._staging.run(frame) if _events(planned) > self._stage_above else frame.toArrow()
+        rows = self._run(frame, _events(planned))
         books = Books(self._built, planned, self._store.skipped(self._home.query), self._log)
         books.require_equal(observed)
         sync(self._home.checkpoint)
@@ -100,6 +101,13 @@ class Sink:
             self._hold.note(work.entry)
         self._staging.clear()
         return taken
+
+    def _run(self, frame: DataFrame, events: int) -> pa.Table:
+        """Compute the rows. A large result is staged; how large it will be, the batch before tells."""
+        large = events * self._yield > self._stage_above
+        rows = self._staging.run(frame) if large else frame.toArrow()
+        self._yield = rows.num_rows / events if events else self._yield
+        return rows
 
     def _commit(self, work: Commit) -> bool:
         try:

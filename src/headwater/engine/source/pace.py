@@ -23,8 +23,8 @@ class Pace:
     until a topic of the query changes, then lets one round of questions pass, in whatever order they come. Each input
     notes in a file that all share whether it stopped short of its topic's end; as long as one did, nobody waits.
 
-    After a batch, the first input pauses for as long as the batch took, times how short the machine is of processors:
-    an idle machine gives the lowest latency, a busy one fewer and larger batches.
+    After a batch with all there was, the first input pauses for as long as the batch took, times how short the machine
+    is of processors: an idle machine gives the lowest latency, a busy one fewer and larger batches.
 
     Args:
         log: Where the topics are.
@@ -66,7 +66,7 @@ class Pace:
     def planned(self, *, new: bool, more: bool) -> None:
         """Note what was planned."""
         self._notes[self._number] = more
-        if new:
+        if new and not more:
             self._planned_at = time.monotonic()
 
 
