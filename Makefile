@@ -12,10 +12,10 @@ SYSTEM := $(VENV)/.system
 UV := $(shell command -v uv 2>/dev/null || echo $(VENV)-uv/bin/uv)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test faults bench-log bench-spine lint format console docs build lock ci clean
+.PHONY: help install demo test faults lint format console docs build lock ci clean
 
 help:  ## print this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(INSTALLED) $(SYSTEM)  ## set up .venv (the other targets do it when needed)
 
@@ -33,11 +33,8 @@ faults: $(INSTALLED) $(SYSTEM)  ## run the long fault suites of log and engine: 
 	@HEADWATER_FAULTS=full $(BIN)/pytest -q -o faulthandler_timeout=0 -m "services and not spark" tests/faults $(ARGS)
 	@HEADWATER_FAULTS=full $(BIN)/pytest -q -o faulthandler_timeout=0 -m spark tests/faults tests/engine tests/scale $(ARGS)
 
-bench-log: $(INSTALLED)  ## measure the log, beside the bare disk and (with Java) Kafka
-	@$(BIN)/python -m benchmarks.bench_log $(ARGS)
-
-bench-spine: $(INSTALLED)  ## measure events to views, beside Structured Streaming written by hand
-	@$(BIN)/python -m benchmarks.bench_spine $(ARGS)
+bench-%: $(INSTALLED)  ## measure: bench-log, bench-spine (views), bench-scale (Kafka, PostgreSQL, workers)
+	@$(BIN)/python -m benchmarks.bench_$* $(ARGS)
 
 lint: $(INSTALLED)  ## check style, layers and types: ruff, import-linter, mypy
 	@$(BIN)/ruff check .

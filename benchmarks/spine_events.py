@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 import headwater as hw
 
-__all__ = ["EVENTS_DDL", "Given", "made"]
+__all__ = ["EVENTS_DDL", "Given", "batches", "made"]
 
 EVENTS_DDL = "event_id bigint, customer int, product int, amount double, note string, at timestamp"
 _START = 1_767_225_600_000_000  # 2026-01-01T00:00:00Z
@@ -46,11 +46,11 @@ def made(folder: Path, events: int, keys: int, *, files: bool = True) -> Given:
     for path in (given.json, given.parquet):
         path.mkdir(parents=True)
     per_file = -(-events // _FILES)
-    for number, batch in enumerate(_batches(events, keys, per_file)):
+    for number, batch in enumerate(batches(events, keys, per_file)):
         for start in range(0, batch.num_rows, _GROUP):
             client.send_many("events", batch.slice(start, _GROUP))
         if files:
-            pq.write_table(pa.Table.from_batches([batch]), given.parquet / f"{number:03}.parquet")
+            pq.write_table(pa.Table.frombatches([batch]), given.parquet / f"{number:03}.parquet")
             batch.to_pandas().to_json(
                 given.json / f"{number:03}.json", orient="records", lines=True, date_format="iso"
             )
@@ -58,7 +58,8 @@ def made(folder: Path, events: int, keys: int, *, files: bool = True) -> Given:
     return given
 
 
-def _batches(events: int, keys: int, size: int) -> Iterator[pa.RecordBatch]:
+def batches(events: int, keys: int, size: int) -> Iterator[pa.RecordBatch]:
+    """Events in groups; times go forward with some disorder."""
     random = np.random.default_rng(7)
     for start in range(0, events, size):
         rows = min(size, events - start)

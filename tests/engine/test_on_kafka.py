@@ -47,7 +47,7 @@ class OnKafka:
 
 @contextmanager
 def on_kafka(app: hw.App, folder: Path, broker: Broker) -> Iterator[OnKafka]:
-    log = open_log(f"kafka://{broker.address}", keeps_time=True)
+    log = open_log(f"kafka://{broker.address}", keeps_time=True, pages=folder / "pages")
     store = SqliteStore(folder / "store")
     around = Surroundings(folder, log, store, SystemClock(), wait=0.2)
     engine = Engine(app.resolve(), lambda: shared_spark().session, around)

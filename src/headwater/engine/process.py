@@ -109,7 +109,9 @@ def _run(order: Order, data: Path, ended: threading.Event) -> int:
 def _surroundings(profile: Profile, data: Path) -> Iterator[Surroundings]:
     """Log and store of a profile, open while the block runs."""
     clock = SystemClock()
-    log = open_log(profile.log.resolved() if profile.log else str(data), clock, keeps_time=True)
+    where = profile.log.resolved() if profile.log else str(data)
+    here = profile.spark.resolved().startswith("local")
+    log = open_log(where, clock, keeps_time=True, pages=data / "engine" / "pages" if here else None)
     try:
         url = profile.store.resolved() if profile.store else None
         store = open_store(url, data, clock, partial(reach, "in-sink-commit"))

@@ -133,10 +133,11 @@ class Codec:
             BadEventError: A row does not fit; `data` has `row`, `field` and `fields`.
         """
         most = (limits or Limits()).max_line
-        for row, line in enumerate(lines):
-            if len(line) > most:
-                what = f"line {row + 1} has {len(line)} bytes, more than {most}"
-                raise TooLargeError(what, limit=most, row=row, size=len(line))
+        sizes = list(map(len, lines))
+        if max(sizes, default=0) > most:
+            row = next(row for row, size in enumerate(sizes) if size > most)
+            what = f"line {row + 1} has {sizes[row]} bytes, more than {most}"
+            raise TooLargeError(what, limit=most, row=row, size=sizes[row])
         try:
             structs = list(map(self._decode, lines))
         except (msgspec.DecodeError, RecursionError, ValueError, OverflowError):

@@ -55,6 +55,7 @@ _DEEPEST = 64
 _FURTHEST_DIGIT = 100
 _FIRST_MOMENT = -62_135_596_800_000_000  # 0001-01-01 and 9999-12-31, what a Python datetime can hold
 _LAST_MOMENT = 253_402_300_799_999_999
+_YEAR = 366 * 86_400_000_000
 _FIRST_DAY = -719_162
 _LAST_DAY = 2_932_896
 
@@ -132,7 +133,7 @@ class Shape:
     @staticmethod
     def _column(member: _Member, structs: Sequence[Any]) -> pa.Array:
         values = list(map(attrgetter(member.attribute), structs))
-        if not member.required:
+        if not member.required and UNSET in values:
             values = [member.default if value is UNSET else value for value in values]
         try:
             return member.build(values)
@@ -294,7 +295,7 @@ def _leaf_column(values: list[Any], kind: pa.DataType) -> pa.Array:
     except (pa.ArrowException, ValueError, OverflowError, TypeError):
         row = _first_bad(values, kind)
         raise MisfitError(f"{shown(values[row])} does not fit {kind}", row) from None
-    if pa.types.is_timestamp(kind):
+    if pa.types.is_timestamp(kind) and _near_the_ends(column):
         _check_years(values, kind)
     elif pa.types.is_floating(kind):
         strange = out_of_range(column)
@@ -307,6 +308,14 @@ def _check_digits(values: list[Decimal | None], kind: pa.DataType) -> None:
     for row, value in enumerate(values):
         if value is not None and too_far(value):
             raise MisfitError(f"{shown(value)} does not fit {kind}", row)
+
+
+def _near_the_ends(column: pa.Array) -> bool:
+    """Whether a moment lies in the first or the last year there is."""
+    ends = pc.min_max(column.cast(pa.int64())).as_py()
+    return ends["min"] is not None and (
+        ends["min"] < _FIRST_MOMENT + _YEAR or ends["max"] > _LAST_MOMENT - _YEAR
+    )
 
 
 def _check_years(values: list[datetime | None], kind: pa.DataType) -> None:

@@ -11,13 +11,16 @@ from headwater.log.protocol import TimedLog
 __all__ = ["open_log"]
 
 
-def open_log(where: str, clock: Clock | None = None, *, keeps_time: bool = False) -> TimedLog:
+def open_log(
+    where: str, clock: Clock | None = None, *, keeps_time: bool = False, pages: Path | None = None
+) -> TimedLog:
     """The log of a folder or a URL, for pipelines.
 
     Args:
         where: A folder, or `kafka://…`.
         clock: What time it is.
         keeps_time: Whether this process runs the pipelines, and so keeps the event time of what they read on Kafka.
+        pages: Where it leaves what it read from Kafka, for the workers on this machine.
 
     Example:
         >>> import tempfile
@@ -28,5 +31,5 @@ def open_log(where: str, clock: Clock | None = None, *, keeps_time: bool = False
     if where.startswith("kafka://"):
         from headwater.log.kafka import KafkaLog
 
-        return KafkaLog(where, clock=clock, keeps_time=keeps_time)
+        return KafkaLog(where, clock=clock, keeps_time=keeps_time, pages=pages)
     return EventLog(Path(where), clock=clock)

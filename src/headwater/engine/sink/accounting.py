@@ -70,14 +70,15 @@ def account(
             if whole and not _must_look(frame, input_, allowed, mine):
                 counted += frame.count
                 continue
-            batch = _events(_read(log, input_, partition, frame), input_, start, end)
-            behind = _late(batch, allowed) & ~batch.bad
-            gone = batch.deleted & ~behind
-            unreadable.extend(_unreadable(batch.select(batch.bad)))
-            counted += batch.values.num_rows
-            late.extend(asides_of(batch.select(behind), _reasons(batch, behind, allowed)))
-            deleted += int(gone.sum())
-            left_out += int(((np.isin(batch.offsets, mine) & ~behind & ~gone) | batch.bad).sum())
+            for read in _read(log, input_, partition, frame):
+                batch = _events(read, input_, start, end)
+                behind = _late(batch, allowed) & ~batch.bad
+                gone = batch.deleted & ~behind
+                unreadable.extend(_unreadable(batch.select(batch.bad)))
+                counted += batch.values.num_rows
+                late.extend(asides_of(batch.select(behind), _reasons(batch, behind, allowed)))
+                deleted += int(gone.sum())
+                left_out += int(((np.isin(batch.offsets, mine) & ~behind & ~gone) | batch.bad).sum())
     return Account(counted, tuple(late), tuple(unreadable), left_out, deleted)
 
 
@@ -91,8 +92,9 @@ def _must_look(frame: Frame, input_: Input, allowed: timedelta | None, skipped: 
     return allowed is not None and frame.lowest < frame.running_max - allowed // timedelta(microseconds=1)
 
 
-def _read(log: TimedLog, input_: Input, partition: int, frame: Frame) -> LogBatch:
-    return next(log.opened(input_.topic.name).batches(partition, frame.base_offset, frame.next_offset))
+def _read(log: TimedLog, input_: Input, partition: int, frame: Frame) -> Iterator[LogBatch]:
+    """The events of a frame, in one batch or several."""
+    return log.opened(input_.topic.name).batches(partition, frame.base_offset, frame.next_offset)
 
 
 def _events(batch: LogBatch, input_: Input, start: int, end: int) -> LogBatch:

@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Final, TypeVar
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from headwater.errors import (
     BadCredentialsError,
@@ -24,7 +25,7 @@ from headwater.errors import (
     UnreachableError,
 )
 
-__all__ = ["Brokers", "KafkaAddress", "driver", "let_go", "partition_at"]
+__all__ = ["Brokers", "KafkaAddress", "driver", "let_go", "partition_at", "with_pages"]
 
 T = TypeVar("T")
 logger = logging.getLogger("headwater.kafka")
@@ -33,6 +34,7 @@ _driver_logger = logging.getLogger("headwater.kafka.driver")
 _driver_logger.addHandler(logging.NullHandler())
 _driver_logger.propagate = False
 _STEP: Final = 3.0  # seconds one try may take before we say that we wait
+_PAGES: Final = "headwater.pages"
 _OURS: Final = {"replication.factor", "min.insync.replicas"}
 _SILENT: Final = (  # codes after which asking again may help
     "_TRANSPORT",
@@ -91,12 +93,14 @@ class KafkaAddress:
     """Where the brokers are and how to speak to them.
 
     `topic_settings` are what new topics get: `replication.factor` and `min.insync.replicas` of the URL. Everything else
-    behind the question mark is a setting of librdkafka, such as `security.protocol` or `ssl.ca.location`.
+    behind the question mark is a setting of librdkafka, such as `security.protocol` or `ssl.ca.location`. `pages` is
+    for processes that this one starts: see time/pages.py.
     """
 
     servers: str
     settings: dict[str, str] = field(default_factory=dict, repr=False)
     topic_settings: dict[str, str] = field(default_factory=dict)
+    pages: str = field(default="", repr=False)
 
     @classmethod
     def of(cls, url: str) -> KafkaAddress:
@@ -115,12 +119,14 @@ class KafkaAddress:
             shown = f"{parts.scheme}://{servers}"
             raise BadSettingError(f"cannot connect to {shown!r}", fix='hw.connect("kafka://127.0.0.1:9092")')
         given = dict(parse_qsl(parts.query))
+        pages = given.pop(_PAGES, "")
         settings = {name: value for name, value in given.items() if name not in _OURS}
         if user:
             name, _, password = user.partition(":")
             login = {"sasl.username": unquote(name), "sasl.password": unquote(password)}
             settings = {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN"} | settings | login
-        return cls(servers, settings, {name: value for name, value in given.items() if name in _OURS})
+        topics = {name: value for name, value in given.items() if name in _OURS}
+        return cls(servers, settings, topics, pages)
 
     def __str__(self) -> str:
         return f"kafka://{self.servers}"
@@ -289,6 +295,16 @@ def let_go(producer: Any) -> None:
     """Close a producer whatever state it is in; a fenced one fails while it closes."""
     with contextlib.suppress(Exception):
         producer.close(1)
+
+
+def with_pages(url: str, folder: Path) -> str:
+    """The URL for processes that this one starts, which find there what it has read.
+
+    Example:
+        >>> with_pages("kafka://a:9092", Path("/var/pages"))
+        'kafka://a:9092?headwater.pages=%2Fvar%2Fpages'
+    """
+    return f"{url}{'&' if '?' in url else '?'}{_PAGES}={quote(str(folder), safe='')}"
 
 
 def partition_at(topic: str, partition: int, offset: int | None = None) -> Any:

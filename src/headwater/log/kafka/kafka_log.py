@@ -6,6 +6,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -24,13 +25,14 @@ from headwater.log.definition import (
 )
 from headwater.log.door import Entry
 from headwater.log.event_log import PartitionRange, Start
-from headwater.log.kafka.brokers import Brokers, KafkaAddress
+from headwater.log.kafka.brokers import Brokers, KafkaAddress, with_pages
 from headwater.log.kafka.cursors import Cursors
 from headwater.log.kafka.definitions import Definition, Definitions
 from headwater.log.kafka.groups import KafkaGroups
 from headwater.log.kafka.records import Typed, event_times
 from headwater.log.kafka.sending import IdempotentProducer, NamedProducers, Route, TopicSender
 from headwater.log.kafka.time import IndexWaiter, TimedKafkaTopic
+from headwater.log.kafka.time.pages import Pages
 from headwater.log.kafka.topics import KafkaTopics, settings_of
 from headwater.log.kafka.waiter import TopicWaiter
 from headwater.log.receipts import Receipts
@@ -63,6 +65,7 @@ class KafkaLog:
         patience: How long to go on while no broker answers.
         clock: What time it is, for tests.
         keeps_time: Whether this process keeps the event time of topics that pipelines read (see timekeeper.py).
+        pages: A folder for what it read while it did, so that pipelines on this machine need not read it again.
 
     Example:
         >>> log = KafkaLog("kafka://ada:secret@127.0.0.1:9", patience=timedelta(0))
@@ -81,9 +84,11 @@ class KafkaLog:
         patience: timedelta = timedelta(seconds=30),
         clock: Clock | None = None,
         keeps_time: bool = False,
+        pages: Path | None = None,
     ) -> None:
-        self.where = url
-        self.address = KafkaAddress.of(url)
+        self.where = url if pages is None else with_pages(url, pages)
+        self.address = KafkaAddress.of(self.where)
+        self.pages = Pages(Path(self.address.pages)) if self.address.pages else None
         self.brokers = Brokers(self.address, patience)
         self.kafka_topics = KafkaTopics(self.brokers)
         self.clock = clock or SystemClock()
@@ -283,11 +288,13 @@ class KafkaLog:
         max_bytes: int = 1 << 20,
         timeout: float = 0,
         waiter: Waiter | None = None,
+        envelope: bool = True,
     ) -> list[LogBatch]:
         """Batches from these offsets on, one per partition; waits up to `timeout` seconds for the first.
 
         Comes back with nothing when the time is over, or when the group of the waiter changed. Rows that others
-        wrote and that cannot be read under the topic's type are marked: see `LogBatch.bad`.
+        wrote and that cannot be read under the topic's type are marked: see `LogBatch.bad`. Without `envelope`, ids,
+        sources, traces and senders' headers are left out.
         """
         opened = self._opened(name)
         known = opened.typed.topic.partitions
@@ -298,13 +305,16 @@ class KafkaLog:
         changed = waiter.group_changed if isinstance(waiter, TopicWaiter) else bool
         with self._cursors.at(name, positions) as cursor:
             found = cursor.read(max_bytes, timeout, changed)
-        return [self._decoded(name, number, messages) for number, messages in found.items()]
+        return [
+            self._decoded(name, number, messages, envelope=envelope) for number, messages in found.items()
+        ]
 
-    def _decoded(self, name: str, partition: int, messages: list[Any]) -> LogBatch:
+    def _decoded(self, name: str, partition: int, messages: list[Any], *, envelope: bool) -> LogBatch:
         opened = self._opened(name)
-        batch = opened.typed.batch(partition, messages)
+        batch = opened.typed.batch(partition, messages, envelope=envelope)
         if batch.frame.schema > opened.typed.topic.version:  # written under a type that is news to us
-            batch = self._opened(name, batch.frame.schema).typed.batch(partition, messages)
+            newer = self._opened(name, batch.frame.schema).typed
+            batch = newer.batch(partition, messages, envelope=envelope)
         return batch
 
     # -- for pipelines -------------------------------------------------------------------------------------------
@@ -315,6 +325,10 @@ class KafkaLog:
             if name not in self._timed:
                 self._timed[name] = TimedKafkaTopic(self, name, keep=self._keeps_time)
             return self._timed[name]
+
+    def page(self, name: str, partition: int, base: int) -> LogBatch | None:
+        """The stretch from an offset on, if the process that keeps time has left it on this machine."""
+        return self.pages.get(self._opened(name).typed, partition, base) if self.pages is not None else None
 
     def settle(self, name: str) -> None:
         """Return when the event time of everything that is in a topic now is known."""

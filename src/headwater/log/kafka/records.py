@@ -152,29 +152,34 @@ class Typed:
         self._bare = len(names) == 1 and not _quoted(fields[0].type)
         self._binary = len(names) == 1 and pa.types.is_binary(fields[0].type)
 
-    def batch(self, partition: int, messages: list[Any]) -> LogBatch:
-        """Messages of one partition, in order, as one batch."""
+    def batch(self, partition: int, messages: list[Any], *, envelope: bool = True) -> LogBatch:
+        """Messages of one partition, in order, as one batch.
+
+        Without `envelope`, headers are read only where an event's time or a row's type may stand in them: to read them
+        takes as long as all the rest.
+        """
         lines = [message.value() for message in messages]
         keys = [message.key() for message in messages]
         offsets = np.array([message.offset() for message in messages], np.int64)
         received = np.array([message.timestamp()[1] for message in messages], np.int64) * 1000
         values, reasons = self._values(lines, keys)
-        envelope, sent_at, version = read_headers([message.headers() for message in messages])
+        needed = envelope or bool(reasons) or self._time_in_headers(values)
+        own, sent_at, version = read_headers([message.headers() for message in messages] if needed else [])
         if not self.topic.key and any(key is not None for key in keys):
-            envelope["_hw.key"] = pa.array(keys, pa.binary())
+            own["_hw.key"] = pa.array(keys, pa.binary())
         if None in lines:
-            envelope["_hw.deleted"] = pa.array([line is None for line in lines])
+            own["_hw.deleted"] = pa.array([line is None for line in lines])
         if reasons:
-            envelope["_hw.error"] = pa.array([reasons.get(row) for row in range(len(lines))], pa.string())
+            own["_hw.error"] = pa.array([reasons.get(row) for row in range(len(lines))], pa.string())
             raws = {row: keys[row] if lines[row] is None else lines[row] for row in reasons}
-            envelope["_hw.raw"] = pa.array([raws.get(row) for row in range(len(lines))], pa.binary())
-            envelope["_hw.deleted"] = pa.array(
+            own["_hw.raw"] = pa.array([raws.get(row) for row in range(len(lines))], pa.binary())
+            own["_hw.deleted"] = pa.array(
                 [line is None and row not in reasons for row, line in enumerate(lines)]
             )
         if offsets[-1] - offsets[0] != len(offsets) - 1:
-            envelope["_hw.offset"] = pa.array(offsets.tolist(), pa.int64())
+            own["_hw.offset"] = pa.array(offsets.tolist(), pa.int64())
         if (received != received[-1]).any():
-            envelope["_hw.received_at"] = times_column(received)
+            own["_hw.received_at"] = times_column(received)
         frame = Frame(
             Kind.EVENTS,
             int(offsets[0]),
@@ -184,7 +189,11 @@ class Typed:
             appended_at=int(received[-1]),
             sent_at=sent_at,
         )
-        return LogBatch(self.topic, partition, frame, values, envelope, self.codec)
+        return LogBatch(self.topic, partition, frame, values, own, self.codec)
+
+    def _time_in_headers(self, values: pa.RecordBatch) -> bool:
+        time = self.topic.time
+        return self.topic.clocked or time is None or values.column(time).null_count > 0
 
     def _values(
         self, lines: list[bytes | None], keys: list[bytes | None]

@@ -40,7 +40,7 @@ _MOST_KNOWN: Final = 20_000
 class Stretch(msgspec.Struct, frozen=True, array_like=True):
     """Offsets `[base, next)` of a partition and their event time; without offsets it is a time mark.
 
-    `look`: some of them are tombstones or cannot be read.
+    `look`: some of them are tombstones or cannot be read. `lowest`: see `_lag` in walk.py.
     """
 
     base: int

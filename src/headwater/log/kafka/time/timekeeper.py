@@ -128,12 +128,14 @@ class Timekeeper:
             known = {int(number): _Reached(*reached) for number, reached in state.get("reached", {}).items()}
             self._reached = {number: known.get(number, _Reached(start)) for number, start in starts.items()}
             self._leads = True
+        if self._log.pages is not None:
+            self._log.pages.clear(self._name)
         while not self._stopped.is_set():
             self._look_once()
 
     def _look_once(self) -> None:
         positions = {number: reached.next for number, reached in self._reached.items()}
-        found = self._log.fetch(self._name, positions, max_bytes=_AT_ONCE, timeout=_PAUSE)
+        found = self._log.fetch(self._name, positions, max_bytes=_AT_ONCE, timeout=_PAUSE, envelope=False)
         if found:
             with self._changed:
                 self._write([self._walked(batch) for batch in found])
@@ -149,7 +151,10 @@ class Timekeeper:
 
     def _walked(self, batch: LogBatch) -> tuple[int, Stretch]:
         reached = self._reached[batch.partition]
-        frame = EventTimeWalk(reached.running_max).judge(batch).frame
+        judged = EventTimeWalk(reached.running_max).judge(batch)
+        frame = judged.frame
+        if self._log.pages is not None:
+            self._log.pages.put(reached.next, judged)
         look = bool(batch.deleted.any() or batch.bad.any())
         return batch.partition, Stretch(
             reached.next,

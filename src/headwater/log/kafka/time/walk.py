@@ -9,18 +9,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from headwater.events import times_column
 from headwater.log.batch import LogBatch
 from headwater.log.kafka.records import event_times
-from headwater.log.protocol import Log
 from headwater.log.storage.frame import LOWEST_TIME
 from headwater.log.storage.layout import running_maximum
 
+if TYPE_CHECKING:
+    from headwater.log.kafka.kafka_log import KafkaLog
+
 __all__ = ["EventTimeWalk", "walk"]
 
+Times = npt.NDArray[np.int64]
 _MICROSECOND = timedelta(microseconds=1)
 _AT_ONCE = 4 << 20  # bytes of one read
 
@@ -55,7 +61,7 @@ class EventTimeWalk:
         before, self.running_max = self.running_max, int(maxima[-1])
         frame = replace(
             batch.frame,
-            lowest=int(batch.occurred.min()),
+            lowest=self.running_max - _lag(batch.occurred, maxima[:-1]),
             highest=int(batch.occurred.max()),
             running_before=before,
             running_max=self.running_max,
@@ -64,8 +70,21 @@ class EventTimeWalk:
         return replace(batch, frame=frame, envelope=batch.envelope | {"_hw.running_max": column})
 
 
+def _lag(occurred: Times, before: Times) -> int:
+    """How far the latest row lies behind the running maximum before it.
+
+    A stretch may span hours of event time and yet hold no late row: what counts is not its lowest time, but this. So
+    the lowest time of a stretch is written as if that row had come last, which answers whether any row is late.
+
+    Example:
+        >>> _lag(np.array([10, 5, 90]), np.array([LOWEST_TIME, 10, 10]))
+        5
+    """
+    return int(np.where(before == LOWEST_TIME, 0, before - occurred).max())
+
+
 def walk(
-    log: Log, topic: str, partition: int, start: int, end: int, running_max: int = LOWEST_TIME
+    log: KafkaLog, topic: str, partition: int, start: int, end: int, running_max: int = LOWEST_TIME
 ) -> Iterator[LogBatch]:
     """The batches of `[start, end)` of a partition, judged from this running maximum on.
 
@@ -74,7 +93,12 @@ def walk(
     judging = EventTimeWalk(running_max)
     at = start
     while at < end:
-        found = log.fetch(topic, {partition: at}, max_bytes=_AT_ONCE, timeout=0, waiter=None)
+        page = log.page(topic, partition, at)
+        if page is not None:
+            at, judging.running_max = page.next_offset, page.frame.running_max
+            yield page if at <= end else page.select(page.offsets < end)
+            continue
+        found = log.fetch(topic, {partition: at}, max_bytes=_AT_ONCE, envelope=False)
         if not found:  # what is left below the end are marks of commits
             return
         for batch in found:

@@ -1,0 +1,210 @@
+"""The work that is compared at scale: Kafka to a windowed view in PostgreSQL, and Kafka to Kafka.
+
+By Headwater with all its guarantees, and in Structured Streaming as a team would write it: Spark's own Kafka source, an
+upsert by COPY in `foreachBatch`, Spark's own Kafka sink.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from confluent_kafka import Consumer, TopicPartition
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+import headwater as hw
+from benchmarks.spine_events import EVENTS_DDL, batches
+from benchmarks.spine_work import counted
+from headwater.engine.engine import Engine
+from headwater.engine.surroundings import Surroundings
+from headwater.events import SystemClock
+from headwater.log.places import open_log
+from headwater.store.places import open_store
+from headwater.store.postgres.columns import csv_of
+
+__all__ = [
+    "Place",
+    "mapped",
+    "sent",
+    "sink_by_hand",
+    "sink_by_headwater",
+    "view_by_hand",
+    "view_by_headwater",
+]
+
+_KEYS = 10_000
+_GROUP = 25_000
+_BATCH = 625_000  # events of a hand-written batch, as in bench_spine
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a case runs.
+
+    Args:
+        spark: The session.
+        kafka: The brokers' address.
+        postgres: URL of a database that the case may empty.
+        folder: For its files; emptied.
+        cores: How many cores Spark has.
+    """
+
+    spark: SparkSession
+    kafka: str
+    postgres: str
+    folder: Path
+    cores: int = 2
+
+    def emptied(self) -> Path:
+        """The folder, with nothing in it."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True)
+        return self.folder
+
+
+def sent(kafka: str, topic: str, events: int) -> None:
+    """Make a topic and send it the events."""
+    client = hw.connect(f"kafka://{kafka}")
+    client.create_topic(topic, EVENTS_DDL, key="customer", time="at", lateness="10 seconds", partitions=4)
+    for batch in batches(events, _KEYS, _GROUP):
+        client.send_many(topic, batch)
+    client.close()
+
+
+def mapped(events: DataFrame) -> DataFrame:
+    """Half of the events, with a computed column."""
+    return events.where("product < 500").select(
+        "event_id", "customer", (F.col("amount") * 2).alias("double"), "at"
+    )
+
+
+def _run(app: hw.App, place: Place) -> None:
+    """Run an app until it has taken everything."""
+    clock = SystemClock()
+    log = open_log(f"kafka://{place.kafka}", clock, keeps_time=True, pages=place.folder / "pages")
+    store = open_store(place.postgres, place.emptied(), clock)
+    around = Surroundings(place.folder, log, store, clock, cores=place.cores, wait=0.05)
+    engine = Engine(app.resolve(), lambda: place.spark, around)
+    try:
+        engine.start()
+        engine.settle()
+    finally:
+        engine.stop()
+        store.close()
+        log.close()
+
+
+def _app(topic: str) -> hw.App:
+    app = hw.App("bench")
+    app.topic(topic, EVENTS_DDL, key="customer", time="at", lateness="10 seconds", partitions=4)
+    return app
+
+
+def _named(function: Callable[[DataFrame], DataFrame], topic: str) -> Callable[..., DataFrame]:
+    """A function whose parameter is called like the topic."""
+    made: dict[str, Any] = {"function": function}
+    exec(f"def result({topic}):\n    return function({topic})", made)
+    found: Callable[..., DataFrame] = made["result"]
+    return found
+
+
+def view_by_headwater(place: Place, topic: str) -> int:
+    """Events of a topic to the windowed view in PostgreSQL; how many rows it has."""
+    with psycopg.connect(place.postgres, autocommit=True) as connection:
+        connection.execute("DROP SCHEMA IF EXISTS headwater CASCADE")
+    app = _app(topic)
+    app.view(f"counted_{topic}", key=("minute", "customer"))(_named(counted, topic))
+    _run(app, place)
+    with psycopg.connect(place.postgres) as connection:
+        found = connection.execute(f"SELECT count(*) FROM headwater.v1_counted_{topic}").fetchone()
+    assert found is not None
+    return int(found[0])
+
+
+def _events(place: Place, topic: str) -> DataFrame:
+    """A topic by Spark's own source, its JSON values as columns."""
+    source = place.spark.readStream.format("kafka").option("kafka.bootstrap.servers", place.kafka)
+    source = source.option("subscribe", topic).option("startingOffsets", "earliest")
+    source = source.option("maxOffsetsPerTrigger", _BATCH).option("kafka.isolation.level", "read_committed")
+    text = F.col("value").cast("string")
+    return source.load().select(F.from_json(text, EVENTS_DDL).alias("e")).select("e.*")
+
+
+def view_by_hand(place: Place, topic: str) -> int:
+    """The same as a team would write it; how many rows the table has."""
+    folder = place.emptied()
+    connection = psycopg.connect(place.postgres, autocommit=True)
+    columns = (
+        "minute_start timestamptz, minute_end timestamptz, customer int, n bigint, total double precision"
+    )
+    connection.execute("DROP TABLE IF EXISTS by_hand")
+    connection.execute(f"CREATE TABLE by_hand ({columns}, PRIMARY KEY (minute_start, minute_end, customer))")
+    connection.execute(f"CREATE TEMP TABLE staged ({columns}) ON COMMIT DELETE ROWS")
+
+    def keep(frame: DataFrame, _: int) -> None:
+        rows = frame.toArrow().flatten().combine_chunks()
+        with connection.transaction(), connection.cursor() as cursor:
+            with cursor.copy("COPY staged FROM STDIN (FORMAT csv)") as copy:
+                copy.write(csv_of([column.combine_chunks() for column in rows.columns]))
+            cursor.execute(
+                "INSERT INTO by_hand SELECT * FROM staged ON CONFLICT (minute_start, minute_end, customer) "
+                "DO UPDATE SET n = excluded.n, total = excluded.total"
+            )
+
+    result = counted(_events(place, topic).withWatermark("at", "10 seconds"))
+    query = result.writeStream.outputMode("update").option("checkpointLocation", str(folder / "checkpoint"))
+    query.trigger(availableNow=True).foreachBatch(keep).start().awaitTermination()
+    found = connection.execute("SELECT count(*) FROM by_hand").fetchone()
+    connection.close()
+    assert found is not None
+    return int(found[0])
+
+
+def sink_by_headwater(place: Place, topic: str) -> int:
+    """Events of a topic to another topic, each effect once; how many came."""
+    with psycopg.connect(place.postgres, autocommit=True) as connection:
+        connection.execute("DROP SCHEMA IF EXISTS headwater CASCADE")
+    app = _app(topic)
+    app.stream(f"mapped_{topic}", key="customer")(_named(mapped, topic))
+    _run(app, place)
+    return _committed(place.kafka, f"mapped_{topic}")
+
+
+def sink_by_hand(place: Place, topic: str) -> int:
+    """The same by Spark's own sink, which writes at least once; how many came."""
+    folder = place.emptied()
+    target = f"by_hand_{topic}"
+    result = mapped(_events(place, topic)).select(
+        F.col("customer").cast("string").alias("key"), F.to_json(F.struct("*")).alias("value")
+    )
+    query = result.writeStream.format("kafka").option("kafka.bootstrap.servers", place.kafka)
+    query = query.option("topic", target).option("checkpointLocation", str(folder / "checkpoint"))
+    query.option("kafka.compression.type", "lz4").trigger(availableNow=True).start().awaitTermination()
+    return _committed(place.kafka, target)
+
+
+def _committed(kafka: str, topic: str) -> int:
+    """How many records a plain consumer finds, marks of commits left out."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": kafka,
+            "group.id": "bench",
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+            "enable.auto.commit": False,
+        }
+    )
+    partitions = list(consumer.list_topics(topic, timeout=10).topics[topic].partitions)
+    consumer.assign([TopicPartition(topic, number, 0) for number in partitions])
+    found = ended = 0
+    while ended < len(partitions):
+        for message in consumer.consume(20_000, 1.0):
+            ended += message.error() is not None
+            found += message.error() is None
+    consumer.close()
+    return found
