@@ -2,8 +2,8 @@
 
     python -m benchmarks.bench_scale [--quick] [--events N] [--turns N] [--json] [--folder FOLDER]
 
-Starts a broker and a PostgreSQL of its own. Every turn has a topic of its own, so that its event time is walked in every
-turn. Compared by CPU, as in bench_spine; that of the brokers and of PostgreSQL is not counted.
+Starts a broker and a PostgreSQL of its own. Every turn has a topic of its own, so that its event time is walked in each.
+Compared by CPU, as in bench_spine; that of the brokers and of PostgreSQL is not counted.
 """
 
 from __future__ import annotations

@@ -67,9 +67,7 @@ def _with_workers(folder: Path, data: Path, workers: int) -> float:
         started[0].wait()
         page = started[0].ports[1]
         for number in range(1, workers + 1):
-            started.append(
-                launch_worker(place, started[0].url, page, number=number, cores=1, memory="1g")
-            )
+            started.append(launch_worker(place, started[0].url, page, number=number, cores=1, memory="1g"))
             started[-1].wait()
         command = [sys.executable, "-m", "benchmarks.scale_workers", started[0].url, str(data), str(workers)]
         done = subprocess.run(command, capture_output=True, text=True, check=True)

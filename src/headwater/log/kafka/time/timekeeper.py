@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,6 +31,8 @@ __all__ = ["Timekeeper"]
 
 logger = logging.getLogger("headwater.kafka")
 _AT_ONCE: Final = 8 << 20  # bytes of one read
+_UNREAD: Final = 20_000  # offsets of a stretch whose rows nobody has read
+_ROW: Final = 250  # bytes that such a row is taken for
 _PAUSE: Final = 0.25  # seconds in which a quiet topic is looked at once
 _STALL: Final = 5.0  # seconds without progress after which another keeper is taken for dead
 
@@ -61,8 +64,10 @@ class Timekeeper:
         self._leads = False
         self._stopped = threading.Event()
         self._failure: HeadwaterError | None = None
-        partitions = log.topic(name).partitions
-        log.kafka_topics.create(index_name(name), partitions, SETTINGS)
+        self._asked = threading.Event()
+        topic = log.topic(name)
+        self._clocked = topic.clocked
+        log.kafka_topics.create(index_name(name), topic.partitions, SETTINGS)
         self._thread = threading.Thread(target=self._run, name=f"headwater-time-{name}", daemon=True)
         self._thread.start()
 
@@ -78,6 +83,7 @@ class Timekeeper:
             UnreachableError: The brokers do not answer, or whoever keeps the time elsewhere is too slow.
         """
         ends = {part.partition: part.end for part in self._log.ends(self._name)}
+        self._asked.set()
         with self._changed:
             done = self._changed.wait_for(
                 lambda: all(self._read_up_to.get(p, -1) >= end for p, end in ends.items() if end), timeout
@@ -131,7 +137,32 @@ class Timekeeper:
         if self._log.pages is not None:
             self._log.pages.clear(self._name)
         while not self._stopped.is_set():
-            self._look_once()
+            if self._clocked:
+                self._look_at_ends()
+            else:
+                self._look_once()
+
+    def _look_at_ends(self) -> None:
+        """Where only marks move time, rows need not be read: that they are there is enough."""
+        self._asked.wait(_PAUSE)
+        self._asked.clear()
+        ends = self._log.kafka_topics.end_offsets(self._name, list(self._reached))
+        with self._changed:
+            self._write(
+                [(number, each) for number, end in ends.items() for each in self._unread(number, end)]
+            )
+            self._read_up_to = ends
+            self._changed.notify_all()
+        self._add_partitions()
+
+    def _unread(self, partition: int, end: int) -> Iterator[Stretch]:
+        """Stretches that say nothing of their rows, so that whoever counts must look."""
+        reached = self._reached[partition]
+        time_, unknown = reached.running_max, LOWEST_TIME
+        for base in range(reached.next, end, _UNREAD):
+            count = min(_UNREAD, end - base)
+            size = count * _ROW
+            yield Stretch(base, base + count, count, size, True, unknown, unknown, time_, time_)
 
     def _look_once(self) -> None:
         positions = {number: reached.next for number, reached in self._reached.items()}
@@ -178,8 +209,6 @@ class Timekeeper:
 
     def _idle_marks(self) -> list[tuple[int, Stretch]]:
         topic = self._log.topic(self._name)
-        if topic.clocked:
-            return []
         ends = {number: TimeEnd(r.next, r.running_max) for number, r in self._reached.items()}
         due = self._quiet.due(self._name, ends, topic.idle, width=0)
         return [self._marked(number, at) for number, at in due]
