@@ -118,6 +118,17 @@ class KafkaTopics:
             lambda client, seconds: client.incremental_alter_configs([resource], request_timeout=seconds)
         )
 
+    def settings(self, name: str) -> dict[str, str]:
+        """The settings of a topic as the brokers have them, and how many copies there are of its first partition."""
+        admin = self._kafka.admin
+        asked = admin.ConfigResource(admin.ConfigResource.Type.TOPIC, name)
+        found = self.brokers.futures(
+            lambda client, seconds: client.describe_configs([asked], request_timeout=seconds)
+        )
+        held = {entry.name: str(entry.value) for entry in found[asked].values()}
+        about = self.brokers.ask(lambda seconds: self.brokers.admin.list_topics(timeout=seconds)).topics[name]
+        return held | {"replication.factor": str(len(about.partitions[0].replicas))}
+
     def ends(self, name: str, partitions: int) -> list[PartitionRange]:
         """What each partition holds for readers of committed events.
 
