@@ -324,7 +324,8 @@ def brought_up(known: Topic, wanted: Topic) -> Topic:
         SchemaConflictError: Old events could not be read under the new type.
         TopicExistsError: The partitions, the key, the time column or the kind of storage differ.
     """
-    for what in ("partitions", "key", "time"):
+    asked = ("partitions",) if "partitions" in wanted.given else ()
+    for what in (*asked, "key", "time"):
         if getattr(known, what) != getattr(wanted, what):
             raise TopicExistsError(
                 f'topic "{known.name}" exists with {what} {getattr(known, what)!r}',

@@ -97,10 +97,7 @@ def compared(wanted: Topic, there: Standing) -> tuple[TopicVerdict, list[str]]:
             f"kept {_kept(wanted.retention)}",
             *_compacted(wanted),
         ]
-    known = there.known
-    if known is None:
-        sized = wanted if "partitions" in wanted.given else replace(wanted, partitions=there.partitions)
-        known, wanted = replace(wanted, partitions=there.partitions), sized
+    known = there.known or replace(wanted, partitions=there.partitions)
     try:
         new = brought_up(known, wanted)
     except RefusedError as error:
