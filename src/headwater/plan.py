@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, TypeAlias
 from headwater.app import App
 from headwater.errors import Place
 from headwater.events import to_ddl
-from headwater.log import Topic
+from headwater.log import Topic, Values
 from headwater.pipelines import Correct, Graph, Kind, Pipeline
 from headwater.store import ViewTable
 from headwater.survey import Survey
@@ -192,6 +192,8 @@ class Plan:
         if topic.key:
             yield f"  key       {', '.join(topic.key)}"
         yield f"  time      {topic.event_time}, waits {spoken(topic.lateness)} for stragglers"
+        if topic.values is not Values.JSON:
+            yield f"  values    {topic.values.value}, on Kafka"
         feeds = [edge.target for edge in self.graph.edges if edge.source == topic.name]
         if feeds:
             yield f"  feeds     {', '.join(feeds)}"
@@ -254,6 +256,7 @@ def _topic_document(topic: Topic) -> dict[str, Any]:
         "time": topic.event_time,
         "lateness": topic.lateness.total_seconds(),
         "partitions": topic.partitions,
+        "values": topic.values.value,
         "place": _shown(topic.place),
     }
 

@@ -182,7 +182,8 @@ def _topic(log: LogSurvey, topic: Topic) -> Found:
     verdict, notes = compared(topic, there)
     meant = log.meant(topic)
     if verdict == "create":
-        notes += [", ".join(f"{name}={value}" for name, value in meant.items())] if meant else []
+        settings = dict(there.settings) | meant
+        notes += [", ".join(f"{name}={value}" for name, value in settings.items())] if settings else []
     elif verdict != "refused":
         for name, value in (log.meant(there.known) if there.known else meant).items():
             if there.settings.get(name) != value:

@@ -26,7 +26,7 @@ class Standing:
     Attributes:
         known: The definition; None when nobody has declared the topic.
         partitions: How many it has; 0 when there is no such topic.
-        settings: What the place it is kept in says of it, in that place's words.
+        settings: What the place it is kept in says of it, or would say of a new one, in that place's words.
     """
 
     known: Topic | None = None

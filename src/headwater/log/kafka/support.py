@@ -24,6 +24,7 @@ SUPPORT: Final[dict[str, tuple[str, str]]] = {
     "offset of a repeated event": ("yes", "of those this process sent; -1 for older ones"),
     "offsets without gaps": ("until compaction", "no: each commit of a transaction takes one"),
     "types that grow": ("yes", "yes, the same rules"),
+    "`values=`": ("kept in the definition; always typed columns", "json, avro, arrow"),
     "what others write": ("not possible", "read under the declared type; what cannot be read is marked bad"),
     "read from an offset, a time, the end": ("yes", "yes; a time is found by reading from its arrival on"),
     "late records": ("on every read", "in pipelines; elsewhere by a walk (`headwater.log.kafka.walk`)"),

@@ -39,9 +39,7 @@ class KafkaSurvey:
             BadCredentialsError: They do not accept us.
         """
         number = self._topics.partitions().get(name, 0)
-        if not number:
-            return Standing()
-        known = self._definitions.all().get(name)
+        known = self._definitions.all().get(name) if number else None
         topic = None if known is None else replace(known.topic, partitions=number)
         return Standing(topic, number, self._topics.settings(name))
 
