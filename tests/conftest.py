@@ -33,8 +33,10 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     from tests.services.system_packages import UnavailableError
 
     try:
-        # Members may be counted as dead sooner than brokers allow by default, so that tests need not wait.
-        broker = start_kafka(tmp_path_factory.mktemp("kafka"), {"group.min.session.timeout.ms": 100})
+        # Members may be counted as dead sooner than brokers allow by default, so that tests need not wait. Topics that
+        # somebody asks for are made, as brokers do by default: none of our questions may have that effect.
+        settings = {"group.min.session.timeout.ms": 100, "auto.create.topics.enable": "true"}
+        broker = start_kafka(tmp_path_factory.mktemp("kafka"), settings)
     except UnavailableError as missing:
         pytest.skip(str(missing))
     yield broker

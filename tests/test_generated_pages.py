@@ -3,24 +3,38 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 from pathlib import Path
+from types import ModuleType
+
+import pytest
 
 from headwater.cli.catalogue import VERBS
 from headwater.config import SETTINGS
 from headwater.errors import by_code
 from headwater.log.kafka.support import SUPPORT
+from tests.client import test_folder_client, test_http_client, test_kafka_client
+from tests.client.contract import ClientContract
+from tests.store import test_postgres_store, test_sqlite_store, test_system_views, test_views, test_waiting
+from tests.store.contract import StoreContract
+from tests.store.given import BOTH
 
 DOCS = Path(__file__).parent.parent / "docs"
 
 
-def page(name: str) -> str:
-    """A page's text as the documentation shows it."""
+def hook() -> ModuleType:
+    """What writes the pages."""
     spec = importlib.util.spec_from_file_location("generated_pages", DOCS / "_hooks" / "generated_pages.py")
     assert spec
     assert spec.loader
-    hook = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(hook)
-    return str(hook.on_page_markdown((DOCS / name).read_text()))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def page(name: str) -> str:
+    """A page's text as the documentation shows it."""
+    return str(hook().on_page_markdown((DOCS / name).read_text()))
 
 
 def test_the_page_of_errors_has_a_section_for_every_code():
@@ -56,6 +70,57 @@ def test_the_page_of_kafka_has_the_table_of_support():
     text = page("kafka.md")
     for what, (embedded, kafka) in SUPPORT.items():
         assert f"| {what} | {embedded} | {kafka} |" in text
+
+
+@pytest.mark.parametrize(
+    ("contract", "over", "title"),
+    [
+        (
+            StoreContract,
+            (test_sqlite_store.TestSqliteStore, test_postgres_store.TestPostgresStore),
+            "Ledger and store: writing",
+        ),
+        (
+            ClientContract,
+            (
+                test_folder_client.TestFolderClient,
+                test_http_client.TestHttpClient,
+                test_kafka_client.TestKafkaClient,
+            ),
+            "Log: ",
+        ),
+    ],
+)
+def test_the_support_matrix_has_what_each_implementation_inherits(contract, over, title):
+    rows = {
+        line.split(" | ")[0].removeprefix("| "): line.strip("| ").split(" | ")[1:]
+        for section in page("support.md").split("\n## ")
+        if section.startswith(title)
+        for line in section.splitlines()
+    }
+    promises = [name for name in dir(contract) if name.startswith("test_")]
+    assert promises
+    for promise in promises:
+        cells = rows[promise.removeprefix("test_").replace("_", " ")]
+        for cell, implementation in zip(cells, over, strict=True):
+            own = vars(implementation).get(promise)
+            reason = "" if own is None else inspect.getdoc(own).splitlines()[0]
+            assert cell == ("yes" if own is None else f"yes, with a difference: {reason}")
+
+
+def test_the_support_matrix_has_the_tests_that_run_over_both_stores():
+    text = page("support.md").split("\n## Store: reading")[1]
+    for module in (test_system_views, test_views, test_waiting):
+        assert module.STORES == BOTH
+        for name, test in vars(module).items():
+            both = name.startswith("test_") and "store" in _fixtures(module, test)
+            assert both == (f"| {name.removeprefix('test_').replace('_', ' ')} | yes | yes |" in text), name
+
+
+def _fixtures(module: ModuleType, function: object) -> set[str]:
+    """What a test asks for, and what that asks for in turn."""
+    asked = set(inspect.signature(function).parameters) if inspect.isfunction(function) else set()
+    return asked | ({"store"} if "views" in asked else set())
 
 
 def test_pages_without_a_marker_stay_as_they_are():

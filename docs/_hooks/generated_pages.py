@@ -1,17 +1,19 @@
 """Writes what the code knows into the pages while the documentation is built, so that it cannot be out of date.
 
-A page holds a marker; the text comes from the error classes, the command line, the server and the settings.
+A page holds a marker; the text comes from the error classes, the command line, the server, the settings and the tests.
 """
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import inspect
 import io
 import os
 import tempfile
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 from headwater.cli.catalogue import GROUPS, VERBS, Verb
 from headwater.cli.parser import call
@@ -86,12 +88,82 @@ def support_text() -> str:
     return "\n".join(["| | embedded | Kafka |", "|---|---|---|", *rows])
 
 
+class Suite(NamedTuple):
+    """Tests that several implementations pass: the files they are in, and the file of each implementation."""
+
+    title: str
+    files: tuple[str, ...]
+    over: dict[str, str]
+
+
+_CLIENTS: Final = {
+    "folder": "client/test_folder_client.py",
+    "HTTP": "client/test_http_client.py",
+    "Kafka": "client/test_kafka_client.py",
+}
+_STORES: Final = {"SQLite": "store/test_sqlite_store.py", "PostgreSQL": "store/test_postgres_store.py"}
+_READERS: Final = dict.fromkeys(_STORES, "")  # no files of their own: each test runs over both, see STORES
+SUITES: Final = (
+    Suite("Log: sending", ("client/sending.py",), _CLIENTS),
+    Suite("Log: reading", ("client/reading.py",), _CLIENTS),
+    Suite("Log: groups, and the asynchronous client", ("client/groups.py", "client/contract.py"), _CLIENTS),
+    Suite("Ledger and store: writing", ("store/contract.py",), _STORES),
+    Suite(
+        "Store: reading",
+        ("store/test_views.py", "store/test_waiting.py", "store/test_system_views.py"),
+        _READERS,
+    ),
+)
+_TESTS: Final = Path(__file__).parent.parent.parent / "tests"
+_RUN_OVER_ALL: Final = {
+    "client",
+    "another",
+    "where",
+    "store",
+    "views",
+    "sales",
+}  # what tests of a suite ask for
+
+
+def suites_text() -> str:
+    """The support matrix: every promise of the suites, and what each implementation makes of it."""
+    return "\n".join(_suite_text(suite) for suite in SUITES)
+
+
+def _suite_text(suite: Suite) -> str:
+    differing = {name: dict(_tests(file, {"self"})) if file else {} for name, file in suite.over.items()}
+    rows = [
+        f"| {promise.removeprefix('test_').replace('_', ' ')} | "
+        + " | ".join(_cell(differing[name].get(promise)) for name in suite.over)
+        + " |"
+        for file in suite.files
+        for promise, _ in _tests(file, _RUN_OVER_ALL)
+    ]
+    heading = f"| | {' | '.join(suite.over)} |\n|---|{'---|' * len(suite.over)}"
+    files = ", ".join(f"`tests/{file}`" for file in (*suite.files, *filter(None, suite.over.values())))
+    return "\n".join([f"## {suite.title}\n\n{files}\n", heading, *rows, ""])
+
+
+def _cell(difference: str | None) -> str:
+    return "yes" if difference is None else f"yes, with a difference: {difference}"
+
+
+def _tests(file: str, asking: set[str]) -> Iterator[tuple[str, str]]:
+    """The tests of a file that ask for one of these, in order, with what each says about itself."""
+    for found in ast.walk(ast.parse((_TESTS / file).read_text())):
+        if not isinstance(found, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if found.name.startswith("test_") and asking & {argument.arg for argument in found.args.args}:
+            yield found.name, (ast.get_docstring(found) or "").split("\n")[0]
+
+
 MARKERS: Final[dict[str, Callable[[], str]]] = {
     "<!-- errors -->": errors_text,
     "<!-- commands -->": commands_text,
     "<!-- routes -->": routes_text,
     "<!-- settings -->": settings_text,
     "<!-- support -->": support_text,
+    "<!-- suites -->": suites_text,
 }
 
 

@@ -13,7 +13,7 @@ from typing import TypeAlias, TypedDict, Unpack, overload
 
 from headwater.errors import BadAppError, BadPipelineError, HeadwaterError, Place
 from headwater.events import DeviceClock
-from headwater.log import Durability, Overload, Retention, Topic
+from headwater.log import Durability, Overload, Retention, Topic, Values
 from headwater.log.definition import check_name, same_file
 from headwater.pipelines import Function, Graph, Kind, Late, Pipeline, Wanted
 from headwater.pipelines.declaring import check_free
@@ -47,6 +47,8 @@ class TopicOptions(TypedDict, total=False):
     """After this long without events, time moves on by itself."""
     ahead: str | timedelta
     """A time further in the future than this is a wrong clock and does not move time on."""
+    values: str | Values
+    """What others find in Kafka: "json", "avro" or "arrow"; in a folder it changes nothing."""
 
 
 class App:

@@ -14,9 +14,11 @@ from typing import Any, Final, Literal, TypeAlias
 from headwater.app import App
 from headwater.errors import Place
 from headwater.events import to_ddl
-from headwater.log import Topic
+from headwater.log import Topic, Values
 from headwater.pipelines import Correct, Graph, Kind, Pipeline
-from headwater.pipelines.late import spoken
+from headwater.store import ViewTable
+from headwater.survey import Survey
+from headwater.units import spoken
 
 __all__ = ["DELIVERY", "Checked", "Fit", "Mode", "Plan"]
 
@@ -79,6 +81,7 @@ class Plan:
     app: str
     graph: Graph
     checked: tuple[Checked, ...] = ()
+    survey: Survey | None = None
 
     @classmethod
     def of(cls, app: App) -> Plan:
@@ -90,9 +93,14 @@ class Plan:
         """
         return cls(app.name, app.resolve())
 
+    def with_survey(self, survey: Survey) -> Plan:
+        """The same plan with what is there already."""
+        return replace(self, survey=survey)
+
     def with_checks(self, checked: Iterable[Checked]) -> Plan:
-        """The same plan with what the engine found out."""
-        return replace(self, checked=tuple(checked))
+        """The same plan with what the engine found out; columns of a view are compared with those of its table."""
+        tables = self.survey.tables if self.survey else {}
+        return replace(self, checked=tuple(_fitted(check, tables.get(check.pipeline)) for check in checked))
 
     @property
     def faulty(self) -> bool:
@@ -101,8 +109,9 @@ class Plan:
 
     @property
     def refused(self) -> bool:
-        """Whether a pipeline does not fit what ran before."""
-        return any(check.fit == "refused" for check in self.checked)
+        """Whether a pipeline does not fit what ran before, or the app what is there."""
+        surveyed = self.survey is not None and self.survey.refused
+        return surveyed or any(check.fit == "refused" for check in self.checked)
 
     # -- as data -------------------------------------------------------------------------------------------------
 
@@ -117,6 +126,7 @@ class Plan:
                 for pipeline in self.graph.pipelines
             ],
             "edges": [edge._asdict() for edge in self.graph.edges],
+            "there": self.survey and self.survey.document(),
         }
 
     def _pipeline_document(self, pipeline: Pipeline) -> dict[str, Any]:
@@ -182,6 +192,8 @@ class Plan:
         if topic.key:
             yield f"  key       {', '.join(topic.key)}"
         yield f"  time      {topic.event_time}, waits {spoken(topic.lateness)} for stragglers"
+        if topic.values is not Values.JSON:
+            yield f"  values    {topic.values.value}, on Kafka"
         feeds = [edge.target for edge in self.graph.edges if edge.source == topic.name]
         if feeds:
             yield f"  feeds     {', '.join(feeds)}"
@@ -244,8 +256,19 @@ def _topic_document(topic: Topic) -> dict[str, Any]:
         "time": topic.event_time,
         "lateness": topic.lateness.total_seconds(),
         "partitions": topic.partitions,
+        "values": topic.values.value,
         "place": _shown(topic.place),
     }
+
+
+def _fitted(check: Checked, table: ViewTable | None) -> Checked:
+    """The same, unless it would go on in a table that has other columns."""
+    if table is None or not check.schema_ddl or check.fit not in ("new", "kept"):
+        return check
+    columns = to_ddl(table.schema)
+    if columns == check.schema_ddl:
+        return check
+    return replace(check, fit="refused", notes=(*check.notes, f"its table in the store has {columns}"))
 
 
 def _check_document(check: Checked) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 from headwater.errors import BadTimeError
 
-__all__ = ["duration", "micros", "moment", "size"]
+__all__ = ["duration", "micros", "moment", "size", "spoken"]
 
 _SECONDS = {
     "us": 1e-6,
@@ -30,6 +30,7 @@ _WORDS = {
     "week": "w",
 }
 _BYTES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_SPOKEN = (("day", 86_400), ("hour", 3_600), ("minute", 60), ("second", 1))
 _NUMBER_AND_UNIT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]+)\s*")
 
 
@@ -110,3 +111,19 @@ def micros(at: datetime) -> int:
 
 def _unreadable(what: str, text: object, hint: str) -> BadTimeError:
     return BadTimeError(f"cannot read {text!r} as a {what}", detail=hint, text=str(text))
+
+
+def spoken(length: timedelta) -> str:
+    """A length of time as a person would write it, exact.
+
+    Example:
+        >>> spoken(timedelta(minutes=10)), spoken(timedelta(seconds=5400)), spoken(timedelta(milliseconds=1500))
+        ('10 minutes', '90 minutes', '1.5 seconds')
+    """
+    seconds, rest = divmod(length, timedelta(seconds=1))
+    if rest:
+        return f"{length.total_seconds():f}".rstrip("0") + " seconds"
+    unit, size = next(
+        (unit, size) for unit, size in _SPOKEN if seconds % size == 0 and (seconds or size == 1)
+    )
+    return f"{seconds // size} {unit}{'' if seconds == size else 's'}"

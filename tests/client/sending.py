@@ -54,6 +54,7 @@ class SendingContract:
     def test_partitions_cannot_change_in_place(self, client: hw.Client):
         name = fresh()
         client.create_topic(name, "order_id string", partitions=2)
+        assert client.create_topic(name, "order_id string").partitions == 2  # nothing was asked of them
         with pytest.raises(errors.TopicExistsError) as caught:
             client.create_topic(name, "order_id string", partitions=3)
         assert caught.value.data == {"topic": name}

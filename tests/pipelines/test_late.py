@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 import headwater as hw
 from headwater.errors import BadSettingError, BadTimeError, Place
 from headwater.pipelines import Correct, Drop, Keep, late_named
-from headwater.pipelines.late import spoken
-from headwater.units import duration
+from headwater.units import duration, spoken
 
 
 def test_a_policy_is_found_by_its_word():

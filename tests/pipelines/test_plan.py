@@ -101,6 +101,7 @@ def test_the_document_has_the_same_facts(plan):
         "time": "placed_at",
         "lateness": 600.0,
         "partitions": 3,
+        "values": "json",
         "place": None,
     }
     revenue = document["pipelines"][0]

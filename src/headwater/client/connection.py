@@ -98,7 +98,7 @@ class Client:
             name: Letters, digits, `.`, `_`, `-`.
             type_: Dataclass, pydantic model, msgspec struct, Spark DDL text or Arrow schema.
             options: `key`, `time`, `lateness`, `partitions`, `durability`, `retention`, `compact`, `overload`,
-                `idle`, `ahead`, `segment_size`.
+                `idle`, `ahead`, `segment_size`, `values`.
 
         Example:
             >>> import tempfile

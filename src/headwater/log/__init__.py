@@ -9,6 +9,7 @@ from headwater.log.definition import Durability, Retention, Topic
 from headwater.log.door.overload import Overload, backpressure, buffer, drop
 from headwater.log.event_log import EventLog, PartitionRange, Start
 from headwater.log.groups import GroupState, Membership
+from headwater.log.keeping import Values
 from headwater.log.receipts import Receipts
 from headwater.log.rows import Row, Rows
 from headwater.log.wakeup import Wakeup
@@ -27,6 +28,7 @@ __all__ = [
     "Rows",
     "Start",
     "Topic",
+    "Values",
     "Wakeup",
     "backpressure",
     "buffer",

@@ -7,7 +7,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
-from enum import StrEnum
 from typing import Any
 
 import msgspec
@@ -23,13 +22,16 @@ from headwater.errors import (
     UnknownTopicError,
 )
 from headwater.events import DeviceClock, arrow_schema, merge
+from headwater.events.avro import avro_schema
 from headwater.log.door.overload import Overload, WhenFull, overload_named
+from headwater.log.keeping import CHOICES, Durability, Retention, Values, chosen
 from headwater.units import duration, size
 
 __all__ = [
     "Durability",
     "Retention",
     "Topic",
+    "Values",
     "brought_up",
     "check_name",
     "check_producer",
@@ -41,39 +43,6 @@ __all__ = [
 
 _LONGEST_ID = 249
 _NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
-
-
-class Durability(StrEnum):
-    """What an acknowledgement means."""
-
-    DURABLE = "durable"
-    """On stable storage: survives kill -9 and a power cut."""
-    FAST = "fast"
-    """Handed to the operating system: survives kill -9; a power cut may lose the last seconds."""
-    MEMORY = "memory"
-    """In shared memory: survives kill -9; a restart of the machine loses everything."""
-
-
-@dataclass(frozen=True)
-class Retention:
-    """How long events are kept; no limit means for ever.
-
-    Args:
-        time: Segments whose newest event arrived longer ago than this are removed.
-        size: Oldest segments of a partition are removed while it is larger than this.
-        force: Remove even what a consumer group has not read yet; without it, such segments wait for the group.
-    """
-
-    time: timedelta | None = None
-    size: int | None = None
-    force: bool = False
-
-    @classmethod
-    def of(
-        cls, time: str | timedelta | None = None, size_: str | int | None = None, *, force: bool = False
-    ) -> Retention:
-        """From text such as "7 days" and "10 GB"."""
-        return cls(None if time is None else duration(time), None if size_ is None else size(size_), force)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +71,7 @@ class Topic:
     ahead: timedelta = timedelta(minutes=5)
     segment_size: int = 64 << 20
     clocked: bool = False
+    values: Values = Values.JSON
     place: Place | None = field(default=None, compare=False)
     given: frozenset[str] = field(default=frozenset(), compare=False)
 
@@ -114,7 +84,7 @@ class Topic:
             type_: Dataclass, pydantic model, msgspec struct, Spark DDL text or Arrow schema.
             place: Where the user wrote it.
             options: `key`, `time`, `lateness`, `partitions`, `durability`, `retention`, `compact`, `overload`,
-                `idle`, `ahead`, `segment_size`, `clocked`; durations and sizes may be text.
+                `idle`, `ahead`, `segment_size`, `clocked`, `values`; durations and sizes may be text.
 
         Example:
             >>> topic = Topic.declare("orders", "order_id string, at timestamp", time="at", lateness="1 minute")
@@ -144,6 +114,8 @@ class Topic:
             self._check_time(self.time)
         if self.device_clock is not None:
             self._check_device_clock(self.device_clock)
+        if self.values is Values.AVRO:
+            avro_schema(self.schema, self.name)
 
     def _check_time(self, column: str) -> None:
         times = [field.name for field in self.schema if pa.types.is_timestamp(field.type)]
@@ -192,6 +164,7 @@ class Topic:
             },
             **{name: getattr(self, name).total_seconds() for name in ("lateness", "idle", "ahead")},
             "durability": self.durability,
+            "values": self.values,
             "segment_size": self.segment_size,
             "retention": _plain(asdict(self.retention)),
             "overload": _plain(asdict(self.overload)),
@@ -218,6 +191,7 @@ class Topic:
                     clock["column"], clock["sent"], tuple(clock["device"]), _span(clock["limit"])
                 ),
                 "durability": Durability(fields["durability"]),
+                "values": Values(fields.get("values", "json")),
                 "retention": Retention(_span(retention["time"]), retention["size"], retention["force"]),
                 "overload": Overload(
                     WhenFull(overload["when_full"]),
@@ -324,7 +298,8 @@ def brought_up(known: Topic, wanted: Topic) -> Topic:
         SchemaConflictError: Old events could not be read under the new type.
         TopicExistsError: The partitions, the key, the time column or the kind of storage differ.
     """
-    for what in ("partitions", "key", "time"):
+    asked = ("partitions",) if "partitions" in wanted.given else ()
+    for what in (*asked, "key", "time"):
         if getattr(known, what) != getattr(wanted, what):
             raise TopicExistsError(
                 f'topic "{known.name}" exists with {what} {getattr(known, what)!r}',
@@ -359,12 +334,9 @@ def _read_options(options: dict[str, Any]) -> dict[str, Any]:
     for name in ("lateness", "idle", "ahead"):
         if name in read:
             read[name] = duration(read[name])
-    if "durability" in read:
-        words = [level.value for level in Durability]
-        if read["durability"] not in words:
-            what = f"unknown durability {read['durability']!r}"
-            raise BadSettingError(what, detail=f"it can be: {', '.join(words)}", fix='durability="durable"')
-        read["durability"] = Durability(read["durability"])
+    for name, kind in CHOICES.items():
+        if name in read:
+            read[name] = chosen(name, kind, read[name])
     if "segment_size" in read:
         read["segment_size"] = size(read["segment_size"])
     if "overload" in read:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
+from typing import Final
 
 from headwater.events import Clock
 from headwater.log.event_log import EventLog
 from headwater.log.protocol import TimedLog
+from headwater.log.survey import FolderSurvey, LogSurvey
 
-__all__ = ["open_log"]
+__all__ = ["open_log", "survey_log"]
+
+_GLANCE: Final = timedelta(seconds=5)  # how long brokers have for an answer to somebody who only looks
 
 
 def open_log(
@@ -33,3 +38,17 @@ def open_log(
 
         return KafkaLog(where, clock=clock, keeps_time=keeps_time, pages=pages)
     return EventLog(Path(where), clock=clock)
+
+
+def survey_log(where: str) -> LogSurvey:
+    """Look at the log of a folder or a URL; nothing is made or changed.
+
+    Example:
+        >>> survey_log("nowhere").standing("orders").partitions
+        0
+    """
+    if where.startswith("kafka://"):
+        from headwater.log.kafka.survey import KafkaSurvey
+
+        return KafkaSurvey(where, patience=_GLANCE)
+    return FolderSurvey(Path(where))

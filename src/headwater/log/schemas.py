@@ -11,7 +11,7 @@ from headwater.errors import DamagedError
 from headwater.log.definition import Topic
 from headwater.log.storage import Disk
 
-__all__ = ["last_version", "read_definition", "read_schema", "schema_name"]
+__all__ = ["last_version", "read_definition", "read_schema", "read_topic", "schema_name"]
 
 
 def schema_name(version: int) -> str:
@@ -35,6 +35,19 @@ def read_definition(path: Path, data: bytes) -> Topic:
         return Topic.from_json(data, pa.schema([]))
     except (msgspec.DecodeError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise _unreadable(path, error) from None
+
+
+def read_topic(disk: Disk, folder: Path) -> Topic | None:
+    """A topic's definition under its newest type; None when there is none in this folder.
+
+    Raises:
+        DamagedError: It cannot be read.
+    """
+    data = disk.read_file(folder / "topic.json")
+    if data is None:
+        return None
+    bare = read_definition(folder / "topic.json", data)
+    return bare.with_schema(read_schema(disk, folder, bare.version), bare.version)
 
 
 def read_schema(disk: Disk, folder: Path, version: int) -> pa.Schema:

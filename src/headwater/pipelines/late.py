@@ -7,11 +7,9 @@ from datetime import timedelta
 from typing import TypeAlias
 
 from headwater.errors import BadSettingError, Place
-from headwater.units import duration
+from headwater.units import duration, spoken
 
-__all__ = ["Correct", "Drop", "Keep", "Late", "correct", "late_named", "spoken"]
-
-_UNITS = (("day", 86_400), ("hour", 3_600), ("minute", 60), ("second", 1))
+__all__ = ["Correct", "Drop", "Keep", "Late", "correct", "late_named"]
 
 
 @dataclass(frozen=True)
@@ -81,17 +79,3 @@ def late_named(policy: Late | str, *, place: Place | None = None) -> Late:
         detail = 'it can be: "keep", "drop", hw.correct(for_="1 hour")'
         raise BadSettingError(what, detail=detail, fix='late="keep"', place=place)
     return found
-
-
-def spoken(length: timedelta) -> str:
-    """A length of time as a person would write it, exact.
-
-    Example:
-        >>> spoken(timedelta(minutes=10)), spoken(timedelta(seconds=5400)), spoken(timedelta(milliseconds=1500))
-        ('10 minutes', '90 minutes', '1.5 seconds')
-    """
-    seconds, rest = divmod(length, timedelta(seconds=1))
-    if rest:
-        return f"{length.total_seconds():f}".rstrip("0") + " seconds"
-    unit, size = next((unit, size) for unit, size in _UNITS if seconds % size == 0 and (seconds or size == 1))
-    return f"{seconds // size} {unit}{'' if seconds == size else 's'}"

@@ -8,9 +8,11 @@ from pathlib import Path
 from headwater.events import Clock
 from headwater.store.protocol import Store
 from headwater.store.sqlite import SqliteStore, Views
+from headwater.store.sqlite.survey import survey_sqlite
+from headwater.store.survey import StoreStanding
 from headwater.store.view_reader import ViewReader
 
-__all__ = ["open_store", "views_of"]
+__all__ = ["open_store", "survey_store", "views_of"]
 
 
 def open_store(
@@ -48,3 +50,17 @@ def views_of(store: Store) -> ViewReader:
 
     assert isinstance(store, PostgresStore)
     return PostgresViews(store)
+
+
+def survey_store(url: str | None, data: Path) -> StoreStanding:
+    """Look at the store of a URL, or of the data folder; nothing is made or changed.
+
+    Example:
+        >>> survey_store(None, Path("nowhere")).format
+        0
+    """
+    if url is None:
+        return survey_sqlite(data / "store")
+    from headwater.store.postgres.survey import survey_postgres
+
+    return survey_postgres(url)

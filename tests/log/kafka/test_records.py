@@ -59,6 +59,7 @@ def test_a_topic_of_others_is_declared_with_the_partitions_it_has(client: hw.Cli
     name = fresh()
     create_kafka_topic(kafka.address, name, partitions=4)
     assert client.create_topic(name, "id bigint").partitions == 4
+    assert client.create_topic(name, "id bigint").partitions == 4
     with pytest.raises(hw.HeadwaterError) as caught:
         client.create_topic(name, "id bigint", partitions=2)
     assert caught.value.code == "TOPIC_EXISTS"

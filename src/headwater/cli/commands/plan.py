@@ -13,7 +13,9 @@ from headwater.profiles import describe
 if TYPE_CHECKING:
     from headwater.app import App
     from headwater.errors import HeadwaterError
+    from headwater.pipelines import Graph
     from headwater.plan import Checked, Plan
+    from headwater.survey import Survey
 
 __all__ = ["exit_code", "plan"]
 
@@ -21,10 +23,11 @@ __all__ = ["exit_code", "plan"]
 def plan(app: str, /, *, mermaid: bool = False, spark: bool = True, options: Options = DEFAULTS) -> int:
     """Show what an app would do, and what is wrong with it.
 
-    The graph, types, keys, lateness and delivery of every result are there at once. Then Spark looks at each
-    pipeline without running it: the type of its rows, its state, and whether what ran before in the data folder can go
-    on. With a profile, the plan begins with where log, store and Spark are; nothing there is asked or touched. The exit
-    code is 1 when something is wrong, 4 when a pipeline does not fit what ran before.
+    The graph, types, keys, lateness and delivery of every result are there at once. Then log, store and Spark's master
+    are asked what is there: which topics and tables would be created, and what differs; nothing is touched. Last, Spark
+    looks at each pipeline without running it: the type of its rows, its state, and whether what ran before in the data
+    folder can go on. The exit code is 1 when something is wrong, 4 when something does not fit what is there, 3 when a
+    service does not answer.
 
     Args:
         app: A Python file that defines an app.
@@ -47,6 +50,9 @@ def plan(app: str, /, *, mermaid: bool = False, spark: bool = True, options: Opt
     if not output.json:
         places = [*describe(options.settled, options.data), ""] if options.settled.place else []
         output.text("\n".join(map(escaped, [*places, *planned.lines()])))
+    if not options.remote:
+        planned = planned.with_survey(_survey(options, planned.graph))
+        _tell_survey(output, planned)
     if spark and planned.graph.pipelines:
         planned = planned.with_checks(_checks(output, app, new_folder(options)))
     _tell(output, planned)
@@ -54,10 +60,23 @@ def plan(app: str, /, *, mermaid: bool = False, spark: bool = True, options: Opt
 
 
 def exit_code(planned: Plan) -> int:
-    """1 when a pipeline cannot run, 4 when one does not fit what ran before, else 0."""
+    """1 when a pipeline cannot run, 4 when something does not fit what is there, 3 when a service does not answer."""
     if planned.faulty:
         return 1
-    return 4 if planned.refused else 0
+    if planned.refused:
+        return 4
+    return max((error.exit_code for error in planned.survey.errors), default=0) if planned.survey else 0
+
+
+def _survey(options: Options, graph: Graph) -> Survey:
+    from headwater.survey import survey
+
+    return survey(options.settled, new_folder(options), graph, kafka=options.kafka)
+
+
+def _tell_survey(output: Output, planned: Plan) -> None:
+    if planned.survey is not None and not output.json:
+        output.text("\n".join(map(escaped, ["", *planned.survey.lines()])))
 
 
 def _checks(output: Output, app: str, folder: Path) -> list[Checked]:

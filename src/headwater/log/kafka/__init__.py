@@ -1,6 +1,7 @@
 """The log on Kafka, with the same calls as the log in a folder.
 
-In come rows and offsets; they become records that any Kafka client can read: JSON values, the envelope in headers.
+In come rows and offsets; they become records that any Kafka client can read: values in JSON, or in Avro or Arrow by
+choice of the topic, and the envelope in headers.
 Definitions of topics and what was committed lie in compacted side topics. Enter at `KafkaLog`.
 """
 

@@ -207,6 +207,7 @@ class Brokers:
             "bootstrap.servers": self.address.servers,
             "error_cb": self._remember,
             "log_level": 2,
+            "allow.auto.create.topics": False,  # asking for a topic must not make it, with settings that are not ours
             "reconnect.backoff.max.ms": 1000,
             "topic.metadata.propagation.max.ms": 5000,
         }

@@ -19,8 +19,10 @@ import msgspec
 import pyarrow as pa
 
 from headwater.errors import FencedError, UnreachableError
-from headwater.log.definition import Topic
+from headwater.events import Codec
+from headwater.log.definition import Topic, Values
 from headwater.log.kafka.brokers import Brokers, driver, let_go
+from headwater.log.kafka.forms import AvroForm
 from headwater.log.kafka.topics import COMPACTED, KafkaTopics, Tail
 
 __all__ = ["DEFINITIONS", "Definition", "Definitions"]
@@ -57,6 +59,9 @@ class Definition:
             str(version): b64encode(schema.serialize().to_pybytes()).decode()
             for version, schema in self.schemas.items()
         }
+        if self.topic.values is Values.AVRO:
+            forms = [AvroForm(Codec(schema), self.topic.name) for schema in self.schemas.values()]
+            document["avro"] = {form.fingerprint: form.schema for form in forms}
         return msgspec.json.encode(document)
 
     def becoming(self, topic: Topic) -> Definition:

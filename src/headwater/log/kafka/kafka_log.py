@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import pyarrow as pa
 
-from headwater.errors import BadOffsetError, SchemaConflictError
-from headwater.events import Clock, Codec, Receipt, SystemClock
+from headwater.errors import BadOffsetError
+from headwater.events import Clock, Receipt, SystemClock
 from headwater.log.batch import LogBatch
 from headwater.log.definition import (
     Topic,
@@ -28,6 +27,7 @@ from headwater.log.event_log import PartitionRange, Start
 from headwater.log.kafka.brokers import Brokers, KafkaAddress, with_pages
 from headwater.log.kafka.cursors import Cursors
 from headwater.log.kafka.definitions import Definition, Definitions
+from headwater.log.kafka.forms import Form
 from headwater.log.kafka.groups import KafkaGroups
 from headwater.log.kafka.records import Typed, event_times
 from headwater.log.kafka.sending import IdempotentProducer, NamedProducers, Route, TopicSender
@@ -51,9 +51,7 @@ class _Open:
     """A topic that this process uses: how it is written, how it is read."""
 
     typed: Typed
-    schemas: dict[int, pa.Schema]
     sender: TopicSender
-    codecs: dict[int, Codec] = field(default_factory=dict)
 
 
 class KafkaLog:
@@ -101,7 +99,7 @@ class KafkaLog:
         self._lock = threading.RLock()
         self._open: dict[str, _Open] = {}
         self._route = Route(
-            self.brokers, self._producer, self._named, self.codec_of, self._partitions_of, self.clock
+            self.brokers, self._producer, self._named, self.form_of, self._partitions_of, self.clock
         )
         self.groups = KafkaGroups(self.brokers, self)
 
@@ -170,10 +168,10 @@ class KafkaLog:
             opened = self._open.get(topic.name)
             if opened is None:
                 opened = self._open[topic.name] = _Open(
-                    Typed(topic), known.schemas, TopicSender(topic, self._route)
+                    Typed(topic, known.schemas), TopicSender(topic, self._route)
                 )
             elif opened.typed.topic != topic:
-                opened.typed, opened.schemas = Typed(topic), known.schemas
+                opened.typed = Typed(topic, known.schemas)
                 opened.sender.define(topic)
             return opened
 
@@ -185,16 +183,9 @@ class KafkaLog:
             found = self._open[name]
         return found
 
-    def codec_of(self, name: str, version: int) -> Codec:
-        """The codec of a topic's type at a version."""
-        opened = self._opened(name, version)
-        if version == opened.typed.topic.version:
-            return opened.typed.codec
-        if version not in opened.codecs:
-            if version not in opened.schemas:
-                raise SchemaConflictError(f'topic "{name}" has no version {version} of its type', topic=name)
-            opened.codecs[version] = Codec(opened.schemas[version])
-        return opened.codecs[version]
+    def form_of(self, name: str, version: int) -> Form:
+        """How rows of a version of a topic's type are written."""
+        return self._opened(name, version).typed.writer(version)
 
     # -- in ------------------------------------------------------------------------------------------------------
 

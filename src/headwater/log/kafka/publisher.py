@@ -105,10 +105,10 @@ class KafkaPublisher:
 
     def _encoded(self, topic: str, rows: Any) -> Encoded:
         known = self._log.topic(topic)
-        codec = self._log.codec_of(topic, known.version)
+        form = self._log.form_of(topic, known.version)
         if not isinstance(rows, Rows):
-            rows = Rows(codec.encode_frame(rows), known.version, {})
-        return encoded(known, codec, rows, rows.envelope)
+            rows = Rows(form.codec.encode_frame(rows), known.version, {})
+        return encoded(known, form, rows, rows.envelope)
 
     @staticmethod
     def _places(ready: Encoded, number: int) -> np.ndarray[Any, np.dtype[np.int64]]:

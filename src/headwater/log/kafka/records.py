@@ -1,4 +1,4 @@
-"""Events as Kafka has them and back: the value is JSON, the key its canonical bytes, the envelope lies in headers.
+"""Events as Kafka has them and back: the value in the topic's form, the key as its bytes, the envelope in headers.
 
 | header | what |
 |---|---|
@@ -7,13 +7,14 @@
 | `hw.id`, `hw.source` | id and source, where the sender gave them |
 | `hw.producer`, `hw.sequence` | who numbered the event, and its number |
 | `traceparent` | the W3C trace |
+| `hw.values`, `hw.fingerprint` | the form of a value that is not JSON (forms.py) |
 
 All other headers are the sender's own. A tombstone has a key and no value.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final
@@ -23,24 +24,32 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headwater.errors import BadEventError, BadKeyError, TooLargeError
-from headwater.events import Codec, Limits, keys_of, storage_schema, times_column, values_of
+from headwater.errors import BadEventError, BadKeyError, SchemaConflictError, TooLargeError
+from headwater.events import Codec, flags_column, keys_of, storage_schema, times_column, values_of
 from headwater.events.values import moment_text
 from headwater.log.batch import LogBatch
-from headwater.log.definition import Topic
+from headwater.log.definition import Topic, Values
+from headwater.log.kafka.forms import (
+    FINGERPRINT,
+    VALUES,
+    AvroForm,
+    Form,
+    Header,
+    JsonForm,
+    UnknownForm,
+    form_of,
+)
 from headwater.log.rows import Rows
 from headwater.log.storage.frame import LOWEST_TIME, Frame, Kind
 from headwater.log.topic import LARGEST_EVENT
 
 __all__ = ["Encoded", "Typed", "encoded"]
 
-Header = tuple[str, bytes]
 _ZONED = pa.timestamp("us", "UTC")
 _OWN: Final = "hw."
 _TRACE: Final = "traceparent"
 _TEXTS: Final = {"_hw.id": "hw.id", "_hw.source": "hw.source", "_hw.traceparent": _TRACE}
 _TIMES: Final = {"_hw.occurred_at": "hw.occurred_at", "_hw.sent_at": "hw.sent_at"}
-_NO_LIMIT: Final = Limits(max_line=1 << 30)
 
 
 @dataclass(frozen=True)
@@ -56,17 +65,14 @@ class Encoded:
         return self.headers[row if len(self.headers) > 1 else 0]
 
 
-def encoded(topic: Topic, codec: Codec, rows: Rows, envelope: dict[str, pa.Array]) -> Encoded:
+def encoded(topic: Topic, form: Form, rows: Rows, envelope: dict[str, pa.Array]) -> Encoded:
     """Rows as values, keys and headers; `envelope` is theirs, event times included.
 
     Raises:
         TooLargeError: An event is larger than a topic takes.
         BadEventError: A header of the sender has a name that is ours.
     """
-    values: list[bytes | None] = list(codec.to_json(rows.values))
-    deleted = envelope.get("_hw.deleted")
-    if deleted is not None:
-        values = [None if gone else value for gone, value in zip(deleted.to_pylist(), values, strict=True)]
+    values = _live_values(form, rows.values, envelope.get("_hw.deleted"))
     keys: Sequence[bytes | None]
     if topic.key:
         keys = keys_of([rows.values.column(name) for name in topic.key]).to_pylist()
@@ -75,7 +81,16 @@ def encoded(topic: Topic, codec: Codec, rows: Rows, envelope: dict[str, pa.Array
         keys = [None] * len(values) if given is None else given.to_pylist()
     if sum(max(map(len, filter(None, part)), default=0) for part in (keys, values)) > LARGEST_EVENT:
         _refuse_large(keys, values)
-    return Encoded(values, keys, _headers(rows, envelope, len(values)))
+    return Encoded(values, keys, _headers(rows, form.headers, envelope, len(values)))
+
+
+def _live_values(form: Form, rows: pa.RecordBatch, deleted: pa.Array | None) -> list[bytes | None]:
+    """The value of each row; a tombstone has none."""
+    if deleted is None:
+        return list(form.encode(rows))
+    gone = deleted.fill_null(False).to_pylist()
+    live = iter(form.encode(rows.filter(flags_column(~np.array(gone, bool)))))
+    return [None if dead else next(live) for dead in gone]
 
 
 def _refuse_large(keys: Sequence[bytes | None], values: Sequence[bytes | None]) -> None:
@@ -91,8 +106,8 @@ def _refuse_large(keys: Sequence[bytes | None], values: Sequence[bytes | None]) 
             )
 
 
-def _headers(rows: Rows, envelope: dict[str, pa.Array], count: int) -> list[list[Header]]:
-    same: list[Header] = [("hw.version", b"%d" % rows.version)]
+def _headers(rows: Rows, form: list[Header], envelope: dict[str, pa.Array], count: int) -> list[list[Header]]:
+    same: list[Header] = [("hw.version", b"%d" % rows.version), *form]
     if "_hw.sent_at" not in envelope and rows.sent_at != LOWEST_TIME:
         same.append(("hw.sent_at", _moment(times_column(np.array([rows.sent_at]))[0].as_py())))
     if rows.producer:
@@ -139,18 +154,62 @@ def _moment(at: Any) -> bytes:
 
 
 class Typed:
-    """Makes batches of a topic's type out of Kafka's messages; one for each version of the definition."""
+    """Makes batches of a topic's type out of Kafka's messages, and forms for writing; one for each definition.
 
-    def __init__(self, topic: Topic) -> None:
+    Args:
+        topic: The definition, under its newest type.
+        schemas: Every type it had, by version.
+    """
+
+    def __init__(self, topic: Topic, schemas: Mapping[int, pa.Schema]) -> None:
         self.topic = topic
         self.codec = Codec(topic.schema)
         self.stored = storage_schema(topic.schema)
         names = topic.key
         fields = [topic.schema.field(name) for name in names]
-        self._key_codec = Codec(pa.schema(fields)) if names else None
+        self._key_form = JsonForm(Codec(pa.schema(fields))) if names else None
         # A single key stands bare in its bytes; a number or a flag is JSON as it is, anything else is quoted.
         self._bare = len(names) == 1 and not _quoted(fields[0].type)
         self._binary = len(names) == 1 and pa.types.is_binary(fields[0].type)
+        self._schemas = schemas
+        self._writers = {topic.version: form_of(topic.values, self.codec, topic.name)}
+        self._readers: dict[tuple[str, str], Form] = {}
+
+    def writer(self, version: int) -> Form:
+        """How rows of a version of the type are written.
+
+        Raises:
+            SchemaConflictError: There is no such version.
+        """
+        if version not in self._writers:
+            if version not in self._schemas:
+                what = f'topic "{self.topic.name}" has no version {version} of its type'
+                raise SchemaConflictError(what, topic=self.topic.name)
+            self._writers[version] = form_of(
+                self.topic.values, Codec(self._schemas[version]), self.topic.name
+            )
+        return self._writers[version]
+
+    def _form(self, head: dict[str, bytes]) -> Form:
+        """How a record is read: as its headers say; one of others without headers as the topic's values are."""
+        word = (_text(head.get(VALUES)) or "") if head else ""
+        if not word and "hw.version" not in head:
+            return self._writers[self.topic.version]
+        which = (word or Values.JSON.value, _text(head.get(FINGERPRINT)) or "")
+        if which not in self._readers:
+            self._readers[which] = self._reader(*which)
+        return self._readers[which]
+
+    def _reader(self, word: str, fingerprint: str) -> Form:
+        if word not in list(Values):
+            return UnknownForm(self.codec, f"its values are {word!r}, which is not known here")
+        if word != Values.AVRO or not fingerprint:
+            return form_of(Values(word), self.codec, self.topic.name)
+        for schema in self._schemas.values():
+            form = AvroForm(self.codec, self.topic.name, schema)
+            if form.fingerprint == fingerprint:
+                return form
+        return UnknownForm(self.codec, f"it was written under a schema that is not known here: {fingerprint}")
 
     def batch(self, partition: int, messages: list[Any], *, envelope: bool = True) -> LogBatch:
         """Messages of one partition, in order, as one batch.
@@ -162,9 +221,13 @@ class Typed:
         keys = [message.key() for message in messages]
         offsets = np.array([message.offset() for message in messages], np.int64)
         received = np.array([message.timestamp()[1] for message in messages], np.int64) * 1000
-        values, reasons = self._values(lines, keys)
-        needed = envelope or bool(reasons) or self._time_in_headers(values)
-        own, sent_at, version = read_headers([message.headers() for message in messages] if needed else [])
+        plain = None if envelope else self._at_first_sight(lines)
+        if plain is not None:
+            values, reasons, own, sent_at, version = plain, {}, {}, LOWEST_TIME, 0
+        else:
+            heads = [message.headers() for message in messages]
+            values, reasons = self._values(lines, keys, self._forms(heads))
+            own, sent_at, version = read_headers(heads)
         if not self.topic.key and any(key is not None for key in keys):
             own["_hw.key"] = pa.array(keys, pa.binary())
         if None in lines:
@@ -191,29 +254,47 @@ class Typed:
         )
         return LogBatch(self.topic, partition, frame, values, own, self.codec)
 
-    def _time_in_headers(self, values: pa.RecordBatch) -> bool:
+    def _at_first_sight(self, lines: list[bytes | None]) -> pa.RecordBatch | None:
+        """The columns of rows whose headers nobody need read: JSON throughout, that says when it happened."""
         time = self.topic.time
-        return self.topic.clocked or time is None or values.column(time).null_count > 0
+        if self.topic.values is not Values.JSON or self.topic.clocked or time is None or None in lines:
+            return None
+        try:
+            found = self._writers[self.topic.version].decode(lines)  # type: ignore[arg-type]
+        except BadEventError:
+            return None
+        if found.column(time).null_count:
+            return None
+        return pa.RecordBatch.from_arrays(found.columns, schema=self.stored)
+
+    def _forms(self, heads: list[list[Header] | None]) -> list[Form]:
+        """How each record is read."""
+        runs = ((self._form(dict(head or ())), sum(1 for _ in run)) for head, run in groupby(heads))
+        return [form for form, length in runs for _ in range(length)]
 
     def _values(
-        self, lines: list[bytes | None], keys: list[bytes | None]
+        self, lines: list[bytes | None], keys: list[bytes | None], forms: list[Form]
     ) -> tuple[pa.RecordBatch, dict[int, str]]:
         """The columns, all null in rows that cannot be read, and why those cannot."""
-        if None not in lines:
+        by_form: dict[Form, list[int]] = {}
+        for row, form in enumerate(forms):
+            by_form.setdefault(form, []).append(row)
+        if None not in lines and len(by_form) == 1:
             try:
-                found = self.codec.decode_json(lines, limits=_NO_LIMIT)  # type: ignore[arg-type]
+                found = forms[0].decode(lines)  # type: ignore[arg-type]
                 return pa.RecordBatch.from_arrays(found.columns, schema=self.stored), {}
             except BadEventError:
                 pass
-        given = [row for row, line in enumerate(lines) if line is not None]
         gone = [row for row, line in enumerate(lines) if line is None]
         reasons: dict[int, str] = {}
-        parts = list(_readable(self.codec, given, lines, reasons))
-        if self._key_codec is None:
+        parts: list[Part] = []
+        for form, rows in by_form.items():
+            parts += _readable(form, [row for row in rows if lines[row] is not None], lines, reasons)
+        if self._key_form is None:
             parts += [(gone, {})] if gone else []
         else:
             texts = {row: self._key_json(keys[row]) for row in gone}
-            parts += _readable(self._key_codec, gone, texts, reasons)
+            parts += _readable(self._key_form, gone, texts, reasons)
         return _placed(parts, self.stored, len(lines)), reasons
 
     def _key_json(self, key: bytes | None) -> bytes:
@@ -239,19 +320,19 @@ def _quoted(kind: pa.DataType) -> bool:
 Part = tuple[list[int], dict[str, pa.Array]]
 
 
-def _readable(codec: Codec, rows: list[int], lines: Any, reasons: dict[int, str]) -> Iterable[Part]:
+def _readable(form: Form, rows: list[int], lines: Any, reasons: dict[int, str]) -> Iterable[Part]:
     """Rows that can be read, as columns; halves are tried apart until the bad ones stand alone."""
     if not rows:
         return
     try:
-        found = codec.decode_json([lines[row] for row in rows], limits=_NO_LIMIT)
+        found = form.decode([lines[row] for row in rows])
         yield rows, dict(zip(found.schema.names, found.columns, strict=True))
     except (BadEventError, BadKeyError) as error:
         if len(rows) == 1:
             reasons[rows[0]] = f"{error.code}: {error.what}"
             return
-        yield from _readable(codec, rows[: len(rows) // 2], lines, reasons)
-        yield from _readable(codec, rows[len(rows) // 2 :], lines, reasons)
+        yield from _readable(form, rows[: len(rows) // 2], lines, reasons)
+        yield from _readable(form, rows[len(rows) // 2 :], lines, reasons)
 
 
 def _placed(parts: list[Part], schema: pa.Schema, count: int) -> pa.RecordBatch:

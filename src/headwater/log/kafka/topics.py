@@ -118,6 +118,23 @@ class KafkaTopics:
             lambda client, seconds: client.incremental_alter_configs([resource], request_timeout=seconds)
         )
 
+    def settings(self, name: str) -> dict[str, str]:
+        """The settings of a topic, with the number of its copies; of one that is not there, the copies it would have."""
+        cluster = self.brokers.ask(lambda seconds: self.brokers.admin.list_topics(timeout=seconds))
+        if name not in cluster.topics:
+            broker = self._described("BROKER", str(min(cluster.brokers)))
+            return {"replication.factor": broker["default.replication.factor"]}
+        copies = len(cluster.topics[name].partitions[0].replicas)
+        return self._described("TOPIC", name) | {"replication.factor": str(copies)}
+
+    def _described(self, kind: str, name: str) -> dict[str, str]:
+        admin = self._kafka.admin
+        asked = admin.ConfigResource(admin.ConfigResource.Type[kind], name)
+        found = self.brokers.futures(
+            lambda client, seconds: client.describe_configs([asked], request_timeout=seconds)
+        )
+        return {entry.name: str(entry.value) for entry in found[asked].values()}
+
     def ends(self, name: str, partitions: int) -> list[PartitionRange]:
         """What each partition holds for readers of committed events.
 

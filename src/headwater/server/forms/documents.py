@@ -111,6 +111,7 @@ class TopicDocument(msgspec.Struct):
     clocked: bool
     schema: SchemaDocument
     device_clock: DeviceClockDocument | None = None
+    values: str = "json"
 
 
 def topic_document(topic: Topic) -> TopicDocument:
@@ -148,6 +149,7 @@ class NewTopic(msgspec.Struct, forbid_unknown_fields=True):
     segment_size: int | str | UnsetType = UNSET
     clocked: bool | UnsetType = UNSET
     device_clock: DeviceClockDocument | UnsetType = UNSET
+    values: str | UnsetType = UNSET
     given: list[str] | UnsetType = UNSET
 
 

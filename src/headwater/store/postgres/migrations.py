@@ -13,7 +13,7 @@ from headwater.errors import NewerFormatError
 from headwater.store.bookkeeping.system_views import system_views
 from headwater.store.postgres.connection import OWN, PostgresSession, quoted
 
-__all__ = ["FORMAT", "READER", "SHOWN", "migrate", "up_to_date"]
+__all__ = ["FORMAT", "READER", "SHOWN", "found_format", "migrate", "up_to_date"]
 
 SHOWN = "headwater_views"
 """The schema in which readers find each view under its name."""
@@ -90,7 +90,7 @@ _VIEWS_HASH = hashlib.sha256(repr(_VIEWS).encode()).hexdigest()[:16]
 
 def up_to_date(session: PostgresSession) -> bool:
     """Whether the tables and system views have the present form."""
-    return _found(session) == (FORMAT, _VIEWS_HASH)
+    return found_format(session) == (FORMAT, _VIEWS_HASH)
 
 
 def migrate(session: PostgresSession, place: str) -> None:
@@ -100,7 +100,7 @@ def migrate(session: PostgresSession, place: str) -> None:
         NewerFormatError: A newer version of Headwater has written the store; nothing was touched.
     """
     session.execute("SELECT pg_advisory_xact_lock(?)", (_TURN,))
-    found, _ = _found(session)
+    found, _ = found_format(session)
     if found > FORMAT:
         raise NewerFormatError(
             f"the store has format {found}, this version of Headwater knows {FORMAT}",
@@ -123,7 +123,7 @@ def migrate(session: PostgresSession, place: str) -> None:
     _let_read(session)
 
 
-def _found(session: PostgresSession) -> tuple[int, str]:
+def found_format(session: PostgresSession) -> tuple[int, str]:
     """The format of what is there: 0 when there is nothing."""
     if session.execute("SELECT to_regclass('hw$format')").fetchone() == (None,):
         return 0, ""

@@ -18,7 +18,7 @@ from headwater.store.postgres.connection import OWN, PostgresSession, quoted
 from headwater.store.postgres.migrations import SHOWN
 from headwater.store.slots import slots
 
-__all__ = ["create_table", "swap_table", "table_of_version"]
+__all__ = ["create_table", "require_columns", "swap_table", "table_of_version"]
 
 _LONGEST = 63  # bytes of a name in PostgreSQL; it would cut off the rest without a word
 
@@ -45,7 +45,7 @@ def create_table(session: PostgresSession, table: ViewTable) -> None:
     known = find_table(session, table.name, table.version)
     if known is not None:
         require_same(known, table)
-        _require_columns(session, table)
+        require_columns(session, table)
         return
     _require_no_twin(session, table)
     columns = slots(table)
@@ -107,8 +107,12 @@ def _require_no_twin(session: PostgresSession, table: ViewTable) -> None:
         raise BadNameError(what, view=table.name)
 
 
-def _require_columns(session: PostgresSession, table: ViewTable) -> None:
-    """The table as the server has it: nobody has changed it behind our back."""
+def require_columns(session: PostgresSession, table: ViewTable) -> None:
+    """The table as the server has it: nobody has changed it behind our back.
+
+    Raises:
+        SchemaConflictError: Somebody has.
+    """
     columns = """
         SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute
         WHERE attrelid = to_regclass(?) AND attnum > 0 AND NOT attisdropped ORDER BY attnum

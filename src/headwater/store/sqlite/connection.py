@@ -50,11 +50,11 @@ def connect(path: Path) -> sqlite3.Connection:
         return connection
 
 
-def reading(path: Path) -> sqlite3.Connection:
-    """A connection that cannot write."""
+def reading(path: Path, *, still: bool = False) -> sqlite3.Connection:
+    """A connection that cannot write; of a file that nobody has open, `still` keeps it from making files beside it."""
     with translated(path):
         connection = sqlite3.connect(
-            f"{path.absolute().as_uri()}?mode=ro",
+            f"{path.absolute().as_uri()}?mode=ro{'&immutable=1' if still else ''}",
             uri=True,
             timeout=BUSY,
             isolation_level=None,

@@ -13,12 +13,13 @@ import numpy as np
 import pyarrow as pa
 
 from headwater.errors import BadEventError, HeadwaterError, TooLargeError
-from headwater.events import Clock, Codec, Receipt, partitions_of
+from headwater.events import Clock, Receipt, partitions_of
 from headwater.log.definition import Topic, check_producer, keyless
 from headwater.log.door import Door, Entry
 from headwater.log.door.counts import COUNTED
 from headwater.log.event_time import EventTimes
 from headwater.log.kafka.brokers import Brokers
+from headwater.log.kafka.forms import Form
 from headwater.log.kafka.records import Encoded, encoded
 from headwater.log.kafka.sending.delivery import Delivery, IdempotentProducer, Offsets
 from headwater.log.kafka.sending.named import NamedProducers, Numbered
@@ -37,7 +38,7 @@ class Route:
     brokers: Brokers
     producer: IdempotentProducer
     named: NamedProducers
-    codec_of: Callable[[str, int], Codec]
+    form_of: Callable[[str, int], Form]
     partitions_of: Callable[[str], int]
     clock: Clock
 
@@ -82,7 +83,7 @@ class TopicSender:
             check_producer(rows.producer)
         key = self.definition.key
         if isinstance(rows, Row):
-            parts = self._codec(rows.version).members(rows.struct, key)
+            parts = self._form(rows.version).codec.members(rows.struct, key)
             for name, part in zip(key, parts, strict=True):
                 if part is None:
                     raise keyless(self.definition, name, 0)
@@ -106,8 +107,8 @@ class TopicSender:
         """The receipt of a single event that is done."""
         return self.receipts(entry)[0]
 
-    def _codec(self, version: int) -> Codec:
-        return self._route.codec_of(self.definition.name, version)
+    def _form(self, version: int) -> Form:
+        return self._route.form_of(self.definition.name, version)
 
     # -- behind the door -----------------------------------------------------------------------------------------
 
@@ -153,10 +154,10 @@ class TopicSender:
             rows = (
                 first
                 if isinstance(first, Rows)
-                else together(self._codec(first.version), [entry.content for entry in run])
+                else together(self._form(first.version).codec, [entry.content for entry in run])
             )
             _, envelope = self._times.of(self.definition, rows)
-            ready = encoded(self.definition, self._codec(rows.version), rows, envelope)
+            ready = encoded(self.definition, self._form(rows.version), rows, envelope)
             if ready.values:
                 yield _Part(rows, ready, self._places(rows, ready), run)
             else:

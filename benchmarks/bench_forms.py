@@ -1,0 +1,85 @@
+"""CPU for one event to and from a Kafka, with values in JSON, Avro and Arrow, and the bytes of a value.
+
+    python -m benchmarks.bench_forms [--quick]
+
+The same orders go out by `send_many` from an Arrow batch and come back as Arrow batches. CPU is that of this process,
+threads of the driver included; the broker's is not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchmarks.bench_options import Options, bench_options
+from benchmarks.machine import this_machine
+from benchmarks.measure import Case, Measured, Watch, measure
+from benchmarks.orders import SCHEMA, arrow_orders
+from benchmarks.table import Row, print_table
+from headwater.client import Client, connect
+from headwater.events import Codec
+from headwater.log.kafka.forms import form_of
+from headwater.log.keeping import Values
+from tests.services.kafka import kafka_broker
+
+__all__ = ["figures", "main"]
+
+
+def _sending(client: Client, topic: str, count: int) -> Case:
+    def work(watch: Watch) -> None:
+        with watch.lap(count):
+            client.send_many(topic, arrow_orders(count))
+
+    return work
+
+
+def _reading(client: Client, topic: str, count: int) -> Case:
+    def work(watch: Watch) -> None:
+        with watch.lap(count):
+            assert sum(batch.num_rows for batch in client.read_arrow(topic, stop=count)) == count
+
+    return work
+
+
+def figures(options: Options) -> list[Row]:
+    """For each form: CPU to send, CPU to read, and size."""
+    count = options.size(full=50_000, quick=200)
+    with kafka_broker(options.folder / "kafka") as address, connect(f"kafka://{address}") as client:
+        for form in Values:
+            client.create_topic(form.value, SCHEMA, values=form.value)
+        kinds = {"send": _sending, "read": _reading}
+        measured = {
+            (kind, form): found
+            for kind, case in kinds.items()
+            for form, found in zip(
+                Values,
+                measure(
+                    {f"{kind}, {form.value}": case(client, form.value, count) for form in Values},
+                    repeats=options.repeats,
+                ).values(),
+                strict=True,
+            )
+        }
+    rows = [_row(kind, form, found, measured[kind, Values.JSON]) for (kind, form), found in measured.items()]
+    return rows + [_size(form) for form in Values]
+
+
+def _row(kind: str, form: Values, found: Measured, json: Measured) -> Row:
+    ratio = found.cpu_per_event / json.cpu_per_event
+    micros = found.cpu_per_event * 1e6
+    return Row(f"CPU per event, {kind}, {form.value}", micros, "µs", found.wall, found.cpu, "json", ratio)
+
+
+def _size(form: Values) -> Row:
+    values = form_of(form, Codec(SCHEMA), "orders").encode(arrow_orders(100))
+    return Row(f"bytes of a value, {form.value}", sum(map(len, values)) / len(values), "bytes")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the table."""
+    with bench_options("forms of values on Kafka", arguments) as options:
+        title = "CPU per event by form of the value"
+        print_table(title, this_machine(options.folder), figures(options), as_json=options.json)
+
+
+if __name__ == "__main__":
+    main()
