@@ -142,7 +142,11 @@ class Proxy:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._door.accept()
-                server = socket.create_connection(("127.0.0.1", self._target))
+                try:
+                    server = socket.create_connection(("127.0.0.1", self._target))
+                except ConnectionRefusedError:  # it is away, and may come back
+                    client.close()
+                    continue
                 self._pairs += [client, server]
                 threading.Thread(target=self._pass, args=(client, server, False), daemon=True).start()
                 threading.Thread(target=self._pass, args=(server, client, True), daemon=True).start()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 
 from headwater.events import Clock
 from headwater.log.event_log import EventLog
 from headwater.log.protocol import TimedLog
 
-__all__ = ["open_log"]
+__all__ = ["open_log", "require_log"]
 
 
 def open_log(where: str, clock: Clock | None = None, *, keeps_time: bool = False) -> TimedLog:
@@ -30,3 +31,17 @@ def open_log(where: str, clock: Clock | None = None, *, keeps_time: bool = False
 
         return KafkaLog(where, clock=clock, keeps_time=keeps_time)
     return EventLog(Path(where), clock=clock)
+
+
+def require_log(where: str) -> None:
+    """Come back if the brokers of a URL answer; a folder always does.
+
+    Raises:
+        UnreachableError: They do not, within a moment.
+        BadCredentialsError: They do not accept us.
+    """
+    if where.startswith("kafka://"):
+        from headwater.log.kafka import KafkaLog
+
+        with KafkaLog(where, patience=timedelta(seconds=2)) as log:
+            log.kafka_topics.partitions()

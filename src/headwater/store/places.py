@@ -10,7 +10,7 @@ from headwater.store.protocol import Store
 from headwater.store.sqlite import SqliteStore, Views
 from headwater.store.view_reader import ViewReader
 
-__all__ = ["open_store", "views_of"]
+__all__ = ["open_store", "require_store", "views_of"]
 
 
 def open_store(
@@ -38,6 +38,22 @@ def open_store(
     from headwater.store.postgres import PostgresStore
 
     return PostgresStore(url, clock, about_to_commit)
+
+
+def require_store(url: str) -> None:
+    """Come back if the database of a URL answers, and accepts us.
+
+    Raises:
+        UnreachableError: It does not.
+        BadCredentialsError: It does not accept us.
+    """
+    from headwater.store.postgres.connection import Connections
+
+    connections = Connections(url)
+    try:
+        connections.open().connection.close()
+    finally:
+        connections.close()
 
 
 def views_of(store: Store) -> ViewReader:

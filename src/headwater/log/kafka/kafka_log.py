@@ -316,6 +316,10 @@ class KafkaLog:
                 self._timed[name] = TimedKafkaTopic(self, name, keep=self._keeps_time)
             return self._timed[name]
 
+    def incarnation(self, name: str) -> str:
+        """What tells a topic from another one that was made later under the same name."""
+        return self.kafka_topics.about(name)[0]
+
     def settle(self, name: str) -> None:
         """Return when the event time of everything that is in a topic now is known."""
         self.opened(name).settle()
