@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import subprocess
 import threading
 import time
 from collections import Counter
@@ -11,19 +15,25 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psycopg
 import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic  # type: ignore[attr-defined]
 
 import headwater as hw
-from headwater.errors import DataGoneError, UnknownTopicError
+from headwater.errors import BadCredentialsError, DataGoneError, SchemaConflictError, UnknownTopicError
+from headwater.runner import catch_up
+from headwater.services.launched import free_ports
+from headwater.store.engine_state import read_engine_state
 from headwater.store.postgres import PostgresStore
 from headwater.testing import run
+from tests.cli.conftest import COMMAND
 from tests.engine.on_kafka import OnKafka, events, fresh_name, on_kafka, shop
 from tests.faults.counts import times
 from tests.log.kafka.plain import consume
 from tests.services.kafka import Broker, restart_kafka, start_kafka
 from tests.services.postgres import Proxy, Server, postgres_server
+from tests.services.shell import CLEAN
 from tests.services.system_packages import UnavailableError
 
 pytestmark = [pytest.mark.spark, pytest.mark.services]
@@ -145,17 +155,14 @@ def test_a_database_that_dies_in_a_commit_or_loses_its_reply_changes_no_row(
 ):
     name, proxy, hook = fresh_name(), Proxy(postgres.port), Once()
     store = PostgresStore(postgres.url(postgres.emptied(), port=proxy.port), about_to_commit=hook)
-
-    def away() -> None:
-        postgres.stop("immediate")
-        threading.Timer(1.5, postgres.start).start()
-
     with on_kafka(shop(name), tmp_path, brokers[0].address, store, rows=60) as world:
         send(world, name, 0, 100)
         world.settle()
-        hook.next = away
+        hook.next = lambda: postgres.stop("immediate")
         send(world, name, 100, 200)
         assert hook.done.wait(60)
+        time.sleep(1.5)  # longer than the store itself tries
+        postgres.start()
         world.settle()
         proxy.lost_after = b"COMMIT"
         send(world, name, 200, 300)
@@ -253,13 +260,91 @@ def test_a_topic_that_is_deleted_or_made_again_fails_its_own_pipelines(
         world.client.send_many(one, [{"id": n} for n in range(100, 120)])  # more than there were
         with pytest.raises(DataGoneError, match="deleted and made again"):
             world.engine.keepers["view_" + one].ready()
+        send_other(world, two, range(20, 30))
         delete_topic(admin, two)
         for done in admin.create_topics([NewTopic(two, 1)]).values():
             done.result(30)
         failed = wait_for_error(world, "view_" + two)
         assert isinstance(failed, DataGoneError | UnknownTopicError)
-        assert (ids(world, one), ids(world, two)) == (list(range(10)), list(range(20)))
+        assert (ids(world, one), ids(world, two)) == (list(range(10)), list(range(30)))
     store.close()
+
+
+def test_a_table_of_the_same_name_with_other_types_is_refused(
+    brokers: list[Broker], postgres: Server, tmp_path: Path
+):
+    app, one, _ = two_topics()
+    database = postgres.emptied()
+    store = PostgresStore(postgres.url(database))
+    postgres.execute(database, f'CREATE TABLE headwater."v1_view_{one}" (id text)')
+    with on_kafka(app, tmp_path, brokers[0].address, store) as world, pytest.raises(SchemaConflictError):
+        world.engine.keepers["view_" + one].ready()
+    store.close()
+
+
+APP = """
+import headwater as hw
+
+app = hw.App("shop")
+app.topic("waited_orders", "id int")
+app.view("waited", key="id", sql="select id from waited_orders")
+"""
+
+
+def profile(folder: Path, log: str, store: str, password: str = "") -> None:
+    """A folder with an app and a profile."""
+    (folder / "app.py").write_text(APP)
+    (folder / "secret").write_text(password)
+    (folder / "headwater.toml").write_text(f'[profiles.scale]\nlog = "{log}"\nstore = "{store}"\n')
+
+
+@pytest.mark.parametrize("password", ["wrong-canary", "right"])
+def test_wrong_credentials_fail_at_once(
+    brokers: list[Broker], postgres: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, password: str
+):
+    monkeypatch.chdir(tmp_path)
+    secret = f"${{file:{tmp_path}/secret}}"
+    log = f"kafka://ada:{secret}@{brokers[0].login}?security.protocol=SASL_PLAINTEXT"
+    profile(tmp_path, log, f"postgresql://ada:{secret}@127.0.0.1:{postgres.port}/postgres", password)
+    with pytest.raises(BadCredentialsError) as caught:
+        catch_up("app.py", tmp_path / "data", profile="scale", tell=pytest.fail)
+    assert ("kafka://" in caught.value.what) == (password != "right")
+    assert "canary" not in str(caught.value)
+
+
+def test_servers_that_are_away_at_the_start_are_waited_for(
+    brokers: list[Broker], postgres: Server, tmp_path: Path
+):
+    (door,) = free_ports(1)
+    database = postgres.emptied()
+    profile(tmp_path, f"kafka://127.0.0.1:{door}", postgres.url(database))
+    postgres.stop()
+    command = [COMMAND, "run", "app.py", "--profile", "scale"]
+    running = subprocess.Popen(command, cwd=tmp_path, env=CLEAN, stderr=subprocess.PIPE, text=True)
+    try:
+        assert running.stderr is not None
+        heard = (line for line in running.stderr)
+        assert any(f"no Kafka broker answers at kafka://127.0.0.1:{door}; waiting" in line for line in heard)
+        proxy = Proxy(int(brokers[0].address.rpartition(":")[2]), door)
+        assert any("no database answers at postgresql://127.0.0.1" in line for line in heard)
+        postgres.start()
+        deadline = time.monotonic() + 60
+        while not told(postgres, database):
+            assert time.monotonic() < deadline, "it does not go on"
+            time.sleep(0.2)
+        proxy.close()
+    finally:
+        running.terminate()
+        engine = read_engine_state(tmp_path / ".headwater")
+        os.killpg(engine.pid, signal.SIGKILL)  # rather than wait for its Spark to come up
+        running.wait(60)
+
+
+def told(postgres: Server, database: str) -> list[tuple[Any, ...]]:
+    """What the engine has told of its pipelines."""
+    with contextlib.suppress(psycopg.errors.UndefinedTable):
+        return postgres.execute(database, "SELECT name, state FROM headwater_views.hw_pipelines")
+    return []
 
 
 def two_topics() -> tuple[hw.App, str, str]:

@@ -129,9 +129,9 @@ class Proxy:
     What has that word in it still reaches the server; its reply does not come back, and the connection ends.
     """
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, own: int = 0) -> None:
         self._target = port
-        self._door = socket.create_server(("127.0.0.1", 0))
+        self._door = socket.create_server(("127.0.0.1", own))
         self.port = self._door.getsockname()[1]
         self.lost_after: bytes | None = None
         self._losing: set[socket.socket] = set()

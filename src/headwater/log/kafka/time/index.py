@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import msgspec
 
-from headwater.errors import UnreachableError
+from headwater.errors import UnknownTopicError, UnreachableError
 from headwater.log.kafka.brokers import Brokers, driver, partition_at
 from headwater.log.kafka.topics import KafkaTopics
 from headwater.log.storage.frame import LOWEST_TIME, Frame, Kind, columns_of
@@ -129,7 +129,7 @@ class TimeIndex:
         self._brokers = brokers
         self._topics = topics
         self.name = name
-        self._partitions = 1
+        self._partitions = 0
         self._kafka = driver()
         self._lock = threading.RLock()
         self._consumer: Any = None
@@ -153,7 +153,11 @@ class TimeIndex:
             return self._known[partition].since(start)
 
     def refresh(self) -> None:
-        """Read everything that is in the side topic now."""
+        """Read everything that is in the side topic now.
+
+        Raises:
+            UnknownTopicError: There is none: nobody keeps the time of this topic.
+        """
         with self._lock:
             deadline = time.monotonic() + self._brokers.patience
             self._read_up(deadline)
@@ -171,6 +175,8 @@ class TimeIndex:
 
     def _read_up(self, deadline: float) -> None:
         partitions = self._topics.partitions(self.name).get(self.name, 0)
+        if not partitions:
+            raise UnknownTopicError(f'no topic "{self.name}"', topic=self.name)
         for partition in range(partitions):
             if partition not in self._known:
                 self._read_from_last(partition)

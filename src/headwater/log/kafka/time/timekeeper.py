@@ -132,6 +132,7 @@ class Timekeeper:
                 self._leads = False
 
     def _lead(self) -> None:
+        self._look_at_topic()
         with self._changed:
             known = self._transactions.state.get("reached", {})
             starts = {part.partition: part.start for part in self._log.ends(self._name)}
@@ -245,7 +246,7 @@ class Timekeeper:
         id, number = self._log.kafka_topics.about(self._name)
         if not self._index.endswith(f".{id}"):
             raise UnknownTopicError(f'topic "{self._name}" was deleted and made again', topic=self._name)
-        if number > len(self._reached):
+        if self._leads and number > len(self._reached):
             with self._changed:
                 self._add_partitions(self._log.kafka_topics.start_offsets(self._name, list(range(number))))
 
