@@ -2,7 +2,7 @@
 
     python -m benchmarks.bench_scale [--quick] [--events N] [--turns N] [--json] [--folder FOLDER]
 
-Starts a broker and a PostgreSQL of its own. Every turn has a topic of its own, so that its event time is walked in each.
+Starts a broker and a PostgreSQL of its own. Every turn has a topic of its own, whose event time is walked then.
 Compared by CPU, as in bench_spine; that of the brokers and of PostgreSQL is not counted.
 """
 

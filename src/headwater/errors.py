@@ -548,10 +548,11 @@ class DataError(HeadwaterError):
 
 
 class DataGoneError(DataError):
-    """The offsets asked for have been removed by retention; `data` has `first`, `last` and `start`.
+    """The offsets asked for have been removed by retention, or their topic was deleted and made again.
 
-    Nothing is skipped in silence: choose where to go on, for instance
-    `headwater reset GROUP --topic TOPIC --to earliest`.
+    `data` has `first`, `last` and `start`. Nothing is skipped in silence: choose where a group goes on, for instance
+    `headwater reset GROUP --topic TOPIC --to earliest`; make a view from what is left with
+    `headwater run app.py --rebuild VIEW`.
     """
 
     code = "DATA_GONE"

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,6 +38,11 @@ def app_of(data: Path) -> Path | None:
         return None
 
 
+def _remember(app: str, data: Path) -> None:
+    (data / "engine").mkdir(parents=True, exist_ok=True)
+    (data / "engine" / "app").write_text(app)
+
+
 class EngineProcess:
     """The engine, in the background; it may die as often as it likes, log and views stay readable.
 
@@ -46,10 +51,16 @@ class EngineProcess:
         data: The data folder.
         rebuild: Views that may be made anew.
         profile: Where log, store and Spark are, by name.
+        tell: Called with what people should know: what it waits for, which pipelines have failed.
     """
 
     def __init__(
-        self, app: str | Path, data: Path, rebuild: Sequence[str] = (), profile: str | None = None
+        self,
+        app: str | Path,
+        data: Path,
+        rebuild: Sequence[str] = (),
+        profile: str | None = None,
+        tell: Callable[[str], None] = logger.warning,
     ) -> None:
         self._order: dict[str, Any] = {
             "app": str(Path(app).absolute()),
@@ -59,8 +70,9 @@ class EngineProcess:
             "here": str(Path.cwd()),
         }
         self._data = data
-        self.failed = ""
-        """Why it was given up; empty as long as it was not."""
+        self._note = tell
+        self.error: HeadwaterError | None = None
+        """Why it was given up; None as long as it was not."""
         self._process: subprocess.Popen[bytes] | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="headwater-engine", daemon=True)
@@ -73,8 +85,7 @@ class EngineProcess:
     def start(self) -> None:
         """Begin, and go on until `stop`."""
         self._tell("starting", "Spark is starting; log and views work meanwhile")
-        (self._data / "engine").mkdir(parents=True, exist_ok=True)
-        (self._data / "engine" / "app").write_text(str(self._order["app"]))
+        _remember(self._order["app"], self._data)
         self._thread.start()
 
     def stop(self) -> None:
@@ -92,21 +103,33 @@ class EngineProcess:
                 "rebuild"
             ] = []  # begun is enough: a rebuild that a crash interrupts goes on by itself
             self._tell("starting" if not ends else "restarting")
-            said = self._process.stdout.read() if self._process.stdout else b""
+            error = self._hear(self._process)
             code = self._process.wait()
             _end_group(self._process)
             if self._stopping.is_set():
                 return
             ends.append(time.monotonic())
-            error = _told_error(said)
             why = error.what if error else f"the engine's process ended with code {code}"
             logger.error("%s", why)
             if (error is not None and not error.retryable) or self._too_often(ends):
                 self._tell("failed", why)
-                self.failed = why
+                detail = f"see engine/engine.log in {self._data}"
+                self.error = error or EngineFailedError(why, detail=detail)
                 return
             self._tell("restarting", why)
             self._stopping.wait(2 ** len(ends) / 4)
+
+    def _hear(self, process: subprocess.Popen[bytes]) -> HeadwaterError | None:
+        """Pass on what the engine says until it ends; the error that it ended with, if it said so."""
+        error = None
+        for line in process.stdout or ():
+            with contextlib.suppress(msgspec.DecodeError):
+                document = msgspec.json.decode(line)
+                if "error" in document:
+                    error = HeadwaterError.from_problem(document["error"])
+                else:
+                    self._note(_words(document))
+        return error
 
     def _too_often(self, ends: deque[float]) -> bool:
         return len(ends) == _TRIES and ends[-1] - ends[0] < _TRIES_WITHIN
@@ -121,6 +144,7 @@ def catch_up(
     rebuild: Sequence[str] = (),
     since: str = "earliest",
     profile: str | None = None,
+    tell: Callable[[str], None] = logger.warning,
 ) -> None:
     """Run all pipelines until they have committed what is in the log now, then end.
 
@@ -130,25 +154,38 @@ def catch_up(
         rebuild: Views that are to be made anew.
         since: From where on: an offset or a moment.
         profile: Where log, store and Spark are, by name.
+        tell: Called with what it waits for.
 
     Raises:
         HeadwaterError: A pipeline failed.
     """
     order = {"app": str(Path(app).absolute()), "data": str(data), "rebuild": list(rebuild), "since": since}
     order |= {"profile": profile or "", "here": str(Path.cwd())}
-    for _ in _told(order | {"work": "catch-up"}):
-        pass
+    _remember(str(order["app"]), data)
+    for line in _told(order | {"work": "catch-up"}):
+        tell(_words(line))
 
 
-def replay(app: str | Path, data: Path, names: Sequence[str] = (), rows: int = 0) -> Iterator[dict[str, Any]]:
+def replay(
+    app: str | Path,
+    data: Path,
+    names: Sequence[str] = (),
+    rows: int = 0,
+    profile: str | None = None,
+    tell: Callable[[str], None] = logger.warning,
+) -> Iterator[dict[str, Any]]:
     """Run what pipelines have committed once more, apart from everything, and compare; one document per pipeline.
 
     Raises:
         HeadwaterError: Spark did not start, or a pipeline has nothing to replay.
     """
     order = {"app": str(Path(app).absolute()), "data": str(data), "names": list(names), "rows": rows}
+    order |= {"profile": profile or "", "here": str(Path.cwd())}
     for line in _told(order | {"work": "replay"}):
-        yield line["replayed"]
+        if "replayed" in line:
+            yield line["replayed"]
+        else:
+            tell(_words(line))
 
 
 def check(app: str | Path, data: Path) -> list[Checked]:
@@ -216,10 +253,8 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
                 pipe.close()
 
 
-def _told_error(said: bytes) -> HeadwaterError | None:
-    for line in said.splitlines():
-        with contextlib.suppress(msgspec.DecodeError):
-            document = msgspec.json.decode(line)
-            if "error" in document:
-                return HeadwaterError.from_problem(document["error"])
-    return None
+def _words(document: dict[str, Any]) -> str:
+    """What the engine says besides results, for people."""
+    if "waiting" in document:
+        return str(document["waiting"])
+    return f"{document['failed']} has failed: {HeadwaterError.from_problem(document['problem'])}"

@@ -129,9 +129,9 @@ class Proxy:
     What has that word in it still reaches the server; its reply does not come back, and the connection ends.
     """
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, own: int = 0) -> None:
         self._target = port
-        self._door = socket.create_server(("127.0.0.1", 0))
+        self._door = socket.create_server(("127.0.0.1", own))
         self.port = self._door.getsockname()[1]
         self.lost_after: bytes | None = None
         self._losing: set[socket.socket] = set()
@@ -142,7 +142,11 @@ class Proxy:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._door.accept()
-                server = socket.create_connection(("127.0.0.1", self._target))
+                try:
+                    server = socket.create_connection(("127.0.0.1", self._target))
+                except ConnectionRefusedError:  # it is away, and may come back
+                    client.close()
+                    continue
                 self._pairs += [client, server]
                 threading.Thread(target=self._pass, args=(client, server, False), daemon=True).start()
                 threading.Thread(target=self._pass, args=(server, client, True), daemon=True).start()

@@ -18,7 +18,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
+from headwater.address import Address
 from headwater.cli.words import bytes_text, seconds, when
+from headwater.errors import HeadwaterError
+from headwater.profiles import Profile
 
 __all__ = ["Check", "State", "machine_checks"]
 
@@ -177,3 +180,23 @@ def _port(port: int) -> Check:
             detail = f"127.0.0.1:{port} is not free: {error.strerror}"
             return Check("port", State.WARN, detail, "headwater run --port 8643")
     return Check("port", State.OK, f"127.0.0.1:{port} is free")
+
+
+def server_checks(profile: Profile) -> Iterator[Check]:
+    """Whether the brokers and the database of a profile answer; nothing is made there."""
+    if profile.kafka and profile.log is not None:
+        from headwater.log.places import require_log
+
+        yield _answers("brokers", profile.log, require_log)
+    if profile.store is not None:
+        from headwater.store.places import require_store
+
+        yield _answers("database", profile.store, require_store)
+
+
+def _answers(name: str, place: Address, ask: Callable[[str], None]) -> Check:
+    try:
+        ask(place.resolved())
+    except HeadwaterError as error:
+        return Check(name, State.FAIL, error.what, error.fix or "start it, or mend the profile")
+    return Check(name, State.OK, str(place))

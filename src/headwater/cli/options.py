@@ -14,7 +14,7 @@ from headwater.profiles import Profile, read_profile
 if TYPE_CHECKING:
     from headwater.client import Client
 
-__all__ = ["DEFAULTS", "Options", "connected", "data_folder", "new_folder"]
+__all__ = ["DEFAULTS", "Options", "connected", "data_folder", "engine_folder", "new_folder"]
 
 
 @Parameter(name="*")
@@ -91,6 +91,15 @@ def data_folder(options: Options) -> Path:
             folder=str(folder),
         )
     return folder
+
+
+def engine_folder(options: Options) -> Path:
+    """The folder in which an engine has run, wherever its log is.
+
+    Raises:
+        DataError: There is no log in the folder.
+    """
+    return new_folder(options) if options.kafka else data_folder(options)
 
 
 def new_folder(options: Options) -> Path:

@@ -17,7 +17,8 @@ class Made(msgspec.Struct, frozen=True):
     """What a query was made from, to be compared with what the app says now.
 
     `facts` are the pipeline's own (see `Pipeline.facts`), `state` is what its state looks like to Spark, `schema` its
-    columns as DDL, `rows` how they behave (see `Rows`), `starts` where it began to read each input.
+    columns as DDL, `rows` how they behave (see `Rows`), `starts` where it began to read each input, `incarnations`
+    which topic it found under the name of each (see `TimedLog.incarnation`).
     """
 
     facts: dict[str, str]
@@ -26,6 +27,7 @@ class Made(msgspec.Struct, frozen=True):
     mode: str
     rows: str
     starts: dict[str, dict[int, int]]
+    incarnations: dict[str, str] = {}
 
 
 class Home:

@@ -16,10 +16,22 @@ from headwater.engine.building.inputs import Input
 from headwater.engine.points import CrashError
 from headwater.engine.poison import find_poison
 from headwater.engine.query import Bounds, Query
-from headwater.engine.spark.translation import translated
+from headwater.engine.spark.translation import raised_by_source, translated
 from headwater.engine.surroundings import Surroundings
 from headwater.engine.versions import Rebuild, Versions
-from headwater.errors import DamagedError, FencedError, HeadwaterError, LedgerMismatchError, UsageError
+from headwater.errors import (
+    BadCredentialsError,
+    DamagedError,
+    DataError,
+    FencedError,
+    HeadwaterError,
+    LedgerMismatchError,
+    MissingPackageError,
+    SchemaConflictError,
+    StateChangedError,
+    UnreachableError,
+    UsageError,
+)
 from headwater.pipelines import Kind, Pipeline
 from headwater.store import PipelineReport
 from headwater.store.definition import PipelineState
@@ -30,12 +42,22 @@ logger = logging.getLogger("headwater.engine")
 _TRIES: Final = 3
 _TRIES_WITHIN: Final = 60.0
 _FIRST_PAUSE: Final = 0.5
-_HOPELESS: Final = (UsageError, FencedError, LedgerMismatchError, DamagedError)
+_HOPELESS: Final = (
+    UsageError,
+    DataError,
+    FencedError,
+    LedgerMismatchError,
+    SchemaConflictError,
+    StateChangedError,
+    BadCredentialsError,
+    MissingPackageError,
+)
 """Errors that the next try would meet again."""
 _PATIENCE: Final = 60.0
 _SLOW: Final = "failed to connect back"
 """Spark gives each of its Python processes ten seconds to start, whatever else the machine does: nobody's fault."""
 _SLOW_PAUSE: Final = 2.0
+_LONGEST_PAUSE: Final = 5.0
 _STATE_LOST: Final = re.compile(
     r"state directory is empty or missing|CANNOT_LOAD_STATE_STORE\.(?!UNRELEASED|\w*OUT_OF_MEMORY)"
 )
@@ -73,6 +95,8 @@ class Keeper:
         self._versions = Versions(around, pipeline.name, self._made, rebuild)
         self._query: Query | None = None
         self._failures: deque[float] = deque()
+        self._away_since: float | None = None
+        self._pause = _FIRST_PAUSE
         self._stopping = threading.Event()
         self._state: PipelineState = "starting"
         self._changed = threading.Condition()
@@ -178,6 +202,9 @@ class Keeper:
         if _STATE_LOST.search(str(failure)) and not self._may_rebuild():
             self._give_up(self._damaged(failure))
             return None
+        ours = raised_by_source(failure) or failure
+        if isinstance(ours, UnreachableError):
+            return self._await_server(ours)
         mended = self._mended(failure)
         if mended is not None:
             self._forget()
@@ -195,6 +222,17 @@ class Keeper:
         logger.warning("%s failed, next try in %g s: %s", self.pipeline, pause, error)
         self._forget()
         return pause
+
+    def _await_server(self, error: UnreachableError) -> float:
+        """Brokers or the database are away: wait for as long as it takes, and say so."""
+        now = self._around.clock.monotonic()
+        if self._away_since is None:
+            self._away_since, self._pause = now, _FIRST_PAUSE
+        self._tell("waiting", f"{error.what}; waiting for {now - self._away_since:.0f} s so far")
+        logger.warning("%s waits: %s", self.pipeline, error)
+        self._forget()
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+        return self._pause / 2
 
     def _mended(self, failure: BaseException) -> float | None:
         """Remove the cause of a failure, if it is known how: seconds until the next try; None when it is not."""
@@ -225,7 +263,8 @@ class Keeper:
     def _quarantined(self, failure: BaseException) -> bool:
         """Find the rows that make the batch fail, and have them left out."""
         query = self._query
-        if query is None or isinstance(failure, HeadwaterError) or self._stopping.is_set():
+        ours = isinstance(failure, HeadwaterError) or raised_by_source(failure) is not None
+        if query is None or ours or self._stopping.is_set():
             return False
         self._tell("waiting", "looking for the event that makes the function fail")
         try:
@@ -252,6 +291,7 @@ class Keeper:
 
     def _committed(self) -> None:
         self._failures.clear()
+        self._away_since = None
         if self._versions.committed():
             self._tell("running")
 
@@ -269,7 +309,10 @@ class Keeper:
             pipeline.doc,
             self._around.clock.micros(),
         )
-        self._around.store.tell(report)
+        try:
+            self._around.store.tell(report)
+        except UnreachableError as away:  # the report is lost, the pipeline is not
+            logger.warning("%s: %s is not in the store: %s", pipeline, state, away.what)
         with self._changed:
             self._state = state
             self._changed.notify_all()

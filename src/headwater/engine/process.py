@@ -12,11 +12,12 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -30,15 +31,19 @@ from headwater.engine.spark.heartbeat import watch
 from headwater.engine.spark.session import Spark, SparkSettings
 from headwater.engine.surroundings import Surroundings
 from headwater.engine.versions import Rebuild
-from headwater.errors import BadSettingError, HeadwaterError, LockedError
+from headwater.errors import BadSettingError, HeadwaterError, LockedError, UnreachableError
 from headwater.events import SystemClock
-from headwater.log.places import open_log
+from headwater.log.places import open_log, require_log
 from headwater.pipelines import Kind
 from headwater.profiles import Profile, read_profile
 from headwater.store import open_store
 from headwater.store.engine_state import EngineState, write_engine_state
 
 __all__ = ["main"]
+
+T = TypeVar("T")
+_LONGEST_PAUSE: Final = 10.0
+_LOOK: Final = 0.5  # seconds between two looks whether a pipeline has failed
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -78,8 +83,9 @@ def main(argument: str) -> int:
     _log_to_file(data)
     ended = _end_of_input()
     try:
-        work = {"check": _check, "replay": _replay}.get(order.work)
-        return work(order, data) if work else _run(order, data, ended)
+        if order.work == "check":
+            return _check(order, data)
+        return (_replay if order.work == "replay" else _run)(order, data, ended)
     except HeadwaterError as error:
         _say({"error": error.problem()})
         return error.exit_code
@@ -87,7 +93,7 @@ def main(argument: str) -> int:
 
 def _run(order: Order, data: Path, ended: threading.Event) -> int:
     profile = order.places()
-    with _only_one(data), _surroundings(profile, data) as around:
+    with _only_one(data), _surroundings(profile, data, ended) as around:
         spark = Spark(data / "engine", _settings(profile))
         graph = load_app(order.app).resolve()
         rebuild = {name: Rebuild(order.since) for name in order.rebuild}
@@ -98,23 +104,54 @@ def _run(order: Order, data: Path, ended: threading.Event) -> int:
             if order.work == "catch-up":
                 engine.settle()
             else:
-                ended.wait()
+                _tell_failures(engine, ended)
         finally:
             engine.stop()
             spark.stop()
     return 0
 
 
+def _tell_failures(engine: Engine, ended: threading.Event) -> None:
+    """Wait for the end, and say meanwhile which pipelines are given up."""
+    told: set[str] = set()
+    while not ended.wait(_LOOK):
+        for name, keeper in engine.keepers.items():
+            if keeper.error is not None and name not in told:
+                told.add(name)
+                _say({"failed": name, "problem": keeper.error.problem()})
+
+
+def _reached(opened: Callable[[], T], data: Path, ended: threading.Event) -> T:
+    """What is opened; while nothing answers there, wait, and say so.
+
+    Raises:
+        UnreachableError: Nothing answered until the end.
+    """
+    began, pause = time.monotonic(), 0.5
+    while True:
+        try:
+            return opened()
+        except UnreachableError as error:
+            told = f"{error.what}; waiting for {time.monotonic() - began:.0f} s so far"
+            write_engine_state(data, EngineState("starting", SystemClock().micros(), told, os.getpid()))
+            _say({"waiting": told})
+            pause = min(2 * pause, _LONGEST_PAUSE)
+            if ended.wait(pause):
+                raise
+
+
 @contextmanager
-def _surroundings(profile: Profile, data: Path) -> Iterator[Surroundings]:
+def _surroundings(profile: Profile, data: Path, ended: threading.Event) -> Iterator[Surroundings]:
     """Log and store of a profile, open while the block runs."""
     clock = SystemClock()
     where = profile.log.resolved() if profile.log else str(data)
+    _reached(partial(require_log, where), data, ended)
     here = profile.spark.resolved().startswith("local")
     log = open_log(where, clock, keeps_time=True, pages=data / "engine" / "pages" if here else None)
     try:
         url = profile.store.resolved() if profile.store else None
-        store = open_store(url, data, clock, partial(reach, "in-sink-commit"))
+        committing = partial(reach, "in-sink-commit")
+        store = _reached(partial(open_store, url, data, clock, committing), data, ended)
         try:
             yield Surroundings(
                 data, log, store, clock, cores=_settings(profile).cores, shared=_shared_folder(profile)
@@ -172,13 +209,13 @@ def _check(order: Order, data: Path) -> int:
     return 0
 
 
-def _replay(order: Order, data: Path) -> int:
+def _replay(order: Order, data: Path, ended: threading.Event) -> int:
     profile = order.places()
     spark = Spark(data / "engine", _settings(profile))
     graph = load_app(order.app).resolve()
     try:
         with (
-            _surroundings(profile, data) as around,
+            _surroundings(profile, data, ended) as around,
             tempfile.TemporaryDirectory(prefix="headwater-") as scratch,
         ):
             for pipeline in graph.pipelines:

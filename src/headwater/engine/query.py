@@ -15,14 +15,15 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from headwater.engine.building.build import build
 from headwater.engine.building.inputs import Input, Reading
+from headwater.engine.continuing import require_events
 from headwater.engine.home import Made
 from headwater.engine.sink.bookkeeping import ObservedRows
-from headwater.engine.sink.checkpoint import mend
+from headwater.engine.sink.checkpoint import mend, next_offsets
 from headwater.engine.sink.outputs import output_topic, publish
 from headwater.engine.sink.sink import Sink
 from headwater.engine.surroundings import Surroundings
 from headwater.events import to_ddl
-from headwater.log.protocol import Log
+from headwater.log.protocol import Log, TimedLog
 from headwater.pipelines import Kind, Pipeline
 from headwater.store import ViewTable
 
@@ -72,6 +73,7 @@ class Query:
         made = self.home.made()
         fresh = bounds.starts if bounds else _beginnings(around.log, inputs)
         self.starts = made.starts if made else fresh
+        self.incarnations = made.incarnations if made else _incarnations(around.log, inputs)
         self.built = build(spark, pipeline, inputs, self._reading(inputs))
         self.topic = output_topic(self.built, version) if around.scratch is None else None
         self.table = (
@@ -81,6 +83,7 @@ class Query:
         )
         self.failure: BaseException | None = None
         self._running: StreamingQuery | None = None
+        self._sink: Sink | None = None
         self._started = threading.Event()
 
     def _reading(self, inputs: tuple[Input, ...]) -> Reading:
@@ -106,6 +109,7 @@ class Query:
             self.built.mode,
             self.built.rows.value,
             starts,
+            dict(self.incarnations),
         )
 
     def start(self) -> None:
@@ -126,8 +130,10 @@ class Query:
             logger.warning(
                 "%s: %s of the checkpoint was cut short and is planned anew", self.home.query, name
             )
+        positions = next_offsets(self.home.checkpoint, list(self.starts), self.starts)
+        require_events(log, self.pipeline, self.built.inputs, positions, self.incarnations)
         publish(store, log, self.built, self.topic, self.home.query)
-        sink = Sink(
+        sink = self._sink = Sink(
             self.built,
             self.home,
             self._around,
@@ -184,6 +190,12 @@ class Query:
         """Let the present batch end, or not; either way nothing is lost."""
         if self._running is not None:
             self._running.stop()
+        if self._sink is not None:
+            self._sink.close()
+
+
+def _incarnations(log: TimedLog, inputs: tuple[Input, ...]) -> Mapping[str, str]:
+    return {input_.name: log.incarnation(input_.topic.name) for input_ in inputs}
 
 
 def _beginnings(log: Log, inputs: tuple[Input, ...]) -> Mapping[str, Mapping[int, int]]:

@@ -99,7 +99,7 @@ def replay(
 def _events_between(query: Query) -> int:
     assert query.bounds is not None
     ends = query.bounds.ends
-    return sum(ends[name][p] - start for name, starts in query.starts.items() for p, start in starts.items())
+    return sum(end - query.starts[name].get(p, 0) for name, read in ends.items() for p, end in read.items())
 
 
 def _version(name: str, around: Surroundings) -> int:

@@ -94,5 +94,7 @@ class Versions:
     def _reached(self, goal: Goal) -> bool:
         entry = self._around.store.last(f"{self._name}@{self.number}")
         return entry is not None and all(
-            read.end[partition] >= end for read in entry.inputs for partition, end in goal[read.topic].items()
+            read.end.get(partition, 0) >= end
+            for read in entry.inputs
+            for partition, end in goal[read.topic].items()
         )

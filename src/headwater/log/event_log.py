@@ -286,6 +286,10 @@ class EventLog:
         """A wake-up for everything that moves the time of one of these topics: events and time marks."""
         return Wakeup([self.opened(name).ends.path for name in names])
 
+    def incarnation(self, name: str) -> str:
+        """What tells a topic from another one that was made later under the same name: here none is."""
+        return ""
+
     def settle(self, name: str) -> None:
         """Return when the event time of everything that is in a topic now is known: here it always is."""
 

@@ -11,7 +11,7 @@ from headwater.log.event_log import EventLog
 from headwater.log.protocol import TimedLog
 from headwater.log.survey import FolderSurvey, LogSurvey
 
-__all__ = ["open_log", "survey_log"]
+__all__ = ["open_log", "require_log", "survey_log"]
 
 _GLANCE: Final = timedelta(seconds=5)  # how long brokers have for an answer to somebody who only looks
 
@@ -52,3 +52,17 @@ def survey_log(where: str) -> LogSurvey:
 
         return KafkaSurvey(where, patience=_GLANCE)
     return FolderSurvey(Path(where))
+
+
+def require_log(where: str) -> None:
+    """Come back if the brokers of a URL answer; a folder always does.
+
+    Raises:
+        UnreachableError: They do not, within a moment.
+        BadCredentialsError: They do not accept us.
+    """
+    if where.startswith("kafka://"):
+        from headwater.log.kafka import KafkaLog
+
+        with KafkaLog(where, patience=timedelta(seconds=2)) as log:
+            log.kafka_topics.partitions()

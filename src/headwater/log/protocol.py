@@ -163,6 +163,9 @@ class TimedLog(Log, Protocol):
     def opened(self, name: str) -> TimedTopic:
         """A topic as pipelines read it."""
 
+    def incarnation(self, name: str) -> str:
+        """What tells a topic from another one that was made later under the same name; may be empty."""
+
     def watch_times(self, names: Sequence[str]) -> Waiter:
         """A wake-up for everything that moves the time of one of these topics."""
 

@@ -10,7 +10,19 @@ import pyarrow as pa
 from headwater.events import Codec
 from headwater.log.storage.frame import ENVELOPE, LOWEST_TIME
 
-__all__ = ["Row", "Rows", "together"]
+__all__ = ["Origin", "Row", "Rows", "together"]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What rows of a pipeline come from: its batch, the epoch of its runner, and the offsets that the batch read.
+
+    Kafka keeps it in the transaction of the rows; the embedded log has the numbers of the producer alone.
+    """
+
+    batch: int
+    epoch: int
+    span: str
 
 
 @dataclass(frozen=True)
@@ -19,7 +31,7 @@ class Rows:
 
     With a `producer`, sequences count from `sequence`: one per row, or one for all with `per_row=False`. Rows of a
     producer name their `partition`, since sequences are kept per partition. `sent_at` is when all of them were sent, in
-    microseconds, unless the envelope has a column for it.
+    microseconds, unless the envelope has a column for it. `origin` says what a pipeline made them of.
     """
 
     values: pa.RecordBatch
@@ -30,6 +42,7 @@ class Rows:
     sequence: int = -1
     per_row: bool = True
     sent_at: int = LOWEST_TIME
+    origin: Origin | None = None
 
 
 @dataclass(slots=True)

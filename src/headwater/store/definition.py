@@ -116,6 +116,7 @@ class Outgoing:
 
     Changes have the columns `op` ("insert", "update", "delete", "final"), `before` and `after` (structs of all columns
     of the view, or null) and `at`: one microsecond before the end of the row's window, else when it was committed.
+    `entry` is what the ledger says of the batch, unless it is folded away.
 
     Example:
         >>> Outgoing("big@1", 0, pa.table({"n": [1, 2]}), watermark=None, committed_at=0).changes.num_rows
@@ -127,6 +128,7 @@ class Outgoing:
     changes: pa.Table
     watermark: int | None
     committed_at: int
+    entry: LedgerEntry | None = None
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,8 @@ __all__ = ["EngineState", "read_engine_state", "write_engine_state"]
 class EngineState(msgspec.Struct, frozen=True):
     """`state` is "starting", "running", "restarting", "failed" or "stopped"; `since` is in microseconds since 1970.
 
+    While it waits for brokers or a database, it is "starting", and `detail` says for what and how long already.
+
     Example:
         >>> EngineState("starting", since=0).detail
         ''

@@ -12,7 +12,7 @@ from headwater.store.sqlite.survey import survey_sqlite
 from headwater.store.survey import StoreStanding
 from headwater.store.view_reader import ViewReader
 
-__all__ = ["open_store", "survey_store", "views_of"]
+__all__ = ["open_store", "require_store", "survey_store", "views_of"]
 
 
 def open_store(
@@ -40,6 +40,22 @@ def open_store(
     from headwater.store.postgres import PostgresStore
 
     return PostgresStore(url, clock, about_to_commit)
+
+
+def require_store(url: str) -> None:
+    """Come back if the database of a URL answers, and accepts us.
+
+    Raises:
+        UnreachableError: It does not.
+        BadCredentialsError: It does not accept us.
+    """
+    from headwater.store.postgres.connection import Connections
+
+    connections = Connections(url)
+    try:
+        connections.open().connection.close()
+    finally:
+        connections.close()
 
 
 def views_of(store: Store) -> ViewReader:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headwater.cli.commands.replay import app_file
-from headwater.cli.options import DEFAULTS, Options, data_folder
+from headwater.cli.options import DEFAULTS, Options, engine_folder
 from headwater.cli.output import Output
 
 __all__ = ["backfill"]
@@ -25,9 +25,9 @@ def backfill(
     """
     from headwater.runner import catch_up
 
-    folder = data_folder(options)
+    folder = engine_folder(options)
     output = Output(options)
     output.note("Spark is starting; then the view is made from the log")
-    catch_up(app_file(app, folder), folder, [view], from_)
+    catch_up(app_file(app, folder), folder, [view], from_, options.profile, output.note)
     output.record({"view": view, "from": from_, "current": True}, [f"{view} is made anew and current"])
     return 0

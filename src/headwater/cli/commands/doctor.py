@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from headwater.cli.checks import Check, State, machine_checks
+from headwater.cli.checks import Check, State, machine_checks, server_checks
 from headwater.cli.node import node_of
 from headwater.cli.options import DEFAULTS, Options, new_folder
 from headwater.cli.output import Column, Output
@@ -17,7 +17,7 @@ _MARKS = {State.OK: "green", State.WARN: "yellow", State.FAIL: "red"}
 
 
 def doctor(*, port: int | None = None, options: Options = DEFAULTS) -> int:
-    """Check the machine and the data folder.
+    """Check the machine and the data folder, and with a profile the servers that it names.
 
     Each finding that is not well comes with what to do. The exit code is 1 when something will not work.
 
@@ -32,6 +32,7 @@ def doctor(*, port: int | None = None, options: Options = DEFAULTS) -> int:
         from headwater.cli.log_checks import log_checks
 
         checks += log_checks(folder)
+    checks += server_checks(options.settled)
     _show(output, checks)
     return 1 if any(check.state is State.FAIL for check in checks) else 0
 

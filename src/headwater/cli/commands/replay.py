@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from headwater.cli.options import DEFAULTS, Options, data_folder
+from headwater.cli.options import DEFAULTS, Options, engine_folder
 from headwater.cli.output import Column, Output
 from headwater.cli.words import count
 from headwater.errors import UsageError
@@ -41,12 +41,12 @@ def replay(
         raise UsageError(what, fix="headwater replay --verify")
     from headwater.runner import replay as again
 
-    folder = data_folder(options)
+    folder = engine_folder(options)
     output = Output(options)
     output.note("Spark is starting; then each pipeline is run again from where it began")
     found = [
         document | {"verdict": "same" if document["before"] == document["now"] else "DIFFERENT"}
-        for document in again(app_file(app, folder), folder, pipelines, rows)
+        for document in again(app_file(app, folder), folder, pipelines, rows, options.profile, output.note)
     ]
     output.rows(_COLUMNS, found)
     return 0 if all(document["verdict"] == "same" for document in found) else 1
@@ -59,5 +59,5 @@ def app_file(app: str | None, folder: Path) -> Path:
     file = Path(app) if app is not None else app_of(folder)
     if file is None:
         what = f"no app was run on {folder} yet"
-        raise UsageError(what, fix="headwater replay --verify --app app.py")
+        raise UsageError(what, fix="--app app.py")
     return file

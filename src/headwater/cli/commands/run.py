@@ -12,7 +12,7 @@ from headwater.cli.options import DEFAULTS, Options, new_folder
 from headwater.cli.output import Output
 from headwater.cli.words import plural
 from headwater.config import PORT
-from headwater.errors import EngineFailedError, HeadwaterError, UsageError
+from headwater.errors import HeadwaterError, UsageError
 from headwater.profiles import describe
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class _Running:
     def _tell(self, app: App | None) -> None:
         log, url = self._node.log, self._node.url
         names = log.topics()
-        events = sum(events_held(log.counts(name)["appended"], log.ends(name)) for name in names)
+        events = sum(events_held(log, name) for name in names)
         document = {"app": app.name if app else None, "url": url, "folder": str(self._folder)}
         self._output.record(
             document | {"topics": len(names), "events": events},
@@ -151,7 +151,7 @@ def _without_node(app: str | None, folder: Path, rebuild: tuple[str, ...], optio
         raise UsageError(what, fix=f"headwater run app.py --profile {options.settled.name}")
     output = Output(options)
     loaded = _loaded(app)
-    engine = EngineProcess(app, folder, rebuild, options.profile)
+    engine = EngineProcess(app, folder, rebuild, options.profile, output.note)
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
@@ -163,8 +163,8 @@ def _without_node(app: str | None, folder: Path, rebuild: tuple[str, ...], optio
     )
     try:
         while not ended.wait(0.5):
-            if engine.failed:
-                raise EngineFailedError(engine.failed, detail=f"see engine/engine.log in {folder}")
+            if engine.error:
+                raise engine.error
     finally:
         engine.stop()
     return 0
@@ -179,7 +179,7 @@ def _until_current(app: str | None, folder: Path, rebuild: tuple[str, ...], opti
         raise UsageError("there is nothing to run", fix="headwater run app.py --until-current")
     _loaded(app)
     output.note("Spark is starting")
-    catch_up(app, folder, rebuild, profile=options.profile)
+    catch_up(app, folder, rebuild, profile=options.profile, tell=output.note)
     output.record({"current": True, "folder": str(folder)}, ["all pipelines have read the log to its end"])
     return 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headwater.cli.commands.topics import events_held
@@ -11,6 +12,7 @@ from headwater.cli.options import DEFAULTS, Options, connected, data_folder, new
 from headwater.cli.output import Output
 from headwater.cli.words import plural, seconds
 from headwater.errors import UnreachableError
+from headwater.store.engine_state import read_engine_state
 
 if TYPE_CHECKING:
     from headwater.client import Client
@@ -19,7 +21,7 @@ __all__ = ["status"]
 
 
 def status(*, options: Options = DEFAULTS) -> int:
-    """Show whether a node runs, and what the log holds.
+    """Show whether a node runs, and what the log holds; with a log on Kafka, whether an engine runs here.
 
     The exit code is 3 when a node should run and does not answer. A folder that no node serves is in order: programs
     may use it all the same.
@@ -31,6 +33,8 @@ def status(*, options: Options = DEFAULTS) -> int:
     node = _node(options)
     with connected(options) as client:
         document = {"node": _node_facts(node, options), "folder": options.place} | _log_facts(client)
+    if options.kafka:
+        document |= {"log": str(options.settled.log), "engine": _engine_facts(new_folder(options))}
     output.record(document, _lines(node, document))
     healthy = node.health is not None or (node.running is None and not node.stale)
     return 0 if healthy else UnreachableError.exit_code
@@ -57,6 +61,15 @@ def _node_facts(node: NodeView, options: Options) -> dict[str, Any]:
     }
 
 
+def _engine_facts(folder: Path) -> dict[str, Any]:
+    """How the engine of this folder is doing; one that was killed has left its last words."""
+    told = read_engine_state(folder)
+    if told is None or (told.pid is not None and not Path(f"/proc/{told.pid}").exists()):
+        ended = told is not None and told.state == "failed"
+        return {"state": "failed" if ended else "stopped", "detail": told.detail if told and ended else ""}
+    return {"state": told.state, "detail": told.detail, "pid": told.pid}
+
+
 def _state(node: NodeView) -> str:
     if node.health is not None:
         return "running"
@@ -65,7 +78,7 @@ def _state(node: NodeView) -> str:
 
 def _log_facts(client: Client) -> dict[str, Any]:
     names = client.topics()
-    events = sum(events_held(client.log.counts(name)["appended"], client.log.ends(name)) for name in names)
+    events = sum(events_held(client.log, name) for name in names)
     lags = client.lag()
     furthest = max(lags, key=lambda lag: lag.behind, default=None)
     return {
@@ -91,15 +104,19 @@ def _pipeline_facts(client: Client) -> dict[str, Any]:
 
 
 def _lines(node: NodeView, document: dict[str, Any]) -> list[str]:
-    about = document["node"]
+    about: Any = document["node"]
     words = {
         "running": f"running   {about['url']} (process {about['pid']}, since {about['started_at']})",
         "silent": f"silent    process {about['pid']} at {about['url']} runs but does not answer",
         "died": "died      it left node.json behind; headwater run starts another",
         "none": "none      no node serves this folder; programs may use it all the same",
     }
-    held = f"{plural(document['topics'], 'topic')}, {plural(document['events'], 'event')} in {document['folder']}"
+    place = document.get("log", document["folder"])
+    held = f"{plural(document['topics'], 'topic')}, {plural(document['events'], 'event')} in {place}"
     lines = [f"node       {words[_state(node)]}", f"log        ready     {held}"]
+    if engine := document.get("engine"):
+        about = engine["detail"] or f"its folder is {document['folder']}"
+        lines[0] = f"engine     {engine['state']:<9} {about}"
     if document["furthest"]:
         furthest, behind = document["furthest"], seconds(timedelta(seconds=document["behind"]))
         place = f"{furthest['group']} on {furthest['topic']}"

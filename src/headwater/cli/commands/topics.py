@@ -10,7 +10,7 @@ from headwater.cli.output import Column, Output
 from headwater.cli.words import count, machine, seconds, when
 
 if TYPE_CHECKING:
-    from headwater.log import PartitionRange, Topic
+    from headwater.log import Topic
     from headwater.log.protocol import Log
 
 __all__ = ["events_held", "topics"]
@@ -52,12 +52,18 @@ def topics(name: str | None = None, /, *, options: Options = DEFAULTS) -> int:
     return 0
 
 
-def events_held(appended: int, ranges: list[PartitionRange]) -> int:
+def events_held(log: Log, name: str) -> int:
     """How many events a topic holds: all it took, or fewer when old ones were removed.
 
-    Offsets alone would count time marks, which take one each.
+    Offsets alone would count time marks, which take one each. Kafka counts nothing: there they are all we know.
     """
-    return min(appended, sum(part.end - part.start for part in ranges))
+    held = sum(part.end - part.start for part in log.ends(name))
+    return held if counts_nothing(log) else min(log.counts(name)["appended"], held)
+
+
+def counts_nothing(log: Log) -> bool:
+    """Whether the log does not keep what was decided at the doors of its topics."""
+    return str(getattr(log, "where", "")).startswith("kafka://")
 
 
 def _row(log: Log, topic: Topic) -> dict[str, Any]:
@@ -65,7 +71,7 @@ def _row(log: Log, topic: Topic) -> dict[str, Any]:
     last = max((part.appended_at for part in ranges), default=0)
     return {
         "topic": topic.name,
-        "events": events_held(log.counts(topic.name)["appended"], ranges),
+        "events": events_held(log, topic.name),
         "partitions": topic.partitions,
         "key": list(topic.key),
         "time": topic.time,
@@ -100,7 +106,7 @@ def _document(log: Log, topic: Topic) -> dict[str, Any]:
             "time": None if topic.retention.time is None else topic.retention.time.total_seconds(),
             "size": topic.retention.size,
         },
-        "counts": log.counts(topic.name),
+        "counts": None if counts_nothing(log) else log.counts(topic.name),
         "ranges": [
             {
                 "partition": part.partition,
@@ -115,7 +121,7 @@ def _document(log: Log, topic: Topic) -> dict[str, Any]:
 
 
 def _lines(topic: Topic, document: dict[str, Any]) -> list[str]:
-    counts = document["counts"]
+    counts = document["counts"] or {}
     decided = " + ".join(
         f"{name} {number:,}" for name, number in counts.items() if name != "offered" and number
     )
@@ -126,8 +132,9 @@ def _lines(topic: Topic, document: dict[str, Any]) -> list[str]:
         "keeps": "the newest event of each key" if topic.compact else _kept(document["retention"]),
         "durability": topic.durability.value,
         "overload": str(topic.overload),
-        "door": f"offered {counts['offered']:,} = {decided or 0}",
     }
+    if counts:
+        facts["door"] = f"offered {counts['offered']:,} = {decided or 0}"
     return [f"{title:10} {text}" for title, text in facts.items()]
 
 

@@ -127,4 +127,5 @@ class Books:
 
 
 def _within(planned: Planned, aside: Aside) -> bool:
-    return planned.start[aside.partition] <= aside.offset < planned.end[aside.partition]
+    partition = aside.partition
+    return planned.start.get(partition, 0) <= aside.offset < planned.end.get(partition, 0)

@@ -13,7 +13,7 @@ from pathlib import Path
 from headwater.errors import DamagedError
 from headwater.log.storage.frame import LOWEST_TIME
 
-__all__ = ["Offsets", "Planned", "mend", "newest_batch", "planned_batch", "sync"]
+__all__ = ["Offsets", "Planned", "mend", "newest_batch", "next_offsets", "planned_batch", "sync"]
 
 Offsets = Mapping[int, int]
 """Offset by partition."""
@@ -79,7 +79,7 @@ def newest_batch(checkpoint: Path) -> int | None:
 def planned_batch(
     checkpoint: Path, batch: int, inputs: Sequence[str], starts: Mapping[str, Offsets]
 ) -> dict[str, Planned]:
-    """What Spark planned for a batch, by name of the input.
+    """What Spark planned for a batch, by name of the input; a partition that is new in it starts at 0.
 
     Args:
         checkpoint: The query's checkpoint folder.
@@ -99,8 +99,27 @@ def planned_batch(
             start, watermark = _positions(before[number]), before[number]["w"]
         else:
             start, watermark = dict(starts[name]), LOWEST_TIME
-        planned[name] = Planned(start, _positions(end), end["w"], watermark)
+        ends = _positions(end)
+        planned[name] = Planned({p: start.get(p, 0) for p in ends}, ends, end["w"], watermark)
     return planned
+
+
+def next_offsets(
+    checkpoint: Path, inputs: Sequence[str], starts: Mapping[str, Offsets]
+) -> dict[str, Offsets]:
+    """Where a query that is started now reads each input from: a batch that was not finished is run again.
+
+    Args:
+        checkpoint: The query's checkpoint folder.
+        inputs: The names of the query's inputs, in order.
+        starts: Where the query began.
+    """
+    newest = max(_numbers(checkpoint / "offsets"), default=None)
+    if newest is None:
+        return dict(starts)
+    again = newest_batch(checkpoint) is not None
+    planned = planned_batch(checkpoint, newest, inputs, starts)
+    return {**starts, **{name: read.start if again else read.end for name, read in planned.items()}}
 
 
 def _before(checkpoint: Path, batch: int) -> dict[int, dict[str, int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -12,6 +13,7 @@ from headwater.engine.points import reach
 from headwater.events import storage_schema
 from headwater.log import Rows, Topic
 from headwater.log.protocol import TimedLog, TimedPartition
+from headwater.log.rows import Origin
 from headwater.pipelines import Kind
 from headwater.store import Outgoing, Store
 
@@ -91,8 +93,15 @@ def _append(log: TimedLog, topic: Topic, built: Built, outgoing: Outgoing) -> No
     if built.pipeline.kind is Kind.STREAM and topic.time is None and built.window is not None:
         ends = pc.struct_field(rows.column(built.window), "end")
         envelope["_hw.occurred_at"] = pc.cast(pc.subtract(pc.cast(ends, pa.int64()), 1), _TIME)
-    first = outgoing.batch * _BATCH_STEP
-    send = Rows(rows, topic.version, envelope, 0, outgoing.query, first, sent_at=outgoing.committed_at)
+    first, entry = outgoing.batch * _BATCH_STEP, outgoing.entry
+    origin = (
+        None
+        if entry is None
+        else Origin(entry.batch, entry.epoch, msgspec.json.encode(entry.ranges()).decode())
+    )
+    send = Rows(
+        rows, topic.version, envelope, 0, outgoing.query, first, sent_at=outgoing.committed_at, origin=origin
+    )
     log.append(topic.name, send)
 
 

@@ -68,7 +68,7 @@ class Sink:
         self._staging = Staging(home.staged)
         self._stage_above = around.stage_above
         self._yield = 1.0  # rows that the last batch made of one event
-        self._hold = Hold(around, built.pipeline.name) if around.scratch is None else None
+        self._hold = Hold(around.log, built.pipeline.name) if around.scratch is None else None
         self._files = ParquetFolder(around.data / built.pipeline.path) if built.pipeline.path else None
 
     def take(self, frame: DataFrame, batch: int, observed: ObservedRows) -> bool:
@@ -101,6 +101,11 @@ class Sink:
             self._hold.note(work.entry)
         self._staging.clear()
         return taken
+
+    def close(self) -> None:
+        """Write down how far it has come."""
+        if self._hold is not None:
+            self._hold.write()
 
     def _run(self, frame: DataFrame, events: int) -> pa.Table:
         """Compute the rows. A large result is staged; how large it will be, the batch before tells."""

@@ -126,7 +126,8 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         topic = self._log().opened(self._topic)
         ends, running, more = advance(topic, positions, self._rows, self._target)
         watermark = watermark_at(running, self._visible.lateness, topic.definition.lateness)
-        same = ends == positions and watermark <= start["w"]
+        same = all(end == positions.get(number, 0) for number, end in ends.items())
+        same = same and watermark <= start["w"]
         reached = start if same else self._offset(ends, max(watermark, start["w"]))
         if self._decided:
             self._lockstep = self._lockstep or Lockstep(Path(self._decided))

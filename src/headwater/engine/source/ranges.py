@@ -54,15 +54,17 @@ def advance(
     """Where a batch from these positions ends.
 
     All there is, if that is about `rows` at most. Otherwise partitions move forward together in event time, frame by
-    frame, the one that is furthest behind first: so a backlog keeps no more windows open than live events do.
+    frame, the one that is furthest behind first: so a backlog keeps no more windows open than live events do. A
+    partition that the topic was given since then is read from its start.
 
     Returns:
         The new positions, the running maxima there, and whether there is more.
     """
     slots = {partition.number: partition.slot() for partition in topic.partitions}
     ends = {number: slot.next_offset for number, slot in slots.items()}
+    positions = {number: positions.get(number, 0) for number in slots}
     if target is not None:
-        ends = {number: min(end, target[number]) for number, end in ends.items()}
+        ends = {number: min(end, target.get(number, 0)) for number, end in ends.items()}
     elif sum(ends[number] - positions[number] for number in ends) <= rows:
         return ends, {number: slot.running_max for number, slot in slots.items()}, False
     return _together(topic, positions, ends, rows)
@@ -95,7 +97,9 @@ def slices_of(
 ) -> list[list[Span]]:
     """The range in as many parts as there are cores; a small one stays whole, since each task has a price."""
     spans = [
-        Span(number, start[number], end[number]) for number in sorted(start) if start[number] < end[number]
+        Span(number, start.get(number, 0), end[number])
+        for number in sorted(end)
+        if start.get(number, 0) < end[number]
     ]
     total = sum(span.end - span.start for span in spans)
     if total <= _SMALL_BATCH or cores == 1:

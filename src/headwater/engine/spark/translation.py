@@ -8,15 +8,31 @@ from typing import Any
 
 from pyspark.errors import PySparkException
 
-from headwater.errors import BadPipelineError, EngineFailedError, HeadwaterError, Place
+from headwater.errors import BadPipelineError, EngineFailedError, HeadwaterError, Place, by_code
 from headwater.pipelines import Pipeline
 
-__all__ = ["first_line", "translated"]
+__all__ = ["first_line", "raised_by_source", "translated"]
 
 _NOT_THE_USER = re.compile(
     "failed to connect back|Broken pipe|Connection reset|worker exited|Answer from Java|Connection refused"
 )
 """What Spark says when one of its processes is gone: nothing in the user's file is the cause."""
+_SOURCE = re.compile(r"log_source\.py.*^headwater\.errors\.\w+: ([A-Z_]+): (.*?)$", re.DOTALL | re.MULTILINE)
+"""An error of ours that the source raised in one of Spark's processes, of which only the text comes back."""
+
+
+def raised_by_source(error: BaseException) -> HeadwaterError | None:
+    r"""The error of ours that ended a query in the process that plans it or in one that reads; None for all others.
+
+    Example:
+        >>> text = 'File "log_source.py", line 1\nheadwater.errors.UnreachableError: UNREACHABLE: no broker\n    at 1'
+        >>> raised_by_source(RuntimeError(text))
+        UnreachableError('no broker')
+    """
+    if isinstance(error, HeadwaterError):
+        return None
+    found = _SOURCE.search(str(error))
+    return by_code()[found[1]](found[2]) if found and found[1] in by_code() else None
 
 
 def translated(error: BaseException, pipeline: Pipeline) -> HeadwaterError:
@@ -24,6 +40,9 @@ def translated(error: BaseException, pipeline: Pipeline) -> HeadwaterError:
     if isinstance(error, HeadwaterError):
         error.place = error.place or pipeline.place
         return error
+    ours = raised_by_source(error)
+    if ours is not None:
+        return ours
     line = first_line(error)
     if _NOT_THE_USER.search(line):
         detail = "what was not committed is run again"

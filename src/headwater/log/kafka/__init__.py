@@ -6,7 +6,6 @@ Definitions of topics and what was committed lie in compacted side topics. Enter
 """
 
 from headwater.log.kafka.kafka_log import KafkaLog
-from headwater.log.kafka.publisher import KafkaPublisher, Published
 from headwater.log.kafka.time.walk import EventTimeWalk, walk
 
-__all__ = ["EventTimeWalk", "KafkaLog", "KafkaPublisher", "Published", "walk"]
+__all__ = ["EventTimeWalk", "KafkaLog", "walk"]

@@ -44,6 +44,7 @@ _SILENT: Final = (  # codes after which asking again may help
     "_ALL_BROKERS_DOWN",
     "_RESOLVE",
     "_WAIT_COORD",
+    "_NOENT",  # a partition without a leader, as after a restart
     "_RETRY",
     "_STATE",
     "_PURGE_QUEUE",
@@ -159,7 +160,7 @@ class Brokers:
         self._refused = {codes._AUTHENTICATION, codes.SASL_AUTHENTICATION_FAILED}
         self._fenced = {codes._FENCED, codes.PRODUCER_FENCED, codes.INVALID_PRODUCER_EPOCH}
         self._absent = {codes.UNKNOWN_TOPIC_OR_PART, codes._UNKNOWN_TOPIC, codes._UNKNOWN_PARTITION}
-        self._silent = {getattr(codes, name) for name in _SILENT}
+        self.silent = {getattr(codes, name) for name in _SILENT}
 
     @property
     def admin(self) -> Any:
@@ -253,7 +254,7 @@ class Brokers:
         fault = self._last_fault
         if fault is not None and fault.code() in self._refused:
             raise self.error(fault) from None
-        if code not in self._silent:
+        if code not in self.silent:
             raise self.error(error) from None
 
     def error(self, error: Any) -> HeadwaterError:
@@ -271,7 +272,7 @@ class Brokers:
             return TooLargeError("an event is larger than the topic takes", detail=words, limit=0)
         if code in self._absent:
             return UnknownTopicError("Kafka has no such topic or partition", detail=words)
-        if code not in self._silent:
+        if code not in self.silent:
             return RefusedError(f"{self.address} refuses it: {words}", kafka=str(code))
         return UnreachableError(
             f"no Kafka broker answers at {self.address}",

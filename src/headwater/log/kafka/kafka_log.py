@@ -133,7 +133,7 @@ class KafkaLog:
         check_name(topic.name)
         known = self._definitions.all().get(topic.name)
         number = self._partitions_of(topic.name)
-        if known is None or not number or brought_up(_sized(known.topic, number), topic) != known.topic:
+        if known is None or not number or _brought_up(known.topic, number, topic) != known.topic:
             self._definitions.change(lambda: self._created(topic))
         return self.topic(topic.name)
 
@@ -150,7 +150,7 @@ class KafkaLog:
                 brought_up(_sized(topic, number), topic)
             first = _sized(topic, number or topic.partitions).with_schema(topic.schema, 1)
             return Definition(first, {1: topic.schema})
-        new = brought_up(_sized(known.topic, number), topic)
+        new = _brought_up(known.topic, number, topic)
         if new == known.topic:
             return None
         before = settings_of(known.topic)
@@ -321,6 +321,10 @@ class KafkaLog:
         """The stretch from an offset on, if the process that keeps time has left it on this machine."""
         return self.pages.get(self._opened(name).typed, partition, base) if self.pages is not None else None
 
+    def incarnation(self, name: str) -> str:
+        """What tells a topic from another one that was made later under the same name."""
+        return self.kafka_topics.about(name)[0]
+
     def settle(self, name: str) -> None:
         """Return when the event time of everything that is in a topic now is known."""
         self.opened(name).settle()
@@ -354,6 +358,12 @@ class KafkaLog:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _brought_up(known: Topic, partitions: int, wanted: Topic) -> Topic:
+    """As `brought_up`; a topic may have been given more partitions than its definition says, which then still holds."""
+    there = known if wanted.partitions == known.partitions <= partitions else _sized(known, partitions)
+    return brought_up(there, wanted)
 
 
 def _sized(topic: Topic, partitions: int) -> Topic:

@@ -223,7 +223,9 @@ class Typed:
         received = np.array([message.timestamp()[1] for message in messages], np.int64) * 1000
         plain = None if envelope else self._at_first_sight(lines)
         if plain is not None:
-            values, reasons, own, sent_at, version = plain, {}, {}, LOWEST_TIME, 0
+            reasons: dict[int, str] = {}
+            own: dict[str, pa.Array] = {}
+            values, sent_at, version = plain, LOWEST_TIME, 0
         else:
             heads = [message.headers() for message in messages]
             values, reasons = self._values(lines, keys, self._forms(heads))

@@ -18,7 +18,7 @@ SUPPORT: Final[dict[str, tuple[str, str]]] = {
     "`durability=`": ("durable, fast, memory", "kept in the definition; always all in-sync replicas"),
     "`send_many` whole or not at all per partition": (
         "yes",
-        "with a producer id or a publisher; otherwise a broker that dies can keep a part, which is told",
+        "with a producer id; otherwise a broker that dies can keep a part, which is told",
     ),
     "producer id + sequence": ("yes", "yes; a second process under an id shuts the first out"),
     "offset of a repeated event": ("yes", "of those this process sent; -1 for older ones"),

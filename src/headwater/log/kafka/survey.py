@@ -48,8 +48,10 @@ class KafkaSurvey:
         return settings_of(topic) | self._address.topic_settings
 
     def side_topics(self, read: Sequence[str]) -> list[str]:
-        """Definitions, commits, and the event time of each topic that is read."""
-        return [DEFINITIONS, COMMITS, *map(index_name, read)]
+        """Definitions, commits, and the event time of each topic that is read; `ID` until the topic has one."""
+        there = self._topics.partitions()
+        ids = {name: self._topics.about(name)[0] if name in there else "ID" for name in read}
+        return [DEFINITIONS, COMMITS, *(index_name(name, ids[name]) for name in read)]
 
     def close(self) -> None:
         """Let go of the connections."""

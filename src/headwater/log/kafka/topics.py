@@ -19,6 +19,7 @@ __all__ = ["COMPACTED", "KafkaTopics", "Tail", "settings_of"]
 _MILLISECOND = timedelta(milliseconds=1)
 _SMALLEST_SEGMENT: Final = 1 << 20  # brokers from 4.0 on take nothing smaller
 _HEADERS: Final = 64 << 10  # room for headers beside the largest event
+_AS_KAFKA_WRITES: Final = str.maketrans("+/", "-_")  # the driver writes ids with signs that no name may have
 
 # Side topics: of each key the newest record counts, and what is older goes soon.
 COMPACTED: Final = {
@@ -62,12 +63,31 @@ class KafkaTopics:
 
     def partitions(self, name: str | None = None) -> dict[str, int]:
         """How many partitions each topic has, or only this one; topics that do not exist are left out."""
-        found = self.brokers.ask(lambda seconds: self.brokers.admin.list_topics(name, timeout=seconds))
+        found = self.brokers.ask(lambda seconds: self._listed(name, seconds))
         return {
             topic: len(about.partitions)
             for topic, about in found.topics.items()
             if about.error is None and about.partitions
         }
+
+    def _listed(self, name: str | None, seconds: float) -> Any:
+        found = self.brokers.admin.list_topics(name, timeout=seconds)
+        unsure = found.topics[name].error if name in found.topics else None
+        if unsure is not None and unsure.code() in self.brokers.silent:  # between two leaders, not gone
+            raise self._kafka.KafkaException(unsure)
+        return found
+
+    def about(self, name: str) -> tuple[str, int]:
+        """The id that a topic was given when it was made, and how many partitions it has.
+
+        Raises:
+            UnknownTopicError: There is no such topic.
+        """
+        names = self._kafka.TopicCollection([name])
+        found = self.brokers.futures(
+            lambda admin, seconds: admin.describe_topics(names, request_timeout=seconds)
+        )[name]
+        return str(found.topic_id).translate(_AS_KAFKA_WRITES), len(found.partitions)
 
     def create(self, name: str, partitions: int, settings: dict[str, str]) -> bool:
         """Create a topic and wait until the brokers have it; False when it was there already."""
@@ -119,7 +139,7 @@ class KafkaTopics:
         )
 
     def settings(self, name: str) -> dict[str, str]:
-        """The settings of a topic, with the number of its copies; of one that is not there, the copies it would have."""
+        """The settings of a topic, with the number of its copies; of one that is not there, how many it would have."""
         cluster = self.brokers.ask(lambda seconds: self.brokers.admin.list_topics(timeout=seconds))
         if name not in cluster.topics:
             broker = self._described("BROKER", str(min(cluster.brokers)))

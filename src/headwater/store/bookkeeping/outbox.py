@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pyarrow as pa
 
 from headwater.errors import TooLargeError
-from headwater.store.bookkeeping.ledger_rows import note_ends
+from headwater.store.bookkeeping.ledger_rows import find_entry, note_ends
 from headwater.store.bookkeeping.session import Session
 from headwater.store.changes import packed, unpacked
 from headwater.store.definition import Outgoing
@@ -35,7 +35,10 @@ def read_outbox(session: Session, query: str) -> list[Outgoing]:
     """What is still to be published, oldest first."""
     found = "SELECT batch, changes, watermark, committed_at FROM hw$outbox WHERE query = ? ORDER BY batch"
     rows = session.execute(found, (query,)).fetchall()
-    return [Outgoing(query, batch, unpacked(changes), *about) for batch, changes, *about in rows]
+    return [
+        Outgoing(query, batch, unpacked(changes), watermark, at, find_entry(session, query, batch))
+        for batch, changes, watermark, at in rows
+    ]
 
 
 def note_published(session: Session, query: str, batch: int, ends: Mapping[int, int]) -> None:

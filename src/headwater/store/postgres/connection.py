@@ -230,7 +230,7 @@ class Connections:
         if isinstance(error, psycopg.ProgrammingError):
             what = "the URL of the database cannot be read"
             return BadSettingError(what, detail=words, fix="postgresql://user:password@host:port/database")
-        return UnreachableError("the database does not answer", detail=f"{self.place}: {words}")
+        return UnreachableError(f"no database answers at {self.place}", detail=words)
 
     def _told(self, error: psycopg.Error) -> HeadwaterError:
         words = f"{self.place}: {self._scrubbed(error)}"

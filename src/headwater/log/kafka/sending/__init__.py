@@ -1,6 +1,6 @@
 """Rows on their way to the brokers: through a topic's door, to the driver, and their offsets back.
 
-In come rows, out go receipts. Producers with an id, and publishers, write in transactions. Enter at `TopicSender`.
+In come rows, out go receipts. Producers with an id write in transactions. Enter at `TopicSender`.
 """
 
 from headwater.log.kafka.sending.delivery import Delivery, IdempotentProducer

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import numpy as np
 
+from headwater.errors import FencedError, LedgerMismatchError
 from headwater.log.kafka.brokers import Brokers
 from headwater.log.kafka.records import Encoded
 from headwater.log.kafka.sending.delivery import Delivery, Offsets
 from headwater.log.kafka.sending.transactions import Transactions
 from headwater.log.kafka.topics import KafkaTopics
-from headwater.log.rows import Rows
+from headwater.log.rows import Origin, Rows
 from headwater.log.storage.layout import repeated_rows
 
 __all__ = ["Named", "NamedProducers", "Numbered"]
@@ -53,9 +54,21 @@ class Named:
         return [known.get(str(partition), -1) for partition in range(partitions)]
 
     def append(self, parts: list[Numbered]) -> list[tuple[Offsets, int]]:
-        """Append in one transaction; for each part the offsets of its rows and how many at its start were repeats."""
+        """Append in one transaction; for each part the offsets of its rows and how many at its start were repeats.
+
+        The last numbers are in the same transaction, and what a pipeline made the rows of.
+
+        Raises:
+            FencedError: Another process, or a newer runner of the pipeline, writes under this id.
+            LedgerMismatchError: The same batch comes again, made of other offsets.
+        """
         with self._transactions.lock:
-            sequences = dict(self._transactions.state.get("sequences", {}))
+            state = dict(self._transactions.state)
+            for part in parts:
+                if part.rows.origin is not None:
+                    self._require_next(part.rows.origin, state.get("origin"))
+                    state["origin"] = asdict(part.rows.origin)
+            sequences = dict(state.get("sequences", {}))
             repeats = []
             for part in parts:
                 last = sequences.get(str(part.partition), -1)
@@ -73,13 +86,25 @@ class Named:
                     deliveries[-1].produce(producer, self._topic, rows, partitions)
 
             if any(rows.values for rows in fresh):
-                self._transactions.commit(write, {"sequences": sequences})
+                self._transactions.commit(write, state | {"sequences": sequences})
                 self._topics.wait_until_visible(self._topic, deliveries[-1].newest)
             found = deliveries[-1].outcomes() if deliveries else [np.empty(0, np.int64)] * len(parts)
             return [
                 (self._offsets(part, again, new), again)
                 for part, again, new in zip(parts, repeats, found, strict=True)
             ]
+
+    def _require_next(self, origin: Origin, last: dict[str, Any] | None) -> None:
+        if last is None:
+            return
+        if origin.batch > last["batch"] and origin.epoch < last["epoch"]:
+            what = f"epoch {origin.epoch} of {self._transactions.id!r} is over: {last['epoch']} has published"
+            raise FencedError(what, epoch=last["epoch"])
+        if origin.batch == last["batch"] and origin.span != last["span"]:
+            what = (
+                f"batch {origin.batch} was published from {last['span']}, and comes again from {origin.span}"
+            )
+            raise LedgerMismatchError(what, batch=origin.batch)
 
     def _offsets(self, part: Numbered, repeats: int, new: Any) -> Offsets:
         if isinstance(new, Exception):

@@ -5,8 +5,9 @@ stretch is read once, and a record says which offsets it has, its lowest and hig
 before and after it. Time marks of quiet partitions stand there, too, as stretches without offsets. From then on a
 partition on Kafka has what the embedded log has in the headers of its frames, and pipelines judge and plan alike.
 
-The side topic `__headwater.times.TOPIC` has the partitions of its topic. The timestamp of a record is the offset at
-which its stretch ends: so the brokers find the stretch of an offset.
+The side topic `__headwater.times.TOPIC.ID` has the partitions of its topic, and the id that Kafka gave it: what was
+said of a topic that was deleted says nothing of one that was made later under the same name. The timestamp of a record
+is the offset at which its stretch ends: so the brokers find the stretch of an offset.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any, Final
 
 import msgspec
 
-from headwater.errors import UnreachableError
+from headwater.errors import UnknownTopicError, UnreachableError
 from headwater.log.kafka.brokers import Brokers, driver, partition_at
 from headwater.log.kafka.topics import KafkaTopics
 from headwater.log.storage.frame import LOWEST_TIME, Frame, Kind, columns_of
@@ -40,7 +41,8 @@ _MOST_KNOWN: Final = 20_000
 class Stretch(msgspec.Struct, frozen=True, array_like=True):
     """Offsets `[base, next)` of a partition and their event time; without offsets it is a time mark.
 
-    `look`: some of them are tombstones or cannot be read. `lowest`: see `_lag` in walk.py.
+    `look`: some of them are tombstones or cannot be read. `lowest`: see `_lag` in walk.py. `partitions`: how many the
+    topic had when it was written.
     """
 
     base: int
@@ -52,6 +54,7 @@ class Stretch(msgspec.Struct, frozen=True, array_like=True):
     highest: int
     before: int
     after: int
+    partitions: int = 0
 
     @property
     def frame(self) -> Frame:
@@ -78,14 +81,14 @@ class TimeEnd:
     running_max: int = LOWEST_TIME
 
 
-def index_name(topic: str) -> str:
+def index_name(topic: str, id: str) -> str:
     """The side topic of a topic.
 
     Example:
-        >>> index_name("orders")
-        '__headwater.times.orders'
+        >>> index_name("orders", "HVhYy2kZQzCzb6Yt6SWnZQ")
+        '__headwater.times.orders.HVhYy2kZQzCzb6Yt6SWnZQ'
     """
-    return f"__headwater.times.{topic}"
+    return f"__headwater.times.{topic}.{id}"
 
 
 class _Known:
@@ -120,14 +123,14 @@ class TimeIndex:
     Args:
         brokers: Where it is.
         topics: Knows what partitions hold.
-        topic: The topic whose time it tells.
+        name: Its own name.
     """
 
-    def __init__(self, brokers: Brokers, topics: KafkaTopics, topic: str) -> None:
+    def __init__(self, brokers: Brokers, topics: KafkaTopics, name: str) -> None:
         self._brokers = brokers
         self._topics = topics
-        self._topic = topic
-        self.name = index_name(topic)
+        self.name = name
+        self._partitions = 0
         self._kafka = driver()
         self._lock = threading.RLock()
         self._consumer: Any = None
@@ -139,30 +142,52 @@ class TimeIndex:
             known = self._known.get(partition)
             return known.end if known is not None else TimeEnd()
 
-    def stretches(self, partition: int, start: int) -> list[Stretch]:
-        """What is known from an offset on."""
+    def stretches(self, partition: int, start: int, end: int) -> list[Stretch]:
+        """What is known from an offset on; up to `end` at least, if the side topic has it."""
         with self._lock:
             known = self._known.get(partition)
             if known is None or (not known.holds(start) and start < known.end.next_offset):
                 self._read_from(partition, start)
                 self.refresh()
+            elif known.end.next_offset < end:
+                self.refresh()
             return self._known[partition].since(start)
 
     def refresh(self) -> None:
-        """Read everything that is in the side topic now."""
+        """Read everything that is in the side topic now.
+
+        Raises:
+            UnknownTopicError: There is none: nobody keeps the time of this topic.
+        """
         with self._lock:
-            partitions = self._topics.partitions(self.name).get(self.name, 0)
-            for partition in range(partitions):
-                if partition not in self._known:
-                    self._read_from_last(partition)
-            ends = self._topics.end_offsets(self.name, list(range(partitions)))
-            ends = {number: end - 1 for number, end in ends.items()}  # the last is the mark of a commit
             deadline = time.monotonic() + self._brokers.patience
-            while any(self._known[number].read_to < end for number, end in ends.items()):
-                self._take(0.05)
-                if time.monotonic() > deadline:
-                    what = f"no Kafka broker answers at {self._brokers.address}"
-                    raise UnreachableError(what, url=str(self._brokers.address))
+            self._read_up(deadline)
+            while len(self._known) < self._partitions:  # what was read is of a time when there were more
+                self._read_up(deadline)
+
+    @property
+    def partitions(self) -> int:
+        """How many partitions there were at the last `refresh`.
+
+        Not what Kafka says of the topic now: time may go on in the others only when a new one is known (timekeeper.py).
+        """
+        with self._lock:
+            return len(self._known)
+
+    def _read_up(self, deadline: float) -> None:
+        partitions = self._topics.partitions(self.name).get(self.name, 0)
+        if not partitions:
+            raise UnknownTopicError(f'no topic "{self.name}"', topic=self.name)
+        for partition in range(partitions):
+            if partition not in self._known:
+                self._read_from_last(partition)
+        ends = self._topics.end_offsets(self.name, list(range(partitions)))
+        ends = {number: end - 1 for number, end in ends.items()}  # the last is the mark of a commit
+        while any(self._known[number].read_to < end for number, end in ends.items()):
+            self._take(0.05)
+            if time.monotonic() > deadline:
+                what = f"no Kafka broker answers at {self._brokers.address}"
+                raise UnreachableError(what, url=str(self._brokers.address))
 
     def wait(self, timeout: float) -> bool:
         """True as soon as something new was read."""
@@ -182,7 +207,9 @@ class TimeIndex:
             known = self._known[message.partition()]
             if message.error() is None:
                 known.read_to = message.offset() + 1
-                known.add(msgspec.json.decode(message.value(), type=Stretch))
+                stretch = msgspec.json.decode(message.value(), type=Stretch)
+                known.add(stretch)
+                self._partitions = max(self._partitions, stretch.partitions)
             elif message.error().code() == self._kafka.KafkaError._PARTITION_EOF:
                 known.read_to = max(known.read_to, message.offset())
         return any(message.error() is None for message in messages)

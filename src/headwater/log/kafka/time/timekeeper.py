@@ -3,6 +3,9 @@
 One process keeps the time of a topic, under a transactional id that shuts its predecessor out; others stand by, and
 take over when time stands still although there are events. A stretch and how far the keeper has come are one
 transaction, so every event is in exactly one stretch, whoever dies when.
+
+A partition that a topic is given later begins with a time mark: the lowest time of the partitions before it. So no
+event of it that is in time lies behind a watermark that was reached without it.
 """
 
 from __future__ import annotations
@@ -15,10 +18,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
-from headwater.errors import FencedError, HeadwaterError, UnknownTopicError, UnreachableError
+from headwater.errors import DataGoneError, FencedError, HeadwaterError, UnknownTopicError, UnreachableError
 from headwater.log.kafka.sending.transactions import Transactions
-from headwater.log.kafka.time.index import SETTINGS, Stretch, TimeEnd, index_name
+from headwater.log.kafka.time.index import SETTINGS, Stretch, TimeEnd
 from headwater.log.kafka.time.walk import EventTimeWalk
 from headwater.log.storage.frame import LOWEST_TIME
 from headwater.log.upkeep.quiet import Quiet
@@ -35,6 +39,8 @@ _UNREAD: Final = 20_000  # offsets of a stretch whose rows nobody has read
 _ROW: Final = 250  # bytes that such a row is taken for
 _PAUSE: Final = 0.25  # seconds in which a quiet topic is looked at once
 _STALL: Final = 5.0  # seconds without progress after which another keeper is taken for dead
+_LOOK: Final = 1.0  # seconds between two looks whether the topic is the same, and has the same partitions
+_ENDED: Final = 10.0  # seconds of silence after which marks of commits at the end are passed over
 
 
 @dataclass
@@ -51,11 +57,13 @@ class Timekeeper:
     Args:
         log: Where the topic is.
         name: The topic.
+        index: Its side topic.
     """
 
-    def __init__(self, log: KafkaLog, name: str) -> None:
+    def __init__(self, log: KafkaLog, name: str, index: str) -> None:
         self._log = log
         self._name = name
+        self._index = index
         self._quiet = Quiet(log.clock)
         self._transactions = self._fresh()
         self._reached: dict[int, _Reached] = {}
@@ -65,14 +73,15 @@ class Timekeeper:
         self._stopped = threading.Event()
         self._failure: HeadwaterError | None = None
         self._asked = threading.Event()
+        self._looked_at = self._heard_at = 0.0
         topic = log.topic(name)
         self._clocked = topic.clocked
-        log.kafka_topics.create(index_name(name), topic.partitions, SETTINGS)
+        log.kafka_topics.create(index, topic.partitions, SETTINGS)
         self._thread = threading.Thread(target=self._run, name=f"headwater-time-{name}", daemon=True)
         self._thread.start()
 
     def _fresh(self) -> Transactions:
-        return Transactions(self._log.brokers, self._log.kafka_topics, f"headwater.times/{self._name}")
+        return Transactions(self._log.brokers, self._log.kafka_topics, self._index)
 
     # -- what others ask -----------------------------------------------------------------------------------------
 
@@ -119,6 +128,8 @@ class Timekeeper:
                 self._failure = error
                 logger.warning("%s: %s", self._name, error.what)
                 return
+            except DataGoneError as error:
+                logger.warning("%s: its time goes on from what is left: %s", self._name, error.what)
             except HeadwaterError as error:
                 self._failure = error
                 logger.warning("%s: its time is not kept: %s", self._name, error.what)
@@ -128,19 +139,27 @@ class Timekeeper:
                 self._leads = False
 
     def _lead(self) -> None:
+        self._look_at_topic()
         with self._changed:
-            state = self._transactions.state
+            known = self._transactions.state.get("reached", {})
             starts = {part.partition: part.start for part in self._log.ends(self._name)}
-            known = {int(number): _Reached(*reached) for number, reached in state.get("reached", {}).items()}
-            self._reached = {number: known.get(number, _Reached(start)) for number, start in starts.items()}
+            # Pipelines that have not read what retention removed fail by themselves; time goes on.
+            self._reached = {
+                int(number): _Reached(max(next_, starts[int(number)]), running_max)
+                for number, (next_, running_max) in known.items()
+            }
+            self._add_partitions(starts)
             self._leads = True
         if self._log.pages is not None:
             self._log.pages.clear(self._name)
+        self._looked_at = self._heard_at = time.monotonic()
         while not self._stopped.is_set():
             if self._clocked:
                 self._look_at_ends()
             else:
                 self._look_once()
+            if time.monotonic() - self._looked_at > _LOOK:
+                self._look_at_topic()
 
     def _look_at_ends(self) -> None:
         """Where only marks move time, rows need not be read: that they are there is enough."""
@@ -153,7 +172,6 @@ class Timekeeper:
             )
             self._read_up_to = ends
             self._changed.notify_all()
-        self._add_partitions()
 
     def _unread(self, partition: int, end: int) -> Iterator[Stretch]:
         """Stretches that say nothing of their rows, so that whoever counts must look."""
@@ -168,6 +186,7 @@ class Timekeeper:
         positions = {number: reached.next for number, reached in self._reached.items()}
         found = self._log.fetch(self._name, positions, max_bytes=_AT_ONCE, timeout=_PAUSE, envelope=False)
         if found:
+            self._heard_at = time.monotonic()
             with self._changed:
                 self._write([self._walked(batch) for batch in found])
             return
@@ -177,8 +196,7 @@ class Timekeeper:
         with self._changed:
             self._read_up_to = ends
             self._changed.notify_all()
-            self._write(self._idle_marks())
-        self._add_partitions()
+            self._write([*self._endings(ends), *self._idle_marks()])
 
     def _walked(self, batch: LogBatch) -> tuple[int, Stretch]:
         reached = self._reached[batch.partition]
@@ -207,6 +225,16 @@ class Timekeeper:
             reached.next, reached.next, 0, 0, False, lowest, lowest, reached.running_max, after
         )
 
+    def _endings(self, ends: dict[int, int]) -> list[tuple[int, Stretch]]:
+        """Marks of commits behind the last events, as stretches without any: retention may remove them, too."""
+        if time.monotonic() - self._heard_at < _ENDED:
+            return []
+        return [
+            (number, replace(self._marked(number, LOWEST_TIME)[1], next=end))
+            for number, end in ends.items()
+            if end > self._reached[number].next
+        ]
+
     def _idle_marks(self) -> list[tuple[int, Stretch]]:
         topic = self._log.topic(self._name)
         ends = {number: TimeEnd(r.next, r.running_max) for number, r in self._reached.items()}
@@ -230,9 +258,9 @@ class Timekeeper:
 
         def write(producer: Any) -> None:
             for number, stretch in stretches:
-                value = msgspec.json.encode(stretch)
+                value = msgspec.json.encode(replace(stretch, partitions=len(after)))
                 producer.produce(
-                    index_name(self._name),
+                    self._index,
                     value,
                     partition=number,
                     timestamp=stretch.next,
@@ -241,19 +269,30 @@ class Timekeeper:
 
         state = {"reached": {str(number): [r.next, r.running_max] for number, r in sorted(after.items())}}
         self._transactions.commit(write, state)
-        self._log.kafka_topics.wait_until_visible(index_name(self._name), newest)
+        self._log.kafka_topics.wait_until_visible(self._index, newest)
         self._reached = after
         for number, stretch in stretches:
             self._read_up_to[number] = max(self._read_up_to.get(number, 0), stretch.next)
         self._changed.notify_all()
 
-    def _add_partitions(self) -> None:
-        """A topic that was given more partitions: the new ones begin at their start."""
-        number = self._log.kafka_topics.partitions(self._name).get(self._name, 0)
-        if number > len(self._reached):
-            self._log.kafka_topics.grow(index_name(self._name), number)
-            for new in range(len(self._reached), number):
-                self._reached[new] = _Reached(0)
+    def _look_at_topic(self) -> None:
+        self._looked_at = time.monotonic()
+        id, number = self._log.kafka_topics.about(self._name)
+        if not self._index.endswith(f".{id}"):
+            raise UnknownTopicError(f'topic "{self._name}" was deleted and made again', topic=self._name)
+        if self._leads and number > len(self._reached):
+            with self._changed:
+                self._add_partitions(self._log.kafka_topics.start_offsets(self._name, list(range(number))))
+
+    def _add_partitions(self, starts: dict[int, int]) -> None:
+        """Take in partitions that are not known yet, from their start and with the lowest time of the others."""
+        if self._log.kafka_topics.partitions(self._index)[self._index] < len(starts):
+            self._log.kafka_topics.grow(self._index, len(starts))
+        lowest = min((reached.running_max for reached in self._reached.values()), default=LOWEST_TIME)
+        new = {number: _Reached(start) for number, start in starts.items() if number not in self._reached}
+        self._reached |= new
+        if lowest > LOWEST_TIME:
+            self._write([self._marked(number, lowest) for number in new])
 
     def _stand_by(self) -> None:
         """Watch the other one; come back when it makes no progress although there is something to do."""

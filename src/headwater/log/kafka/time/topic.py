@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from headwater.errors import DataGoneError
 from headwater.log.batch import LogBatch
 from headwater.log.definition import Topic
-from headwater.log.kafka.time.index import TimeEnd, TimeIndex, frames
+from headwater.log.kafka.time.index import TimeEnd, TimeIndex, frames, index_name
 from headwater.log.kafka.time.timekeeper import Timekeeper
 from headwater.log.kafka.time.walk import walk
-from headwater.log.storage.frame import LOWEST_TIME, Frame
+from headwater.log.storage.frame import Frame
 
 if TYPE_CHECKING:
     from headwater.log.kafka.kafka_log import KafkaLog
 
 __all__ = ["IndexWaiter", "TimedKafkaPartition", "TimedKafkaTopic"]
+
+_LOOK: Final = 1.0  # seconds between two looks whether it is still the same topic
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ class TimedKafkaPartition:
 
     def headers(self, start: int, end: int) -> Iterator[Frame]:
         """Stretches that hold offsets of `[start, end)`, as headers of frames; time marks included."""
-        return frames(self._index.stretches(self.number, start), end)
+        return frames(self._index.stretches(self.number, start, end), end)
 
     def mark(self, time: int) -> None:
         """Move its time on without an event; only in a process that keeps the time."""
@@ -53,8 +57,11 @@ class TimedKafkaTopic:
     def __init__(self, log: KafkaLog, name: str, *, keep: bool) -> None:
         self._log = log
         self._name = name
-        self._timekeeper = Timekeeper(log, name) if keep else None
-        self.index = TimeIndex(log.brokers, log.kafka_topics, name)
+        self.id = log.incarnation(name)
+        self._looked_at = time.monotonic()
+        index = index_name(name, self.id)
+        self._timekeeper = Timekeeper(log, name, index) if keep else None
+        self.index = TimeIndex(log.brokers, log.kafka_topics, index)
 
     @property
     def definition(self) -> Topic:
@@ -63,10 +70,22 @@ class TimedKafkaTopic:
 
     @property
     def partitions(self) -> Sequence[TimedKafkaPartition]:
-        """Its partitions, with what is known of their time now."""
+        """Its partitions, with what is known of their time now.
+
+        Raises:
+            UnknownTopicError: It was deleted.
+            DataGoneError: It was deleted, and made again under the same name.
+        """
+        self._require_same()
         self.index.refresh()
-        number = self.definition.partitions
-        return [TimedKafkaPartition(partition, self.index, self.keeper) for partition in range(number)]
+        return [TimedKafkaPartition(p, self.index, self.keeper) for p in range(self.index.partitions)]
+
+    def _require_same(self) -> None:
+        if time.monotonic() - self._looked_at > _LOOK:
+            if self._log.incarnation(self._name) != self.id:
+                what = f'topic "{self._name}" was deleted and made again'
+                raise DataGoneError(what, topic=self._name)
+            self._looked_at = time.monotonic()
 
     def keeper(self) -> Timekeeper:
         """Who keeps its time here."""
@@ -80,9 +99,15 @@ class TimedKafkaTopic:
 
     def batches(self, partition: int, start: int, end: int) -> Iterator[LogBatch]:
         """The events of offsets `[start, end)`, each with the running maximum before it."""
-        first = next(frames(self.index.stretches(partition, start), end), None)
-        running, at = (first.running_before, first.base_offset) if first else (LOWEST_TIME, start)
-        for batch in walk(self._log, self._name, partition, at, end, running):
+        stretches = frames(self.index.stretches(partition, start, end), end)
+        first = next(
+            (frame for frame in stretches if frame.count), None
+        )  # behind all time marks at the start
+        if first is None:
+            return
+        # Never from behind the start: what is missing there is gone, and the brokers say so.
+        at = min(start, first.base_offset)
+        for batch in walk(self._log, self._name, partition, at, end, first.running_before):
             yield batch if batch.frame.base_offset >= start else batch.select(batch.offsets >= start)
 
     def close(self) -> None:
