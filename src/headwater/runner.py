@@ -59,8 +59,8 @@ class EngineProcess:
             "here": str(Path.cwd()),
         }
         self._data = data
-        self.failed = ""
-        """Why it was given up; empty as long as it was not."""
+        self.failed: HeadwaterError | None = None
+        """Why it was given up; None as long as it was not."""
         self._process: subprocess.Popen[bytes] | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="headwater-engine", daemon=True)
@@ -103,7 +103,8 @@ class EngineProcess:
             logger.error("%s", why)
             if (error is not None and not error.retryable) or self._too_often(ends):
                 self._tell("failed", why)
-                self.failed = why
+                detail = f"see engine/engine.log in {self._data}"
+                self.failed = error or EngineFailedError(why, detail=detail)
                 return
             self._tell("restarting", why)
             self._stopping.wait(2 ** len(ends) / 4)
@@ -151,13 +152,14 @@ def replay(app: str | Path, data: Path, names: Sequence[str] = (), rows: int = 0
         yield line["replayed"]
 
 
-def check(app: str | Path, data: Path) -> list[Checked]:
-    """What Spark says about the app's pipelines, and whether what ran before in the data folder can go on.
+def check(app: str | Path, data: Path, profile: str | None = None) -> list[Checked]:
+    """What Spark says about the app's pipelines, and whether what ran before, where a profile says, can go on.
 
     Raises:
         HeadwaterError: Spark did not start.
     """
-    lines = _told({"app": str(Path(app).absolute()), "data": str(data), "work": "check"})
+    order = {"app": str(Path(app).absolute()), "data": str(data), "work": "check"}
+    lines = _told(order | {"profile": profile or "", "here": str(Path.cwd())})
     return [msgspec.convert(line["checked"], Checked) for line in lines]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import threading
@@ -19,7 +20,14 @@ from headwater.engine.query import Bounds, Query
 from headwater.engine.spark.translation import translated
 from headwater.engine.surroundings import Surroundings
 from headwater.engine.versions import Rebuild, Versions
-from headwater.errors import DamagedError, FencedError, HeadwaterError, LedgerMismatchError, UsageError
+from headwater.errors import (
+    DamagedError,
+    FencedError,
+    HeadwaterError,
+    LedgerMismatchError,
+    UnreachableError,
+    UsageError,
+)
 from headwater.pipelines import Kind, Pipeline
 from headwater.store import PipelineReport
 from headwater.store.definition import PipelineState
@@ -30,7 +38,7 @@ logger = logging.getLogger("headwater.engine")
 _TRIES: Final = 3
 _TRIES_WITHIN: Final = 60.0
 _FIRST_PAUSE: Final = 0.5
-_HOPELESS: Final = (UsageError, FencedError, LedgerMismatchError, DamagedError)
+_HOPELESS: Final = (UsageError, LedgerMismatchError, DamagedError)
 """Errors that the next try would meet again."""
 _PATIENCE: Final = 60.0
 _SLOW: Final = "failed to connect back"
@@ -172,6 +180,9 @@ class Keeper:
         if failure is None or isinstance(failure, CrashError):
             self._forget()
             return 0.0
+        if isinstance(failure, FencedError):  # perhaps by an older driver, which may run for a moment yet
+            with contextlib.suppress(UnreachableError):
+                self._around.require_owner()
         if isinstance(failure, _HOPELESS):
             self._give_up(translated(failure, self.pipeline))
             return None
@@ -269,7 +280,9 @@ class Keeper:
             pipeline.doc,
             self._around.clock.micros(),
         )
-        self._around.store.tell(report)
+        with contextlib.suppress(FencedError):  # then the other driver tells
+            self._around.require_owner()
+            self._around.store.tell(report)
         with self._changed:
             self._state = state
             self._changed.notify_all()

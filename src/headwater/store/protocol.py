@@ -21,6 +21,13 @@ class Store(Protocol):
     def take(self, query: str) -> int:
         """A new epoch of this query, larger than all before; runners with an older one are fenced from now on."""
 
+    def require(self, query: str, epoch: int) -> None:
+        """Go on only if this is still the newest epoch of the query.
+
+        Raises:
+            FencedError: A newer runner has taken the query.
+        """
+
     def last(self, query: str) -> LedgerEntry | None:
         """The newest entry of the ledger."""
 

@@ -12,7 +12,7 @@ from headwater.cli.options import DEFAULTS, Options, new_folder
 from headwater.cli.output import Output
 from headwater.cli.words import plural
 from headwater.config import PORT
-from headwater.errors import EngineFailedError, HeadwaterError, UsageError
+from headwater.errors import HeadwaterError, UsageError
 from headwater.profiles import describe
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def _without_node(app: str | None, folder: Path, rebuild: tuple[str, ...], optio
     try:
         while not ended.wait(0.5):
             if engine.failed:
-                raise EngineFailedError(engine.failed, detail=f"see engine/engine.log in {folder}")
+                raise engine.failed
     finally:
         engine.stop()
     return 0

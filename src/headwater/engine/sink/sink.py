@@ -18,7 +18,7 @@ from headwater.engine.building.weighted import distinct, net
 from headwater.engine.home import Home
 from headwater.engine.points import reach
 from headwater.engine.sink.bookkeeping import Books, ObservedRows
-from headwater.engine.sink.checkpoint import Planned, planned_batch, sync
+from headwater.engine.sink.checkpoint import Planned, planned_batch
 from headwater.engine.sink.files import ParquetFolder
 from headwater.engine.sink.holding import Hold
 from headwater.engine.sink.outputs import publish
@@ -65,7 +65,7 @@ class Sink:
         self._table = table
         self._topic = topic
         self._starts = starts
-        self._staging = Staging(home.staged)
+        self._staging = Staging(home.staged) if home.staged else None
         self._stage_above = around.stage_above
         self._yield = 1.0  # rows that the last batch made of one event
         self._hold = Hold(around, built.pipeline.name) if around.scratch is None else None
@@ -80,13 +80,16 @@ class Sink:
             observed: Tells, after the run, how many rows each input gave to the function.
         """
         reach("before-sink")
+        self._store.require(
+            self._home.query, self._epoch
+        )  # the state that it would write is the next driver's
         began, worked = time.monotonic(), time.thread_time()
         planned = planned_batch(self._home.checkpoint, batch, list(self._starts), self._starts)
         # Always run: Spark's state moves with it, even if the write is skipped.
         rows = self._run(frame, _events(planned))
         books = Books(self._built, planned, self._store.skipped(self._home.query), self._log)
         books.require_equal(observed)
-        sync(self._home.checkpoint)
+        self._home.checkpoint.settle()
         reach("before-sink-commit")
         work = self._work(batch, rows, books, began, worked)
         if self._files is not None:
@@ -99,13 +102,14 @@ class Sink:
         reach("after-publish")
         if self._hold is not None:
             self._hold.note(work.entry)
-        self._staging.clear()
+        if self._staging is not None:
+            self._staging.clear()
         return taken
 
     def _run(self, frame: DataFrame, events: int) -> pa.Table:
         """Compute the rows. A large result is staged; how large it will be, the batch before tells."""
         large = events * self._yield > self._stage_above
-        rows = self._staging.run(frame) if large else frame.toArrow()
+        rows = self._staging.run(frame) if large and self._staging else frame.toArrow()
         self._yield = rows.num_rows / events if events else self._yield
         return rows
 

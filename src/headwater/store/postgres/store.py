@@ -20,7 +20,7 @@ from headwater.store.bookkeeping.ledger_rows import find_entry, last_entry
 from headwater.store.bookkeeping.outbox import note_published, read_outbox
 from headwater.store.bookkeeping.registry import current_table
 from headwater.store.bookkeeping.reports import write_report
-from headwater.store.bookkeeping.taking import next_epoch, take_batch
+from headwater.store.bookkeeping.taking import next_epoch, require_epoch, take_batch
 from headwater.store.changes import Changes
 from headwater.store.definition import Aside, Commit, Outgoing, PipelineReport, StagedPart, ViewTable
 from headwater.store.ledger import LedgerEntry
@@ -103,6 +103,14 @@ class PostgresStore:
         except LockedError:
             self._ask(lambda session: session.execute(_HOLDERS, (_COMMITS, query)).fetchall())
             return self._write(taken)
+
+    def require(self, query: str, epoch: int) -> None:
+        """Go on only if this is still the newest epoch of the query.
+
+        Raises:
+            FencedError: A newer runner has taken the query.
+        """
+        self._ask(lambda session: require_epoch(session, query, epoch))
 
     def last(self, query: str) -> LedgerEntry | None:
         """The newest entry of the ledger."""
