@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,15 +19,16 @@ CLEAN = {name: value for name, value in os.environ.items() if not name.startswit
 class Shell:
     """Runs `headwater` in a folder, with other words before it if given, and keeps all that it prints."""
 
-    def __init__(self, folder: Path, before: Sequence[str] = ()) -> None:
+    def __init__(self, folder: Path, before: Sequence[str] = (), env: Mapping[str, str] = CLEAN) -> None:
         self.folder = folder
         self._before = before
+        self._env = env
         self.printed = ""
 
     def __call__(self, *words: str, code: int = 0) -> list[dict[str, Any]]:
         command = [*self._before, COMMAND, *words, "--json"]
         done = subprocess.run(
-            command, cwd=self.folder, env=CLEAN, capture_output=True, text=True, check=False, timeout=400
+            command, cwd=self.folder, env=self._env, capture_output=True, text=True, check=False, timeout=400
         )
         self.printed += done.stdout + done.stderr
         assert done.returncode == code, done.stderr

@@ -50,7 +50,7 @@ class Surroundings:
     owner: int | None = None
 
     def owned(self) -> Surroundings:
-        """The same for a driver that takes all pipelines from the one before it, wherever that is and if it still runs."""
+        """The same for a driver that takes all pipelines from the one before, wherever that one is."""
         return replace(self, owner=self.store.take(_OWNER))
 
     def require_owner(self) -> None:

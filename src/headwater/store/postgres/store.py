@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from typing import TypeVar
 
 import pyarrow as pa
@@ -31,7 +32,7 @@ from headwater.store.postgres.staging import drop_parts, stage_part
 from headwater.store.postgres.upsert import ViewWrite
 from headwater.store.postgres.view_tables import create_table, swap_table
 
-__all__ = ["PostgresStore"]
+__all__ = ["PostgresStager", "PostgresStore"]
 
 _T = TypeVar("_T")
 _COMMITS = 0x48573032  # advisory locks of transactions that take a batch; the second number is of the query
@@ -74,6 +75,7 @@ class PostgresStore:
         *,
         reader: str | None = None,
     ) -> None:
+        self._url = url
         self._about_to_commit = about_to_commit or (lambda: None)
         self._clock: Clock = SystemClock() if clock is None else clock
         self.connections = Connections(url)
@@ -173,6 +175,10 @@ class PostgresStore:
 
         return self._write(taken, before=None if view is None else view.prepare)
 
+    def stager(self) -> PostgresStager:
+        """What lets workers send the rows of a large batch themselves."""
+        return PostgresStager(self._url)
+
     def stage(self, table: ViewTable, batch: int, rows: pa.Table) -> StagedPart:
         """Send some rows of a batch ahead of its commit, from any process; nobody sees them until then.
 
@@ -254,6 +260,26 @@ class PostgresStore:
             return do()
         except UnreachableError:
             return do()
+
+
+@dataclass(frozen=True)
+class PostgresStager:
+    """Opens the store in the process that it was pickled into, once, and sends rows there.
+
+    Args:
+        url: Of the database; not shown, since it may hold a password.
+    """
+
+    url: str = field(repr=False)
+
+    def stage(self, table: ViewTable, batch: int, rows: pa.Table) -> StagedPart:
+        """Send some rows of a batch; the commit names the parts that it publishes."""
+        return _opened(self.url).stage(table, batch, rows)
+
+
+@lru_cache
+def _opened(url: str) -> PostgresStore:
+    return PostgresStore(url)
 
 
 def _applied(

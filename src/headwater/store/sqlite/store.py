@@ -119,6 +119,9 @@ class SqliteStore:
         with self._writing():
             swap_table(self._connection, name, version)
 
+    def stager(self) -> None:
+        """Nothing: workers do not reach a file of this machine."""
+
     def commit(self, work: Commit) -> bool:
         """Take the work of one batch; False when exactly this batch was taken before.
 
