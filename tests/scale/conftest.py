@@ -21,6 +21,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     hidden.mkdir()
     hiding = apart(hidden)
     with local_servers(folder, hiding) as shell:
+        profile = folder / "headwater.toml"
+        profile.write_text(profile.read_text().replace('checkpoints = "', 'checkpoints = "file://'))
         (hidden / "mark").touch()
         workers = [one["pid"] for name, one in shell.state.items() if name.startswith("spark-worker")]
         assert len(workers) == 2
