@@ -18,7 +18,7 @@ from headwater.log.definition import check_name, same_file
 from headwater.pipelines import Function, Graph, Kind, Late, Pipeline, Wanted
 from headwater.pipelines.declaring import check_free
 
-__all__ = ["App", "TopicOptions", "checked_file", "load_app"]
+__all__ = ["App", "TopicOptions", "checked_file", "load_app", "module_name"]
 
 Columns: TypeAlias = str | tuple[str, ...]
 Decorator: TypeAlias = Callable[[Function], Pipeline]
@@ -322,8 +322,18 @@ def checked_file(path: str | Path) -> Path:
     return file
 
 
+def module_name(file: Path) -> str:
+    """The name under which an app's file is a module of this process, and of no other.
+
+    Example:
+        >>> module_name(Path("shop/orders.py"))
+        'headwater_app_orders'
+    """
+    return f"headwater_app_{file.stem}"
+
+
 def _imported(file: Path) -> ModuleType:
-    name = f"headwater_app_{file.stem}"
+    name = module_name(file)
     spec = importlib.util.spec_from_file_location(name, file.absolute())
     if spec is None or spec.loader is None:
         raise BadAppError(f"{file} is not a Python file", fix="headwater run app.py", path=str(file))

@@ -17,7 +17,7 @@ from headwater.engine.surroundings import Surroundings
 from headwater.engine.versions import Rebuild
 from headwater.events import ManualClock
 from headwater.log import EventLog
-from headwater.store import SqliteStore
+from headwater.store import open_store
 from headwater.testing import World
 from headwater.testing.world import shared_spark
 
@@ -31,12 +31,13 @@ def started(
     rebuild: Mapping[str, Rebuild] | None = None,
     rows: int = 400_000,
     stage_above: int = 200_000,
+    store_url: str | None = None,
     **log_options: Any,
 ) -> Iterator[World]:
     """A world on a folder that stays."""
     clock = ManualClock(now)
     log = EventLog(folder, clock=clock, **log_options)
-    store = SqliteStore(folder / "store", clock, partial(reach, "in-sink-commit"))
+    store = open_store(store_url, folder, clock, partial(reach, "in-sink-commit"))
     around = Surroundings(log.folder, log, store, clock, rows=rows, stage_above=stage_above, wait=0.02)
     engine = Engine(app.resolve(), lambda: shared_spark().session, around, rebuild)
     engine.start()

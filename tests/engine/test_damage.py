@@ -210,7 +210,7 @@ def test_a_runner_that_was_replaced_writes_nothing(ran, tmp_path):
     with started(shop(), folder) as world:
         world.settle()
         before = world.rows("sums"), len(list(world.client.read("sums.changes")))
-        world._around.store.take("sums@1")
+        world._around.owned().store.take("sums@1")
         world.send("a", row(50))
         with pytest.raises(HeadwaterError) as fenced:
             world.settle()
@@ -288,7 +288,7 @@ def test_a_power_cut_loses_and_repeats_nothing(tmp_path, monkeypatch):
 
 def test_without_syncfs_the_same_rig_sees_the_damage(tmp_path, monkeypatch):
     require_mounts()
-    monkeypatch.setattr("headwater.engine.sink.sink.sync", lambda folder: None)
+    monkeypatch.setattr("headwater.engine.folder.LocalFolder.settle", lambda folder: None)
     failed = 0
     for image in _images(tmp_path, monkeypatch, 3):
         try:

@@ -12,9 +12,13 @@ from pyspark.sql import functions as F
 
 import headwater as hw
 from headwater.engine.sink.staging import Staging
+from headwater.store import Commit, views_of
 from headwater.testing.world import shared_spark
 from tests.engine.judging import same_rows
 from tests.engine.rooms import started
+from tests.services.postgres import Server, postgres
+
+__all__ = ["postgres"]
 
 pytestmark = pytest.mark.spark
 
@@ -56,6 +60,31 @@ def test_staged_rows_are_the_rows(tmp_path: Path):
     query = "select e.k, max(e.id) from sent where e.v > 10 and e.id % 7 = 0 group by 1"
     assert {row["k"]: row["newest"] for row in over} == dict(duckdb.sql(query).fetchall())
     assert not list(tmp_path.glob("engine/*/*/staged/*"))
+
+
+@pytest.mark.services
+def test_rows_of_views_go_to_postgres_from_the_workers(tmp_path: Path, postgres: Server):
+    url = postgres.url(postgres.emptied())
+    with started(shop(), tmp_path, stage_above=0, store_url=url) as world:
+        committed: dict[str, tuple[int, int]] = {}
+        store = world._around.store
+        commit = store.commit
+
+        def noted(work: Commit) -> bool:
+            committed[work.entry.query] = work.rows.num_rows, sum(part.rows for part in work.staged)
+            return commit(work)
+
+        store.commit = noted  # type: ignore[method-assign]
+        events = [{"id": n, "k": n, "v": 50, "at": "2026-01-01T00:00:00Z"} for n in range(90)]
+        world.send("orders", *events, *events[:40])  # what was sent twice gives the same row twice
+        world.settle()
+        views = views_of(store)
+        rows = {name: views.rows(name) for name in ("large", "over_large", "sums")}
+        views.close()
+    assert committed == {"large@1": (0, 130), "sums@1": (0, 90), "over_large@1": (13, 0)}
+    assert sorted(row["id"] for row in rows["large"]) == list(range(90))
+    assert sorted(row["newest"] for row in rows["over_large"]) == list(range(0, 90, 7))
+    assert sorted(row["total"] for row in rows["sums"]) == [50] * 50 + [100] * 40
 
 
 def test_a_part_of_a_failed_attempt_does_not_count(tmp_path: Path):

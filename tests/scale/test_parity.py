@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 import headwater as hw
@@ -11,20 +9,14 @@ from headwater.demo import SHOP
 from headwater.events import ManualClock
 from headwater.log.places import open_log
 from headwater.profiles import read_profile
+from tests.scale.conftest import DRIVERS
 from tests.scale.recording import before_closing, send
-from tests.services.shell import Shell, local_servers
+from tests.services.shell import Shell
 
 pytestmark = [pytest.mark.services, pytest.mark.spark]
 
 EVENTS = 2_000
 VIEWS = ("revenue", "visits", "search_times", "temperatures", "too_warm")
-
-
-@pytest.fixture(scope="module")
-def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
-    """A folder with a profile "local", and the servers it names."""
-    with local_servers(tmp_path_factory.mktemp("scale")) as shell:
-        yield shell
 
 
 def found(client: hw.Client) -> dict[str, list[str]]:
@@ -38,7 +30,8 @@ def found(client: hw.Client) -> dict[str, list[str]]:
     return made
 
 
-def test_every_row_is_that_of_the_embedded_run(shell: Shell, monkeypatch: pytest.MonkeyPatch):
+def test_every_row_is_that_of_the_embedded_run(cluster: Shell, monkeypatch: pytest.MonkeyPatch):
+    shell = Shell(cluster.folder / DRIVERS)
     clock = ManualClock("2026-03-01T10:00:00Z")
     with open_log(str(shell.folder / "embedded"), clock) as log:
         send(log, clock, EVENTS, seed=7)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,16 +17,18 @@ CLEAN = {name: value for name, value in os.environ.items() if not name.startswit
 
 
 class Shell:
-    """Runs `headwater` in a folder, and keeps all that it prints."""
+    """Runs `headwater` in a folder, with other words before it if given, and keeps all that it prints."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, before: Sequence[str] = (), env: Mapping[str, str] = CLEAN) -> None:
         self.folder = folder
+        self._before = before
+        self._env = env
         self.printed = ""
 
     def __call__(self, *words: str, code: int = 0) -> list[dict[str, Any]]:
-        command = [COMMAND, *words, "--json"]
+        command = [*self._before, COMMAND, *words, "--json"]
         done = subprocess.run(
-            command, cwd=self.folder, env=CLEAN, capture_output=True, text=True, check=False, timeout=400
+            command, cwd=self.folder, env=self._env, capture_output=True, text=True, check=False, timeout=400
         )
         self.printed += done.stdout + done.stderr
         assert done.returncode == code, done.stderr
@@ -45,12 +47,17 @@ class Shell:
 
 
 @contextmanager
-def local_servers(folder: Path) -> Iterator[Shell]:
-    """A folder with a profile "local", and the servers it names: Kafka, PostgreSQL, a Spark cluster of two workers."""
+def local_servers(folder: Path, before: Sequence[str] = ()) -> Iterator[Shell]:
+    """A folder with a profile "local", and the servers it names: Kafka, PostgreSQL, a Spark cluster of two workers.
+
+    Args:
+        folder: The folder.
+        before: The words before the command that starts the cluster.
+    """
     shell = Shell(folder)
     try:
         shell("services", "up", "--write")
-        shell("cluster", "up", "--workers", "2", "--write")
+        Shell(folder, before)("cluster", "up", "--workers", "2", "--write")
         yield shell
     finally:
         shell("cluster", "down")

@@ -42,6 +42,13 @@ class StoreContract:
         assert store.last(runner.query) is None
         assert self.rows_of(store, "totals") == []
 
+    def test_only_the_newest_epoch_may_go_on(self, store):
+        first, second = store.take("a@1"), store.take("a@1")
+        store.require("a@1", second)
+        with pytest.raises(FencedError) as caught:
+            store.require("a@1", first)
+        assert caught.value.data == {"query": "a@1", "epoch": second}
+
     def test_a_commit_without_an_epoch_is_fenced(self, store):
         runner = Runner(store)
         runner.epoch = 7

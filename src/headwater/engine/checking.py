@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 
 from headwater.engine.engine import Engine
 from headwater.engine.fit import compare
+from headwater.engine.folder import Folder, LocalFolder
 from headwater.engine.home import Home, Made
 from headwater.engine.query import Query
 from headwater.engine.surroundings import Surroundings
@@ -23,11 +24,15 @@ from headwater.store import SqliteStore
 __all__ = ["check"]
 
 
-def check(graph: Graph, data: Path, spark: Callable[[], SparkSession]) -> Iterator[Checked]:
-    """Check all pipelines of an app against Spark, and against what ran before in the data folder.
+def check(
+    graph: Graph, data: Path, spark: Callable[[], SparkSession], kept: Folder | None = None
+) -> Iterator[Checked]:
+    """Check all pipelines of an app against Spark, and against what ran before.
 
-    Nothing is read from the data folder but what earlier runs noted about themselves, and nothing is written there.
+    Nothing is read but what earlier runs noted about themselves, in the data folder, or in `kept`, where the
+    checkpoints of a profile are; nothing is written there.
     """
+    noted = kept or LocalFolder(data / "engine")
     clock = SystemClock()
     with (
         tempfile.TemporaryDirectory(prefix="headwater-", ignore_cleanup_errors=True) as scratch,
@@ -41,29 +46,29 @@ def check(graph: Graph, data: Path, spark: Callable[[], SparkSession]) -> Iterat
                 partition.mark(clock.micros())
         try:
             for pipeline in graph.pipelines:
-                yield _checked(engine, pipeline.name, data)
+                yield _checked(engine, pipeline.name, noted)
         finally:
             engine.stop()
             store.close()
 
 
-def _checked(engine: Engine, name: str, data: Path) -> Checked:
+def _checked(engine: Engine, name: str, noted: Folder) -> Checked:
     keeper = engine.keepers[name]
     try:
         keeper.catch_up()
     except HeadwaterError as error:
         return Checked(name, error=error.problem())
     query = keeper.ready()
-    fit = compare(_made_before(data, name), query.made(), query.built)
+    fit = compare(_made_before(noted, name), query.made(), query.built)
     made = query.made()
     return Checked(
         name, made.schema, query.built.mode, query.built.stateful, fit.verdict, (*fit.notes, *_notes(query))
     )
 
 
-def _made_before(data: Path, name: str) -> Made | None:
-    versions = [int(path.name) for path in (data / "engine" / name).glob("*") if path.name.isdigit()]
-    return Home(data, name, max(versions)).made() if versions else None
+def _made_before(noted: Folder, name: str) -> Made | None:
+    versions = [int(number) for number in noted.names(name) if number.isdigit()]
+    return Home(Path(), name, max(versions), noted).made() if versions else None
 
 
 def _notes(query: Query) -> Iterator[str]:

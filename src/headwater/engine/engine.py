@@ -35,7 +35,7 @@ class Engine:
         anew = dict(rebuild or {})
         anew.update({name: Rebuild() for view in rebuild or () for name in graph.downstream(view)})
         self._graph = graph
-        self._around = around
+        self._around = around = around.owned()
         self.keepers = {
             pipeline.name: Keeper(
                 spark,
@@ -77,6 +77,14 @@ class Engine:
             for input_ in query.built.inputs:
                 self._around.log.settle(input_.topic.name)
             self.keepers[pipeline.name].catch_up()
+
+    def require_owner(self) -> None:
+        """Go on only as long as no other driver has taken the pipelines.
+
+        Raises:
+            FencedError: One has.
+        """
+        self._around.require_owner()
 
     def stop(self) -> None:
         """End all queries."""

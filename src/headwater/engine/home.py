@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
+from headwater.engine.folder import Folder, LocalFolder
 from headwater.store import Aside
 
 __all__ = ["Home", "Made"]
@@ -31,7 +31,10 @@ class Made(msgspec.Struct, frozen=True):
 
 
 class Home:
-    """`engine/NAME/VERSION` below the data folder; what workers must reach is below `shared`, if there is one.
+    """Where one version of a pipeline keeps what its runs need.
+
+    What the next driver needs, on whatever machine, is below `shared`: how the query was made, Spark's checkpoint. What
+    each run makes anew is in `engine/NAME/VERSION` of the data folder, which is also what `shared` is if left out.
 
     Example:
         >>> import tempfile
@@ -40,49 +43,40 @@ class Home:
         ('revenue@1', True)
     """
 
-    def __init__(self, data: Path, name: str, version: int, shared: Path | None = None) -> None:
+    def __init__(self, data: Path, name: str, version: int, shared: Folder | None = None) -> None:
         self.query = f"{name}@{version}"
-        self.folder = data / "engine" / name / str(version)
-        reached = self.folder if shared is None else shared / name / str(version)
-        self.checkpoint = reached / "checkpoint"
-        self.staged = reached / "staged"
-        self.notes = self.folder / "notes"
+        self._local = data / "engine" / name / str(version)
+        self._kept = (shared or LocalFolder(data / "engine")).inside(f"{name}/{version}")
+        self.checkpoint = self._kept.inside("checkpoint")
+        self.notes = self._local / "notes"
+
+    @property
+    def staged(self) -> Path | None:
+        """Where workers put large results for the driver; None when they share no folder with it."""
+        return self._kept.path / "staged" if isinstance(self._kept, LocalFolder) else None
 
     def made(self) -> Made | None:
         """What the query was made from; None when it has never run."""
         try:
-            return msgspec.json.decode((self.folder / "made.json").read_bytes(), type=Made, strict=False)
+            return msgspec.json.decode(self._kept.read("made.json"), type=Made, strict=False)
         except FileNotFoundError:
             return None
 
     def make(self, made: Made, inputs: int) -> None:
-        """Prepare the folder; `made` is written last, whole and durably."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.checkpoint.mkdir(parents=True, exist_ok=True)
-        self.write_made(made)
+        """Prepare the folders, and write down what the query is made from."""
+        self._local.mkdir(parents=True, exist_ok=True)
         self.notes.write_bytes(bytes(inputs))
-        for path in self.folder.glob("*.decided"):
+        for path in self._local.glob("*.decided"):
             path.unlink()
-
-    def write_made(self, made: Made) -> None:
-        """Replace what is known of how the query was made."""
-        _write(self.folder / "made.json", msgspec.json.format(msgspec.json.encode(made), indent=2))
+        if made != self.made():
+            self._kept.write("made.json", msgspec.json.format(msgspec.json.encode(made), indent=2))
 
     def skips(self, input_: str) -> Path:
-        """The file with the offsets of an input that are left out."""
-        return self.folder / f"skips-{input_}.json"
+        """The file with the offsets of an input that are left out; written at each start, from the store."""
+        return self._local / f"skips-{input_}.json"
 
     def write_skips(self, topics: Mapping[str, str], asides: Sequence[Aside]) -> None:
         """Let the inputs leave these events out; `topics` has the topic of each input."""
         for name, topic in topics.items():
             places = sorted({(aside.partition, aside.offset) for aside in asides if aside.topic == topic})
-            _write(self.skips(name), msgspec.json.encode(places))
-
-
-def _write(path: Path, data: bytes) -> None:
-    beside = path.with_suffix(".new")
-    with beside.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+            self.skips(name).write_bytes(msgspec.json.encode(places))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import threading
@@ -45,7 +46,6 @@ _FIRST_PAUSE: Final = 0.5
 _HOPELESS: Final = (
     UsageError,
     DataError,
-    FencedError,
     LedgerMismatchError,
     SchemaConflictError,
     StateChangedError,
@@ -196,11 +196,12 @@ class Keeper:
         if failure is None or isinstance(failure, CrashError):
             self._forget()
             return 0.0
-        if isinstance(failure, _HOPELESS):
-            self._give_up(translated(failure, self.pipeline))
-            return None
-        if _STATE_LOST.search(str(failure)) and not self._may_rebuild():
-            self._give_up(self._damaged(failure))
+        if isinstance(failure, FencedError):  # perhaps by an older driver, which may run for a moment yet
+            with contextlib.suppress(UnreachableError):
+                self._around.require_owner()
+        final = self._final(failure)
+        if final is not None:
+            self._give_up(final)
             return None
         ours = raised_by_source(failure) or failure
         if isinstance(ours, UnreachableError):
@@ -222,6 +223,13 @@ class Keeper:
         logger.warning("%s failed, next try in %g s: %s", self.pipeline, pause, error)
         self._forget()
         return pause
+
+    def _final(self, failure: BaseException) -> HeadwaterError | None:
+        """What the next try would meet again; None when it may help."""
+        if isinstance(failure, _HOPELESS):
+            return translated(failure, self.pipeline)
+        lost = _STATE_LOST.search(str(failure)) and not self._may_rebuild()
+        return self._damaged(failure) if lost else None
 
     def _await_server(self, error: UnreachableError) -> float:
         """Brokers or the database are away: wait for as long as it takes, and say so."""
@@ -310,7 +318,10 @@ class Keeper:
             self._around.clock.micros(),
         )
         try:
+            self._around.require_owner()
             self._around.store.tell(report)
+        except FencedError:  # then the other driver tells
+            pass
         except UnreachableError as away:  # the report is lost, the pipeline is not
             logger.warning("%s: %s is not in the store: %s", pipeline, state, away.what)
         with self._changed:

@@ -5,6 +5,7 @@ Started and watched by the node (runner.py). It ends when its standard input clo
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import logging
 import os
@@ -14,7 +15,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -25,6 +25,7 @@ from headwater.app import load_app
 from headwater.config import JAVA_PATIENCE, SPARK_CORES, SPARK_MEMORY
 from headwater.engine.checking import check
 from headwater.engine.engine import Engine
+from headwater.engine.folder import Folder, HadoopFolder, LocalFolder
 from headwater.engine.points import reach
 from headwater.engine.replay import replay
 from headwater.engine.spark.heartbeat import watch
@@ -43,7 +44,9 @@ __all__ = ["main"]
 
 T = TypeVar("T")
 _LONGEST_PAUSE: Final = 10.0
-_LOOK: Final = 0.5  # seconds between two looks whether a pipeline has failed
+_LOOK: Final = (
+    0.5  # seconds between two looks whether a pipeline has failed, and whether this driver still is the one
+)
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -93,8 +96,8 @@ def main(argument: str) -> int:
 
 def _run(order: Order, data: Path, ended: threading.Event) -> int:
     profile = order.places()
-    with _only_one(data), _surroundings(profile, data, ended) as around:
-        spark = Spark(data / "engine", _settings(profile))
+    spark = Spark(data / "engine", _settings(profile), Path(order.app))
+    with _only_one(data), _surroundings(profile, data, spark, ended) as around:
         graph = load_app(order.app).resolve()
         rebuild = {name: Rebuild(order.since) for name in order.rebuild}
         engine = Engine(graph, lambda: spark.session, around, rebuild)
@@ -104,17 +107,23 @@ def _run(order: Order, data: Path, ended: threading.Event) -> int:
             if order.work == "catch-up":
                 engine.settle()
             else:
-                _tell_failures(engine, ended)
+                _watch(engine, ended)
         finally:
             engine.stop()
             spark.stop()
     return 0
 
 
-def _tell_failures(engine: Engine, ended: threading.Event) -> None:
-    """Wait for the end, and say meanwhile which pipelines are given up."""
+def _watch(engine: Engine, ended: threading.Event) -> None:
+    """Wait for the end, and say meanwhile which pipelines are given up.
+
+    Raises:
+        FencedError: Another driver has taken the pipelines.
+    """
     told: set[str] = set()
     while not ended.wait(_LOOK):
+        with contextlib.suppress(UnreachableError):
+            engine.require_owner()
         for name, keeper in engine.keepers.items():
             if keeper.error is not None and name not in told:
                 told.add(name)
@@ -140,8 +149,10 @@ def _reached(opened: Callable[[], T], data: Path, ended: threading.Event) -> T:
                 raise
 
 
-@contextmanager
-def _surroundings(profile: Profile, data: Path, ended: threading.Event) -> Iterator[Surroundings]:
+@contextlib.contextmanager
+def _surroundings(
+    profile: Profile, data: Path, spark: Spark, ended: threading.Event
+) -> Iterator[Surroundings]:
     """Log and store of a profile, open while the block runs."""
     clock = SystemClock()
     where = profile.log.resolved() if profile.log else str(data)
@@ -153,34 +164,35 @@ def _surroundings(profile: Profile, data: Path, ended: threading.Event) -> Itera
         committing = partial(reach, "in-sink-commit")
         store = _reached(partial(open_store, url, data, clock, committing), data, ended)
         try:
-            yield Surroundings(
-                data, log, store, clock, cores=_settings(profile).cores, shared=_shared_folder(profile)
-            )
+            shared = _shared_folder(profile, spark)
+            yield Surroundings(data, log, store, clock, cores=_settings(profile).cores, shared=shared)
         finally:
             store.close()
     finally:
         log.close()
 
 
-def _shared_folder(profile: Profile) -> Path | None:
+def _shared_folder(profile: Profile, spark: Spark) -> Folder | None:
     """Where checkpoints are, if not in the data folder.
 
     Raises:
-        BadSettingError: It is not a folder; or workers on other machines would look for a folder of this one.
+        BadSettingError: Workers on other machines would look for a folder of this one.
     """
     if profile.checkpoints is None:
         if not profile.spark.resolved().startswith("local"):
             what = f"the workers of {profile.spark} do not reach the data folder"
-            fix = 'checkpoints = "/a/folder/that/all/reach"'
+            fix = 'checkpoints = "/a/folder/that/all/reach", or "s3a://bucket/checkpoints"'
             raise BadSettingError(what, detail="checkpoints must be where driver and workers are", fix=fix)
         return None
-    folder = profile.checkpoints.resolved().removeprefix("file://")
-    if "://" in folder:
-        what = f"checkpoints cannot be at {profile.checkpoints} yet"
-        raise BadSettingError(
-            what, detail="only folders, such as a mounted share", fix='checkpoints = "/mnt/share"'
-        )
-    return Path(folder)
+    address = profile.checkpoints.resolved()
+    if _by_url(profile):
+        return HadoopFolder(address, lambda: spark.session)
+    return LocalFolder(Path(address.removeprefix("file://")))
+
+
+def _by_url(profile: Profile) -> bool:
+    """Whether checkpoints are where only Hadoop can reach them."""
+    return profile.checkpoints is not None and profile.checkpoints.scheme not in ("", "file")
 
 
 def _tell_when_up(data: Path, spark: Spark) -> None:
@@ -198,11 +210,12 @@ def _tell_when_up(data: Path, spark: Spark) -> None:
 
 
 def _check(order: Order, data: Path) -> int:
-    spark = Spark(
-        data / "engine" if data.exists() else Path(os.devnull).parent, _settings(Profile("embedded"))
-    )
+    folder = data / "engine" if data.exists() else Path(os.devnull).parent
+    spark = Spark(folder, _settings(Profile("embedded")), Path(order.app))
+    profile = order.places()
+    kept = _shared_folder(profile, spark) if profile.checkpoints else None
     try:
-        for checked in check(load_app(order.app).resolve(), data, lambda: spark.session):
+        for checked in check(load_app(order.app).resolve(), data, lambda: spark.session, kept):
             _say({"checked": checked})
     finally:
         spark.stop()
@@ -211,11 +224,11 @@ def _check(order: Order, data: Path) -> int:
 
 def _replay(order: Order, data: Path, ended: threading.Event) -> int:
     profile = order.places()
-    spark = Spark(data / "engine", _settings(profile))
+    spark = Spark(data / "engine", _settings(profile), Path(order.app))
     graph = load_app(order.app).resolve()
     try:
         with (
-            _surroundings(profile, data, ended) as around,
+            _surroundings(profile, data, spark, ended) as around,
             tempfile.TemporaryDirectory(prefix="headwater-") as scratch,
         ):
             for pipeline in graph.pipelines:
@@ -237,7 +250,9 @@ def _settings(profile: Profile) -> SparkSettings:
     cores = SPARK_CORES.number() or os.cpu_count() or 2
     master = profile.spark.resolved()
     master = f"local[{cores}]" if master.startswith("local") else master
-    return SparkSettings(cores, SPARK_MEMORY.read(), master=master, python=profile.python)
+    return SparkSettings(
+        cores, SPARK_MEMORY.read(), master=master, python=profile.python, by_url=_by_url(profile)
+    )
 
 
 def _end_of_input() -> threading.Event:
@@ -255,7 +270,7 @@ def _end_of_input() -> threading.Event:
     return ended
 
 
-@contextmanager
+@contextlib.contextmanager
 def _only_one(data: Path) -> Iterator[None]:
     """One engine per data folder; a dead one's lock is free."""
     (data / "engine").mkdir(parents=True, exist_ok=True)

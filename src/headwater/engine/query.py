@@ -113,8 +113,14 @@ class Query:
         )
 
     def start(self) -> None:
-        """Make what it needs on disk, publish what a crash left unpublished, and run."""
+        """Make what it needs on disk, publish what a crash left unpublished, and run.
+
+        Raises:
+            FencedError: A newer driver has taken the pipelines.
+        """
         store, log = self._around.store, self._around.log
+        self._around.require_owner()
+        epoch = store.take(self.home.query)
         self.home.make(self.made(), len(self.built.inputs))
         if self.table is not None:
             store.create(self.table)
@@ -124,7 +130,6 @@ class Query:
         for topic in topics.values():
             log.opened(topic)  # on Kafka its event time is kept from now on
         self.home.write_skips(topics, store.skipped(self.home.query))
-        epoch = store.take(self.home.query)
         last = store.last(self.home.query)
         for name in mend(self.home.checkpoint, last.batch if last else -1):
             logger.warning(
@@ -143,7 +148,7 @@ class Query:
             starts=self.starts,
         )
         writer = self.built.frame.writeStream.outputMode(self.built.mode)
-        writer = writer.option("checkpointLocation", str(self.home.checkpoint))
+        writer = writer.option("checkpointLocation", self.home.checkpoint.address)
         with _starting:
             self._running = writer.foreachBatch(lambda frame, batch: self._take(sink, frame, batch)).start()
             self._started.set()

@@ -74,7 +74,7 @@ def replay(
     inputs = tuple(_input(name, graph, around) for name in pipeline.inputs)
     entry, kept = _kept(pipeline, version, around)
     store = SqliteStore(scratch / "store", around.clock)
-    apart = replace(around, store=store, scratch=scratch, rows=rows, wait=0.02)
+    apart = replace(around, store=store, scratch=scratch, rows=rows, wait=0.02, owner=None)
     query = Query(
         spark,
         pipeline,

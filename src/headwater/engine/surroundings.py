@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
+from headwater.engine.folder import Folder
 from headwater.engine.home import Home
+from headwater.errors import FencedError
 from headwater.events import Clock
 from headwater.log.protocol import TimedLog
 from headwater.store import Store
 
 __all__ = ["Surroundings"]
+
+_OWNER: Final = "@driver"
+"""What a driver takes in the store, as if it were a query, before it takes the queries one by one."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +32,9 @@ class Surroundings:
         stage_above: Results that are expected to have more rows than this are staged by the workers.
         cores: Into how many tasks a batch is cut.
         wait: The longest wait of an input for events, in seconds.
-        shared: A folder that driver and workers both reach, for checkpoints and large results; the data folder, if
-            left out.
+        shared: A folder that driver and workers both reach, for checkpoints; the data folder, if left out.
         scratch: A folder for queries that are run apart from everything: what they make goes nowhere else.
+        owner: The epoch under which this process has taken all pipelines (see `owned`); None, when it needs none.
     """
 
     data: Path
@@ -39,8 +45,27 @@ class Surroundings:
     stage_above: int = 200_000
     cores: int = 2
     wait: float = 1.0
-    shared: Path | None = None
+    shared: Folder | None = None
     scratch: Path | None = None
+    owner: int | None = None
+
+    def owned(self) -> Surroundings:
+        """The same for a driver that takes all pipelines from the one before, wherever that one is."""
+        return replace(self, owner=self.store.take(_OWNER))
+
+    def require_owner(self) -> None:
+        """Go on only as long as no other driver has taken the pipelines.
+
+        Raises:
+            FencedError: One has.
+        """
+        if self.owner is None:
+            return
+        try:
+            self.store.require(_OWNER, self.owner)
+        except FencedError as newer:
+            what, fix = "another driver runs these pipelines now", "end this one; the other goes on"
+            raise FencedError(what, detail=newer.detail, fix=fix, **newer.data) from None
 
     def home(self, name: str, version: int) -> Home:
         """The folder of a query."""

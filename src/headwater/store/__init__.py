@@ -17,7 +17,7 @@ from headwater.store.definition import (
 )
 from headwater.store.ledger import Counts, InputRange, LedgerEntry
 from headwater.store.places import open_store, views_of
-from headwater.store.protocol import Store
+from headwater.store.protocol import Stager, Store
 from headwater.store.query import Answer, QueryLimits
 from headwater.store.sqlite import SqliteStore, Views
 from headwater.store.view_reader import ViewReader
@@ -35,6 +35,7 @@ __all__ = [
     "QueryLimits",
     "SqliteStore",
     "StagedPart",
+    "Stager",
     "Store",
     "ViewReader",
     "ViewTable",

@@ -92,6 +92,7 @@ class Commit:
         finals: Also tell which rows became final: their window's end lies behind the watermark now, and did not before.
         deletes: Keys of rows to remove, as columns with the names of the key.
         staged: Rows of a view that workers have staged, in place of `rows`; for stores that can.
+        distinct: Take equal rows among those staged for one.
 
     Example:
         >>> view = ViewTable("totals", 1, pa.schema([("k", pa.string()), ("n", pa.int64())]), ("k",))
@@ -108,6 +109,7 @@ class Commit:
     finals: bool = False
     deletes: pa.Table | None = None
     staged: tuple[StagedPart, ...] = ()
+    distinct: bool = False
 
 
 @dataclass(frozen=True)

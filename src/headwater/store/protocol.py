@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+import pyarrow as pa
+
 from headwater.log.wakeup import Waker
-from headwater.store.definition import Aside, Commit, Outgoing, PipelineReport, ViewTable
+from headwater.store.definition import Aside, Commit, Outgoing, PipelineReport, StagedPart, ViewTable
 from headwater.store.ledger import LedgerEntry
 
-__all__ = ["Store"]
+__all__ = ["Stager", "Store"]
+
+
+class Stager(Protocol):
+    """Sends rows ahead of their commit, from any process that it was pickled into; nobody sees them until then."""
+
+    def stage(self, table: ViewTable, batch: int, rows: pa.Table) -> StagedPart:
+        """Send some rows of a batch; the commit names the parts that it publishes."""
 
 
 class Store(Protocol):
@@ -20,6 +29,13 @@ class Store(Protocol):
 
     def take(self, query: str) -> int:
         """A new epoch of this query, larger than all before; runners with an older one are fenced from now on."""
+
+    def require(self, query: str, epoch: int) -> None:
+        """Go on only if this is still the newest epoch of the query.
+
+        Raises:
+            FencedError: A newer runner has taken the query.
+        """
 
     def last(self, query: str) -> LedgerEntry | None:
         """The newest entry of the ledger."""
@@ -40,6 +56,9 @@ class Store(Protocol):
 
     def swap(self, name: str, version: int) -> None:
         """Make a version current, drop the tables of older ones and fence their runners, all at once."""
+
+    def stager(self) -> Stager | None:
+        """What lets workers send the rows of a large batch themselves; None, when they do not reach the store."""
 
     def commit(self, work: Commit) -> bool:
         """Take the work of one batch; False when exactly this batch was taken before.

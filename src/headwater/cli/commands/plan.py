@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headwater.cli.options import DEFAULTS, Options, new_folder
@@ -54,7 +53,7 @@ def plan(app: str, /, *, mermaid: bool = False, spark: bool = True, options: Opt
         planned = planned.with_survey(_survey(options, planned.graph))
         _tell_survey(output, planned)
     if spark and planned.graph.pipelines:
-        planned = planned.with_checks(_checks(output, app, new_folder(options)))
+        planned = planned.with_checks(_checks(output, app, options))
     _tell(output, planned)
     return exit_code(planned)
 
@@ -79,13 +78,13 @@ def _tell_survey(output: Output, planned: Plan) -> None:
         output.text("\n".join(map(escaped, ["", *planned.survey.lines()])))
 
 
-def _checks(output: Output, app: str, folder: Path) -> list[Checked]:
+def _checks(output: Output, app: str, options: Options) -> list[Checked]:
     """What the engine finds out; it takes as long as Spark takes to start."""
     from headwater.runner import check
 
     if not output.json:
         output.note("Spark is starting, to check the pipelines; --no-spark leaves that out")
-    return check(app, folder)
+    return check(app, new_folder(options), options.profile)
 
 
 def _tell(output: Output, planned: Plan) -> None:

@@ -1,19 +1,18 @@
-"""Spark's checkpoint of a query: which offsets a batch covers, and how it gets onto the disk."""
+"""Spark's checkpoint of a query: which offsets a batch covers, and what a power cut leaves of it."""
 
 from __future__ import annotations
 
-import ctypes
 import json
-import os
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import PurePosixPath
 
+from headwater.engine.folder import Folder, LocalFolder
 from headwater.errors import DamagedError
 from headwater.log.storage.frame import LOWEST_TIME
 
-__all__ = ["Offsets", "Planned", "mend", "newest_batch", "next_offsets", "planned_batch", "sync"]
+__all__ = ["Offsets", "Planned", "mend", "newest_batch", "next_offsets", "planned_batch"]
 
 Offsets = Mapping[int, int]
 """Offset by partition."""
@@ -34,10 +33,11 @@ class Planned:
         return self.start != self.end or self.watermark != self.watermark_before
 
 
-def mend(checkpoint: Path, committed: int) -> list[str]:
+def mend(checkpoint: Folder, committed: int) -> list[str]:
     """Take away what a power cut left of a batch that was planned and never committed; the names of what is gone.
 
     A file of a batch that *is* committed was synced before, so if it is damaged, that is not a power cut's doing.
+    Storage that is reached by URL shows a file as a whole or not at all, so there is nothing to mend.
 
     Args:
         checkpoint: The query's checkpoint folder.
@@ -46,38 +46,39 @@ def mend(checkpoint: Path, committed: int) -> list[str]:
     Raises:
         DamagedError: A file of a committed batch cannot be read.
     """
+    if not isinstance(checkpoint, LocalFolder):
+        return []
     gone: list[str] = []
     for kind in ("offsets", "commits"):
-        for number in sorted(_numbers(checkpoint / kind), reverse=True)[:2]:
-            path = checkpoint / kind / str(number)
-            if path.read_bytes().startswith(b"v1"):
+        for number in sorted(_numbers(checkpoint, kind), reverse=True)[:2]:
+            name = f"{kind}/{number}"
+            if checkpoint.read(name).startswith(b"v1"):
                 continue
             if kind == "offsets" and number <= committed:
-                raise _damaged(path, "its contents are gone")
-            path.unlink()
-            gone.append(f"{kind}/{number}")
-    metadata = checkpoint / "metadata"
-    if _numbers(checkpoint / "offsets") and not _names_a_query(metadata):
-        metadata.write_text(json.dumps({"id": str(uuid.uuid4())}))
+                raise _damaged(checkpoint, name, "its contents are gone")
+            (checkpoint.path / name).unlink()
+            gone.append(name)
+    if _numbers(checkpoint, "offsets") and not _names_a_query(checkpoint):
+        checkpoint.write("metadata", json.dumps({"id": str(uuid.uuid4())}).encode())
         gone.append("metadata")
     return gone
 
 
-def _names_a_query(metadata: Path) -> bool:
+def _names_a_query(checkpoint: Folder) -> bool:
     try:
-        return "id" in json.loads(metadata.read_bytes())
+        return "id" in json.loads(checkpoint.read("metadata"))
     except (OSError, ValueError, TypeError):
         return False
 
 
-def newest_batch(checkpoint: Path) -> int | None:
+def newest_batch(checkpoint: Folder) -> int | None:
     """The batch that is planned and not finished; None when there is none."""
-    planned, finished = _numbers(checkpoint / "offsets"), _numbers(checkpoint / "commits")
+    planned, finished = _numbers(checkpoint, "offsets"), _numbers(checkpoint, "commits")
     return max(planned) if planned and max(planned) > max(finished, default=-1) else None
 
 
 def planned_batch(
-    checkpoint: Path, batch: int, inputs: Sequence[str], starts: Mapping[str, Offsets]
+    checkpoint: Folder, batch: int, inputs: Sequence[str], starts: Mapping[str, Offsets]
 ) -> dict[str, Planned]:
     """What Spark planned for a batch, by name of the input; a partition that is new in it starts at 0.
 
@@ -105,7 +106,7 @@ def planned_batch(
 
 
 def next_offsets(
-    checkpoint: Path, inputs: Sequence[str], starts: Mapping[str, Offsets]
+    checkpoint: Folder, inputs: Sequence[str], starts: Mapping[str, Offsets]
 ) -> dict[str, Offsets]:
     """Where a query that is started now reads each input from: a batch that was not finished is run again.
 
@@ -114,7 +115,7 @@ def next_offsets(
         inputs: The names of the query's inputs, in order.
         starts: Where the query began.
     """
-    newest = max(_numbers(checkpoint / "offsets"), default=None)
+    newest = max(_numbers(checkpoint, "offsets"), default=None)
     if newest is None:
         return dict(starts)
     again = newest_batch(checkpoint) is not None
@@ -122,31 +123,31 @@ def next_offsets(
     return {**starts, **{name: read.start if again else read.end for name, read in planned.items()}}
 
 
-def _before(checkpoint: Path, batch: int) -> dict[int, dict[str, int]]:
+def _before(checkpoint: Folder, batch: int) -> dict[int, dict[str, int]]:
     """The newest batch before this one: numbers may have a gap, after the state was spread over more partitions."""
-    known = max((number for number in _numbers(checkpoint / "offsets") if number < batch), default=None)
+    known = max((number for number in _numbers(checkpoint, "offsets") if number < batch), default=None)
     if known is None and batch > 0:
-        raise _damaged(checkpoint / "offsets" / str(batch - 1), "it is missing")
+        raise _damaged(checkpoint, f"offsets/{batch - 1}", "it is missing")
     return {} if known is None else _read(checkpoint, known)
 
 
-def _numbers(folder: Path) -> list[int]:
-    return [int(path.name) for path in folder.iterdir() if path.name.isdigit()] if folder.is_dir() else []
+def _numbers(checkpoint: Folder, kind: str) -> list[int]:
+    return [int(name) for name in checkpoint.names(kind) if name.isdigit()]
 
 
-def _read(checkpoint: Path, batch: int) -> dict[int, dict[str, int]]:
+def _read(checkpoint: Folder, batch: int) -> dict[int, dict[str, int]]:
     """Offsets by number of the input; an input that is used twice stands there twice, with equal offsets."""
-    path = checkpoint / "offsets" / str(batch)
+    name = f"offsets/{batch}"
     try:
-        version, _, *lines = path.read_text().splitlines()
+        version, _, *lines = checkpoint.read(name).decode().splitlines()
         offsets = [json.loads(line) for line in lines if line != "-"]
     except (OSError, ValueError) as error:
-        raise _damaged(path, str(error)) from None
+        raise _damaged(checkpoint, name, str(error)) from None
     if version != "v1":
-        raise _damaged(path, f"its format is {version!r}")
+        raise _damaged(checkpoint, name, f"its format is {version!r}")
     found = {offset["i"]: offset for offset in offsets}
     if any(found[offset["i"]] != offset for offset in offsets):
-        raise _damaged(path, "two uses of one input have different offsets")
+        raise _damaged(checkpoint, name, "two uses of one input have different offsets")
     return found
 
 
@@ -154,24 +155,11 @@ def _positions(offset: dict[str, int]) -> dict[int, int]:
     return {int(name[1:]): position for name, position in offset.items() if name[0] == "p"}
 
 
-def _damaged(path: Path, why: str) -> DamagedError:
+def _damaged(checkpoint: Folder, name: str, why: str) -> DamagedError:
+    path = PurePosixPath(checkpoint.address, name)
     return DamagedError(
-        f"the checkpoint of a pipeline is damaged: {path.parent.name}/{path.name}",
+        f"the checkpoint of a pipeline is damaged: {name}",
         detail=f"{path}: {why}",
         fix=f"headwater run --rebuild {path.parents[3].name}",
         path=str(path),
     )
-
-
-def sync(folder: Path) -> None:
-    """Put the whole file system of this folder on the disk: Spark itself never does."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        libc = ctypes.CDLL(None, use_errno=True)
-        if hasattr(libc, "syncfs"):
-            if libc.syncfs(handle) != 0:
-                raise OSError(ctypes.get_errno(), "the checkpoint could not be synced")
-        else:
-            os.sync()
-    finally:
-        os.close(handle)

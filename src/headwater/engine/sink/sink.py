@@ -18,16 +18,16 @@ from headwater.engine.building.weighted import distinct, net
 from headwater.engine.home import Home
 from headwater.engine.points import reach
 from headwater.engine.sink.bookkeeping import Books, ObservedRows
-from headwater.engine.sink.checkpoint import Planned, planned_batch, sync
+from headwater.engine.sink.checkpoint import Planned, planned_batch
 from headwater.engine.sink.files import ParquetFolder
 from headwater.engine.sink.holding import Hold
 from headwater.engine.sink.outputs import publish
-from headwater.engine.sink.staging import Staging
+from headwater.engine.sink.staging import Staging, staged_in
 from headwater.engine.surroundings import Surroundings
 from headwater.errors import KeyNotUniqueError
 from headwater.log import Topic
 from headwater.pipelines import Drop
-from headwater.store import Commit, LedgerEntry, ViewTable
+from headwater.store import Commit, LedgerEntry, StagedPart, ViewTable
 
 __all__ = ["Sink"]
 
@@ -65,7 +65,7 @@ class Sink:
         self._table = table
         self._topic = topic
         self._starts = starts
-        self._staging = Staging(home.staged)
+        self._staging = Staging(home.staged) if home.staged else None
         self._stage_above = around.stage_above
         self._yield = 1.0  # rows that the last batch made of one event
         self._hold = Hold(around.log, built.pipeline.name) if around.scratch is None else None
@@ -80,15 +80,18 @@ class Sink:
             observed: Tells, after the run, how many rows each input gave to the function.
         """
         reach("before-sink")
+        self._store.require(
+            self._home.query, self._epoch
+        )  # the state that it would write is the next driver's
         began, worked = time.monotonic(), time.thread_time()
         planned = planned_batch(self._home.checkpoint, batch, list(self._starts), self._starts)
         # Always run: Spark's state moves with it, even if the write is skipped.
-        rows = self._run(frame, _events(planned))
+        rows, parts = self._run(frame, batch, _events(planned))
         books = Books(self._built, planned, self._store.skipped(self._home.query), self._log)
         books.require_equal(observed)
-        sync(self._home.checkpoint)
+        self._home.checkpoint.settle()
         reach("before-sink-commit")
-        work = self._work(batch, rows, books, began, worked)
+        work = replace(self._work(batch, rows, books, began, worked), staged=parts)
         if self._files is not None:
             self._files.stage(batch, rows)
         taken = self._commit(work)
@@ -99,7 +102,8 @@ class Sink:
         reach("after-publish")
         if self._hold is not None:
             self._hold.note(work.entry)
-        self._staging.clear()
+        if self._staging is not None:
+            self._staging.clear()
         return taken
 
     def close(self) -> None:
@@ -107,21 +111,28 @@ class Sink:
         if self._hold is not None:
             self._hold.write()
 
-    def _run(self, frame: DataFrame, events: int) -> pa.Table:
+    def _run(self, frame: DataFrame, batch: int, events: int) -> tuple[pa.Table, tuple[StagedPart, ...]]:
         """Compute the rows. A large result is staged; how large it will be, the batch before tells."""
-        large = events * self._yield > self._stage_above
-        rows = self._staging.run(frame) if large else frame.toArrow()
-        self._yield = rows.num_rows / events if events else self._yield
-        return rows
+        rows = self._built.schema.empty_table()
+        parts: tuple[StagedPart, ...] = ()
+        if events * self._yield <= self._stage_above:
+            rows = frame.toArrow()
+        elif (stager := self._store.stager()) and self._table is not None and not self._built.weighted:
+            parts = staged_in(stager, self._table, batch, frame)
+        else:
+            rows = self._staging.run(frame) if self._staging else frame.toArrow()
+        made = rows.num_rows + sum(part.rows for part in parts)
+        self._yield = made / events if events else self._yield
+        return rows, parts
 
     def _commit(self, work: Commit) -> bool:
         try:
             return self._store.commit(work)
         except KeyNotUniqueError:
             rows = distinct(work.rows)
-            if rows.num_rows == work.rows.num_rows:
+            if rows.num_rows == work.rows.num_rows and not work.staged:
                 raise
-            return self._store.commit(replace(work, rows=rows))
+            return self._store.commit(replace(work, rows=rows, distinct=True))
 
     def _work(self, batch: int, rows: pa.Table, books: Books, began: float, worked: float) -> Commit:
         """All that the batch leaves behind."""

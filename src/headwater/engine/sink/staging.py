@@ -1,4 +1,8 @@
-"""Large results do not pass through one process: workers write their parts to files, which are read where they lie."""
+"""Large results do not pass through one process: workers send their parts to the store, if it takes them.
+
+A store in a file takes none. Then they write to files, which are read where they lie; so also where the process needs
+the rows itself.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,46 @@ import shutil
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Final
 
+import msgspec
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import to_arrow_schema
 
-__all__ = ["Staging"]
+from headwater.store import StagedPart, Stager, ViewTable
+
+__all__ = ["Staging", "staged_in"]
+
+_PART: Final = 500_000  # rows that a task holds before it sends them
+
+
+def staged_in(stager: Stager, table: ViewTable, batch: int, frame: DataFrame) -> tuple[StagedPart, ...]:
+    """Run a batch of a view; the rows go from the workers to the store. Only parts of tasks that succeeded count."""
+    told = frame.mapInArrow(partial(_send_parts, stager, table, batch), "part binary").toArrow()
+    return tuple(msgspec.json.decode(part, type=StagedPart) for part in told.column("part").to_pylist())
+
+
+def _send_parts(
+    stager: Stager, table: ViewTable, batch: int, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Send what one task made."""
+    for some in _gathered(batches):
+        part = stager.stage(table, batch, pa.Table.from_batches(some).cast(table.schema))
+        yield pa.RecordBatch.from_pydict({"part": [msgspec.json.encode(part)]})
+
+
+def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+    held: list[pa.RecordBatch] = []
+    for batch in batches:
+        if batch.num_rows:
+            held.append(batch)
+        if sum(one.num_rows for one in held) >= _PART:
+            yield held
+            held = []
+    if held:
+        yield held
 
 
 class Staging:

@@ -14,6 +14,7 @@ from typing import Final
 from pyspark.sql import SparkSession
 
 from headwater.engine.spark.java import Jvm, start_jvm
+from headwater.engine.spark.shipping import ship
 
 __all__ = ["Spark", "SparkSettings"]
 
@@ -23,8 +24,6 @@ _FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBased
 _ROCKS = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 FIXED: Final[dict[str, str]] = {
-    # Offsets and commits cost 7 ms each with this file manager, 28 with the default.
-    f"{_STREAMING}checkpointFileManagerClass": _FILES,
     f"{_STATE}providerClass": _ROCKS,
     f"{_STATE}rocksdb.changelogCheckpointing.enabled": "true",
     # stop() must return; the range of a batch is read from the offsets of the batch before.
@@ -52,6 +51,7 @@ class SparkSettings:
         worker_memory: What one Python worker may take before it is stopped.
         master: Where tasks run; in this machine, if left out.
         python: The Python of the workers, or an archive with one; this very one, if left out.
+        by_url: Whether checkpoints are at a URL rather than in a folder.
         quick: Start fast rather than run fast: Java compiles little. For tests.
     """
 
@@ -61,6 +61,7 @@ class SparkSettings:
     quick: bool = False
     master: str = ""
     python: str | None = None
+    by_url: bool = False
 
     @property
     def here(self) -> bool:
@@ -71,10 +72,14 @@ class SparkSettings:
         """As Spark's settings."""
         loopback = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
         packed = {"spark.archives": f"{self.python}#environment"} if self.packed else {}
+        # In a folder, offsets and commits cost 7 ms each with this file manager, 28 with the default one; which gives
+        # files their names without a race, where storage can.
+        files = {} if self.by_url else {f"{_STREAMING}checkpointFileManagerClass": _FILES}
         return {
             **FIXED,
             **(loopback if self.here else {}),
             **packed,
+            **files,
             "spark.master": self.master or f"local[{self.cores}]",
             "spark.executorEnv.MALLOC_ARENA_MAX": "1",
             "spark.app.name": "headwater",
@@ -99,10 +104,12 @@ class Spark:
     Args:
         folder: Where its messages and temporary files go.
         settings: How large it may be.
+        app: The user's file, whose code workers run; they get the modules beside it.
     """
 
-    def __init__(self, folder: Path, settings: SparkSettings | None = None) -> None:
+    def __init__(self, folder: Path, settings: SparkSettings | None = None, app: Path | None = None) -> None:
         self._folder = folder
+        self._app = app
         self._settings = settings or SparkSettings()
         self._jvm: Jvm | None = None
         self._session: SparkSession | None = None
@@ -134,6 +141,8 @@ class Spark:
         finally:
             del os.environ["PYSPARK_GATEWAY_PORT"], os.environ["PYSPARK_GATEWAY_SECRET"]
         _write_no_checksums(session)
+        if self._app is not None:
+            ship(session, self._app, Path(scratch))
         # PySpark and py4j print every error a second time.
         for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger", "py4j.clientserver"):
             logging.getLogger(name).disabled = True

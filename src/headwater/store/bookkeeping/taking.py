@@ -17,7 +17,7 @@ from headwater.store.changes import Changes
 from headwater.store.definition import Commit, ViewTable
 from headwater.store.ledger import LedgerEntry
 
-__all__ = ["Apply", "next_epoch", "take_batch"]
+__all__ = ["Apply", "next_epoch", "require_epoch", "take_batch"]
 
 
 Apply = Callable[[tuple[int | None, int] | None], Changes]
@@ -38,7 +38,7 @@ def take_batch(session: Session, work: Commit, apply: Apply | None) -> bool:
         UnknownViewError: The view's table was never created.
     """
     entry = work.entry
-    _require_epoch(session, entry)
+    require_epoch(session, entry.query, entry.epoch)
     known = find_entry(session, entry.query, entry.batch)
     if known is not None and known.same_range(entry):
         return False
@@ -77,15 +77,20 @@ def next_epoch(session: Session, query: str) -> int:
     return int(epoch)
 
 
-def _require_epoch(session: Session, entry: LedgerEntry) -> None:
-    found = session.execute("SELECT epoch FROM hw$epochs WHERE query = ?", (entry.query,)).fetchone()
+def require_epoch(session: Session, query: str, epoch: int) -> None:
+    """Raise unless this is the newest epoch of the query.
+
+    Raises:
+        FencedError: Another runner has taken the query.
+    """
+    found = session.execute("SELECT epoch FROM hw$epochs WHERE query = ?", (query,)).fetchone()
     current = found[0] if found else 0
-    if current != entry.epoch:
+    if current != epoch:
         raise FencedError(
-            f'query "{entry.query}" is at epoch {current}: another runner has taken it',
-            detail=f"this runner has epoch {entry.epoch}; its batch {entry.batch} was not taken",
+            f'query "{query}" is at epoch {current}: another runner has taken it',
+            detail=f"this runner has epoch {epoch}; nothing of its batch was taken",
             fix="stop this runner; the other one goes on",
-            query=entry.query,
+            query=query,
             epoch=current,
         )
 

@@ -33,9 +33,18 @@ def stage_part(session: PostgresSession, table: ViewTable, batch: int, rows: pa.
     return part
 
 
-def source_of(parts: tuple[StagedPart, ...]) -> str:
-    """All rows of these parts, for SQL text."""
-    return f"({' UNION ALL '.join(f'SELECT * FROM {_target(part)}' for part in parts)})"
+def source_of(parts: tuple[StagedPart, ...], once: int = 0) -> str:
+    """All rows of these parts, for SQL text.
+
+    Args:
+        parts: The parts.
+        once: If given, of equal rows only one is meant; it is the number of columns.
+    """
+    rows = f"({' UNION ALL '.join(f'SELECT * FROM {_target(part)}' for part in parts)})"
+    if not once:
+        return rows
+    columns = ", ".join(f"c{number}" for number in range(once))
+    return f"(SELECT min(n) AS n, {columns} FROM {rows} r GROUP BY {columns})"
 
 
 def require_whole(session: PostgresSession, parts: tuple[StagedPart, ...]) -> None:

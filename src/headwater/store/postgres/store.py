@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from typing import TypeVar
 
 import pyarrow as pa
@@ -20,7 +21,7 @@ from headwater.store.bookkeeping.ledger_rows import find_entry, last_entry
 from headwater.store.bookkeeping.outbox import note_published, read_outbox
 from headwater.store.bookkeeping.registry import current_table
 from headwater.store.bookkeeping.reports import write_report
-from headwater.store.bookkeeping.taking import next_epoch, take_batch
+from headwater.store.bookkeeping.taking import next_epoch, require_epoch, take_batch
 from headwater.store.changes import Changes
 from headwater.store.definition import Aside, Commit, Outgoing, PipelineReport, StagedPart, ViewTable
 from headwater.store.ledger import LedgerEntry
@@ -31,7 +32,7 @@ from headwater.store.postgres.staging import drop_parts, stage_part
 from headwater.store.postgres.upsert import ViewWrite
 from headwater.store.postgres.view_tables import create_table, swap_table
 
-__all__ = ["PostgresStore"]
+__all__ = ["PostgresStager", "PostgresStore"]
 
 _T = TypeVar("_T")
 _COMMITS = 0x48573032  # advisory locks of transactions that take a batch; the second number is of the query
@@ -74,6 +75,7 @@ class PostgresStore:
         *,
         reader: str | None = None,
     ) -> None:
+        self._url = url
         self._about_to_commit = about_to_commit or (lambda: None)
         self._clock: Clock = SystemClock() if clock is None else clock
         self.connections = Connections(url)
@@ -103,6 +105,14 @@ class PostgresStore:
         except LockedError:
             self._ask(lambda session: session.execute(_HOLDERS, (_COMMITS, query)).fetchall())
             return self._write(taken)
+
+    def require(self, query: str, epoch: int) -> None:
+        """Go on only if this is still the newest epoch of the query.
+
+        Raises:
+            FencedError: A newer runner has taken the query.
+        """
+        self._ask(lambda session: require_epoch(session, query, epoch))
 
     def last(self, query: str) -> LedgerEntry | None:
         """The newest entry of the ledger."""
@@ -164,6 +174,10 @@ class PostgresStore:
             return sent
 
         return self._write(taken, before=None if view is None else view.prepare)
+
+    def stager(self) -> PostgresStager:
+        """What lets workers send the rows of a large batch themselves."""
+        return PostgresStager(self._url)
 
     def stage(self, table: ViewTable, batch: int, rows: pa.Table) -> StagedPart:
         """Send some rows of a batch ahead of its commit, from any process; nobody sees them until then.
@@ -246,6 +260,26 @@ class PostgresStore:
             return do()
         except UnreachableError:
             return do()
+
+
+@dataclass(frozen=True)
+class PostgresStager:
+    """Opens the store in the process that it was pickled into, once, and sends rows there.
+
+    Args:
+        url: Of the database; not shown, since it may hold a password.
+    """
+
+    url: str = field(repr=False)
+
+    def stage(self, table: ViewTable, batch: int, rows: pa.Table) -> StagedPart:
+        """Send some rows of a batch; the commit names the parts that it publishes."""
+        return _opened(self.url).stage(table, batch, rows)
+
+
+@lru_cache
+def _opened(url: str) -> PostgresStore:
+    return PostgresStore(url)
 
 
 def _applied(

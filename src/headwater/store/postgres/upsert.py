@@ -53,7 +53,7 @@ class ViewWrite:
         columns, self._gone = written(table, self._rows), written(table, gone)
         keys = [columns[number] for number in self._keys]
         _require_unique(table, keys, self._gone)
-        self._parts = work.staged
+        self._parts, self._distinct = work.staged, work.distinct
         self._null_keys = [
             bool(key.null_count or other.null_count or any(part.null_keys[number] for part in self._parts))
             for number, (key, other) in enumerate(zip(keys, self._gone, strict=True))
@@ -103,7 +103,9 @@ class ViewWrite:
 
     @property
     def _source(self) -> str:
-        return source_of(self._parts) if self._parts else f"pg_temp.{self._staged}"
+        if not self._parts:
+            return f"pg_temp.{self._staged}"
+        return source_of(self._parts, len(self._slots) if self._distinct else 0)
 
     @property
     def _staged(self) -> str:

@@ -22,7 +22,7 @@ from headwater.store.bookkeeping.ledger_rows import find_entry, last_entry
 from headwater.store.bookkeeping.outbox import note_published, read_outbox
 from headwater.store.bookkeeping.registry import current_table
 from headwater.store.bookkeeping.reports import write_report
-from headwater.store.bookkeeping.taking import next_epoch, take_batch
+from headwater.store.bookkeeping.taking import next_epoch, require_epoch, take_batch
 from headwater.store.definition import Aside, Commit, Outgoing, PipelineReport, ViewTable
 from headwater.store.ledger import LedgerEntry
 from headwater.store.sqlite.connection import connect, transaction, translated
@@ -76,6 +76,15 @@ class SqliteStore:
         with self._writing():
             return next_epoch(self._connection, query)
 
+    def require(self, query: str, epoch: int) -> None:
+        """Go on only if this is still the newest epoch of the query.
+
+        Raises:
+            FencedError: A newer runner has taken the query.
+        """
+        with self._reading():
+            require_epoch(self._connection, query, epoch)
+
     def last(self, query: str) -> LedgerEntry | None:
         """The newest entry of the ledger."""
         with self._reading():
@@ -109,6 +118,9 @@ class SqliteStore:
         """
         with self._writing():
             swap_table(self._connection, name, version)
+
+    def stager(self) -> None:
+        """Nothing: workers do not reach a file of this machine."""
 
     def commit(self, work: Commit) -> bool:
         """Take the work of one batch; False when exactly this batch was taken before.
