@@ -151,13 +151,14 @@ def replay(app: str | Path, data: Path, names: Sequence[str] = (), rows: int = 0
         yield line["replayed"]
 
 
-def check(app: str | Path, data: Path) -> list[Checked]:
+def check(app: str | Path, data: Path, profile: str | None = None) -> list[Checked]:
     """What Spark says about the app's pipelines, and whether what ran before in the data folder can go on.
 
     Raises:
         HeadwaterError: Spark did not start.
     """
-    lines = _told({"app": str(Path(app).absolute()), "data": str(data), "work": "check"})
+    order = {"app": str(Path(app).absolute()), "data": str(data), "work": "check"}
+    lines = _told(order | {"profile": profile or "", "here": str(Path.cwd())})
     return [msgspec.convert(line["checked"], Checked) for line in lines]
 
 

@@ -23,10 +23,11 @@ from headwater.store import SqliteStore
 __all__ = ["check"]
 
 
-def check(graph: Graph, data: Path, spark: Callable[[], SparkSession]) -> Iterator[Checked]:
+def check(graph: Graph, data: Path, spark: Callable[[], SparkSession], log_at: str = "") -> Iterator[Checked]:
     """Check all pipelines of an app against Spark, and against what ran before in the data folder.
 
     Nothing is read from the data folder but what earlier runs noted about themselves, and nothing is written there.
+    `log_at` is where the log will be: pipelines in real-time mode need a Kafka.
     """
     clock = SystemClock()
     with (
@@ -34,7 +35,8 @@ def check(graph: Graph, data: Path, spark: Callable[[], SparkSession]) -> Iterat
         EventLog(scratch) as log,
     ):
         store = SqliteStore(Path(scratch, "store"), clock)
-        engine = Engine(graph, spark, Surroundings(log.folder, log, store, clock, wait=0.02))
+        around = Surroundings(log.folder, log, store, clock, wait=0.02, rehearsed=log_at or log.where)
+        engine = Engine(graph, spark, around)
         engine.start()
         for topic in graph.topics:  # a time mark is enough for a batch
             for partition in log.opened(topic.name).partitions:
@@ -68,6 +70,11 @@ def _made_before(data: Path, name: str) -> Made | None:
 
 def _notes(query: Query) -> Iterator[str]:
     built = query.built
+    if built.pipeline.realtime:
+        yield "real-time mode can run it; nothing is counted, and what cannot be read is left out"
+        if built.stateful:
+            yield "state is kept for ever, and a row goes out whenever it changes"
+        return
     if built.finals:
         yield "rows are shown while their window is open, and marked as open"
     if built.mode == "append" and built.stateful:

@@ -115,7 +115,13 @@ def _surroundings(profile: Profile, data: Path) -> Iterator[Surroundings]:
         store = open_store(url, data, clock, partial(reach, "in-sink-commit"))
         try:
             yield Surroundings(
-                data, log, store, clock, cores=_settings(profile).cores, shared=_shared_folder(profile)
+                data,
+                log,
+                store,
+                clock,
+                cores=_settings(profile).cores,
+                shared=_shared_folder(profile),
+                jars=profile.jars,
             )
         finally:
             store.close()
@@ -163,11 +169,18 @@ def _check(order: Order, data: Path) -> int:
         data / "engine" if data.exists() else Path(os.devnull).parent, _settings(Profile("embedded"))
     )
     try:
-        for checked in check(load_app(order.app).resolve(), data, lambda: spark.session):
+        graph = load_app(order.app).resolve()
+        log_at = _log_at(order) if any(pipeline.realtime for pipeline in graph.pipelines) else ""
+        for checked in check(graph, data, lambda: spark.session, log_at):
             _say({"checked": checked})
     finally:
         spark.stop()
     return 0
+
+
+def _log_at(order: Order) -> str:
+    log = order.places().log
+    return log.resolved() if log else ""
 
 
 def _replay(order: Order, data: Path) -> int:
@@ -180,7 +193,9 @@ def _replay(order: Order, data: Path) -> int:
             tempfile.TemporaryDirectory(prefix="headwater-") as scratch,
         ):
             for pipeline in graph.pipelines:
-                if pipeline.kind is not Kind.FILES and (not order.names or pipeline.name in order.names):
+                if pipeline.kind is Kind.FILES or pipeline.realtime:
+                    continue  # no ledger says what to run again
+                if not order.names or pipeline.name in order.names:
                     folder = Path(scratch, pipeline.name)
                     done = replay(spark.session, graph, pipeline, around, folder, order.rows or 100_000)
                     _say({"replayed": done})

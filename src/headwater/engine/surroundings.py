@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 from headwater.engine.home import Home
@@ -28,6 +29,9 @@ class Surroundings:
         wait: The longest wait of an input for events, in seconds.
         shared: A folder that driver and workers both reach, for checkpoints and large results; the data folder, if
             left out.
+        rehearsed: Where the log would be, if this is a rehearsal over nothing.
+        jars: A folder with the jars of Spark's Kafka connector; they are fetched, if left out.
+        realtime_batch: How long a batch of a real-time query is: what it may do again after a crash.
         scratch: A folder for queries that are run apart from everything: what they make goes nowhere else.
     """
 
@@ -40,7 +44,16 @@ class Surroundings:
     cores: int = 2
     wait: float = 1.0
     shared: Path | None = None
+    rehearsed: str = ""
+    jars: str | None = None
+    realtime_batch: timedelta = timedelta(seconds=30)
     scratch: Path | None = None
+
+    @property
+    def kafka(self) -> str | None:
+        """The address of the log, if it is a Kafka."""
+        where = self.rehearsed or self.log.where
+        return where if where.startswith("kafka://") else None
 
     def home(self, name: str, version: int) -> Home:
         """The folder of a query."""

@@ -48,7 +48,7 @@ def plan(app: str, /, *, mermaid: bool = False, spark: bool = True, options: Opt
         places = [*describe(options.settled, options.data), ""] if options.settled.place else []
         output.text("\n".join(map(escaped, [*places, *planned.lines()])))
     if spark and planned.graph.pipelines:
-        planned = planned.with_checks(_checks(output, app, new_folder(options)))
+        planned = planned.with_checks(_checks(output, app, new_folder(options), options.profile))
     _tell(output, planned)
     return exit_code(planned)
 
@@ -60,13 +60,13 @@ def exit_code(planned: Plan) -> int:
     return 4 if planned.refused else 0
 
 
-def _checks(output: Output, app: str, folder: Path) -> list[Checked]:
+def _checks(output: Output, app: str, folder: Path, profile: str | None) -> list[Checked]:
     """What the engine finds out; it takes as long as Spark takes to start."""
     from headwater.runner import check
 
     if not output.json:
         output.note("Spark is starting, to check the pipelines; --no-spark leaves that out")
-    return check(app, folder)
+    return check(app, folder, profile)
 
 
 def _tell(output: Output, planned: Plan) -> None:
