@@ -106,7 +106,7 @@ def judged(query: str, sent: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
 def has_large(broker: Broker, name: str, sent: list[dict[str, Any]]) -> bool:
     """Whether every selected row is there at least once; nothing else may be."""
     query = (
-        "select id, upper(shop), (price::decimal(10,2) * 2)::text, at::timestamp, v from orders where v > 4"
+        'select id, upper(shop), (price::decimal(10,2) * 2)::text, "at"::timestamp, v from orders where v > 4'
     )
     found = {
         (row["id"], row["shop"], row["price"], row["at"], row["more"]["v"], key)
@@ -137,14 +137,14 @@ def test_sums_are_those_of_a_batch_query_and_go_on_after_a_failure(kafka: Broker
     app.stream(f"sums_{name}", key="shop", latency="realtime", sql=sql)
     sent = [order(number) for number in range(300)]
     with running(app, tmp_path, kafka) as world:
-        world.client.send_many(name, sent[:100])
+        with world.client.producer(name, id="till-1") as producer:  # in a transaction
+            for row in sent[:50]:
+                producer.send(row)
         other = Producer({"bootstrap.servers": kafka.address})
         for value in (b'{"id": "x"', b'{"shop": "no id", "v": 9}', b'{"id": 1, "v": "text"}', None):
             other.produce(name, value, key=b"5")
         other.flush(10)
-        with world.client.producer(name, id="till-1") as producer:  # in a transaction
-            for row in sent[100:150]:
-                producer.send(row)
+        world.client.send_many(name, sent[50:150])
         world.engine.settle()
         check_sums(kafka, name, sent[:150])
         world.client.send_many(name, sent[150:])
@@ -181,7 +181,7 @@ def test_an_engine_killed_in_real_time_mode_loses_nothing(
     engine.start()
     try:
         with hw.connect(f"kafka://{kafka.address}") as client:
-            eventually(lambda: name in {topic.name for topic in client.topics()})
+            eventually(lambda: name in set(client.topics()))
             client.send_many(name, sent[:150])
             eventually(lambda: has_large(kafka, name, sent[:150]))
             killed = engine.pid
@@ -251,6 +251,12 @@ def test_the_plan_says_what_qualifies_and_where():
     assert (first.error, first.mode, first.stateful) == (None, "update", ("aggregate",))
     assert "real-time mode can run it" in first.notes[0]
     assert second.error is None
-    first, _ = check(app.resolve(), Path("nowhere"), spark)
-    assert first.error is not None
-    assert "embedded log" in first.error["title"]
+
+
+def test_the_plan_refuses_real_time_mode_on_the_embedded_log():
+    app = hw.App("shop")
+    app.topic("orders", ORDERS, time="at")
+    app.stream("fast", latency="realtime", sql="select shop from orders")
+    (checked,) = check(app.resolve(), Path("nowhere"), lambda: shared_spark().session)
+    assert checked.error is not None
+    assert "embedded log" in checked.error["title"]

@@ -50,14 +50,24 @@ def load_connector(spark: SparkSession, folder: str | None, tell: Callable[[str]
         MissingConnectorError: The jars are not to be had, or are not the ones in `JARS`.
     """
     with _loading:
-        if not any(_MARK in row[0] for row in spark.sql("LIST JARS").collect()):
-            if not folder:
-                tell("fetching Spark's Kafka connector: five jars, once for this machine")
-            for path in _in(folder) if folder else _fetched(spark):
-                spark.sql(f"ADD JAR '{path}'")
-    # Java looks for sources and sinks through a thread's own loader, and each of our threads has one of Java's.
-    loader = spark._jsparkSession.sharedState().jarClassLoader()
-    _jvm(spark).java.lang.Thread.currentThread().setContextClassLoader(loader)
+        if any(_MARK in row[0] for row in spark.sql("LIST JARS").collect()):
+            return
+        if not folder:
+            tell("fetching Spark's Kafka connector: five jars, once for this machine")
+        for path in _in(folder) if folder else _fetched(spark):
+            _add(spark, path)
+
+
+def _add(spark: SparkSession, path: str) -> None:
+    """Give a jar to all workers and all of the driver.
+
+    ADD JAR would give it to one thread of the driver: those that take in results of tasks would not know its classes,
+    and the first batch would fail when it ends. The loader that Spark itself was loaded by serves all threads.
+    """
+    jvm = _jvm(spark)
+    loader = spark._jsparkSession.sharedState().jarClassLoader().getParent()
+    loader.addURL(jvm.java.io.File(path).toURI().toURL())
+    spark.sparkContext._jsc.addJar(path)
 
 
 def _in(folder: str) -> list[str]:

@@ -19,7 +19,7 @@ _RUN: Final = (
 )
 """Steps that real-time mode runs, or that are no steps of their own."""
 _NAMED: Final = {
-    "Deduplicate": "dropDuplicates",
+    "Deduplicate": "distinct or dropDuplicates",
     "DeduplicateWithinWatermark": "dropDuplicatesWithinWatermark",
     "Distinct": "distinct",
     "GlobalLimit": "limit",
