@@ -43,7 +43,7 @@ def _pipelines(moment: Callable[[str], str]) -> str:
     return f"""
         WITH known(name) AS (SELECT pipeline FROM hw$reports UNION SELECT pipeline FROM hw$totals),
              seen(name, version) AS (SELECT name, {_current("known.name")} FROM known)
-        SELECT s.name, s.version, r.kind, r.latency, r.delivery, r.state, r.detail, {moment("r.since")} AS since,
+        SELECT s.name, s.version, r.kind, r.state, r.detail, {moment("r.since")} AS since,
                t.watermark, {moment("t.watermark")} AS watermark_at, {_COUNTS},
                {_kept("t.in_ - t.used - t.late - t.quarantined - t.dropped", "unaccounted")},
                {_kept("t.rows", "rows")}, {_kept("t.batches", "batches")},
@@ -51,7 +51,8 @@ def _pipelines(moment: Callable[[str], str]) -> str:
                {moment("t.committed_at")} AS last_commit_at,
                r.error, coalesce(r.inputs, '[]') AS inputs, r.place, r.doc,
                (SELECT max(b.version) FROM hw$reports b WHERE b.pipeline = s.name AND b.version > s.version)
-                   AS rebuilding
+                   AS rebuilding,
+               r.latency, r.delivery
         FROM seen s
         LEFT JOIN hw$reports r ON r.pipeline = s.name AND r.version = s.version
         LEFT JOIN hw$totals t ON t.query = s.name || '@' || s.version
