@@ -9,7 +9,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
-from typing import TypeAlias, TypedDict, Unpack, overload
+from typing import Any, TypeAlias, TypedDict, Unpack, overload
 
 from headwater.errors import BadAppError, BadPipelineError, HeadwaterError, Place
 from headwater.events import DeviceClock
@@ -123,9 +123,13 @@ class App:
         return self._declare(name, type_, options)
 
     @overload
-    def view(self, name: str | None = ..., /, *, key: Columns, late: Late | str = ...) -> Decorator: ...
+    def view(
+        self, name: str | None = ..., /, *, key: Columns, late: Late | str = ..., latency: str | None = ...
+    ) -> Decorator: ...
     @overload
-    def view(self, name: str, /, *, key: Columns, late: Late | str = ..., sql: str) -> Pipeline: ...
+    def view(
+        self, name: str, /, *, key: Columns, late: Late | str = ..., latency: str | None = ..., sql: str
+    ) -> Pipeline: ...
     def view(
         self,
         name: str | Function | None = None,
@@ -133,6 +137,7 @@ class App:
         *,
         key: Columns | None = None,
         late: Late | str = "keep",
+        latency: str | None = None,
         sql: str | None = None,
     ) -> Decorator | Pipeline:
         """Declare a view: a table with one row per key, kept up to date, and a topic of its changes.
@@ -141,6 +146,7 @@ class App:
             name: Its name; that of the function, if left out.
             key: The column or columns that identify a row.
             late: What happens to late events: "keep" them aside, "drop" them, or `hw.correct(for_=…)`.
+            latency: A view is made in batches: "realtime", which a stream can ask for, is refused by the plan.
             sql: A query in place of a function; then the name is needed, and no function follows.
 
         Raises:
@@ -152,17 +158,30 @@ class App:
             >>> app.view("by_category", key="category", sql=sql).inputs
             ('orders',)
         """
-        return self._pipeline(Kind.VIEW, name, sql, key=key, late=late)
+        return self._pipeline(Kind.VIEW, name, sql, key=key, late=late, latency=latency)
 
     @overload
     def stream(self, function: Function, /) -> Pipeline: ...
     @overload
     def stream(
-        self, name: str | None = ..., /, *, key: Columns | None = ..., late: Late | str = ...
+        self,
+        name: str | None = ...,
+        /,
+        *,
+        key: Columns | None = ...,
+        late: Late | str = ...,
+        latency: str | None = ...,
     ) -> Decorator: ...
     @overload
     def stream(
-        self, name: str, /, *, key: Columns | None = ..., late: Late | str = ..., sql: str
+        self,
+        name: str,
+        /,
+        *,
+        key: Columns | None = ...,
+        late: Late | str = ...,
+        latency: str | None = ...,
+        sql: str,
     ) -> Pipeline: ...
     def stream(
         self,
@@ -171,6 +190,7 @@ class App:
         *,
         key: Columns | None = None,
         late: Late | str = "keep",
+        latency: str | None = None,
         sql: str | None = None,
     ) -> Decorator | Pipeline:
         """Declare a stream: rows that become events of a topic; it may be used as a bare decorator.
@@ -179,6 +199,8 @@ class App:
             name: Its name; that of the function, if left out.
             key: The column or columns that say what a row is about; rows of one key stay in order.
             late: What happens to late events: "keep" them aside, "drop" them, or `hw.correct(for_=…)`.
+            latency: "realtime" for results within milliseconds, on Kafka, for a stream that reads one topic and is
+                Spark SQL throughout; at least once, outside ledger and identity. `headwater plan` says whether it can.
             sql: A query in place of a function; then the name is needed, and no function follows.
 
         Raises:
@@ -191,8 +213,11 @@ class App:
             ...     return orders.where("amount > 100")
             >>> big.kind.value, big.inputs
             ('stream', ('orders',))
+            >>> fast = app.stream("fast", latency="realtime", sql="select * from orders where amount > 100")
+            >>> fast.delivery
+            'at least once, outside ledger and identity'
         """
-        return self._pipeline(Kind.STREAM, name, sql, key=key, late=late)
+        return self._pipeline(Kind.STREAM, name, sql, key=key, late=late, latency=latency)
 
     def files(self, path: str | Path, /, *, name: str | None = None, late: Late | str = "keep") -> Decorator:
         """Declare Parquet files, with a list of those that are complete, in a folder.
@@ -238,13 +263,11 @@ class App:
         kind: Kind,
         name: str | Function | None,
         sql: str | None,
-        *,
-        key: Columns | None,
-        late: Late | str,
+        **options: Any,
     ) -> Decorator | Pipeline:
         place = Place.of_caller()
         text = name if isinstance(name, str) else None
-        wanted = Wanted.of(kind, text, key=key, late=late, place=place)
+        wanted = Wanted.of(kind, text, place=place, **options)
         if sql is not None:
             return self._add(wanted.of_sql(sql))
         if name is None or isinstance(name, str):

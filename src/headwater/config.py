@@ -69,5 +69,25 @@ CHECKPOINTS = Setting(
     "",
     "Where Spark keeps checkpoints, if not in the data folder: a folder or URL that all reach.",
 )
+JARS = Setting(
+    "jars",
+    "",
+    "A folder with the jars of Spark's Kafka connector, for real-time mode; fetched, if there is none.",
+)
+REALTIME_PARTITIONS = Setting(
+    "realtime_partitions",
+    "1",
+    "Into how many parts the state of a real-time pipeline is cut, when it first runs.",
+)
 ADDRESSES = (LOG, STORE, SPARK, CHECKPOINTS)
-SETTINGS = (DATA, PORT, SPARK_CORES, SPARK_MEMORY, JAVA_PATIENCE, PROFILE, *ADDRESSES)
+SETTINGS = (
+    DATA,
+    PORT,
+    SPARK_CORES,
+    SPARK_MEMORY,
+    JAVA_PATIENCE,
+    REALTIME_PARTITIONS,
+    JARS,
+    PROFILE,
+    *ADDRESSES,
+)

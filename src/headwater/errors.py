@@ -19,7 +19,8 @@
     │   ├── BadPipelineError       a view, stream or file output that cannot be
     │   │   ├── BadSqlError        SQL text that cannot be read
     │   │   ├── UnknownInputError  a pipeline reads what the app does not declare
-    │   │   └── CycleError         pipelines that wait for one another
+    │   │   ├── CycleError         pipelines that wait for one another
+    │   │   └── NotRealtimeError   a pipeline that real-time mode cannot run
     │   ├── TimeColumnMissingError the event-time column is not in the type
     │   ├── TooLargeError          an event, line or body over its limit
     │   ├── UnknownTopicError      no topic of that name
@@ -49,6 +50,7 @@
         ├── PortTakenError         the address is in use
         ├── NoJavaError            no Java that Spark could run on
         ├── MissingPackageError    an optional Python package is not installed
+        ├── MissingConnectorError  Spark's Kafka connector is not there, or not the one we know
         ├── BadCredentialsError    a server does not accept who we say we are
         ├── MissingProgramError    a program that a local service needs
         ├── ServiceFailedError     a local service ended or did not start
@@ -99,12 +101,14 @@ __all__ = [
     "KeyNotUniqueError",
     "LedgerMismatchError",
     "LockedError",
+    "MissingConnectorError",
     "MissingPackageError",
     "MissingProgramError",
     "MissingSecretError",
     "NeedsConfirmationError",
     "NewerFormatError",
     "NoJavaError",
+    "NotRealtimeError",
     "NotWritableError",
     "OverloadedError",
     "Place",
@@ -397,6 +401,17 @@ class CycleError(BadPipelineError):
     code = "CYCLE"
 
 
+class NotRealtimeError(BadPipelineError):
+    """A pipeline asks for `latency="realtime"`, and real-time mode cannot run it; the message names the part.
+
+    What can: a stream that reads one topic on Kafka and is Spark SQL throughout: select, where, expressions, and
+    groups whose rows go out whenever they change. What cannot: Python functions, joins, views, windows that wait until
+    they are final, the embedded log.
+    """
+
+    code = "NOT_REALTIME"
+
+
 class TimeColumnMissingError(UsageError):
     """A topic's `time=` names a column that its type does not have, or that holds no timestamps."""
 
@@ -646,6 +661,16 @@ class MissingPackageError(EnvironmentFaultError):
     """What was asked for needs a Python package that is not installed; the fix installs it."""
 
     code = "MISSING_PACKAGE"
+
+
+class MissingConnectorError(EnvironmentFaultError):
+    """The jars of Spark's Kafka connector could not be fetched, or are not the ones that were tried.
+
+    Only pipelines with `latency="realtime"` need them. Without a network, give them as files: `HEADWATER_JARS`, or
+    `jars` of the profile.
+    """
+
+    code = "MISSING_CONNECTOR"
 
 
 class BadCredentialsError(EnvironmentFaultError):

@@ -15,21 +15,16 @@ from headwater.app import App
 from headwater.errors import Place
 from headwater.events import to_ddl
 from headwater.log import Topic, Values
-from headwater.pipelines import Correct, Graph, Kind, Pipeline
+from headwater.pipelines import Correct, Graph, Pipeline
 from headwater.store import ViewTable
 from headwater.survey import Survey
 from headwater.units import spoken
 
-__all__ = ["DELIVERY", "Checked", "Fit", "Mode", "Plan"]
+__all__ = ["Checked", "Fit", "Mode", "Plan"]
 
 Mode: TypeAlias = Literal["append", "update"]
 Fit: TypeAlias = Literal["new", "kept", "rebuild", "refused"]
 
-DELIVERY: Final = {
-    Kind.VIEW: "effectively once: rows, ledger and outbox commit together",
-    Kind.STREAM: "effectively once: outbox + idempotent producer",
-    Kind.FILES: "effectively once: atomic rename + manifest",
-}
 _FITS: Final = {
     "new": "starts at the beginning of its inputs",
     "kept": "goes on where it stopped",
@@ -139,7 +134,8 @@ class Plan:
             "late": str(pipeline.late),
             "waits": {name: length.total_seconds() for name, length in self._waits(pipeline)},
             "corrects_for": corrects.total_seconds() or None,
-            "delivery": DELIVERY[pipeline.kind],
+            "latency": pipeline.latency,
+            "delivery": pipeline.delivery,
             "path": pipeline.path,
             "sql": pipeline.sql,
             "doc": pipeline.doc,
@@ -208,9 +204,13 @@ class Plan:
         if pipeline.path:
             yield f"  folder    {pipeline.path}"
         yield f"  late      {self._late(pipeline)}"
-        yield f"  delivery  {DELIVERY[pipeline.kind]}"
+        if pipeline.latency:
+            yield f"  latency   {pipeline.latency}: Spark's real-time mode"
+        yield f"  delivery  {pipeline.delivery}"
 
     def _late(self, pipeline: Pipeline) -> str:
+        if pipeline.realtime:
+            return "every event counts, late or not"
         waits = ", ".join(f"{spoken(length)} behind in {name}" for name, length in self._waits(pipeline))
         return f"{pipeline.late}{f' (late is more than {waits})' if waits else ''}"
 

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from headwater.address import Address
-from headwater.config import ADDRESSES, DATA, PROFILE, SPARK
+from headwater.config import ADDRESSES, DATA, JARS, PROFILE, SPARK
 from headwater.errors import BadProfileError, Place, UnknownProfileError
 
 __all__ = ["Profile", "describe", "read_profile"]
 
-_KEYS: Final = (*(setting.name for setting in ADDRESSES), "python")
+_PLAIN: Final = ("python", "jars")
+_KEYS: Final = (*(setting.name for setting in ADDRESSES), *_PLAIN)
 _LOCAL_SPARK: Final = Address(SPARK.default, "spark")
 
 
@@ -36,6 +37,7 @@ class Profile:
         spark: Spark's master.
         checkpoints: A folder or URL that driver and workers reach; None is the data folder.
         python: The Python of Spark's workers, or an archive with one; None is this one.
+        jars: A folder with the jars of Spark's Kafka connector; None fetches them when they are needed.
         place: Where it was written.
 
     Example:
@@ -49,6 +51,7 @@ class Profile:
     spark: Address = _LOCAL_SPARK
     checkpoints: Address | None = None
     python: str | None = None
+    jars: str | None = None
     place: Place | None = None
 
     @property
@@ -104,6 +107,7 @@ def read_profile(name: str | None = None, start: Path | None = None) -> Profile:
     for setting in ADDRESSES:
         if text := os.environ.get(setting.variable):
             values[setting.name] = Address(text, setting.name).checked(plain_secrets=True)
+    values["jars"] = JARS.read() or values.get("jars")
     return Profile(chosen, **values)
 
 
@@ -123,6 +127,7 @@ def describe(profile: Profile, data: str | None = None) -> list[str]:
         "spark": profile.spark,
         "checkpoints": profile.checkpoints or folder,
         "python": profile.python,
+        "jars": profile.jars,
     }
     return [f"{part:12} {fact}" for part, fact in facts.items() if fact is not None]
 
@@ -160,7 +165,9 @@ def _value(file: _File, profile: str, key: str, value: Any) -> Address | str:
     if not isinstance(value, str) or not value:
         what = f'"{key}" of the profile "{profile}" is not a text'
         raise BadProfileError(what, fix=f'{key} = "…"', place=place, key=key)
-    if key == "python":
+    if key == "jars":
+        return str(file.path.parent / Path(value).expanduser())
+    if key in _PLAIN:
         return value
     return Address(value, key, file.path.parent, place).checked(plain_secrets=False)
 

@@ -62,6 +62,15 @@ def test_a_pipeline_without_batches_is_there(store, views):
     assert found["error"] == '{"code": "X"}'
 
 
+def test_a_pipeline_in_real_time_mode_has_no_counts(store, views):
+    told = PipelineReport("fast", 1, "stream", "running", latency="realtime", delivery="at least once")
+    store.tell(told)
+    (found,) = one(views, "select * from hw_pipelines")
+    assert (found["latency"], found["delivery"]) == ("realtime", "at least once")
+    kept = ("in_", "used", "late", "quarantined", "dropped", "unaccounted", "rows", "batches", "cpu_seconds")
+    assert {found[name] for name in kept} == {None}
+
+
 def test_a_newer_report_takes_the_place_of_an_older(store, views):
     for state in ("starting", "running"):
         store.tell(PipelineReport("big", 1, "stream", state))

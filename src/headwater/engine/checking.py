@@ -25,12 +25,17 @@ __all__ = ["check"]
 
 
 def check(
-    graph: Graph, data: Path, spark: Callable[[], SparkSession], kept: Folder | None = None
+    graph: Graph,
+    data: Path,
+    spark: Callable[[], SparkSession],
+    kept: Folder | None = None,
+    log_at: str = "",
 ) -> Iterator[Checked]:
     """Check all pipelines of an app against Spark, and against what ran before.
 
     Nothing is read but what earlier runs noted about themselves, in the data folder, or in `kept`, where the
-    checkpoints of a profile are; nothing is written there.
+    checkpoints of a profile are; nothing is written there. `log_at` is where the log will be: pipelines in real-time
+    mode need a Kafka.
     """
     noted = kept or LocalFolder(data / "engine")
     clock = SystemClock()
@@ -39,7 +44,8 @@ def check(
         EventLog(scratch) as log,
     ):
         store = SqliteStore(Path(scratch, "store"), clock)
-        engine = Engine(graph, spark, Surroundings(log.folder, log, store, clock, wait=0.02))
+        around = Surroundings(log.folder, log, store, clock, wait=0.02, rehearsed=log_at or log.where)
+        engine = Engine(graph, spark, around)
         engine.start()
         for topic in graph.topics:  # a time mark is enough for a batch
             for partition in log.opened(topic.name).partitions:
@@ -73,6 +79,11 @@ def _made_before(noted: Folder, name: str) -> Made | None:
 
 def _notes(query: Query) -> Iterator[str]:
     built = query.built
+    if built.pipeline.realtime:
+        yield "real-time mode can run it; nothing is counted, and what cannot be read is left out"
+        if built.stateful:
+            yield "state is kept for ever, and a row goes out whenever it changes"
+        return
     if built.finals:
         yield "rows are shown while their window is open, and marked as open"
     if built.mode == "append" and built.stateful:

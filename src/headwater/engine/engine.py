@@ -8,6 +8,7 @@ from pyspark.sql import SparkSession
 
 from headwater.engine.building.inputs import Input
 from headwater.engine.keeper import Keeper
+from headwater.engine.realtime.slots import Slots
 from headwater.engine.surroundings import Surroundings
 from headwater.engine.versions import Rebuild
 from headwater.pipelines import Graph, Kind
@@ -36,6 +37,7 @@ class Engine:
         anew.update({name: Rebuild() for view in rebuild or () for name in graph.downstream(view)})
         self._graph = graph
         self._around = around = around.owned()
+        slots = Slots(spare=int(any(not pipeline.realtime for pipeline in graph.pipelines)))
         self.keepers = {
             pipeline.name: Keeper(
                 spark,
@@ -44,6 +46,7 @@ class Engine:
                 around,
                 anew.get(pipeline.name),
                 alone=not list(graph.downstream(pipeline.name)),
+                slots=slots,
             )
             for pipeline in graph.pipelines
         }

@@ -17,6 +17,8 @@ from headwater.engine.building.inputs import Input
 from headwater.engine.points import CrashError
 from headwater.engine.poison import find_poison
 from headwater.engine.query import Bounds, Query
+from headwater.engine.realtime.query import RealtimeQuery
+from headwater.engine.realtime.slots import Slots
 from headwater.engine.spark.translation import raised_by_source, translated
 from headwater.engine.surroundings import Surroundings
 from headwater.engine.versions import Rebuild, Versions
@@ -58,6 +60,8 @@ _SLOW: Final = "failed to connect back"
 """Spark gives each of its Python processes ten seconds to start, whatever else the machine does: nobody's fault."""
 _SLOW_PAUSE: Final = 2.0
 _LONGEST_PAUSE: Final = 5.0
+_NO_SLOT: Final = "CONCURRENT_SCHEDULER_INSUFFICIENT_SLOT"
+"""All tasks of a real-time query start at once; when others have the slots, it waits for its turn."""
 _STATE_LOST: Final = re.compile(
     r"state directory is empty or missing|CANNOT_LOAD_STATE_STORE\.(?!UNRELEASED|\w*OUT_OF_MEMORY)"
 )
@@ -74,6 +78,7 @@ class Keeper:
         around: What it shares with others.
         rebuild: Given when it is to be made anew.
         alone: Whether no other pipeline reads it, so that it may be made anew without them.
+        slots: Who holds Spark's task slots, for real-time pipelines.
     """
 
     def __init__(
@@ -85,9 +90,11 @@ class Keeper:
         rebuild: Rebuild | None = None,
         *,
         alone: bool = True,
+        slots: Slots | None = None,
     ) -> None:
         self.pipeline = pipeline
         self._alone = alone
+        self._slots = slots or Slots()
         self.error: HeadwaterError | None = None
         self._spark = spark
         self._inputs = inputs
@@ -188,8 +195,10 @@ class Keeper:
         return query.failure
 
     def _made(self, version: int, bounds: Bounds | None) -> Query:
-        inputs = self._inputs()
-        return Query(self._spark(), self.pipeline, inputs, version, self._around, self._committed, bounds)
+        known = self._spark(), self.pipeline, self._inputs(), version, self._around
+        if self.pipeline.realtime:
+            return RealtimeQuery(*known, self._slots, lambda words: self._tell("starting", words))
+        return Query(*known, self._committed, bounds)
 
     def _after(self, failure: BaseException | None) -> float | None:
         """Seconds until the next try; None when there is none."""
@@ -247,6 +256,9 @@ class Keeper:
         if _SLOW in str(failure):
             self._tell("waiting", f"the machine is busy, Spark starts slowly; next try in {_SLOW_PAUSE:g} s")
             return _SLOW_PAUSE
+        if _NO_SLOT in str(failure):
+            self._tell("waiting", f"others have Spark's task slots; next try in {_SLOW_PAUSE:g} s")
+            return _SLOW_PAUSE
         if _STATE_LOST.search(str(failure)):
             self._tell("waiting", "its state is damaged; it is made anew from the log")
             logger.warning("%s: its state is damaged, a rebuild begins: %s", self.pipeline, _about(failure))
@@ -273,6 +285,8 @@ class Keeper:
         query = self._query
         ours = isinstance(failure, HeadwaterError) or raised_by_source(failure) is not None
         if query is None or ours or self._stopping.is_set():
+            return False
+        if self.pipeline.realtime:  # no batch of ours to look into
             return False
         self._tell("waiting", "looking for the event that makes the function fail")
         try:
@@ -316,6 +330,8 @@ class Keeper:
             str(pipeline.place or ""),
             pipeline.doc,
             self._around.clock.micros(),
+            pipeline.latency or "",
+            pipeline.delivery,
         )
         try:
             self._around.require_owner()

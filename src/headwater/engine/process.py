@@ -164,8 +164,15 @@ def _surroundings(
         committing = partial(reach, "in-sink-commit")
         store = _reached(partial(open_store, url, data, clock, committing), data, ended)
         try:
-            shared = _shared_folder(profile, spark)
-            yield Surroundings(data, log, store, clock, cores=_settings(profile).cores, shared=shared)
+            yield Surroundings(
+                data,
+                log,
+                store,
+                clock,
+                cores=_settings(profile).cores,
+                shared=_shared_folder(profile, spark),
+                jars=profile.jars,
+            )
         finally:
             store.close()
     finally:
@@ -215,7 +222,9 @@ def _check(order: Order, data: Path) -> int:
     profile = order.places()
     kept = _shared_folder(profile, spark) if profile.checkpoints else None
     try:
-        for checked in check(load_app(order.app).resolve(), data, lambda: spark.session, kept):
+        graph = load_app(order.app).resolve()
+        log_at = profile.log.resolved() if profile.log and any(p.realtime for p in graph.pipelines) else ""
+        for checked in check(graph, data, lambda: spark.session, kept, log_at):
             _say({"checked": checked})
     finally:
         spark.stop()
@@ -232,7 +241,9 @@ def _replay(order: Order, data: Path, ended: threading.Event) -> int:
             tempfile.TemporaryDirectory(prefix="headwater-") as scratch,
         ):
             for pipeline in graph.pipelines:
-                if pipeline.kind is not Kind.FILES and (not order.names or pipeline.name in order.names):
+                if pipeline.kind is Kind.FILES or pipeline.realtime:
+                    continue  # no ledger says what to run again
+                if not order.names or pipeline.name in order.names:
                     folder = Path(scratch, pipeline.name)
                     done = replay(spark.session, graph, pipeline, around, folder, order.rows or 100_000)
                     _say({"replayed": done})

@@ -13,7 +13,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from headwater.engine.building.build import build
+from headwater.engine.building.build import Built, build
 from headwater.engine.building.inputs import Input, Reading
 from headwater.engine.continuing import require_events
 from headwater.engine.home import Made
@@ -23,6 +23,7 @@ from headwater.engine.sink.outputs import output_topic, publish
 from headwater.engine.sink.sink import Sink
 from headwater.engine.surroundings import Surroundings
 from headwater.events import to_ddl
+from headwater.log import Topic
 from headwater.log.protocol import Log, TimedLog
 from headwater.pipelines import Kind, Pipeline
 from headwater.store import ViewTable
@@ -74,8 +75,7 @@ class Query:
         fresh = bounds.starts if bounds else _beginnings(around.log, inputs)
         self.starts = made.starts if made else fresh
         self.incarnations = made.incarnations if made else _incarnations(around.log, inputs)
-        self.built = build(spark, pipeline, inputs, self._reading(inputs))
-        self.topic = output_topic(self.built, version) if around.scratch is None else None
+        self.built, self.topic = self._build(spark, inputs, version)
         self.table = (
             ViewTable(pipeline.name, version, self.built.schema, pipeline.key, self.built.window)
             if pipeline.kind is Kind.VIEW
@@ -85,6 +85,13 @@ class Query:
         self._running: StreamingQuery | None = None
         self._sink: Sink | None = None
         self._started = threading.Event()
+
+    def _build(
+        self, spark: SparkSession, inputs: tuple[Input, ...], version: int
+    ) -> tuple[Built, Topic | None]:
+        """The query and the topic it feeds."""
+        built = build(spark, self.pipeline, inputs, self._reading(inputs))
+        return built, output_topic(built, version) if self._around.scratch is None else None
 
     def _reading(self, inputs: tuple[Input, ...]) -> Reading:
         return Reading(

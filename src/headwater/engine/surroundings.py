@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
@@ -33,6 +34,9 @@ class Surroundings:
         cores: Into how many tasks a batch is cut.
         wait: The longest wait of an input for events, in seconds.
         shared: A folder that driver and workers both reach, for checkpoints; the data folder, if left out.
+        rehearsed: Where the log would be, if this is a rehearsal over nothing.
+        jars: A folder with the jars of Spark's Kafka connector; they are fetched, if left out.
+        realtime_batch: How long a batch of a real-time query is: what it may do again after a crash.
         scratch: A folder for queries that are run apart from everything: what they make goes nowhere else.
         owner: The epoch under which this process has taken all pipelines (see `owned`); None, when it needs none.
     """
@@ -46,6 +50,9 @@ class Surroundings:
     cores: int = 2
     wait: float = 1.0
     shared: Folder | None = None
+    rehearsed: str = ""
+    jars: str | None = None
+    realtime_batch: timedelta = timedelta(seconds=30)
     scratch: Path | None = None
     owner: int | None = None
 
@@ -66,6 +73,12 @@ class Surroundings:
         except FencedError as newer:
             what, fix = "another driver runs these pipelines now", "end this one; the other goes on"
             raise FencedError(what, detail=newer.detail, fix=fix, **newer.data) from None
+
+    @property
+    def kafka(self) -> str | None:
+        """The address of the log, if it is a Kafka."""
+        where = self.rehearsed or self.log.where
+        return where if where.startswith("kafka://") else None
 
     def home(self, name: str, version: int) -> Home:
         """The folder of a query."""

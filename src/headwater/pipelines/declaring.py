@@ -44,6 +44,7 @@ class Wanted:
     key: tuple[str, ...]
     late: Late
     path: str | None
+    latency: str | None
     place: Place | None
 
     @classmethod
@@ -55,6 +56,7 @@ class Wanted:
         key: Any = None,
         late: Late | str | None = None,
         path: str | None = None,
+        latency: str | None = None,
         place: Place | None = None,
     ) -> Wanted:
         """Check and complete the options.
@@ -66,7 +68,11 @@ class Wanted:
         policy: Late = Keep() if late is None else late_named(late, place=place)
         if name is not None:
             _check_name(name, kind, place)
-        return cls(kind, name, _key(kind, name, key, place), policy, path, place)
+        if latency not in (None, "realtime"):
+            what = f"unknown latency {latency!r}"
+            detail = 'it can be "realtime"; without it, a pipeline runs in batches'
+            raise BadPipelineError(what, detail=detail, fix='latency="realtime"', place=place)
+        return cls(kind, name, _key(kind, name, key, place), policy, path, latency, place)
 
     def of_function(self, function: Function) -> Pipeline:
         """The pipeline that runs this function."""
@@ -98,7 +104,15 @@ class Wanted:
         return self._built(self.name, inputs=inputs, sql=sql, source=sql, place=self.place)
 
     def _built(self, name: str, **known: Any) -> Pipeline:
-        return Pipeline(name=name, kind=self.kind, key=self.key, late=self.late, path=self.path, **known)
+        return Pipeline(
+            name=name,
+            kind=self.kind,
+            key=self.key,
+            late=self.late,
+            path=self.path,
+            latency=self.latency,
+            **known,
+        )
 
 
 def _check_name(name: Any, kind: Kind, place: Place | None) -> None:

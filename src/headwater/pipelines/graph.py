@@ -12,6 +12,7 @@ from typing import NamedTuple
 from headwater.errors import CycleError, HeadwaterError, UnknownInputError
 from headwater.log.definition import Topic
 from headwater.pipelines.pipeline import Kind, Pipeline
+from headwater.pipelines.realtime import realtime_faults
 
 __all__ = ["Edge", "Graph", "faults"]
 
@@ -44,6 +45,7 @@ class Graph:
         Raises:
             UnknownInputError: A pipeline reads what is not declared.
             CycleError: Pipelines read one another.
+            NotRealtimeError: A pipeline asks for real-time mode and could never have it.
 
         Example:
             >>> orders = Topic.declare("orders", "id int")
@@ -104,6 +106,7 @@ def _faults(topics: tuple[Topic, ...], pipelines: Mapping[str, Pipeline]) -> Ite
                 yield _not_readable(pipeline, pipelines[name])
             elif name not in readable:
                 yield _unknown(pipeline, name, [other for other in readable if other != pipeline.name])
+    yield from realtime_faults(pipelines)
     try:
         _ordered(pipelines)
     except FoundCycle as found:

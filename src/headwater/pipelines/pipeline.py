@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from headwater.errors import BadPipelineError, Place
 from headwater.pipelines.late import Keep, Late
@@ -39,6 +39,14 @@ class Kind(StrEnum):
         return "file output" if self is Kind.FILES else self.value
 
 
+_DELIVERY: Final = {
+    Kind.VIEW: "effectively once: rows, ledger and outbox commit together",
+    Kind.STREAM: "effectively once: outbox + idempotent producer",
+    Kind.FILES: "effectively once: atomic rename + manifest",
+}
+_REALTIME: Final = "at least once, outside ledger and identity"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Pipeline:
     """A view, stream or file output as the user declared it; `App.view`, `App.stream` and `App.files` make one.
@@ -55,6 +63,7 @@ class Pipeline:
         key: The columns that identify a row.
         late: What happens to late events.
         path: Where files go; None for other kinds.
+        latency: "realtime" for Spark's real-time mode; None for batches.
         doc: The first line of the function's docstring.
         place: Where the user wrote it.
 
@@ -73,6 +82,7 @@ class Pipeline:
     key: tuple[str, ...] = ()
     late: Late = field(default_factory=Keep)
     path: str | None = None
+    latency: str | None = None
     doc: str = ""
     place: Place | None = field(default=None, compare=False)
 
@@ -102,6 +112,21 @@ class Pipeline:
         numbered = {f"i{number}": frames[name] for number, name in enumerate(self.inputs)}
         return session.sql(over_inputs(self.sql or "", self.inputs), **numbered)
 
+    @property
+    def realtime(self) -> bool:
+        """Whether it asks for Spark's real-time mode."""
+        return self.latency == "realtime"
+
+    @property
+    def delivery(self) -> str:
+        """What its readers can rely on.
+
+        Example:
+            >>> Pipeline(name="fast", kind=Kind.STREAM, inputs=("orders",), sql="…", latency="realtime").delivery
+            'at least once, outside ledger and identity'
+        """
+        return _REALTIME if self.realtime else _DELIVERY[self.kind]
+
     def facts(self) -> dict[str, str]:
         """Everything that decides which rows come out, each part under its name.
 
@@ -119,6 +144,8 @@ class Pipeline:
             "key": ", ".join(self.key),
             "late": str(self.late),
         }
+        if self.latency:
+            facts["latency"] = self.latency
         if self.function is None:
             from headwater.pipelines.query import normal_sql
 

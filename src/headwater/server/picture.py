@@ -60,7 +60,7 @@ class LivePipelines:
         if self._views.store is None:
             return []
         rows = [json_form(row) for row in self._views.read_now(_PIPELINES).rows()]
-        rates = self._rates({row["name"]: row["in_"] for row in rows})
+        rates = self._rates({row["name"]: row["in_"] for row in rows if row["in_"] is not None})
         lags = pipeline_lags(self._log, self._log.clock, self._views)
         return [row | {"rate": rates.get(row["name"], 0.0)} | _lag(row["name"], lags) for row in rows]
 

@@ -148,6 +148,8 @@ class PipelineReport:
         place: Where in the user's file it is written.
         doc: The user's own words about it.
         since: When this state began, in microseconds since 1970.
+        latency: "realtime" for a pipeline of which no counts are kept; empty otherwise.
+        delivery: What readers of its rows can rely on.
 
     Example:
         >>> PipelineReport("revenue", 1, "view", "running", inputs=("orders",)).query
@@ -164,6 +166,8 @@ class PipelineReport:
     place: str = ""
     doc: str = ""
     since: int = 0
+    latency: str = ""
+    delivery: str = ""
 
     @property
     def query(self) -> str:

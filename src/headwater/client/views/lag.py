@@ -17,7 +17,7 @@ from headwater.log.protocol import Log
 
 __all__ = ["PipelineLag", "pipeline_lags"]
 
-_PIPELINES = "select name, version, kind, state, inputs from hw_pipelines order by name"
+_PIPELINES = "select name, version, kind, state, inputs, latency from hw_pipelines order by name"
 _LAST = "select ranges from hw_batches where pipeline = ? and version = ? order by batch desc limit 1"
 _MOST = 10_000
 
@@ -46,7 +46,7 @@ class PipelineLag:
 
 
 def pipeline_lags(log: Log, clock: Clock, views: ViewSource) -> list[PipelineLag]:
-    """The lag of every pipeline on each of its inputs, by name; empty while there are none.
+    """The lag of every pipeline on each of its inputs, by name; empty while there are none, nothing of real-time ones.
 
     Example:
         >>> import headwater as hw, tempfile
@@ -63,6 +63,8 @@ def pipeline_lags(log: Log, clock: Clock, views: ViewSource) -> list[PipelineLag
     kinds = {row["name"]: row for row in told}
     found = []
     for row in told:
+        if row["latency"] == "realtime":
+            continue  # how far it has come stands in no ledger
         for topic, offsets in _read_up_to(views, row, kinds):
             lag = _lag(log, clock, row, topic, offsets)
             if lag is not None:

@@ -19,7 +19,7 @@ from headwater.engine.spark.translation import translated
 from headwater.errors import BadPipelineError
 from headwater.pipelines import Correct, Kind, Pipeline
 
-__all__ = ["Built", "build", "session_for"]
+__all__ = ["Built", "build", "called", "session_for"]
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def build(spark: SparkSession, pipeline: Pipeline, inputs: tuple[Input, ...], re
     """
     if isinstance(pipeline.late, Correct):
         reading = replace(reading, correction=pipeline.late.for_)
-    first = _called(pipeline, streaming(session_for(spark, empty_batches=True), inputs, reading))
+    first = called(pipeline, streaming(session_for(spark, empty_batches=True), inputs, reading))
     plan = plans.plan_of(first)
     operators = tuple(plans.stateful(plan))
     _refuse(first, pipeline, inputs, operators)
@@ -104,7 +104,7 @@ def build(spark: SparkSession, pipeline: Pipeline, inputs: tuple[Input, ...], re
     )
     session = session_for(spark, empty_batches=mode == "append" and bool(operators))
     reading = replace(reading, columns={} if weighs else needed_columns(session, pipeline, inputs))
-    frame = _weighted(session, pipeline, inputs, reading) if weighs else _called(
+    frame = _weighted(session, pipeline, inputs, reading) if weighs else called(
         pipeline, streaming(session, inputs, reading)
     )  # fmt: skip
     shown = frame.drop(WEIGHT).schema
@@ -117,7 +117,12 @@ def build(spark: SparkSession, pipeline: Pipeline, inputs: tuple[Input, ...], re
     )  # fmt: skip
 
 
-def _called(pipeline: Pipeline, frames: Mapping[str, DataFrame]) -> DataFrame:
+def called(pipeline: Pipeline, frames: Mapping[str, DataFrame]) -> DataFrame:
+    """What the pipeline's function makes of streams.
+
+    Raises:
+        BadPipelineError: It failed, or gave no streaming DataFrame.
+    """
     try:
         frame = pipeline.apply(frames)
     except Exception as error:
@@ -149,7 +154,7 @@ def _weighted(
         return {name: frame.drop(ARRIVAL) if name in timeless else frame for name, frame in frames.items()}
 
     old = {name: frame for name, frame in bare(before).items() if name in views}
-    return weighted(lambda frames: _called(pipeline, frames), bare(after), old)
+    return weighted(lambda frames: called(pipeline, frames), bare(after), old)
 
 
 def _refuse(

@@ -36,6 +36,9 @@ FIXED: Final[dict[str, str]] = {
     # One meaning of windows and casts on every machine.
     "spark.sql.session.timeZone": "UTC",
     "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    # How long rows of a real-time query may wait between its two steps for others to travel with, in milliseconds.
+    "spark.shuffle.streaming.networkBufferMaxWaitTimeMs": "2",
     "spark.sql.ui.retainedExecutions": "1",
     f"{_STREAMING}numRecentProgressUpdates": "2",
 }

@@ -10,9 +10,14 @@ from collections.abc import Callable
 __all__ = ["SYSTEM_VIEWS", "system_views"]
 
 SYSTEM_VIEWS = ("hw_pipelines", "hw_batches", "hw_late", "hw_quarantine")
-_COUNTS = ", ".join(
-    f"coalesce(t.{name}, 0) AS {name}" for name in ("in_", "used", "late", "quarantined", "dropped")
-)
+
+
+def _kept(value: str, name: str) -> str:
+    """SQL for a figure of the ledger: zero before the first batch, null where no ledger is kept."""
+    return f"CASE WHEN r.latency = 'realtime' THEN NULL ELSE coalesce({value}, 0) END AS {name}"
+
+
+_COUNTS = ", ".join(_kept(f"t.{name}", name) for name in ("in_", "used", "late", "quarantined", "dropped"))
 
 
 def system_views(moment: Callable[[str], str], few_first: str = "JOIN") -> dict[str, str]:
@@ -40,13 +45,14 @@ def _pipelines(moment: Callable[[str], str]) -> str:
              seen(name, version) AS (SELECT name, {_current("known.name")} FROM known)
         SELECT s.name, s.version, r.kind, r.state, r.detail, {moment("r.since")} AS since,
                t.watermark, {moment("t.watermark")} AS watermark_at, {_COUNTS},
-               coalesce(t.in_ - t.used - t.late - t.quarantined - t.dropped, 0) AS unaccounted,
-               coalesce(t.rows, 0) AS rows, coalesce(t.batches, 0) AS batches,
-               coalesce(t.wall, 0.0) AS wall_seconds, coalesce(t.cpu, 0.0) AS cpu_seconds,
+               {_kept("t.in_ - t.used - t.late - t.quarantined - t.dropped", "unaccounted")},
+               {_kept("t.rows", "rows")}, {_kept("t.batches", "batches")},
+               {_kept("t.wall", "wall_seconds")}, {_kept("t.cpu", "cpu_seconds")},
                {moment("t.committed_at")} AS last_commit_at,
                r.error, coalesce(r.inputs, '[]') AS inputs, r.place, r.doc,
                (SELECT max(b.version) FROM hw$reports b WHERE b.pipeline = s.name AND b.version > s.version)
-                   AS rebuilding
+                   AS rebuilding,
+               r.latency, r.delivery
         FROM seen s
         LEFT JOIN hw$reports r ON r.pipeline = s.name AND r.version = s.version
         LEFT JOIN hw$totals t ON t.query = s.name || '@' || s.version

@@ -75,7 +75,12 @@ CREATE UNIQUE INDEX views_by_lower_name ON hw$views (lower(name), version);
 CREATE TABLE hw$staged (name text PRIMARY KEY, query text NOT NULL, batch bigint NOT NULL);
 """ + "".join(_ASIDES.replace("{shelf}", shelf) for shelf in ("late", "quarantine", "skips"))
 
-_STEPS = (_FIRST,)
+_SECOND = """
+ALTER TABLE hw$reports ADD COLUMN latency text NOT NULL DEFAULT '';
+ALTER TABLE hw$reports ADD COLUMN delivery text NOT NULL DEFAULT '';
+"""
+
+_STEPS = (_FIRST, _SECOND)
 FORMAT = len(_STEPS)
 
 

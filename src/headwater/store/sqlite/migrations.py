@@ -77,7 +77,12 @@ CREATE TABLE hw$views (
 ) WITHOUT ROWID;
 """
 
-_STEPS = (_FIRST,)
+_SECOND = """
+ALTER TABLE hw$reports ADD COLUMN latency TEXT NOT NULL DEFAULT '';
+ALTER TABLE hw$reports ADD COLUMN delivery TEXT NOT NULL DEFAULT '';
+"""
+
+_STEPS = (_FIRST, _SECOND)
 FORMAT = len(_STEPS)
 
 
