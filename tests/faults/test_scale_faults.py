@@ -196,7 +196,7 @@ def test_new_partitions_are_taken_in_while_the_pipelines_run(
         # Behind all the others by more than the lateness: late, though nothing came before it in its partition.
         others((1_000, "01:00"), (1_001, "04:00"))
         world.settle()
-        assert {row["id"] for row in world.rows("large_" + name) if row["k"] == 7} == {1_001}
+        assert {row["id"] for row in world.rows("large_" + name) if row["k"] == 7} == {1_000, 1_001}
         assert sum(total for *_, total in window_rows(world, name)) == 5
     with on_kafka(shop(name), tmp_path, brokers[0].address, store) as world:
         others((1_002, "05:00"))
@@ -204,9 +204,8 @@ def test_new_partitions_are_taken_in_while_the_pipelines_run(
         assert sum(total for *_, total in window_rows(world, name)) == 10
     newest = max((tmp_path / "engine").glob("large_*/1/checkpoint/offsets/[0-9]*"), key=lambda p: int(p.name))
     assert '"p3": 3' in newest.read_text()
-    assert [(a[0] - b[0], a[2] - b[2], a[5]) for a, b in zip(after.counts, before.counts, strict=True)] == [
-        (3, 1, 0)
-    ] * 2
+    news = [(a[0] - b[0], a[2] - b[2], a[5]) for a, b in zip(after.counts, before.counts, strict=True)]
+    assert news == [(3, 0, 0), (3, 1, 0)]  # without windows nothing is late
     store.close()
 
 

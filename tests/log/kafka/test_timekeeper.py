@@ -17,6 +17,7 @@ from headwater.log.kafka import KafkaLog
 from headwater.log.kafka.time import timekeeper
 from headwater.log.storage.frame import LOWEST_TIME
 from tests.client.shop import fresh
+from tests.log.kafka.plain import produce
 from tests.services.kafka import Broker
 
 pytestmark = pytest.mark.services
@@ -143,18 +144,55 @@ def test_a_quiet_partition_gets_a_time_mark_and_a_clocked_topic_its_own(keeper: 
     assert (partition.slot().next_offset, partition.slot().running_max) == (1, 1_000_000)
 
 
-def test_new_partitions_are_kept_too(keeper: Callable[..., KafkaLog]):
+def test_a_new_partition_begins_with_the_lowest_time_of_the_others(keeper: Callable[..., KafkaLog]):
     name = fresh()
-    log = keeper()
-    log.create(topic(name))
+    log, reader = keeper(), keeper()
+    log.create(topic(name, partitions=2, key="id"))
     log.opened(name)
-    log.settle(name)
-    log.kafka_topics.grow(name, 3)
-    deadline = time.monotonic() + 20
-    while len(log.opened(name).partitions) < 3:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
     client = hw.Client(log, log.clock)
     client.send_many(name, rows(4, 60))
     log.settle(name)
-    assert sum(partition.slot().next_offset for partition in log.opened(name).partitions) == 60
+    reader._keeps_time = False
+    lowest = min(partition.slot().running_max for partition in reader.opened(name).partitions)
+    log.kafka_topics.grow(name, 3)
+    wait_until(lambda: len(log.opened(name).partitions) == 3)
+    produce(
+        log.address.servers, name, *([(b"1", b'{"id": 1, "at": "2026-01-01T00:00:00Z"}')] * 2), partition=2
+    )
+    wait_until(lambda: log.opened(name).partitions[2].slot().next_offset == 2)
+    new = reader.opened(name).partitions[2]  # whoever knows of later times knows of the new partition, too
+    assert (new.slot().running_max, new.slot().next_offset) == (lowest, 2)
+    assert next(frame.running_max for frame in new.headers(0, 2)) == lowest
+    assert [list(batch.late()) for batch in reader.opened(name).batches(2, 1, 2)] == [[True]]
+
+
+def test_a_time_mark_counts_for_the_event_right_behind_it(keeper: Callable[..., KafkaLog]):
+    name, log = fresh(), keeper()
+    log.create(topic(name, clocked=True))
+    (partition,) = log.opened(name).partitions
+    partition.mark(2_000_000_000_000_000)
+    hw.Client(log, log.clock).send(name, {"id": 1, "at": "2026-01-01T00:00:07Z"})
+    log.settle(name)
+    (batch,) = log.opened(name).batches(0, 0, 1)
+    assert list(batch.late()) == [True]
+
+
+def test_marks_of_commits_at_the_end_are_passed_over_in_time(
+    keeper: Callable[..., KafkaLog], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(timekeeper, "_ENDED", 0.3)
+    name, log = fresh(), keeper()
+    log.create(topic(name))
+    opened = log.opened(name)
+    with hw.Client(log, log.clock).producer(name, id="till") as producer:
+        producer.send({"id": 1, "at": "2026-01-01T00:00:07Z"})
+    wait_until(lambda: opened.partitions[0].slot().next_offset == 2)
+    assert [frame.count for frame in opened.partitions[0].headers(0, 2)] == [1, 0]
+    assert sum(batch.values.num_rows for batch in opened.batches(0, 0, 2)) == 1
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)

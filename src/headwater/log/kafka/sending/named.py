@@ -95,12 +95,14 @@ class Named:
             ]
 
     def _require_next(self, origin: Origin, last: dict[str, Any] | None) -> None:
-        if last is None:
+        if last is None or origin.batch < last["batch"]:
             return
-        if origin.batch > last["batch"] and origin.epoch < last["epoch"]:
+        if origin.batch == last["batch"] and origin.span == last["span"]:
+            return
+        if origin.epoch < last["epoch"]:
             what = f"epoch {origin.epoch} of {self._transactions.id!r} is over: {last['epoch']} has published"
             raise FencedError(what, epoch=last["epoch"])
-        if origin.batch == last["batch"] and origin.span != last["span"]:
+        if origin.batch == last["batch"]:
             what = (
                 f"batch {origin.batch} was published from {last['span']}, and comes again from {origin.span}"
             )

@@ -178,6 +178,8 @@ class TimeIndex:
         partitions = self._topics.partitions(self.name).get(self.name, 0)
         if not partitions:
             raise UnknownTopicError(f'no topic "{self.name}"', topic=self.name)
+        if 0 < len(self._known) < partitions:
+            self._reopen()
         for partition in range(partitions):
             if partition not in self._known:
                 self._read_from_last(partition)
@@ -226,9 +228,19 @@ class TimeIndex:
         start = self._topics.start_offsets(self.name, [partition])[partition]
         self._seek(partition, start if place is None else place)
 
+    def _reopen(self) -> None:
+        """Go on with a new consumer: the old one would learn of new partitions some minutes later."""
+        self._consumer.close()
+        self._consumer = self._opened()
+        places = [partition_at(self.name, number, known.read_to) for number, known in self._known.items()]
+        self._consumer.incremental_assign(places)
+
+    def _opened(self) -> Any:
+        return self._brokers.consumer({"fetch.wait.max.ms": 500, "fetch.error.backoff.ms": 20})
+
     def _seek(self, partition: int, offset: int) -> None:
         if self._consumer is None:
-            self._consumer = self._brokers.consumer({"fetch.wait.max.ms": 500, "fetch.error.backoff.ms": 20})
+            self._consumer = self._opened()
         if partition in self._known:
             self._consumer.incremental_unassign([partition_at(self.name, partition)])
         self._known[partition] = _Known(offset)

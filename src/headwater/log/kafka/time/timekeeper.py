@@ -124,10 +124,9 @@ class Timekeeper:
                 self._transactions.close()
                 self._transactions = self._fresh()
                 self._stand_by()
-            except UnknownTopicError as error:
-                self._failure = error
-                logger.warning("%s: %s", self._name, error.what)
-                return
+            except UnknownTopicError:
+                if self._deleted():
+                    return
             except DataGoneError as error:
                 logger.warning("%s: its time goes on from what is left: %s", self._name, error.what)
             except HeadwaterError as error:
@@ -137,6 +136,19 @@ class Timekeeper:
                 self._stopped.wait(1.0)
             finally:
                 self._leads = False
+
+    def _deleted(self) -> bool:
+        """Whether the topic is gone, and not only a partition that the driver has not heard of yet."""
+        try:
+            self._look_at_topic()
+        except UnknownTopicError as error:
+            self._failure = error
+            logger.warning("%s: %s", self._name, error.what)
+            return True
+        except HeadwaterError:
+            logger.debug("%s: nobody answers", self._name, exc_info=True)
+        self._stopped.wait(0.2)
+        return False
 
     def _lead(self) -> None:
         self._look_at_topic()
