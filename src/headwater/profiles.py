@@ -19,9 +19,11 @@ from headwater.address import Address
 from headwater.config import ADDRESSES, DATA, PROFILE, SPARK
 from headwater.errors import BadProfileError, Place, UnknownProfileError
 
-__all__ = ["Profile", "describe", "read_profile"]
+__all__ = ["ARCHIVES", "Profile", "describe", "read_profile"]
 
 _KEYS: Final = (*(setting.name for setting in ADDRESSES), "python")
+ARCHIVES: Final = (".tar.gz", ".tgz", ".zip")
+"""How the name of an archive ends that Spark unpacks on its workers."""
 _LOCAL_SPARK: Final = Address(SPARK.default, "spark")
 
 
@@ -161,7 +163,7 @@ def _value(file: _File, profile: str, key: str, value: Any) -> Address | str:
         what = f'"{key}" of the profile "{profile}" is not a text'
         raise BadProfileError(what, fix=f'{key} = "…"', place=place, key=key)
     if key == "python":
-        return value
+        return str(file.path.parent / value) if value.endswith(ARCHIVES) and "://" not in value else value
     return Address(value, key, file.path.parent, place).checked(plain_secrets=False)
 
 
