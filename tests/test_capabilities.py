@@ -40,6 +40,7 @@ RELEASED = [
     "D7",
     "D8",
     "D9",
+    "D10",
 ]
 NOT_YET = "not yet"
 

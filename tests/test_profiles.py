@@ -67,6 +67,11 @@ def test_a_profile_is_found_from_a_folder_below(folder, monkeypatch):
     assert profile.checkpoints.resolved() == "s3a://bucket/checkpoints"
 
 
+def test_an_archive_with_python_is_relative_to_the_file_that_names_it(folder):
+    (folder / "headwater.toml").write_text('[profiles.prod]\npython = "env.tar.gz"')
+    assert read_profile("prod").python == str(folder / "env.tar.gz")
+
+
 def test_a_folder_is_relative_to_the_file_that_names_it(folder, monkeypatch):
     (folder / "headwater.toml").write_text(PROD)
     (folder / "below").mkdir()

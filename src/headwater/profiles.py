@@ -19,10 +19,12 @@ from headwater.address import Address
 from headwater.config import ADDRESSES, DATA, JARS, PROFILE, SPARK
 from headwater.errors import BadProfileError, Place, UnknownProfileError
 
-__all__ = ["Profile", "describe", "read_profile"]
+__all__ = ["ARCHIVES", "Profile", "describe", "read_profile"]
 
 _PLAIN: Final = ("python", "jars")
 _KEYS: Final = (*(setting.name for setting in ADDRESSES), *_PLAIN)
+ARCHIVES: Final = (".tar.gz", ".tgz", ".zip")
+"""How the name of an archive ends that Spark unpacks on its workers."""
 _LOCAL_SPARK: Final = Address(SPARK.default, "spark")
 
 
@@ -167,8 +169,8 @@ def _value(file: _File, profile: str, key: str, value: Any) -> Address | str:
         raise BadProfileError(what, fix=f'{key} = "…"', place=place, key=key)
     if key == "jars":
         return str(file.path.parent / Path(value).expanduser())
-    if key in _PLAIN:
-        return value
+    if key == "python":
+        return str(file.path.parent / value) if value.endswith(ARCHIVES) and "://" not in value else value
     return Address(value, key, file.path.parent, place).checked(plain_secrets=False)
 
 

@@ -1,7 +1,8 @@
 """F20, F26 on a cluster: an executor and drivers die, drivers move and meet; the rows are those of a quiet run.
 
-Checkpoints are at a URL of Hadoop's that no Python file function understands, and the workers cannot see the drivers'
-folders: what a driver that moved goes on from, and the app's code, come to them by no other way than the right one.
+Checkpoints are at a URL of Hadoop's that no Python file function understands, the workers cannot see the drivers'
+folders, and their Python comes in an archive: what a driver that moved goes on from, the app's code and what it needs
+come to them by no other way than the right one.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ import os
 import re
 import signal
 import subprocess
+import sys
+import tarfile
 import time
+import venv
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -68,9 +72,10 @@ class Drivers:
 
 @contextmanager
 def drivers_of(cluster: Shell) -> Iterator[Drivers]:
-    """Drivers under a profile "faults": checkpoints at a URL, and a database of its own."""
+    """Drivers under a profile "faults": checkpoints at a URL, a packed Python, and a database of its own."""
     file = cluster.folder / "headwater.toml"
     text = re.sub(r"(?m)^checkpoints = .*$", 'checkpoints = "viewfs://share/kept/bills"', file.read_text())
+    text = re.sub(r"(?m)^python = .*$", f'python = "{DRIVERS}/environment.tar.gz"', text)
     text = text.replace("[profiles.local]", "[profiles.faults]").replace('/postgres"', '/faults"')
     file.write_text(f"{file.read_text()}\n{text}")
     store = cluster.profile.store
@@ -78,10 +83,20 @@ def drivers_of(cluster: Shell) -> Iterator[Drivers]:
     with psycopg.connect(store.resolved(), autocommit=True) as admin:
         admin.execute("CREATE DATABASE faults")
     drivers = Drivers(cluster)
+    pack_python(drivers.folder / "environment")
     try:
         yield drivers
     finally:
         drivers.end()
+
+
+def pack_python(folder: Path) -> None:
+    """An archive with a Python that finds the packages of this one where they are, which makes it small."""
+    venv.create(folder)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    (packages / "there.pth").write_text("\n".join(path for path in sys.path if Path(path).is_dir()))
+    with tarfile.open(f"{folder}.tar.gz", "w:gz") as archive:
+        archive.add(folder, ".")
 
 
 def executors(cluster: Shell) -> list[int]:

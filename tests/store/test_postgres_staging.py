@@ -124,6 +124,22 @@ def test_a_fenced_runner_publishes_nothing(store):
     assert rows(store) == {}
 
 
+def test_equal_rows_of_several_parts_can_count_once(store):
+    runner = Runner(store)
+    parts = tuple(part(store, {"k": "a", "n": 1}, {"k": None, "n": n}) for n in (2, 2))
+    with pytest.raises(KeyNotUniqueError):
+        runner.commit(staged=parts)
+    assert runner.commit(staged=parts, distinct=True)
+    assert rows(store) == {"a": 1, None: 2}
+    other = tuple(part(store, {"k": "a", "n": n}) for n in (3, 4))
+    with pytest.raises(KeyNotUniqueError):
+        runner.commit(staged=other, distinct=True)
+
+
+def test_what_workers_are_given_shows_no_password(store):
+    assert repr(store.stager()) == "PostgresStager()"
+
+
 def test_staged_rows_of_other_columns_are_refused(store):
     store.create(TOTALS)
     with pytest.raises(BadTypeError):

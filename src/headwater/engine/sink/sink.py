@@ -80,9 +80,8 @@ class Sink:
             observed: Tells, after the run, how many rows each input gave to the function.
         """
         reach("before-sink")
-        self._store.require(
-            self._home.query, self._epoch
-        )  # the state that it would write is the next driver's
+        # A driver that was replaced must not run either: the state it would write is the next one's.
+        self._store.require(self._home.query, self._epoch)
         began, worked = time.monotonic(), time.thread_time()
         planned = planned_batch(self._home.checkpoint, batch, list(self._starts), self._starts)
         # Always run: Spark's state moves with it, even if the write is skipped.

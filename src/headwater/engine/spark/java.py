@@ -90,7 +90,9 @@ class Jvm:
             self.process.wait()
 
 
-def start_jvm(settings: dict[str, str], options: list[str], messages: Path) -> Jvm:
+def start_jvm(
+    settings: dict[str, str], options: list[str], messages: Path, folder: Path | None = None
+) -> Jvm:
     """Start Spark's driver in a virtual machine of our own and wait until it listens.
 
     The scripts that come with Spark start two machines in turn and ask for a module that small Java runtimes lack.
@@ -99,13 +101,14 @@ def start_jvm(settings: dict[str, str], options: list[str], messages: Path) -> J
         settings: Spark settings that must be known at start.
         options: Further options of Java, such as "-Xmx1g".
         messages: The file that takes what the machine prints.
+        folder: Where it runs; here, if left out.
 
     Raises:
         NoJavaError: There is no Java.
         EngineFailedError: It ended before it listened.
     """
-    with tempfile.TemporaryDirectory(prefix="headwater-") as folder:
-        told = Path(folder, "connection")
+    with tempfile.TemporaryDirectory(prefix="headwater-") as scratch:
+        told = Path(scratch, "connection")
         environment = os.environ | {"_PYSPARK_DRIVER_CONN_INFO_PATH": str(told), "SPARK_CONNECT_MODE": "0"}
         # The memory of workers is limited by address space, of which glibc reserves 64 MB for each thread.
         environment["MALLOC_ARENA_MAX"] = "1"
@@ -116,6 +119,7 @@ def start_jvm(settings: dict[str, str], options: list[str], messages: Path) -> J
                 stdout=sink,
                 stderr=subprocess.STDOUT,
                 env=environment,
+                cwd=folder,
             )
         port, secret = _connection(process, told, messages)
     return Jvm(process, port, secret)

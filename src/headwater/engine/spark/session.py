@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import sys
 import tempfile
 import threading
@@ -15,6 +16,7 @@ from pyspark.sql import SparkSession
 
 from headwater.engine.spark.java import Jvm, start_jvm
 from headwater.engine.spark.shipping import ship
+from headwater.profiles import ARCHIVES
 
 __all__ = ["Spark", "SparkSettings"]
 
@@ -93,7 +95,7 @@ class SparkSettings:
     @property
     def packed(self) -> bool:
         """Whether the Python of the workers is an archive that Spark unpacks there."""
-        return self.python is not None and self.python.endswith((".tar.gz", ".tgz", ".zip"))
+        return self.python is not None and self.python.endswith(ARCHIVES)
 
     @property
     def worker_python(self) -> str:
@@ -136,7 +138,10 @@ class Spark:
         # Workers run this very Python, with these very packages, unless the profile names another.
         os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
         os.environ["PYSPARK_PYTHON"] = self._settings.worker_python
-        self._jvm = start_jvm(conf, _java_options(self._settings), self._folder / "spark.log")
+        where = _with_environment(Path(scratch)) if self._settings.packed else None
+        self._jvm = start_jvm(
+            conf, _java_options(self._settings), self._folder.absolute() / "spark.log", where
+        )
         os.environ["PYSPARK_GATEWAY_PORT"] = str(self._jvm.port)
         os.environ["PYSPARK_GATEWAY_SECRET"] = self._jvm.secret
         try:
@@ -175,6 +180,15 @@ class Spark:
             session.stop()
         if jvm is not None:
             jvm.end()
+
+
+def _with_environment(folder: Path) -> Path:
+    """Let the Python that workers unpack be found by the driver too, which needs no other than its own."""
+    python = folder / "environment" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
+    python.chmod(0o755)
+    return folder
 
 
 def _java_options(settings: SparkSettings) -> list[str]:
