@@ -93,7 +93,7 @@ def test_every_option_of_an_app_is_one_of_the_log(app):
     assert set(TopicOptions.__annotations__) <= known
     assert set(TopicOptions.__annotations__) == {
         "key", "time", "lateness", "partitions", "durability", "retention", "compact", "overload", "idle", "ahead",
-            "values",
+        "values",
     }  # fmt: skip
 
 

@@ -13,7 +13,7 @@ import pytest
 
 import headwater as hw
 from headwater.errors import BadEventError, BadJsonError, BadNameError, TooLargeError
-from headwater.log.topic import LARGEST_EVENT
+from headwater.log.definition import LARGEST_EVENT
 from tests.faults.counts import times
 from tests.faults.processes import fork, wait_for
 

@@ -11,7 +11,8 @@ import pytest
 from headwater.errors import BadEventError, BadKeyError, DamagedError, TooLargeError
 from headwater.events import key_bytes, partition_of
 from headwater.log import EventLog, backpressure, drop
-from headwater.log.topic import LARGEST_EVENT, OpenTopic
+from headwater.log.definition import LARGEST_EVENT
+from headwater.log.topic import OpenTopic
 from tests.log.given import amounts, declared, events, row_of, rows_of
 
 BLOB = "id string, body string, amount int"

@@ -21,6 +21,8 @@ from headwater.errors import (
 from headwater.store import Counts, InputRange, PipelineReport, Store, ViewTable
 from tests.store.given import MINUTE, REVENUE, TOTALS, Runner, aside, entry_of, minute, read
 
+UNSIGNED = ViewTable("unsigned", 1, pa.schema([("k", pa.string()), ("n", pa.uint64())]), ("k",))
+
 
 class StoreContract:
     """The suite. `store` is a fixture, `rows_of(store, name)` the rows that readers see."""
@@ -196,6 +198,11 @@ class StoreContract:
         rows = pa.table({"n": pa.array([1], pa.int32()), "k": ["a"]})
         store.commit(replace(runner.work(), rows=rows))
         assert self.rows_of(store, "totals") == [{"k": "a", "n": 1}]
+
+    def test_the_largest_unsigned_integer_is_kept(self, store):
+        runner = Runner(store, UNSIGNED)
+        runner.commit([{"k": "a", "n": 2**64 - 1}, {"k": "b", "n": None}])
+        assert self.rows_of(store, "unsigned") == [{"k": "a", "n": 2**64 - 1}, {"k": "b", "n": None}]
 
     def test_a_stream_sends_its_rows(self, store):
         runner = Runner(store, None)

@@ -11,6 +11,7 @@ import textwrap
 import pytest
 
 from headwater.errors import (
+    BadEventError,
     DamagedError,
     DiskFullError,
     LockedError,
@@ -21,7 +22,7 @@ from headwater.errors import (
 from headwater.store import PipelineReport, SqliteStore, Views
 from headwater.store.bookkeeping import ledger_rows, outbox
 from headwater.store.sqlite.migrations import FORMAT
-from tests.store.contract import StoreContract
+from tests.store.contract import UNSIGNED, StoreContract
 from tests.store.given import Runner, aside
 
 
@@ -31,6 +32,15 @@ class TestSqliteStore(StoreContract):
         found = views.rows(name)
         views.close()
         return found
+
+    def test_the_largest_unsigned_integer_is_kept(self, store):
+        """Integers of SQLite end at 2^63 - 1: a larger one is refused with its column, and nothing is written."""
+        runner = Runner(store, UNSIGNED)
+        with pytest.raises(BadEventError) as caught:
+            runner.commit([{"k": "a", "n": 2**63}])
+        assert caught.value.data == {"field": "n"}
+        runner.commit([{"k": "a", "n": 2**63 - 1}, {"k": "b", "n": None}])
+        assert self.rows_of(store, "unsigned") == [{"k": "a", "n": 2**63 - 1}, {"k": "b", "n": None}]
 
 
 def test_everything_is_there_after_opening_again(tmp_path):

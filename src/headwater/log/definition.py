@@ -18,6 +18,7 @@ from headwater.errors import (
     BadSettingError,
     Place,
     TimeColumnMissingError,
+    TooLargeError,
     TopicExistsError,
     UnknownTopicError,
 )
@@ -28,6 +29,7 @@ from headwater.log.keeping import CHOICES, Durability, Retention, Values, chosen
 from headwater.units import duration, size
 
 __all__ = [
+    "LARGEST_EVENT",
     "Durability",
     "Retention",
     "Topic",
@@ -38,9 +40,12 @@ __all__ = [
     "keyless",
     "refuse_clash",
     "same_file",
+    "too_large",
     "unknown_topic",
 ]
 
+LARGEST_EVENT = 4 << 20
+"""Bytes of the largest event that a topic takes."""
 _LONGEST_ID = 249
 _NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
@@ -282,6 +287,22 @@ def keyless(topic: Topic, name: str, row: int) -> BadKeyError:
         f'the key field "{name}" is missing',
         detail=f'topic "{topic.name}" is keyed by {", ".join(topic.key)}',
         topic=topic.name,
+        row=row,
+    )
+
+
+def too_large(size_: int, row: int) -> TooLargeError:
+    """The error for an event that is larger than a topic takes.
+
+    Example:
+        >>> too_large(5_000_000, 3).what
+        'event 3 has 5,000,000 bytes, more than 4,194,304'
+    """
+    return TooLargeError(
+        f"event {row} has {size_:,} bytes, more than {LARGEST_EVENT:,}",
+        detail="nothing of this call was appended",
+        fix="keep large objects elsewhere and send where they are",
+        limit=LARGEST_EVENT,
         row=row,
     )
 

@@ -27,7 +27,7 @@ from headwater.events import (
     upgrade,
 )
 from headwater.log.batch import LogBatch
-from headwater.log.definition import Durability, Topic, check_producer, keyless
+from headwater.log.definition import LARGEST_EVENT, Durability, Topic, check_producer, keyless, too_large
 from headwater.log.door import Door, Entry
 from headwater.log.door.counts import Counts
 from headwater.log.event_time import EventTimes
@@ -40,7 +40,6 @@ from headwater.log.storage.layout import Appended
 __all__ = ["OpenTopic"]
 
 Places = np.ndarray[Any, np.dtype[np.int64]]
-LARGEST_EVENT = 4 << 20
 _LARGEST_FRAME = 16 << 20
 _READ_BYTES = 8 << 20
 _MICROSECOND = timedelta(microseconds=1)
@@ -374,13 +373,7 @@ def _refuse_large(values: pa.RecordBatch, places: Places) -> None:
     if values.nbytes <= LARGEST_EVENT:
         return
     if rows == 1:
-        raise TooLargeError(
-            f"event {first} has {values.nbytes:,} bytes, more than {LARGEST_EVENT:,}",
-            detail="nothing of this call was appended",
-            fix="keep large objects elsewhere and send where they are",
-            limit=LARGEST_EVENT,
-            row=first,
-        )
+        raise too_large(values.nbytes, first)
     _refuse_large(values.slice(0, rows // 2), places[: rows // 2])
     _refuse_large(values.slice(rows // 2), places[rows // 2 :])
 

@@ -64,7 +64,6 @@ class ViewReader(ABC):
         columns = [values_of(column.combine_chunks()) for column in found.columns]
         return [dict(zip(found.column_names, row, strict=True)) for row in zip(*columns, strict=True)]
 
-    @abstractmethod
     def table(
         self,
         name: str,
@@ -89,6 +88,19 @@ class ViewReader(ABC):
             UnknownViewError: There is no such view.
             BadQueryError: The condition is wrong or takes too much, or a column is not there.
         """
+        if key is None and (where is not None or order):
+            return self._sought(name, where, order, limit, cancel)
+        return self._plain(name, key, limit)
+
+    @abstractmethod
+    def _plain(self, name: str, key: Any, limit: int | None) -> pa.Table:
+        """All rows, or the one with this key."""
+
+    @abstractmethod
+    def _sought(
+        self, name: str, where: str | None, order: Sequence[str], limit: int | None, cancel: Event | None
+    ) -> pa.Table:
+        """Rows by a condition of the user's, in an order."""
 
     @abstractmethod
     def sql(

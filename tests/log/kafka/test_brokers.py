@@ -1,4 +1,4 @@
-"""The address, the driver and its errors; no server is needed."""
+"""The address, the driver and its errors."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import sys
 import confluent_kafka
 import pytest
 from confluent_kafka import KafkaError
+from confluent_kafka.admin import AdminClient
 
 import headwater as hw
 from headwater import errors
 from headwater.log.kafka.brokers import Brokers, KafkaAddress, driver
 from headwater.units import duration
+from tests.client.shop import fresh
+from tests.services.kafka import Broker
 
 
 def test_a_missing_driver_is_told_with_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch):
@@ -54,3 +57,12 @@ def test_an_address_keeps_its_secrets():
 def test_what_the_driver_says_becomes_one_of_our_errors(code: int, kind: type[errors.HeadwaterError]):
     brokers = Brokers(KafkaAddress.of("kafka://127.0.0.1:9"), duration("1 s"))
     assert type(brokers.error(KafkaError(code))) is kind
+
+
+@pytest.mark.services
+def test_asking_for_a_topic_does_not_make_it(client: hw.Client, kafka: Broker):
+    name = fresh()
+    with pytest.raises(errors.UnknownTopicError):
+        client.topic(name)
+    assert client.log.kafka_topics.partitions(name) == {}
+    assert name not in AdminClient({"bootstrap.servers": kafka.address}).list_topics(timeout=10).topics

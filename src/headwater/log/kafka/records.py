@@ -24,11 +24,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headwater.errors import BadEventError, BadKeyError, SchemaConflictError, TooLargeError
+from headwater.errors import BadEventError, BadKeyError, SchemaConflictError
 from headwater.events import Codec, flags_column, keys_of, storage_schema, times_column, values_of
 from headwater.events.values import moment_text
 from headwater.log.batch import LogBatch
-from headwater.log.definition import Topic, Values
+from headwater.log.definition import LARGEST_EVENT, Topic, Values, too_large
 from headwater.log.kafka.forms import (
     FINGERPRINT,
     VALUES,
@@ -41,7 +41,6 @@ from headwater.log.kafka.forms import (
 )
 from headwater.log.rows import Rows
 from headwater.log.storage.frame import LOWEST_TIME, Frame, Kind
-from headwater.log.topic import LARGEST_EVENT
 
 __all__ = ["Encoded", "Typed", "encoded"]
 
@@ -97,13 +96,7 @@ def _refuse_large(keys: Sequence[bytes | None], values: Sequence[bytes | None]) 
     for row, (key, value) in enumerate(zip(keys, values, strict=True)):
         size = len(key or b"") + len(value or b"")
         if size > LARGEST_EVENT:
-            raise TooLargeError(
-                f"event {row} has {size:,} bytes, more than {LARGEST_EVENT:,}",
-                detail="nothing of this call was appended",
-                fix="keep large objects elsewhere and send where they are",
-                limit=LARGEST_EVENT,
-                row=row,
-            )
+            raise too_large(size, row)
 
 
 def _headers(rows: Rows, form: list[Header], envelope: dict[str, pa.Array], count: int) -> list[list[Header]]:

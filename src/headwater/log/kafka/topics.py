@@ -8,11 +8,10 @@ from datetime import timedelta
 from typing import Any, Final
 
 from headwater.errors import RefusedError, UnreachableError
-from headwater.log.definition import Topic
+from headwater.log.definition import LARGEST_EVENT, Topic
 from headwater.log.event_log import PartitionRange
 from headwater.log.kafka.brokers import Brokers, driver, partition_at
 from headwater.log.storage.frame import LOWEST_TIME
-from headwater.log.topic import LARGEST_EVENT
 
 __all__ = ["COMPACTED", "KafkaTopics", "Tail", "settings_of"]
 
@@ -139,7 +138,7 @@ class KafkaTopics:
         )
 
     def settings(self, name: str) -> dict[str, str]:
-        """The settings of a topic, with the number of its copies; of one that is not there, how many it would have."""
+        """The settings of a topic, with the number of its copies; of one that is not there, those it would have."""
         cluster = self.brokers.ask(lambda seconds: self.brokers.admin.list_topics(timeout=seconds))
         if name not in cluster.topics:
             broker = self._described("BROKER", str(min(cluster.brokers)))

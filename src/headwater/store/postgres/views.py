@@ -44,22 +44,6 @@ class PostgresViews(ViewReader):
     def __init__(self, store: PostgresStore) -> None:
         self._store = store
 
-    def table(
-        self,
-        name: str,
-        *,
-        key: Any = None,
-        where: str | None = None,
-        order: Sequence[str] = (),
-        limit: int | None = None,
-        cancel: Event | None = None,
-    ) -> pa.Table:
-        """Rows as Arrow columns; see `ViewReader.table`."""
-        condition = None if where is None or key is not None else checked_where(where)
-        if condition is not None or (order and key is None):
-            return self._steady(lambda: self._sought(name, condition, order, limit, cancel))
-        return _tried(lambda: self._plain(name, key, limit))
-
     def sql(
         self,
         text: str,
@@ -99,17 +83,24 @@ class PostgresViews(ViewReader):
             return {table.query for table in current_tables(session)}
 
     def _plain(self, name: str, key: Any, limit: int | None) -> pa.Table:
-        with self._session() as session:
-            table = current_table(session, name) or one_of(current_tables(session), name)
-            same = "" if key is None else _condition(table, key_row(table, key))
-            columns = slots(table)
-            names = ", ".join(quoted(slot.name) for slot in columns)
-            query = (
-                f"SELECT {names} FROM {table_of_version(table)} {same} ORDER BY {_key(table)} {_upto(limit)}"
-            )
-            return from_arrays(table, arrays_of(session.copy_out(query), [slot.kind for slot in columns]))
+        def read() -> pa.Table:
+            with self._session() as session:
+                table = current_table(session, name) or one_of(current_tables(session), name)
+                same = "" if key is None else _condition(table, key_row(table, key))
+                columns = slots(table)
+                names, source = ", ".join(quoted(slot.name) for slot in columns), table_of_version(table)
+                query = f"SELECT {names} FROM {source} {same} ORDER BY {_key(table)} {_upto(limit)}"
+                return from_arrays(table, arrays_of(session.copy_out(query), [slot.kind for slot in columns]))
+
+        return _tried(read)
 
     def _sought(
+        self, name: str, where: str | None, order: Sequence[str], limit: int | None, cancel: Event | None
+    ) -> pa.Table:
+        condition = None if where is None else checked_where(where)
+        return self._steady(lambda: self._asked(name, condition, order, limit, cancel))
+
+    def _asked(
         self, name: str, where: str | None, order: Sequence[str], limit: int | None, cancel: Event | None
     ) -> pa.Table:
         with self._sandbox(_READS, cancel) as sandbox:

@@ -25,12 +25,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headwater.errors import BadEventError
 from headwater.events import integers_of
 from headwater.store.definition import ViewTable
 from headwater.store.nested import from_json, to_json
 from headwater.store.slots import MOMENT, Slot, days_of, from_arrays, moments_of, slots, to_arrays
 
 __all__ = ["declared", "from_slots", "to_slots"]
+
+_LARGEST = 2**63 - 1
 
 
 def declared(slot: Slot) -> str:
@@ -46,7 +49,7 @@ def to_slots(table: ViewTable, rows: pa.Table) -> list[list[Any]]:
         rows: Columns of the view: all of them, or for a list of keys those of the key.
 
     Raises:
-        BadEventError: A time lies outside of the years 1 to 9999.
+        BadEventError: A time lies outside of the years 1 to 9999, or an integer does not fit in 64 bits with a sign.
     """
     return [_form(slot.kind).encode(array, slot.name) for slot, array in to_arrays(table, rows)]
 
@@ -73,6 +76,15 @@ def _encode_plain(array: pa.Array, _: str) -> list[Any]:
     fast = array.type == pa.int64() and not array.null_count
     found: list[Any] = integers_of(array).tolist() if fast else array.to_pylist()
     return found
+
+
+def _encode_unsigned(array: pa.Array, name: str) -> list[Any]:
+    values: list[Any] = array.to_pylist()
+    if any(value is not None and value > _LARGEST for value in values):
+        what = f'column "{name}" holds a number above {_LARGEST}'
+        detail = "SQLite has no larger integer; PostgreSQL keeps it"
+        raise BadEventError(what, detail=detail, fix="cast it to decimal(20,0)", field=name)
+    return values
 
 
 def _decode_plain(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
@@ -136,6 +148,7 @@ def _encode_nested(array: pa.Array, _: str) -> list[Any]:
 _PLAIN = _Form("INTEGER", _encode_plain, _decode_plain)
 _FORMS: tuple[tuple[Callable[[pa.DataType], bool], _Form], ...] = (
     (pa.types.is_boolean, _Form("INTEGER", _encode_bool, _decode_bool)),
+    (pa.types.is_uint64, _Form("INTEGER", _encode_unsigned, _decode_plain)),
     (pa.types.is_integer, _PLAIN),
     (pa.types.is_floating, _Form("REAL", _encode_float, _decode_float)),
     (pa.types.is_string, _Form("TEXT", _encode_plain, _decode_plain)),

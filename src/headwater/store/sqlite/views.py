@@ -52,27 +52,6 @@ class Views(ViewReader):
         self._idle: list[sqlite3.Connection] = []
         self._lock = Lock()
 
-    def table(
-        self,
-        name: str,
-        *,
-        key: Any = None,
-        where: str | None = None,
-        order: Sequence[str] = (),
-        limit: int | None = None,
-        cancel: Event | None = None,
-    ) -> pa.Table:
-        """Rows as Arrow columns; see `ViewReader.table`."""
-        if key is None and (where is not None or order):
-            return self._sought(name, where, order, limit, cancel)
-        with self._session() as connection:
-            table = current_table(connection, name) or one_of(current_tables(connection), name)
-            columns = ", ".join(quoted(slot.name) for slot in slots(table))
-            same, values = ("", []) if key is None else _condition(table, key_row(table, key))
-            query = f"SELECT {columns} FROM {quoted(table_name(table))} {same} LIMIT ?"
-            found = connection.execute(query, (*values, -1 if limit is None else limit)).fetchall()
-            return table_of(table, found)
-
     def sql(
         self,
         text: str,
@@ -92,6 +71,15 @@ class Views(ViewReader):
                 self._idle.pop().close()
 
     # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _plain(self, name: str, key: Any, limit: int | None) -> pa.Table:
+        with self._session() as connection:
+            table = current_table(connection, name) or one_of(current_tables(connection), name)
+            columns = ", ".join(quoted(slot.name) for slot in slots(table))
+            same, values = ("", []) if key is None else _condition(table, key_row(table, key))
+            query = f"SELECT {columns} FROM {quoted(table_name(table))} {same} LIMIT ?"
+            found = connection.execute(query, (*values, -1 if limit is None else limit)).fetchall()
+            return table_of(table, found)
 
     def _sought(
         self, name: str, where: str | None, order: Sequence[str], limit: int | None, cancel: Event | None
