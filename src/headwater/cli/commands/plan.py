@@ -21,9 +21,9 @@ def plan(app: str, /, *, mermaid: bool = False, spark: bool = True, options: Opt
     """Show what an app would do, and what is wrong with it.
 
     The graph, types, keys, lateness and delivery of every result are there at once. Then Spark looks at each
-    pipeline without running it: the type of its rows, its state, and whether what ran before in the data folder can go
-    on. With a profile, the plan begins with where log, store and Spark are; nothing there is asked or touched. The exit
-    code is 1 when something is wrong, 4 when a pipeline does not fit what ran before.
+    pipeline without running it: the type of its rows, its state, and whether what ran before can go on, by what lies
+    with its checkpoints. With a profile, the plan begins with where log, store and Spark are; nothing there is asked or
+    touched. The exit code is 1 when something is wrong, 4 when a pipeline does not fit what ran before.
 
     Args:
         app: A Python file that defines an app.
