@@ -102,7 +102,7 @@ def _run(order: Order, data: Path, ended: threading.Event) -> int:
                 engine.settle()
             else:
                 while not ended.wait(_LOOK):
-                    with contextlib.suppress(UnreachableError):
+                    with contextlib.suppress(LockedError, UnreachableError):
                         engine.require_owner()
         finally:
             engine.stop()
