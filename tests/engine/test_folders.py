@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from headwater.engine.checking import _made_before
 from headwater.engine.folder import Folder, HadoopFolder, LocalFolder
 from headwater.engine.home import Home, Made
 from headwater.engine.sink.checkpoint import newest_batch, planned_batch
@@ -44,6 +45,7 @@ def test_a_query_is_found_again_from_another_data_folder(folder: Folder, tmp_pat
     made = Made({"code": "1"}, "", "n int", "append", "final", {"orders": {0: 7}})
     Home(tmp_path / "here", "revenue", 1, folder).make(made, inputs=1)
     assert Home(tmp_path / "there", "revenue", 1, folder).made() == made
+    assert (_made_before(folder, "revenue"), _made_before(folder, "orders")) == (made, None)
 
 
 def test_batches_are_read_from_a_checkpoint(folder: Folder):

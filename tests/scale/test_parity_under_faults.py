@@ -107,7 +107,7 @@ def executors(cluster: Shell) -> list[int]:
 
 
 def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 100
+    deadline = time.monotonic() + 200
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.2)

@@ -9,12 +9,12 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from headwater.engine.engine import Engine
-from headwater.engine.fit import compare
+from headwater.engine.fit import Fit, compare
 from headwater.engine.folder import Folder, LocalFolder
 from headwater.engine.home import Home, Made
 from headwater.engine.query import Query
 from headwater.engine.surroundings import Surroundings
-from headwater.errors import HeadwaterError
+from headwater.errors import HeadwaterError, UnreachableError
 from headwater.events import SystemClock
 from headwater.log import EventLog
 from headwater.pipelines import Graph
@@ -65,7 +65,10 @@ def _checked(engine: Engine, name: str, noted: Folder) -> Checked:
     except HeadwaterError as error:
         return Checked(name, error=error.problem())
     query = keeper.ready()
-    fit = compare(_made_before(noted, name), query.made(), query.built)
+    try:
+        fit = compare(_made_before(noted, name), query.made(), query.built)
+    except UnreachableError as error:
+        fit = Fit("new", (f"what ran before is not known: {error.what}",))
     made = query.made()
     return Checked(
         name, made.schema, query.built.mode, query.built.stateful, fit.verdict, (*fit.notes, *_notes(query))

@@ -122,7 +122,7 @@ def _watch(engine: Engine, ended: threading.Event) -> None:
     """
     told: set[str] = set()
     while not ended.wait(_LOOK):
-        with contextlib.suppress(UnreachableError):
+        with contextlib.suppress(LockedError, UnreachableError):
             engine.require_owner()
         for name, keeper in engine.keepers.items():
             if keeper.error is not None and name not in told:

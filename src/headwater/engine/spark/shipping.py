@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import zipfile
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ def ship(session: SparkSession, app: Path, scratch: Path) -> None:
         scratch: A folder of this session.
     """
     packed = scratch / "headwater-modules.zip"
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as archive:
         for path in modules_beside(app):
             archive.write(path, path.relative_to(app.absolute().parent))
     session.sparkContext.addPyFile(str(packed))
@@ -46,11 +47,10 @@ def modules_beside(app: Path) -> Iterator[Path]:
     """
     file = app.absolute()
     for path in sorted(file.parent.iterdir()):
+        if not os.access(path, os.R_OK):
+            continue
         if path.suffix == ".py" and path != file:
             yield path
-        elif (path / "__init__.py").is_file():
-            yield from (
-                each
-                for each in sorted(path.rglob("*"))
-                if each.is_file() and each.parent.name != "__pycache__"
-            )
+        elif os.access(path, os.X_OK) and (path / "__init__.py").is_file():
+            files = (each for each in sorted(path.rglob("*")) if each.is_file())
+            yield from (each for each in files if each.parent.name != "__pycache__")
