@@ -14,12 +14,14 @@ from typing import Any
 
 import duckdb
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartition
+from confluent_kafka.admin import AdminClient  # type: ignore[attr-defined]
 
 import headwater as hw
 from headwater.profiles import read_profile
 from headwater.store.engine_state import read_engine_state
 from tests.cli.conftest import COMMAND
+from tests.faults.counts import FULL
 from tests.services.shell import Shell
 
 pytestmark = [pytest.mark.services, pytest.mark.spark]
@@ -53,6 +55,13 @@ def records(address: str, topic: str) -> list[dict[str, Any]]:
         found.append(json.loads(message.value()))
     consumer.close()
     return found
+
+
+def committed_offsets(address: str, group: str) -> dict[int, int]:
+    """How far a group is, as Kafka's own admin client sees it."""
+    admin = AdminClient({"bootstrap.servers": address})
+    (found,) = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)]).values()
+    return {place.partition: place.offset for place in found.result(30).topic_partitions}
 
 
 def kill_engine(folder: Path, before: set[int]) -> int:
@@ -93,8 +102,13 @@ def test_engines_killed_on_kafka_and_postgres_leave_each_row_and_change_once(tmp
         counts = shell(
             "sql", "select name, in_, used, unaccounted from hw_pipelines order by name", "--profile", "local"
         )
+        (status,) = shell("status", "--profile", "local")
+        lags, topics = shell("lag", "--profile", "local"), shell("topics", "--profile", "local")
+        checks = shell("doctor", "--profile", "local")
+        again = shell("replay", "--verify", "--profile", "local") if FULL else []
         address = profile.log.resolved().removeprefix("kafka://")
         large, changes = records(address, "large"), records(address, "totals.changes")
+        committed = committed_offsets(address, "hw.pipeline.totals")
     finally:
         shell("services", "down")
     events = [event(n) for n in range(1_000)]
@@ -104,6 +118,12 @@ def test_engines_killed_on_kafka_and_postgres_leave_each_row_and_change_once(tmp
         (start.replace(" ", "T") + "Z", k, total) for start, k, total in duckdb.sql(query).fetchall()
     )
     assert sorted((row["w"]["start"], row["k"], row["total"]) for row in totals) == expected
+    assert (status["engine"]["state"], status["log"]) == ("stopped", f"kafka://{address}")
+    assert {row["events"] for row in lags} == {0}
+    assert sum(committed.values()) == 1_000  # what other tools see of our progress
+    assert {row["topic"]: row["events"] for row in topics}["orders"] == 1_000
+    assert {row["name"]: row["state"] for row in checks}["database"] == "ok"
+    assert {row["verdict"] for row in again} <= {"same"}
     assert [(row["in_"], row["used"], row["unaccounted"]) for row in counts] == [(1_000, 1_000, 0)] * 2
     assert Counter(row["id"] for row in large) == Counter(e["id"] for e in events if e["v"] >= 5)
     state: dict[str, Any] = {}
