@@ -26,8 +26,9 @@ def backfill(
     from headwater.runner import catch_up
 
     folder = engine_folder(options)
+    file = app_file(app, folder)
     output = Output(options)
     output.note("Spark is starting; then the view is made from the log")
-    catch_up(app_file(app, folder), folder, [view], from_, options.profile, output.note)
+    catch_up(file, folder, [view], from_, options.profile, output.note)
     output.record({"view": view, "from": from_, "current": True}, [f"{view} is made anew and current"])
     return 0

@@ -17,9 +17,10 @@ _MARKS = {State.OK: "green", State.WARN: "yellow", State.FAIL: "red"}
 
 
 def doctor(*, port: int | None = None, options: Options = DEFAULTS) -> int:
-    """Check the machine and the data folder, and with a profile the servers that it names.
+    """Check the machine and the data folder.
 
-    Each finding that is not well comes with what to do. The exit code is 1 when something will not work.
+    With a profile, it is also asked whether the servers that it names answer. Each finding that is not well comes with
+    what to do. The exit code is 1 when something will not work.
 
     Args:
         port: The port that should be free, or our own node's [default: HEADWATER_PORT, else 8642].

@@ -22,11 +22,11 @@ __all__ = ["exit_code", "plan"]
 def plan(app: str, /, *, mermaid: bool = False, spark: bool = True, options: Options = DEFAULTS) -> int:
     """Show what an app would do, and what is wrong with it.
 
-    The graph, types, keys, lateness and delivery of every result are there at once. Then log, store and Spark's master
-    are asked what is there: which topics and tables would be created, and what differs; nothing is touched. Last, Spark
-    looks at each pipeline without running it: the type of its rows, its state, and whether what ran before can go on,
-    by what lies with its checkpoints. The exit code is 1 when something is wrong, 4 when something does not fit what is there, 3 when a
-    service does not answer.
+    The graph, types, keys, lateness and delivery of every result are there at once. Then log, store and Spark's
+    master are asked what is there: which topics and tables would be created, and what differs; nothing is touched.
+    Last, Spark looks at each pipeline without running it: the type of its rows, its state, and whether what ran
+    before can go on, by what lies with its checkpoints. The exit code is 1 when something is wrong, 4 when
+    something does not fit what is there, 3 when a service does not answer.
 
     Args:
         app: A Python file that defines an app.

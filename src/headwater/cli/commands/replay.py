@@ -42,11 +42,12 @@ def replay(
     from headwater.runner import replay as again
 
     folder = engine_folder(options)
+    file = app_file(app, folder)
     output = Output(options)
     output.note("Spark is starting; then each pipeline is run again from where it began")
     found = [
         document | {"verdict": "same" if document["before"] == document["now"] else "DIFFERENT"}
-        for document in again(app_file(app, folder), folder, pipelines, rows, options.profile, output.note)
+        for document in again(file, folder, pipelines, rows, options.profile, output.note)
     ]
     output.rows(_COLUMNS, found)
     return 0 if all(document["verdict"] == "same" for document in found) else 1

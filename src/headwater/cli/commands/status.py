@@ -21,10 +21,10 @@ __all__ = ["status"]
 
 
 def status(*, options: Options = DEFAULTS) -> int:
-    """Show whether a node runs, and what the log holds; with a log on Kafka, whether an engine runs here.
+    """Show whether a node runs, and what the log holds.
 
     The exit code is 3 when a node should run and does not answer. A folder that no node serves is in order: programs
-    may use it all the same.
+    may use it all the same. With a log on Kafka there is no node: how the engine of this folder is doing is shown.
 
     Args:
         options: Options of every command.
