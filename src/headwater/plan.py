@@ -286,7 +286,8 @@ def _check_lines(check: Checked) -> Iterator[str]:
     yield f"{check.pipeline}: {check.fit}, {_FITS[check.fit]}"
     if check.schema_ddl:
         yield f"  type      {check.schema_ddl}"
-    when = "as they change" if check.mode == "update" else "when they are final"
+    changing = "as they change" if check.stateful else "as they come"
+    when = changing if check.mode == "update" else "when they are final"
     state = f"; state: {', '.join(check.stateful)}" if check.stateful else ""
     yield f"  rows      {when} ({check.mode}){state}"
     yield from (f"  note      {note}" for note in check.notes)

@@ -24,7 +24,7 @@ class Slots:
         Traceback (most recent call last):
         headwater.errors.BadSettingError: BAD_SETTING: stream "fast" needs 3 task slots at once, and Spark has 2
           a real-time query holds a slot for each partition of its topic and of its state; 1 is left for batches
-          fix: HEADWATER_SPARK_CORES=4
+          fix: HEADWATER_SPARK_CORES=4, and as many more as other real-time pipelines need
     """
 
     def __init__(self, spare: int = 0) -> None:
@@ -49,7 +49,7 @@ class Slots:
                     detail="a real-time query holds a slot for each partition of its topic and of its state"
                     + taken
                     + spare,
-                    fix=f"{SPARK_CORES.variable}={wanted}",
+                    fix=f"{SPARK_CORES.variable}={wanted}, and as many more as other real-time pipelines need",
                     place=pipeline.place,
                     setting=SPARK_CORES.name,
                     partitions=REALTIME_PARTITIONS.variable,
