@@ -28,7 +28,7 @@ from tests.services.kafka import Broker
 
 FORMS = ["avro", "arrow"]
 TYPE = (
-    "id bigint not null, name string, flag boolean, small tinyint, ratio float, amount decimal(12,2), day date, "
+    "id bigint not null, name string not null, flag boolean, small tinyint, ratio float, amount decimal(12,2), day date, "
     "at timestamp, data binary, tags array<string>, who struct<name: string, age: int>, scores map<string, double>"
 )
 ROW = {
@@ -45,7 +45,7 @@ ROW = {
     "who": {"name": "x", "age": None},
     "scores": {"b": 1.5, "a": None},
 }
-EMPTY = {name: None for name in ROW} | {"id": 8}
+EMPTY = {name: None for name in ROW} | {"id": 8, "name": ""}
 
 
 def avro_of(address: str, name: str, fingerprint: str) -> Any:
