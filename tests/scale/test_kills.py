@@ -32,7 +32,7 @@ def require_current(shell: Shell, address: str, events: int) -> None:
     assert (status["engine"]["state"], status["log"]) == ("stopped", f"kafka://{address}")
     assert {row["events"] for row in shell("lag", "--profile", "local")} == {0}
     topics = {row["topic"]: row["events"] for row in shell("topics", "--profile", "local")}
-    assert topics["orders"] == sum(committed_offsets(address, "hw.pipeline.totals").values()) == events
+    assert topics["bills"] == sum(committed_offsets(address, "hw.pipeline.totals").values()) == events
     checks = {row["name"]: row["state"] for row in shell("doctor", "--profile", "local")}
     assert checks["brokers"] == checks["database"] == "ok"
     if FULL:
