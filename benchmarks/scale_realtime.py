@@ -40,6 +40,8 @@ _AGGREGATE = "select shop, count(*) as n, max(sent) as sent from {} group by sho
 _PAUSE = 0.05
 _WARM_UP = 40
 _PATIENCE = 120.0
+_SHOPS = 200
+"""As many as events in ten seconds: a micro-batch would show several events of one shop as one change."""
 
 
 def realtime_rows(options: Options, spark: SparkSession, address: str) -> Iterator[Row]:
@@ -79,18 +81,22 @@ def _latencies(
         app.view("out_" + name, key="shop", sql=sql.format(name))
         topic = f"out_{name}.changes"
     with _running(app, options.folder / name, spark, address):
-        return _sent_and_received(address, name, topic, options.size(full=400, quick=10))
+        found = _sent_and_received(address, name, topic, options.size(full=400, quick=10))
+    say(f"  p50 {percentile(found, 0.5) * 1e3:.1f} ms, p95 {percentile(found, 0.95) * 1e3:.1f} ms")
+    return found
 
 
 def _sent_and_received(address: str, source: str, target: str, count: int) -> list[float]:
     producer = Producer({"bootstrap.servers": address, "linger.ms": 0})
     consumer = Consumer({"bootstrap.servers": address, "group.id": "benchmark"})
     consumer.assign([TopicPartition(target, 0, 0)])
+    sent: list[int] = []
     found: dict[int, float] = {}
 
     def send() -> None:
         for number in range(_WARM_UP + count):
-            event = {"id": number, "shop": f"s{number % 10}", "sent": time.monotonic_ns()}
+            sent.append(time.monotonic_ns())
+            event = {"id": number, "shop": f"s{number % _SHOPS}", "sent": sent[-1]}
             producer.produce(source, json.dumps(event))
             producer.poll(0)
             time.sleep(_PAUSE)
@@ -104,8 +110,8 @@ def _sent_and_received(address: str, source: str, target: str, count: int) -> li
                 assert time.monotonic() < deadline, "no more events come out"
                 continue
             row: dict[str, Any] = json.loads(message.value() or b"{}")
-            sent = row.get("after", row)["sent"]
-            found.setdefault(sent, (time.monotonic_ns() - sent) / 1e9)
+            began = row.get("after", row)["sent"]
+            found.setdefault(began, (time.monotonic_ns() - began) / 1e9)
 
     first = {"id": 0, "shop": "first", "sent": time.monotonic_ns()}
     producer.produce(source, json.dumps(first))
@@ -113,8 +119,7 @@ def _sent_and_received(address: str, source: str, target: str, count: int) -> li
     receive(lambda: bool(found))  # until then the pipeline starts
     sender = threading.Thread(target=send)
     sender.start()
-    receive(lambda: len(found) > _WARM_UP + count * 0.9 and not sender.is_alive())
-    sender.join()
+    receive(lambda: not sender.is_alive() and max(sent) in found)
     consumer.close()
     return list(found.values())[_WARM_UP + 1 :]
 
