@@ -336,7 +336,7 @@ def test_servers_that_are_away_at_the_start_are_waited_for(
         running.terminate()
         engine = read_engine_state(tmp_path / ".headwater")
         os.killpg(engine.pid, signal.SIGKILL)  # rather than wait for its Spark to come up
-        running.wait(60)
+        running.communicate(timeout=60)
 
 
 def told(postgres: Server, database: str) -> list[tuple[Any, ...]]:
