@@ -13,7 +13,7 @@ import pytest
 import headwater as hw
 from headwater.errors import BadEventError, TooLargeError
 from headwater.events import partition_of
-from headwater.log.kafka.records import read_headers
+from headwater.log.kafka.headers import read_headers
 from headwater.log.rows import Rows
 from headwater.log.storage.frame import LOWEST_TIME
 from tests.client.shop import NOON, Order, fresh, order, orders

@@ -1,23 +1,14 @@
 """Events as Kafka has them and back: the value in the topic's form, the key as its bytes, the envelope in headers.
 
-| header | what |
-|---|---|
-| `hw.version` | version of the topic's type the event was written under |
-| `hw.sent_at`, `hw.occurred_at` | times, RFC 3339 in UTC |
-| `hw.id`, `hw.source` | id and source, where the sender gave them |
-| `hw.producer`, `hw.sequence` | who numbered the event, and its number |
-| `traceparent` | the W3C trace |
-| `hw.values`, `hw.fingerprint` | the form of a value that is not JSON (forms.py) |
-
-All other headers are the sender's own. A tombstone has a key and no value.
+A tombstone has a key and no value.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -25,8 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headwater.errors import BadEventError, BadKeyError, SchemaConflictError
-from headwater.events import Codec, flags_column, keys_of, storage_schema, times_column, values_of
-from headwater.events.values import moment_text
+from headwater.events import Codec, flags_column, keys_of, storage_schema, times_column
 from headwater.log.batch import LogBatch
 from headwater.log.definition import LARGEST_EVENT, Topic, Values, too_large
 from headwater.log.kafka.forms import (
@@ -39,16 +29,11 @@ from headwater.log.kafka.forms import (
     UnknownForm,
     form_of,
 )
+from headwater.log.kafka.headers import header_lists, header_text, read_headers
 from headwater.log.rows import Rows
 from headwater.log.storage.frame import LOWEST_TIME, Frame, Kind
 
 __all__ = ["Encoded", "Typed", "encoded"]
-
-_ZONED = pa.timestamp("us", "UTC")
-_OWN: Final = "hw."
-_TRACE: Final = "traceparent"
-_TEXTS: Final = {"_hw.id": "hw.id", "_hw.source": "hw.source", "_hw.traceparent": _TRACE}
-_TIMES: Final = {"_hw.occurred_at": "hw.occurred_at", "_hw.sent_at": "hw.sent_at"}
 
 
 @dataclass(frozen=True)
@@ -80,7 +65,7 @@ def encoded(topic: Topic, form: Form, rows: Rows, envelope: dict[str, pa.Array])
         keys = [None] * len(values) if given is None else given.to_pylist()
     if sum(max(map(len, filter(None, part)), default=0) for part in (keys, values)) > LARGEST_EVENT:
         _refuse_large(keys, values)
-    return Encoded(values, keys, _headers(rows, form.headers, envelope, len(values)))
+    return Encoded(values, keys, header_lists(rows, form.headers, envelope, len(values)))
 
 
 def _live_values(form: Form, rows: pa.RecordBatch, deleted: pa.Array | None) -> list[bytes | None]:
@@ -97,53 +82,6 @@ def _refuse_large(keys: Sequence[bytes | None], values: Sequence[bytes | None]) 
         size = len(key or b"") + len(value or b"")
         if size > LARGEST_EVENT:
             raise too_large(size, row)
-
-
-def _headers(rows: Rows, form: list[Header], envelope: dict[str, pa.Array], count: int) -> list[list[Header]]:
-    same: list[Header] = [("hw.version", b"%d" % rows.version), *form]
-    if "_hw.sent_at" not in envelope and rows.sent_at != LOWEST_TIME:
-        same.append(("hw.sent_at", _moment(times_column(np.array([rows.sent_at]))[0].as_py())))
-    if rows.producer:
-        same.append(("hw.producer", rows.producer.encode()))
-    columns: list[list[Header | None]] = []
-    if rows.producer:
-        numbers = range(rows.sequence, rows.sequence + count) if rows.per_row else [rows.sequence] * count
-        columns.append([("hw.sequence", b"%d" % number) for number in numbers])
-    for column, name in _TEXTS.items():
-        columns += _header_column(envelope, column, name, str.encode)
-    for column, name in _TIMES.items():
-        columns += _header_column(envelope, column, name, _moment)
-    own = values_of(envelope["_hw.headers"]) if "_hw.headers" in envelope else None
-    if not columns and own is None:
-        return [same]
-    lists = (
-        [same + [each for each in row if each is not None] for row in zip(*columns, strict=True)]
-        if (columns)
-        else [list(same) for _ in range(count)]
-    )
-    for row, given in enumerate(own or ()):
-        lists[row] += [(name, text.encode()) for name, text in _checked(given or {}).items()]
-    return lists
-
-
-def _header_column(
-    envelope: dict[str, pa.Array], column: str, name: str, encode: Callable[[Any], bytes]
-) -> list[list[Header | None]]:
-    if column not in envelope:
-        return []
-    return [[None if value is None else (name, encode(value)) for value in values_of(envelope[column])]]
-
-
-def _checked(headers: dict[str, str]) -> dict[str, str]:
-    for name in headers:
-        if name.startswith(_OWN) or name == _TRACE:
-            what = f"the header {name!r} is one of Headwater's own"
-            raise BadEventError(what, detail=f"names do not start with {_OWN} in Kafka", field="headers")
-    return headers
-
-
-def _moment(at: Any) -> bytes:
-    return moment_text(at).encode()
 
 
 class Typed:
@@ -185,10 +123,10 @@ class Typed:
 
     def _form(self, head: dict[str, bytes]) -> Form:
         """How a record is read: as its headers say; one of others without headers as the topic's values are."""
-        word = (_text(head.get(VALUES)) or "") if head else ""
+        word = (header_text(head.get(VALUES)) or "") if head else ""
         if not word and "hw.version" not in head:
             return self._writers[self.topic.version]
-        which = (word or Values.JSON.value, _text(head.get(FINGERPRINT)) or "")
+        which = (word or Values.JSON.value, header_text(head.get(FINGERPRINT)) or "")
         if which not in self._readers:
             self._readers[which] = self._reader(*which)
         return self._readers[which]
@@ -228,12 +166,7 @@ class Typed:
         if None in lines:
             own["_hw.deleted"] = pa.array([line is None for line in lines])
         if reasons:
-            own["_hw.error"] = pa.array([reasons.get(row) for row in range(len(lines))], pa.string())
-            raws = {row: keys[row] if lines[row] is None else lines[row] for row in reasons}
-            own["_hw.raw"] = pa.array([raws.get(row) for row in range(len(lines))], pa.binary())
-            own["_hw.deleted"] = pa.array(
-                [line is None and row not in reasons for row, line in enumerate(lines)]
-            )
+            own |= _set_aside(lines, keys, reasons)
         if offsets[-1] - offsets[0] != len(offsets) - 1:
             own["_hw.offset"] = pa.array(offsets.tolist(), pa.int64())
         if (received != received[-1]).any():
@@ -308,6 +241,19 @@ class Typed:
             return key
 
 
+def _set_aside(
+    lines: list[bytes | None], keys: list[bytes | None], reasons: dict[int, str]
+) -> dict[str, pa.Array]:
+    """What is told of rows that cannot be read: why, and their bytes."""
+    raws = {row: keys[row] if lines[row] is None else lines[row] for row in reasons}
+    count = range(len(lines))
+    return {
+        "_hw.error": pa.array([reasons.get(row) for row in count], pa.string()),
+        "_hw.raw": pa.array([raws.get(row) for row in count], pa.binary()),
+        "_hw.deleted": pa.array([lines[row] is None and row not in reasons for row in count]),
+    }
+
+
 def _quoted(kind: pa.DataType) -> bool:
     return not (pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_floating(kind))
 
@@ -344,57 +290,6 @@ def _placed(parts: list[Part], schema: pa.Schema, count: int) -> pa.RecordBatch:
     table = pa.Table.from_batches(batches, schema).combine_chunks().take(pa.array(places, pa.int64()))
     whole = table.combine_chunks().to_batches()
     return whole[0] if whole else pa.RecordBatch.from_pylist([], schema)
-
-
-def read_headers(heads: list[list[Header] | None]) -> tuple[dict[str, pa.Array], int, int]:
-    """Envelope columns, the moment all were sent (or `LOWEST_TIME`), and the highest version of the type.
-
-    Example:
-        >>> read_headers([[("hw.version", b"2")], None])
-        ({}, -9223372036854775808, 2)
-    """
-    runs = [(dict(head or ()), sum(1 for _ in run)) for head, run in groupby(heads)]
-    columns, sent, version = _columns([head for head, _ in runs])
-    if len(runs) < len(heads):
-        lengths = [length for _, length in runs]
-        again = pa.array(np.repeat(np.arange(len(runs)), lengths).tolist(), pa.int64())
-        columns = {name: column.take(again) for name, column in columns.items()}
-    return columns, sent, version
-
-
-def _columns(heads: list[dict[str, bytes]]) -> tuple[dict[str, pa.Array], int, int]:
-    names = {name for head in heads for name in head}
-    columns: dict[str, pa.Array] = {}
-    for column, name in _TEXTS.items():
-        if name in names:
-            columns[column] = pa.array([_text(head.get(name)) for head in heads], pa.string())
-    for column, name in _TIMES.items():
-        if name in names:
-            columns[column] = _times([_text(head.get(name)) for head in heads])
-    if any(not name.startswith(_OWN) and name != _TRACE for name in names):
-        own = [[(n, _text(v) or "") for n, v in head.items() if not _ours(n)] for head in heads]
-        columns["_hw.headers"] = pa.array(own, pa.map_(pa.string(), pa.string()))
-    sent = LOWEST_TIME
-    if "_hw.sent_at" in columns and len(set(columns["_hw.sent_at"].to_pylist())) == 1:
-        moment = columns.pop("_hw.sent_at")[0]
-        sent = moment.value if moment.is_valid else LOWEST_TIME
-    versions = {head["hw.version"] for head in heads if "hw.version" in head}
-    return columns, sent, max((int(text) for text in versions if text.isdigit()), default=0)
-
-
-def _ours(name: str) -> bool:
-    return name.startswith(_OWN) or name == _TRACE
-
-
-def _text(value: bytes | None) -> str | None:
-    return None if value is None else value.decode(errors="replace")
-
-
-def _times(texts: list[str | None]) -> pa.Array:
-    try:
-        return pa.array(texts, pa.string()).cast(_ZONED)
-    except pa.ArrowInvalid:  # a header of others under our name
-        return pa.concat_arrays([_times([text]) for text in texts]) if len(texts) > 1 else pa.nulls(1, _ZONED)
 
 
 def event_times(batch: LogBatch) -> npt.NDArray[np.int64]:
