@@ -28,8 +28,9 @@ from tests.services.kafka import Broker
 
 FORMS = ["avro", "arrow"]
 TYPE = (
-    "id bigint not null, name string not null, flag boolean, small tinyint, ratio float, amount decimal(12,2), day date, "
-    "at timestamp, data binary, tags array<string>, who struct<name: string, age: int>, scores map<string, double>"
+    "id bigint not null, name string not null, flag boolean, small tinyint, ratio float, amount decimal(12,2), "
+    "day date, at timestamp, data binary, tags array<string>, who struct<name: string, age: int>, "
+    "scores map<string, double>"
 )
 ROW = {
     "id": 7,
