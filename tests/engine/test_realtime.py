@@ -199,7 +199,7 @@ def test_an_engine_killed_in_real_time_mode_loses_nothing(
         engine.stop()
 
 
-def eventually(true: Callable[[], bool], within: float = 90.0) -> None:
+def eventually(true: Callable[[], bool], within: float = 120.0) -> None:
     deadline = time.monotonic() + within
     while not true():
         assert time.monotonic() < deadline
