@@ -51,6 +51,12 @@ def test_a_rule_for_late_events_is_refused(app):
     assert "late: drop" in fault(app).what
 
 
+def test_values_that_are_not_json_are_refused_by_topic(app):
+    app.topic("packed", "id int", values="avro")
+    app.stream("fast", latency="realtime", sql="select * from packed")
+    assert 'values of "packed" are avro' in fault(app).what
+
+
 def test_another_latency_is_refused_with_the_one_there_is(app):
     with pytest.raises(BadPipelineError) as caught:
         app.stream("fast", latency="fast", sql="select * from orders")

@@ -106,7 +106,7 @@ def _faults(topics: tuple[Topic, ...], pipelines: Mapping[str, Pipeline]) -> Ite
                 yield _not_readable(pipeline, pipelines[name])
             elif name not in readable:
                 yield _unknown(pipeline, name, [other for other in readable if other != pipeline.name])
-    yield from realtime_faults(pipelines)
+    yield from realtime_faults({topic.name: topic for topic in topics}, pipelines)
     try:
         _ordered(pipelines)
     except FoundCycle as found:
