@@ -232,7 +232,7 @@ def test_the_plan_names_what_real_time_mode_cannot_run():
             return function(orders)
 
     spark = lambda: shared_spark().session  # noqa: E731
-    checked = list(check(app.resolve(), Path("nowhere"), spark, "kafka://127.0.0.1:9092"))
+    checked = list(check(app.resolve(), Path("nowhere"), spark, log_at="kafka://127.0.0.1:9092"))
     for part, found in zip(asked, checked, strict=True):
         assert found.error is not None, part
         assert part in found.error["title"], found
@@ -247,7 +247,7 @@ def test_the_plan_says_what_qualifies_and_where():
     app.stream("fast", key="shop", latency="realtime", sql=sql)
     app.view("behind", key="shop", sql="select shop, top from fast")
     spark = lambda: shared_spark().session  # noqa: E731
-    first, second = check(app.resolve(), Path("nowhere"), spark, "kafka://127.0.0.1:9092")
+    first, second = check(app.resolve(), Path("nowhere"), spark, log_at="kafka://127.0.0.1:9092")
     assert (first.error, first.mode, first.stateful) == (None, "update", ("aggregate",))
     assert "real-time mode can run it" in first.notes[0]
     assert second.error is None

@@ -7,7 +7,6 @@ import random
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ import pytest
 from headwater.engine.points import POINTS
 from headwater.errors import HeadwaterError
 from headwater.runner import EngineProcess, catch_up
-from tests.faults.counts import FULL, times
+from tests.faults.counts import FULL, only_in_full_runs, times
 from tests.faults.engines import Shop, compare, gone, kill_group, members, start
 from tests.faults.processes import until
 
@@ -23,11 +22,6 @@ pytestmark = pytest.mark.spark
 _PATIENCE = 300.0
 IN_OTHER_PROCESSES = POINTS[:3]
 """Points that sources reach, in processes of their own: a crash inside one process cannot try them."""
-
-
-def only_in_full_runs(test: Callable[..., None]) -> Callable[..., None] | None:
-    """For tests that start Java several times: the gate does not have the minutes."""
-    return test if FULL else None
 
 
 def wait_for_commit(shop: Shop, process: subprocess.Popen[bytes]) -> None:
@@ -49,7 +43,7 @@ def kill_a_worker(session: int, chance: random.Random) -> None:
 def test_engines_killed_at_any_instant_leave_the_rows_of_a_quiet_run(tmp_path: Path):
     chance = random.Random(4)
     shop = Shop(tmp_path)
-    plan: list[str | None] = [*IN_OTHER_PROCESSES, None, None]
+    plan: list[str | None] = [*IN_OTHER_PROCESSES, None]
     if FULL:
         plan = [*(list(POINTS) * times(1, 20)), *([None] * times(2, 300))]
         chance.shuffle(plan)

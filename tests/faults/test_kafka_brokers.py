@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from headwater.events import SystemClock
 from headwater.log.kafka import KafkaLog
 from tests.client.groups import poll_until
 from tests.client.shop import fresh
-from tests.faults.counts import FULL, times
+from tests.faults.counts import only_in_full_runs, times
 from tests.log.kafka.plain import consume
 from tests.services.kafka import Broker, restart_kafka, start_cluster, start_kafka
 from tests.services.system_packages import UnavailableError
@@ -208,11 +208,6 @@ def test_a_topic_that_was_deleted_is_unknown(client: hw.Client, kafka: Broker):
     assert client.create_topic(name, "text string").version == 1
     client.send(name, {"text": "a new one"})
     assert [event.value for event in client.read(name)] == [{"text": "a new one"}]
-
-
-def only_in_full_runs(test: Callable[..., None]) -> Callable[..., None] | None:
-    """For a test that starts Java several times: the gate does not have the minutes."""
-    return test if FULL else None
 
 
 @only_in_full_runs

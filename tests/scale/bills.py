@@ -14,10 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartition
+from confluent_kafka.admin import AdminClient  # type: ignore[attr-defined]
 
 import headwater as hw
 from headwater.store.engine_state import read_engine_state
+from tests.faults.counts import FULL
+from tests.services.shell import Shell
 
 APP = """
 import headwater as hw
@@ -137,3 +140,23 @@ def _records(broker: str, topic: str) -> list[dict[str, Any]]:
         found.append(json.loads(message.value()))
     consumer.close()
     return found
+
+
+def committed_offsets(address: str, group: str) -> dict[int, int]:
+    """How far a group is, as Kafka's own admin client sees it."""
+    admin = AdminClient({"bootstrap.servers": address})
+    (found,) = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)]).values()
+    return {place.partition: place.offset for place in found.result(30).topic_partitions}
+
+
+def require_current(shell: Shell, profile: str, address: str, events: int) -> None:
+    """What the commands say when the pipelines have read everything and no engine runs."""
+    (status,) = shell("status", "--profile", profile)
+    assert (status["engine"]["state"], status["log"]) == ("stopped", f"kafka://{address}")
+    assert {row["events"] for row in shell("lag", "--profile", profile)} == {0}
+    topics = {row["topic"]: row["events"] for row in shell("topics", "--profile", profile)}
+    assert topics["bills"] == sum(committed_offsets(address, "hw.pipeline.totals").values()) == events
+    checks = {row["name"]: row["state"] for row in shell("doctor", "--profile", profile)}
+    assert checks["brokers"] == checks["database"] == "ok"
+    if FULL:
+        assert {row["verdict"] for row in shell("replay", "--verify", "--profile", profile)} == {"same"}

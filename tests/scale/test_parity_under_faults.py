@@ -25,7 +25,7 @@ import pytest
 import headwater as hw
 from headwater.profiles import read_profile
 from tests.cli.conftest import COMMAND
-from tests.scale.bills import kill_driver, require_each_once, send, write_app
+from tests.scale.bills import kill_driver, require_current, require_each_once, send, write_app
 from tests.scale.conftest import DRIVERS
 from tests.services.shell import CLEAN, Shell
 
@@ -149,6 +149,8 @@ def test_executors_and_drivers_die_and_meet_and_each_row_is_there_once(
         third("run", "app.py", *PROFILE, "--until-current")
         totals = third("view", "totals", *PROFILE)
         counts = third("sql", "select in_, used, unaccounted from hw_pipelines", *PROFILE)
-    log = read_profile("faults").log
-    assert log is not None
-    require_each_once(sent + 100, totals, counts, log.resolved().removeprefix("kafka://"))
+        log = read_profile("faults").log
+        assert log is not None
+        broker = log.resolved().removeprefix("kafka://")
+        require_current(third, "faults", broker, sent + 100)
+    require_each_once(sent + 100, totals, counts, broker)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from typing import TYPE_CHECKING, Final
 
 from headwater import __version__
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["run"]
 
+_PAGE_FIRST: Final = 0.3  # seconds for those who wait at the port: to load Spark's modules takes Python's lock
 _PATIENCE: Final = 5.0  # seconds for a file that is being loaded when the node is told to end
 
 
@@ -103,6 +105,7 @@ class _Running:
             raise self._error
 
     def _load(self) -> None:
+        time.sleep(_PAGE_FIRST)
         try:
             app = None if self._file is None else _loaded(self._file)
             for topic in app.topics.values() if app else ():
