@@ -30,6 +30,7 @@ from headwater.log.places import open_log
 from headwater.runner import EngineProcess
 from headwater.store import SqliteStore, Views
 from headwater.testing.world import shared_spark
+from tests.faults.counts import only_in_full_runs
 from tests.services.kafka import Broker
 
 pytestmark = [pytest.mark.spark, pytest.mark.services]
@@ -169,6 +170,7 @@ app.view("seen_{name}", key="id", sql="select id, shop from large_{name}")
 """
 
 
+@only_in_full_runs
 def test_an_engine_killed_in_real_time_mode_loses_nothing(
     kafka: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

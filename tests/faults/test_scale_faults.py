@@ -29,7 +29,7 @@ from headwater.store.postgres import PostgresStore
 from headwater.testing import run
 from tests.cli.conftest import COMMAND
 from tests.engine.on_kafka import OnKafka, events, fresh_name, on_kafka, shop
-from tests.faults.counts import times
+from tests.faults.counts import only_in_full_runs, times
 from tests.log.kafka.plain import consume
 from tests.services.kafka import Broker, restart_kafka, start_kafka
 from tests.services.postgres import Proxy, Server, postgres_server
@@ -173,6 +173,7 @@ def test_a_database_that_dies_in_a_commit_or_loses_its_reply_changes_no_row(
     proxy.close()
 
 
+@only_in_full_runs
 def test_new_partitions_are_taken_in_while_the_pipelines_run(
     brokers: list[Broker], postgres: Server, admin: AdminClient, tmp_path: Path
 ):
