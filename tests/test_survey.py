@@ -135,7 +135,7 @@ def test_the_plan_of_a_profile_tells_what_is_there_and_touches_nothing(
     assert outputs.items() <= verdicts(log, "topic").items()
     side = verdicts(log, "side topic")
     assert side["__headwater.topics"] == "kept"
-    assert side[f"__headwater.times.{names['new']}"] == "create"
+    assert side[f"__headwater.times.{names['new']}.ID"] == "create"
 
     assert verdicts(store, "own tables") == {"": "kept"}
     assert verdicts(store, "view") == {
