@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["run"]
 
-_PAGE_FIRST: Final = (
-    0.3  # seconds for those who wait at the port: to load Spark's modules takes Python's lock
-)
+_PAGE_FIRST: Final = 0.3  # seconds for those who wait at the port: Spark's modules take Python's lock
 _PATIENCE: Final = 5.0  # seconds for a file that is being loaded when the node is told to end
 
 
