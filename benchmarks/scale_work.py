@@ -26,6 +26,7 @@ from headwater.events import SystemClock
 from headwater.log.places import open_log
 from headwater.store.places import open_store
 from headwater.store.postgres.columns import csv_of
+from tests.services.kafka import create_kafka_topic
 
 __all__ = [
     "Place",
@@ -179,6 +180,7 @@ def sink_by_hand(place: Place, topic: str) -> int:
     """The same by Spark's own sink, which writes at least once; how many came."""
     folder = place.emptied()
     target = f"by_hand_{topic}"
+    create_kafka_topic(place.kafka, target)
     result = mapped(_events(place, topic)).select(
         F.col("customer").cast("string").alias("key"), F.to_json(F.struct("*")).alias("value")
     )
