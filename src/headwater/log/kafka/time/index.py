@@ -36,6 +36,7 @@ SETTINGS: Final = {
 }
 _LOOK: Final = columns_of({"_hw.deleted": None})
 _MOST_KNOWN: Final = 20_000
+_STUCK: Final = 2.0  # seconds without a record that is known to be there
 
 
 class Stretch(msgspec.Struct, frozen=True, array_like=True):
@@ -185,8 +186,16 @@ class TimeIndex:
                 self._read_from_last(partition)
         ends = self._topics.end_offsets(self.name, list(range(partitions)))
         ends = {number: end - 1 for number, end in ends.items()}  # the last is the mark of a commit
+        self._read_to(ends, deadline)
+
+    def _read_to(self, ends: dict[int, int], deadline: float) -> None:
+        heard = time.monotonic()
         while any(self._known[number].read_to < end for number, end in ends.items()):
-            self._take(0.05)
+            if self._take(0.05):
+                heard = time.monotonic()
+            elif time.monotonic() - heard > _STUCK:
+                self._reopen()
+                heard = time.monotonic()
             if time.monotonic() > deadline:
                 what = f"no Kafka broker answers at {self._brokers.address}"
                 raise UnreachableError(what, url=str(self._brokers.address))
@@ -229,7 +238,11 @@ class TimeIndex:
         self._seek(partition, start if place is None else place)
 
     def _reopen(self) -> None:
-        """Go on with a new consumer: the old one would learn of new partitions some minutes later."""
+        """Go on with a new consumer.
+
+        The old one would learn of new partitions some minutes later, and sometimes it does not begin to read at a new
+        place.
+        """
         self._consumer.close()
         self._consumer = self._opened()
         places = [partition_at(self.name, number, known.read_to) for number, known in self._known.items()]
