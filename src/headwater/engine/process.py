@@ -44,9 +44,7 @@ __all__ = ["main"]
 
 T = TypeVar("T")
 _LONGEST_PAUSE: Final = 10.0
-_LOOK: Final = (
-    0.5  # seconds between two looks whether a pipeline has failed, and whether this driver still is the one
-)
+_LOOK: Final = 0.5  # seconds between two looks: has a pipeline failed, has another driver come
 
 
 class Order(msgspec.Struct, frozen=True):

@@ -78,6 +78,13 @@ def test_the_oldest_pages_go_first(kafka: Broker, tmp_path: Path):
         assert found == [2, 3, 4]
         pages.clear(name)
         assert pages.get(typed, 0, 4) is None
+        pages.put(9, batch)
+        assert pages.get(typed, 0, 9) is not None
+        pages.clear()
+        assert not tmp_path.exists()
+        tmp_path.touch()  # a disk that takes nothing
+        pages.put(9, batch)
+        assert pages.get(typed, 0, 9) is None
 
 
 def test_a_stretch_that_is_read_in_parts_is_counted_whole(kafka: Broker, monkeypatch: pytest.MonkeyPatch):

@@ -87,6 +87,8 @@ class KafkaLog:
         self.where = url if pages is None else with_pages(url, pages)
         self.address = KafkaAddress.of(self.where)
         self.pages = Pages(Path(self.address.pages)) if self.address.pages else None
+        if pages is not None and self.pages is not None:
+            self.pages.clear()
         self.brokers = Brokers(self.address, patience)
         self.kafka_topics = KafkaTopics(self.brokers)
         self.clock = clock or SystemClock()

@@ -6,6 +6,7 @@ another machine or because it was removed meanwhile, reads from the brokers what
 
 from __future__ import annotations
 
+import logging
 import shutil
 import threading
 from collections import deque
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Pages"]
 
+logger = logging.getLogger("headwater.kafka")
 _MOST: Final = 1 << 30  # bytes of all pages
 _FRAME: Final = b"frame"
 _OWN: Final = "_hw."
@@ -38,35 +40,32 @@ class Pages:
     """
 
     def __init__(self, folder: Path, most: int = _MOST) -> None:
-        self.folder = folder
+        self.folder = folder.resolve()
         self._most = most
         self._lock = threading.Lock()
         self._written: deque[tuple[Path, int]] = deque()
-        self._size = 0
 
-    def clear(self, topic: str) -> None:
-        """Forget a topic: what its name stood for before may have been another one."""
+    def clear(self, topic: str = ".") -> None:
+        """Forget a topic, whose name may have stood for another one before; or all that an earlier process has left."""
         with self._lock:
-            shutil.rmtree(self.folder / topic, ignore_errors=True)
+            gone = (self.folder / topic).resolve()
+            shutil.rmtree(gone, ignore_errors=True)
+            self._written = deque(page for page in self._written if not page[0].is_relative_to(gone))
 
     def put(self, base: int, batch: LogBatch) -> None:
-        """Keep the stretch that begins at an offset."""
+        """Keep the stretch that begins at an offset; where the disk does not take it, it is read from Kafka again."""
         path = self._path(batch.topic, batch.partition, base)
-        path.parent.mkdir(parents=True, exist_ok=True)
         columns = dict(zip(batch.values.schema.names, batch.values.columns, strict=True)) | batch.envelope
         kept = pa.RecordBatch.from_arrays(list(columns.values()), list(columns))
-        schema = kept.schema.with_metadata({_FRAME: msgspec.json.encode(batch.frame)})
-        beside = path.with_suffix(".new")
-        with pa.ipc.new_file(str(beside), schema) as file:
-            file.write_batch(kept.cast(schema))
-        beside.replace(path)
+        try:
+            _write(path, kept.replace_schema_metadata({_FRAME: msgspec.json.encode(batch.frame)}))
+        except OSError as error:
+            logger.warning("%s: a page was not kept: %s", batch.topic.name, error)
+            return
         with self._lock:
             self._written.append((path, kept.nbytes))
-            self._size += kept.nbytes
-            while self._size > self._most:
-                oldest, size = self._written.popleft()
-                oldest.unlink(missing_ok=True)
-                self._size -= size
+            while sum(size for _, size in self._written) > self._most:
+                self._written.popleft()[0].unlink(missing_ok=True)
 
     def get(self, typed: Typed, partition: int, base: int) -> LogBatch | None:
         """The stretch that begins at an offset, under the topic's present type; None when it is not here."""
@@ -83,3 +82,12 @@ class Pages:
 
     def _path(self, topic: Topic, partition: int, base: int) -> Path:
         return self.folder / topic.name / str(partition) / f"{base}-{topic.version}.arrow"
+
+
+def _write(path: Path, kept: pa.RecordBatch) -> None:
+    """A whole file, or none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_suffix(".new")
+    with pa.ipc.new_file(str(beside), kept.schema) as file:
+        file.write_batch(kept)
+    beside.replace(path)

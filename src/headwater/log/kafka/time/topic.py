@@ -100,9 +100,8 @@ class TimedKafkaTopic:
     def batches(self, partition: int, start: int, end: int) -> Iterator[LogBatch]:
         """The events of offsets `[start, end)`, each with the running maximum before it."""
         stretches = frames(self.index.stretches(partition, start, end), end)
-        first = next(
-            (frame for frame in stretches if frame.count), None
-        )  # behind all time marks at the start
+        # Behind all time marks at the start.
+        first = next((frame for frame in stretches if frame.count), None)
         if first is None:
             return
         # Never from behind the start: what is missing there is gone, and the brokers say so.
