@@ -662,6 +662,17 @@ class MissingPackageError(EnvironmentFaultError):
 
     code = "MISSING_PACKAGE"
 
+    @classmethod
+    def of(cls, user: str, package: str, extra: str, error: ImportError) -> MissingPackageError:
+        """For a package that comes with an extra of ours.
+
+        Example:
+            >>> MissingPackageError.of("Kafka", "confluent-kafka", "kafka", ImportError()).fix
+            'pip install "headwater[kafka]"'
+        """
+        fix = f'pip install "headwater[{extra}]"'
+        return cls(f"{user} needs the package {package}", detail=str(error), fix=fix, package=package)
+
 
 class MissingConnectorError(EnvironmentFaultError):
     """The jars of Spark's Kafka connector could not be fetched, or are not the ones that were tried.

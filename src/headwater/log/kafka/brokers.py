@@ -80,12 +80,7 @@ def driver() -> Any:
         import confluent_kafka
         import confluent_kafka.admin
     except ImportError as error:
-        raise MissingPackageError(
-            "Kafka needs the package confluent-kafka",
-            detail=str(error),
-            fix='pip install "headwater[kafka]"',
-            package="confluent-kafka",
-        ) from None
+        raise MissingPackageError.of("Kafka", "confluent-kafka", "kafka", error) from None
     return confluent_kafka
 
 

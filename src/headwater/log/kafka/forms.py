@@ -196,10 +196,5 @@ def _fastavro() -> Any:
         import fastavro
         import fastavro.schema
     except ImportError as error:
-        raise MissingPackageError(
-            'values="avro" needs the package fastavro',
-            detail=str(error),
-            fix='pip install "headwater[avro]"',
-            package="fastavro",
-        ) from None
+        raise MissingPackageError.of('values="avro"', "fastavro", "avro", error) from None
     return fastavro

@@ -11,9 +11,7 @@ try:
 except ImportError as missing:
     from headwater.errors import MissingPackageError
 
-    raise MissingPackageError(
-        "PostgreSQL needs the package psycopg", fix='pip install "headwater[postgres]"', package="psycopg"
-    ) from missing
+    raise MissingPackageError.of("PostgreSQL", "psycopg", "postgres", missing) from missing
 
 from headwater.store.postgres.store import PostgresStore
 from headwater.store.postgres.views import PostgresViews
