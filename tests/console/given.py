@@ -28,12 +28,6 @@ def now() -> int:
     return micros(datetime.now(UTC))
 
 
-def minute(number: int) -> dict[str, datetime]:
-    """The window of a minute; 0 is the present one."""
-    start = datetime.now(UTC).replace(second=0, microsecond=0) + timedelta(minutes=number)
-    return {"start": start, "end": start + timedelta(minutes=1)}
-
-
 class Kept(Keeper):
     """A view whose pipeline stands in the shop's file."""
 
@@ -46,6 +40,7 @@ class Shop:
 
     def __init__(self, folder: Path, log: EventLog) -> None:
         self.folder = folder
+        self._opened_at = datetime.now(UTC).replace(second=0, microsecond=0)
         log.create(Topic.declare("orders", ORDER))
         self.revenue = Kept(folder, REVENUE)
         self.stock = Kept(folder, STOCK)
@@ -53,9 +48,11 @@ class Shop:
         self.stock.commit([{"product": "lamp", "left": 4}])
 
     def sell(self, window: int = 0, **amounts: int) -> None:
-        """New amounts by category in the window of a minute; the watermark is at the beginning of the present one."""
-        rows = [{"window": minute(window), "category": name, "amount": n} for name, n in amounts.items()]
-        self.revenue.commit(rows, events=len(rows), watermark=minute(0)["start"])
+        """New amounts by category in the window of a minute; 0 is the one in which the shop opened, and the watermark."""
+        start = self._opened_at + timedelta(minutes=window)
+        span = {"start": start, "end": start + timedelta(minutes=1)}
+        rows = [{"window": span, "category": name, "amount": n} for name, n in amounts.items()]
+        self.revenue.commit(rows, events=len(rows), watermark=self._opened_at)
 
     def close(self) -> None:
         self.revenue.close()
