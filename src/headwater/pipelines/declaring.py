@@ -9,7 +9,7 @@ from typing import Any
 from headwater.errors import BadNameError, BadPipelineError, HeadwaterError, Place
 from headwater.log.definition import check_name
 from headwater.pipelines.code import source_of
-from headwater.pipelines.function import check_function, doc_of, inputs_of, place_of
+from headwater.pipelines.function import check_function, doc_of, inputs_of, place_of, tables_in
 from headwater.pipelines.late import Keep, Late, late_named
 from headwater.pipelines.pipeline import Function, Kind, Pipeline
 from headwater.pipelines.query import tables_of
@@ -86,6 +86,7 @@ class Wanted:
         return self._built(
             name,
             inputs=inputs_of(function, name=name, place=place),
+            tables=tables_in(function),
             function=function,
             source=source_of(function),
             doc=doc_of(function),

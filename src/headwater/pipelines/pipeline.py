@@ -57,6 +57,7 @@ class Pipeline:
         name: Unique among the app's topics, tables and pipelines.
         kind: What becomes of its rows.
         inputs: What it reads, in the order of the function's parameters or of the SQL text.
+        tables: Of the inputs, those that the function takes as tables that change (`hw.Table`).
         function: What the user wrote; None for SQL.
         sql: What the user wrote; None for a function.
         source: The text of the function, from its first decorator on; empty when Python does not know it.
@@ -76,6 +77,7 @@ class Pipeline:
     name: str
     kind: Kind
     inputs: tuple[str, ...]
+    tables: tuple[str, ...] = ()
     function: Function | None = None
     sql: str | None = None
     source: str = field(default="", repr=False)

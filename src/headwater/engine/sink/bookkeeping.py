@@ -87,11 +87,12 @@ class Books:
         }
 
     def _weighs(self, input_: Input) -> bool:
-        return self.built.weighted and input_.rows is not None
+        return self.built.weighted and input_.rows is not None and not input_.of_table
 
     def _account(self, read: Input) -> Account:
         reading = self.built.reading
-        allowed = timedelta(microseconds=reading.lateness(read)) if reading.late else None
+        judged = reading.late and not read.of_table
+        allowed = timedelta(microseconds=reading.lateness(read)) if judged else None
         topic = read.topic.name
         skipped = {(aside.partition, aside.offset) for aside in self.skipped if aside.topic == topic}
         return account(self.log, read, self.planned[read.name], allowed, skipped)
@@ -121,7 +122,7 @@ class Books:
         Rows that Spark gives only when they are final come one batch after the watermark has passed them. Rows of a
         join may be as old as its range.
         """
-        final = self.built.mode == "append" and self.built.stateful
+        final = self.built.mode == "append" and self.built.stateful and self.built.after_spark is None
         lowest = min(r.watermark_before if final else r.watermark for r in self.planned.values())
         return lowest - self.built.delay if lowest > LOWEST_TIME else None
 

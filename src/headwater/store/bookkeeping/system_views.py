@@ -1,4 +1,4 @@
-"""The system's own state as views that anyone can query: `hw_pipelines`, `hw_batches`, `hw_late`, `hw_state` …
+"""The system's own state as views that anyone can query, such as `hw_pipelines`, `hw_late` and `hw_state`.
 
 Totals are kept up to date by every commit, so that reading them costs the same after a million batches.
 """
