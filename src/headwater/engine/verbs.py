@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Literal
 
 from pyspark.sql import DataFrame
 
 from headwater.engine.building.placing import arrival, columns_of, placed, table_of
 from headwater.engine.operators.as_of import AsOf
 from headwater.engine.operators.enrich import Enrich
-from headwater.errors import BadPipelineError, Place
 from headwater.pipelines import Table
 from headwater.units import duration
 

@@ -13,6 +13,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from headwater.engine.building import plans, refusals
 from headwater.engine.building.after_spark import AfterSpark
 from headwater.engine.building.inputs import ARRIVAL, Input, Reading, Rows, streaming
+from headwater.engine.building.placing import HIDDEN_PREFIX, Stage, after_spark_of, stage
 from headwater.engine.building.pruning import needed_columns
 from headwater.engine.building.tables import kept_by_tables, tables_after_spark
 from headwater.engine.building.weighted import weighted
@@ -100,11 +101,17 @@ def build(spark: SparkSession, pipeline: Pipeline, inputs: tuple[Input, ...], re
     sql = _query_of_tables(pipeline, inputs)
     if sql is not None:
         return _over_tables(spark, pipeline, sql, inputs, reading)
-    first = called(pipeline, streaming(session_for(spark, empty_batches=True), inputs, reading))
+    inputs = tuple(input_.as_table() if input_.name in pipeline.tables else input_ for input_ in inputs)
+    first, asked = _staged(session_for(spark, empty_batches=True), pipeline, inputs, reading)
     plan = plans.plan_of(first)
     operators = tuple(plans.stateful(plan))
     if kept_by_tables(pipeline, inputs, stateful=bool(operators)):
         return _over_tables(spark, pipeline, pipeline.sql or "", inputs, reading)
+    if asked.words:
+        inputs = tuple(replace(input_, placed=True) for input_ in inputs)
+        if after_spark_of(first) is not None:
+            return _ending_after_spark(spark, pipeline, inputs, reading)
+        refusals.refuse_givers_back(pipeline, asked.last_only)
     _refuse(first, pipeline, inputs, operators)
     mode = _mode(first, pipeline, operators)
     weighs = pipeline.kind is Kind.VIEW and not operators and any(input_.rows for input_ in inputs)
@@ -114,18 +121,62 @@ def build(spark: SparkSession, pipeline: Pipeline, inputs: tuple[Input, ...], re
         decided=_decided(plan, inputs, reading, weighs=weighs),
     )
     session = session_for(spark, empty_batches=mode == "append" and bool(operators))
-    reading = replace(reading, columns={} if weighs else needed_columns(session, pipeline, inputs))
-    frame = _weighted(session, pipeline, inputs, reading) if weighs else called(
-        pipeline, streaming(session, inputs, reading)
-    )  # fmt: skip
+    whole = weighs or bool(asked.words)
+    reading = replace(reading, columns={} if whole else needed_columns(session, pipeline, inputs))
+    frame = (
+        _weighted(session, pipeline, inputs, reading)
+        if weighs
+        else _without_hidden(_staged(session, pipeline, inputs, reading)[0])
+    )
     shown = frame.drop(WEIGHT).schema
     schema = pa.schema([field.with_nullable(True) for field in to_arrow_schema(shown, timezone="UTC")])
     refusals.check_columns(pipeline, schema)
     window, time = plans.window_of(shown), plans.time_of(shown)
-    state = plans.state_text(plan)
+    state = "\n".join((plans.state_text(plan), *asked.forms))
     return Built(
         pipeline, inputs, reading, frame, mode, operators, schema, window, time, state, weighs, plans.join_delay(first)
     )  # fmt: skip
+
+
+def _staged(
+    session: SparkSession, pipeline: Pipeline, inputs: tuple[Input, ...], reading: Reading
+) -> tuple[DataFrame, Stage]:
+    """What the function makes of streams and tables, and the operators it asked for."""
+    frames = streaming(session, inputs, reading)
+    tables = {input_.name: (input_, frames[input_.name]) for input_ in inputs if input_.of_table}
+    given = frames | {name: Table.named(name) for name in tables}
+    with stage(tables, final=pipeline.kind is not Kind.VIEW) as asked:
+        return called(pipeline, given), asked
+
+
+def _ending_after_spark(
+    spark: SparkSession, pipeline: Pipeline, inputs: tuple[Input, ...], reading: Reading
+) -> Built:
+    """A pipeline whose last step is an operator of ours: Spark does what is before it."""
+    session = session_for(spark, empty_batches=True)
+    result, asked = _staged(session, pipeline, inputs, reading)
+    after = after_spark_of(result)
+    assert after is not None
+    frame = after.frame()
+    before = tuple(plans.stateful(plans.plan_of(frame)))
+    _refuse(frame, pipeline, inputs, before)
+    if (refusal := plans.refusal(frame, "append")) is not None:
+        raise refusals.unrunnable(pipeline, refusal)
+    schema = pa.schema(
+        [f.with_nullable(True) for f in after.steps.schema if not f.name.startswith(HIDDEN_PREFIX)]
+    )
+    refusals.check_columns(pipeline, schema)
+    time = after.arrivals[0].time
+    return Built(
+        pipeline, inputs, reading, frame, "append", (*before, *asked.words), schema,
+        plans.window_of(from_arrow_schema(schema)), time if time in schema.names else None,
+        "\n".join((plans.state_text(plans.plan_of(frame)), *asked.forms[:-1], after.steps.form)),
+        WEIGHT in after.steps.schema.names, after_spark=after,
+    )  # fmt: skip
+
+
+def _without_hidden(frame: DataFrame) -> DataFrame:
+    return frame.drop(*(name for name in frame.columns if name.startswith(HIDDEN_PREFIX)))
 
 
 def _query_of_tables(pipeline: Pipeline, inputs: tuple[Input, ...]) -> str | None:

@@ -21,7 +21,8 @@ from headwater.engine.building.after_spark import AfterSpark, Arrival
 from headwater.engine.building.inputs import Input
 from headwater.engine.building.plans import time_of
 from headwater.engine.keyed.in_spark import keyed
-from headwater.engine.keyed.operator import OFFSET, PARTITION, TIME, Operator
+from headwater.engine.keyed.operator import Operator
+from headwater.engine.operators.enrich import REFUSED
 from headwater.errors import BadPipelineError, Place
 from headwater.pipelines import Table
 
@@ -42,6 +43,7 @@ class Stage:
         buckets: Among how many buckets the keys of an operator in Spark are spread.
         words: What the operators keep in state, for people.
         forms: What their states look like.
+        last_only: Those that must be the last step.
     """
 
     tables: Mapping[str, tuple[Input, DataFrame]]
@@ -49,6 +51,7 @@ class Stage:
     buckets: int = _BUCKETS
     words: list[str] = field(default_factory=list)
     forms: list[str] = field(default_factory=list)
+    last_only: list[str] = field(default_factory=list)
 
 
 _stage: ContextVar[Stage | None] = ContextVar("stage", default=None)
@@ -117,7 +120,9 @@ def placed(
     now = _present(verb)
     inside, beside = make(True), make(now.final)
     now.words.append(words)
-    now.forms.append(inside.form)
+    now.forms.append(f"{now.buckets} buckets of {inside.form}")
+    if REFUSED in inside.schema.names:
+        now.last_only.append(verb)
     frames, times = [one.frame for one in arrivals], [one.time for one in arrivals]
     time = times[0] if times[0] in inside.schema.names else None
     result = keyed(inside, frames, times=times, buckets=now.buckets, time=time)
@@ -135,5 +140,7 @@ def _present(verb: str) -> Stage:
     now = _stage.get()
     if now is None:
         what = f"{verb} describes a step of a pipeline, and is called outside of one"
-        raise BadPipelineError(what, fix="call it in a function under @app.view or @app.stream", place=Place.of_caller())
+        raise BadPipelineError(
+            what, fix="call it in a function under @app.view or @app.stream", place=Place.of_caller()
+        )
     return now

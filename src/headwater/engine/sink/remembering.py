@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headwater.engine.building.after_spark import AfterSpark
 from headwater.engine.keyed.at_sink import Recent, StoreState
 from headwater.engine.keyed.keys import encode_keys
-from headwater.engine.keyed.operator import WEIGHT
+from headwater.engine.keyed.operator import OFFSET, PARTITION, WEIGHT
+from headwater.engine.operators.enrich import REFUSED
 from headwater.store import States, StateWrite
 
-__all__ = ["Remembering", "settled"]
+__all__ = ["Made", "Remembering", "settled"]
+
+
+@dataclass(frozen=True)
+class Made:
+    """What an operator made of a batch.
+
+    Attributes:
+        rows: Its result.
+        states: What it remembers from then on.
+        refused: Events that it gives back, to be quarantined: partition, offset and reason.
+    """
+
+    rows: pa.Table
+    states: tuple[StateWrite, ...] = ()
+    refused: tuple[tuple[int, int, str], ...] = ()
 
 
 class Remembering:
@@ -27,13 +46,21 @@ class Remembering:
         self._recent = Recent()
         self._state: StoreState | None = None
 
-    def run(self, rows: pa.Table, watermark: int) -> tuple[pa.Table, tuple[StateWrite, ...]]:
-        """What the operator makes of a batch, and what it remembers from then on; both are to be committed."""
+    def run(self, rows: pa.Table, watermark: int) -> Made:
+        """What the operator makes of a batch; all of it is to be committed."""
         if self._state is not None:  # the batch before was never committed
             self._recent.clear()
         self._state = StoreState(self._states, self._recent)
         made = self._after.run(self._state, rows, watermark)
-        return made, self._state.writes()
+        refused: tuple[tuple[int, int, str], ...] = ()
+        if REFUSED in made.column_names:
+            given_back = made.filter(pc.is_valid(made.column(REFUSED)))
+            refused = tuple(
+                zip(*(given_back.column(n).to_pylist() for n in (PARTITION, OFFSET, REFUSED)), strict=True)
+            )
+            made = made.filter(pc.is_null(made.column(REFUSED)))
+        hidden = [name for name in made.column_names if name.startswith("_hw_") and name != WEIGHT]
+        return Made(made.drop_columns(hidden), self._state.writes(), refused)
 
     def committed(self) -> None:
         """What `run` gave was committed."""

@@ -23,13 +23,13 @@ from headwater.engine.sink.checkpoint import Planned, planned_batch
 from headwater.engine.sink.files import ParquetFolder
 from headwater.engine.sink.holding import Hold
 from headwater.engine.sink.outputs import publish
-from headwater.engine.sink.remembering import Remembering, settled
+from headwater.engine.sink.remembering import Made, Remembering, settled
 from headwater.engine.sink.staging import Staging, staged_in
 from headwater.engine.surroundings import Surroundings
 from headwater.errors import KeyNotUniqueError
 from headwater.log import Topic
 from headwater.pipelines import Drop
-from headwater.store import Commit, LedgerEntry, StagedPart, StateWrite, ViewTable
+from headwater.store import Commit, LedgerEntry, StagedPart, ViewTable
 
 __all__ = ["Sink"]
 
@@ -94,9 +94,10 @@ class Sink:
         books = Books(self._built, planned, self._store.skipped(self._home.query), self._log)
         books.require_equal(observed)
         self._home.checkpoint.settle()
-        rows, states = self._remembered(batch, rows, planned)
+        made = self._remembered(batch, rows, planned)
+        books = replace(books, refused=made.refused)
         reach("before-sink-commit")
-        work = replace(self._work(batch, rows, books, began, worked), staged=parts, states=states)
+        work = replace(self._work(batch, made.rows, books, began, worked), staged=parts, states=made.states)
         if self._files is not None:
             self._files.stage(batch, rows)
         taken = self._commit(work)
@@ -132,14 +133,12 @@ class Sink:
         self._yield = made / events if events else self._yield
         return rows, parts
 
-    def _remembered(
-        self, batch: int, rows: pa.Table, planned: Mapping[str, Planned]
-    ) -> tuple[pa.Table, tuple[StateWrite, ...]]:
+    def _remembered(self, batch: int, rows: pa.Table, planned: Mapping[str, Planned]) -> Made:
         """What an operator with state makes of the rows; a batch that was committed before is in its state already."""
         if self._memory is None:
-            return rows, ()
+            return Made(rows)
         if self._store.entry(self._home.query, batch) is not None:
-            return self._built.schema.empty_table(), ()
+            return Made(self._built.schema.empty_table())
         return self._memory.run(rows, min(read.watermark for read in planned.values()))
 
     def _commit(self, work: Commit) -> bool:

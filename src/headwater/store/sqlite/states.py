@@ -5,7 +5,6 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from itertools import repeat
 from typing import Final
 
 from headwater.store.bookkeeping.spaces import find_space, make_space
@@ -15,10 +14,6 @@ __all__ = ["SqliteStates", "write_states"]
 
 _SIZES: Final = (2048, 128, 8, 1)
 """How many entries one statement asks for: few different statements, so that each is prepared once."""
-_PUT: Final = """
-    INSERT INTO hw$state VALUES (?, ?, ?, ?) ON CONFLICT (space, key, name) DO UPDATE SET value = excluded.value
-"""
-_TAKE: Final = "DELETE FROM hw$state WHERE space = ? AND key = ? AND name = ?"
 
 
 class SqliteStates:
@@ -83,11 +78,14 @@ def write_states(connection: sqlite3.Connection, query: str, writes: Sequence[St
     """Change what operators remember; inside the caller's transaction."""
     for write in writes:
         number = make_space(connection, query, write.space)
-        entries = sorted(
-            zip(repeat(number), write.keys, write.names, write.values), key=lambda entry: entry[1:3]
-        )
-        connection.executemany(_PUT, (entry for entry in entries if entry[3] is not None))
-        connection.executemany(_TAKE, (entry[:3] for entry in entries if entry[3] is None))
+        entries = sorted(zip(write.keys, write.names, write.values, strict=True))  # neighbours share a page
+        put = [entry for entry in entries if entry[2] is not None]
+        connection.executemany(f"INSERT OR REPLACE INTO hw$state VALUES ({number}, ?, ?, ?)", put)
+        if len(put) < len(entries):
+            gone = (entry[:2] for entry in entries if entry[2] is None)
+            connection.executemany(
+                f"DELETE FROM hw$state WHERE space = {number} AND key = ? AND name = ?", gone
+            )
 
 
 def _sought(size: int) -> str:
