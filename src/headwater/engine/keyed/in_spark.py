@@ -1,0 +1,211 @@
+"""An operator inside a Spark query: its keys in buckets, a bucket's state in one value of transformWithState.
+
+The way of a row: Spark hashes its key to a bucket; a task packs its rows, one packet for each bucket (`packing.py`);
+packets travel to the task that has the bucket; there the operator takes them in order, with the bucket unpacked
+(`bucket.py`); its result goes back as one list of rows, which Spark takes apart. So what Spark and Python say to each
+other is counted in buckets, not in keys or rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import reduce
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import pyarrow as pa
+
+from headwater.engine.keyed.bucket import Bucket
+from headwater.engine.keyed.due import earliest
+from headwater.engine.keyed.operator import OFFSET, PARTITION, TIME, Operator
+from headwater.engine.keyed.packing import BUCKET, PACKET, Packing, in_order, unpacked
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+    from pyspark.sql.types import DataType, StructType
+
+__all__ = ["keyed", "spread"]
+
+_MARK: Final = "spark.watermarkDelayMs"
+"""By this word in a column's metadata Spark knows the event time."""
+_ROWS: Final = 65_536
+"""How many rows travel as one list at most."""
+
+
+def keyed(
+    operator: Operator,
+    frames: Sequence[DataFrame],
+    *,
+    times: Sequence[str],
+    buckets: int,
+    time: str | None = None,
+) -> DataFrame:
+    """The result of an operator, as a streaming DataFrame; windows and joins may follow in the same query.
+
+    Late rows must have been left out before, and the query needs its state kept in RocksDB. Rows of one time are taken
+    in the order of the columns `PARTITION` and `OFFSET`; where a frame has none, of a hash of the row.
+
+    Args:
+        operator: The operator.
+        frames: One for each of its inputs, each under a watermark.
+        times: The event-time column of each.
+        buckets: Among how many buckets keys are spread. Fixed for the life of a checkpoint.
+        time: The column of the result that carries the event time on, if one does.
+    """
+    inputs = [_placed(frame, at) for frame, at in zip(frames, times, strict=True)]
+    marks = [frame.schema[at].metadata.get(_MARK) for frame, at in zip(frames, times, strict=True)]
+    delay = next(mark for mark in marks if mark is not None)
+    packets = [
+        _packed(frame, keys, number, buckets, delay)
+        for number, (frame, keys) in enumerate(zip(inputs, operator.keys, strict=True))
+    ]
+    host = _Host(operator, [_arrow(frame.schema) for frame in inputs], buckets)
+    together = reduce(lambda one, other: one.union(other), packets)
+    lists = together.groupBy("bucket").transformWithState(
+        # Not of Spark's class: that would load Spark wherever this file is read.
+        cast("StatefulProcessor", host),
+        _lists(operator.schema),
+        "Append",
+        "EventTime",
+    )
+    return _marked(lists.selectExpr("inline(rows)"), time, delay)
+
+
+def spread(frame: DataFrame, keys: Sequence[str], buckets: int) -> Column:
+    """The bucket of each row: equal keys have equal buckets, also those of another frame.
+
+    Equal is as in `encode_keys`: numbers of different width may be equal, null equals null, NaN equals NaN, and -0.0
+    equals 0.0, which Spark's own hash knows too.
+    """
+    from pyspark.sql import functions as F
+
+    widened = [F.col(f"`{key}`").cast(_widened(frame.schema[key].dataType)) for key in keys]
+    return F.pmod(F.hash(*widened), F.lit(buckets)).cast("int")
+
+
+def _widened(kind: DataType) -> DataType:
+    from pyspark.sql import types as T
+
+    if isinstance(kind, T.IntegralType):
+        return T.LongType()
+    if isinstance(kind, T.FloatType):
+        return T.DoubleType()
+    if isinstance(kind, T.StructType):
+        return T.StructType([T.StructField(part.name, _widened(part.dataType)) for part in kind])
+    if isinstance(kind, T.ArrayType):
+        return T.ArrayType(_widened(kind.elementType))
+    return kind
+
+
+def _placed(frame: DataFrame, time: str) -> DataFrame:
+    """The frame with the hidden columns that operators go by."""
+    from pyspark.sql import functions as F
+
+    hidden = {TIME: F.unix_micros(F.col(f"`{time}`"))}
+    if OFFSET not in frame.columns:
+        kinds = {field.name: field.dataType.simpleString() for field in frame.schema}
+        hashed = [F.col(f"`{name}`") for name, kind in kinds.items() if "map<" not in kind]
+        hidden |= {PARTITION: F.lit(0), OFFSET: F.xxhash64(*hashed)}
+    return frame.withColumns(hidden)
+
+
+def _packed(frame: DataFrame, keys: Sequence[str], number: int, buckets: int, delay: int) -> DataFrame:
+    numbered = frame.withColumn(BUCKET, spread(frame, keys, buckets))
+    return numbered.mapInArrow(Packing(number, buckets), _spark(PACKET, "at", delay))
+
+
+def _marked(frame: DataFrame, time: str | None, delay: int) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    if time is None:
+        return frame
+    return frame.withColumn(time, F.col(f"`{time}`").alias(time, metadata={_MARK: delay}))
+
+
+def _lists(schema: pa.Schema) -> StructType:
+    from pyspark.sql import types as T
+
+    return T.StructType([T.StructField("rows", T.ArrayType(_spark(schema)))])
+
+
+def _spark(schema: pa.Schema, time: str | None = None, delay: int = 0) -> StructType:
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    found = from_arrow_schema(schema)
+    if time is not None:
+        found[time].metadata = {_MARK: delay}
+    return found
+
+
+def _arrow(schema: StructType) -> pa.Schema:
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    return to_arrow_schema(schema, timezone="UTC")
+
+
+class _Host:
+    """What Spark calls in its workers: once for each bucket that has new rows, and for each whose time has come."""
+
+    def __init__(self, operator: Operator, schemas: Sequence[pa.Schema], buckets: int) -> None:
+        self._operator = operator
+        self._schemas = tuple(schemas)
+        self._buckets = buckets
+
+    def init(self, handle: Any) -> None:
+        """Called for each task of each batch."""
+        from pyspark.sql import types as T
+
+        kept = [T.StructField("bucket", T.BinaryType()), T.StructField("timer", T.LongType())]
+        self._handle = handle
+        self._state = handle.getValueState("bucket", T.StructType(kept))
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
+        """A bucket with new packets."""
+        streams: list[list[bytes]] = [[] for _ in self._schemas]
+        for row in rows:
+            streams[row.input].append(row.rows)
+        return self._step(streams, timerValues)
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
+        """A bucket that has nothing new, and something that is due."""
+        return self._step([[] for _ in self._schemas], timerValues, expiredTimerInfo.getExpiryTimeInMs())
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _step(self, streams: list[list[bytes]], times: Any, fired: int | None = None) -> Iterator[Any]:
+        arrived = [
+            in_order(unpacked(found)) if found else schema.empty_table()
+            for found, schema in zip(streams, self._schemas, strict=True)
+        ]
+        found = self._state.get()
+        packed, timer = found or (None, None)
+        form = self._operator.form
+        bucket = Bucket.unpacked(packed, self._buckets, form) if packed else Bucket()
+        result = self._operator.step(bucket, arrived, times.getCurrentWatermarkInMs() * 1_000)
+        next_ = self._set_timer(earliest(bucket), timer, fired)
+        if bucket:
+            self._state.update((bucket.packed(self._buckets, form), next_))
+        elif found:
+            self._state.clear()
+        return _as_lists(result)
+
+    def _set_timer(self, deadline: int | None, timer: int | None, fired: int | None) -> int | None:
+        """One timer for a bucket, the first; Spark fires it once the watermark is above it, and takes it away then."""
+        wanted = None if deadline is None else -(-deadline // 1_000) - 1
+        if wanted != timer:
+            if timer is not None and timer != fired:
+                self._handle.deleteTimer(timer)
+            if wanted is not None:
+                self._handle.registerTimer(wanted)
+        return wanted
+
+
+def _as_lists(table: pa.Table) -> Iterator[Any]:
+    """Rows of Spark that each hold a list of rows: as Arrow's own, so that no value is looked at here."""
+    from pyspark.sql import Row
+
+    for start in range(0, table.num_rows, _ROWS):
+        (batch,) = table.slice(start, _ROWS).combine_chunks().to_batches()
+        lists = pa.ListArray.from_arrays(pa.array([0, batch.num_rows], pa.int32()), batch.to_struct_array())
+        yield Row(rows=lists[0])
