@@ -16,10 +16,10 @@ def priced(orders: DataFrame, prices: hw.Table) -> DataFrame:
     return hw.join_as_of(orders, prices, on="product_id", valid_from="price_since")
 
 
-@app.view(key=("product_id", "valid_from"))
+@app.view(key="product_id", history=True)
 def price_history(prices: hw.Table) -> hw.Table:
     """Every price with the time from which, and up to which, it held."""
-    return prices.history()
+    return prices
 
 
 def at(minute: int) -> str:

@@ -81,7 +81,7 @@ def tables_in(function: Any) -> tuple[str, ...]:
 
 def _named(annotation: Any) -> str:
     text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
-    return text.rpartition(".")[2]
+    return text.strip("'\"").rpartition(".")[2]
 
 
 def doc_of(function: Any) -> str:

@@ -6,11 +6,13 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from enum import StrEnum
 from typing import Any, Final, TypeAlias
 
 from headwater.errors import BadPipelineError, Place
 from headwater.pipelines.late import Keep, Late
+from headwater.units import spoken
 
 __all__ = ["Function", "Kind", "Pipeline"]
 
@@ -65,6 +67,8 @@ class Pipeline:
         late: What happens to late events.
         path: Where files go; None for other kinds.
         latency: "realtime" for Spark's real-time mode; None for batches.
+        history: Of a view of one table, how long its earlier rows are kept, with the time up to which each held;
+            `timedelta.max` for ever, None for a view of the present.
         doc: The first line of the function's docstring.
         place: Where the user wrote it.
 
@@ -85,6 +89,7 @@ class Pipeline:
     late: Late = field(default_factory=Keep)
     path: str | None = None
     latency: str | None = None
+    history: timedelta | None = None
     doc: str = ""
     place: Place | None = field(default=None, compare=False)
 
@@ -148,6 +153,8 @@ class Pipeline:
         }
         if self.latency:
             facts["latency"] = self.latency
+        if self.history:
+            facts["history"] = "for ever" if self.history == timedelta.max else spoken(self.history)
         if self.function is None:
             from headwater.pipelines.query import normal_sql
 

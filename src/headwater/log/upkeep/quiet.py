@@ -21,8 +21,8 @@ class Quiet:
     on as fast as the clock on the wall, so that windows close. How long it has been quiet is measured on the monotonic
     clock, so that a jump of the wall clock moves no event time.
 
-    A table holds until it is changed: as long as it is quiet, it is known up to the present, whatever its newest row says
-    about since when it holds. So its marks say what the clock says, and come at steady intervals, because whoever
+    A table holds until it is changed: as long as it is quiet, it is known up to the present, whatever its newest row
+    says about since when it holds. So its marks say what the clock says, and come at steady intervals, because whoever
     joins events with it waits for them.
 
     Args:
