@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from headwater.engine.building.after_spark import AfterSpark, Arrival
@@ -56,15 +57,18 @@ def _columns(pipeline: Pipeline, sql: str, inputs: tuple[Input, ...], session: S
         what = f"{pipeline} is made of tables that change, so its rows change, too"
         fix = f'@app.view(key=…), or read "{inputs[0].name}" as events: {inputs[0].name}: DataFrame'
         raise BadPipelineError(what, fix=fix, place=pipeline.place, pipeline=pipeline.name)
-    frames: dict[str, Any] = {
-        f"i{number}": session.createDataFrame([], from_arrow_schema(input_.row))
-        for number, input_ in enumerate(inputs)
-    }
+    frames: dict[str, Any] = {f"i{n}": _empty(session, input_) for n, input_ in enumerate(inputs)}
     try:
         found = session.sql(over_inputs(sql, tuple(input_.name for input_ in inputs)), **frames).schema
     except Exception as error:
         raise translated(error, pipeline) from error
     return pa.schema([field.with_nullable(True) for field in to_arrow_schema(found, timezone="UTC")])
+
+
+def _empty(session: SparkSession, input_: Input) -> DataFrame:
+    """A table without rows; `createDataFrame` would make this session the one of the whole thread."""
+    columns = [F.lit(None).cast(f.dataType).alias(f.name) for f in from_arrow_schema(input_.row)]
+    return session.range(0).select(*columns)
 
 
 def tables_after_spark(
