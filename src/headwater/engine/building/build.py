@@ -40,6 +40,7 @@ class Built:
         weighted: Whether its rows carry weights (see `weighted`).
         delay: How much older than the watermark its rows may be, in microseconds: the range of its joins.
         after_spark: What runs at the sink; None when Spark does all.
+        keyed: What operators of ours keep in Spark's state, in words.
     """
 
     pipeline: Pipeline
@@ -55,6 +56,7 @@ class Built:
     weighted: bool
     delay: int = 0
     after_spark: AfterSpark | None = None
+    keyed: tuple[str, ...] = ()
 
     @property
     def reads(self) -> tuple[Input, ...]:
@@ -102,16 +104,18 @@ def build(spark: SparkSession, pipeline: Pipeline, inputs: tuple[Input, ...], re
     if sql is not None:
         return _over_tables(spark, pipeline, sql, inputs, reading)
     inputs = tuple(input_.as_table() if input_.name in pipeline.tables else input_ for input_ in inputs)
-    first, asked = _staged(session_for(spark, empty_batches=True), pipeline, inputs, reading)
+    probing = session_for(spark, empty_batches=True)
+    first, asked = _staged(probing, pipeline, inputs, reading, None)
+    if asked.words:
+        inputs = tuple(replace(input_, placed=True) for input_ in inputs)
+        if after_spark_of(first) is not None:
+            return _ending_after_spark(probing, pipeline, inputs, reading, len(asked.words) - 1)
+        refusals.refuse_givers_back(pipeline, asked.last_only)
+        first, asked = _staged(probing, pipeline, inputs, reading)
     plan = plans.plan_of(first)
     operators = tuple(plans.stateful(plan))
     if kept_by_tables(pipeline, inputs, stateful=bool(operators)):
         return _over_tables(spark, pipeline, pipeline.sql or "", inputs, reading)
-    if asked.words:
-        inputs = tuple(replace(input_, placed=True) for input_ in inputs)
-        if after_spark_of(first) is not None:
-            return _ending_after_spark(spark, pipeline, inputs, reading)
-        refusals.refuse_givers_back(pipeline, asked.last_only)
     _refuse(first, pipeline, inputs, operators)
     mode = _mode(first, pipeline, operators)
     weighs = pipeline.kind is Kind.VIEW and not operators and any(input_.rows for input_ in inputs)
@@ -134,27 +138,31 @@ def build(spark: SparkSession, pipeline: Pipeline, inputs: tuple[Input, ...], re
     window, time = plans.window_of(shown), plans.time_of(shown)
     state = "\n".join((plans.state_text(plan), *asked.forms))
     return Built(
-        pipeline, inputs, reading, frame, mode, operators, schema, window, time, state, weighs, plans.join_delay(first)
+        pipeline, inputs, reading, frame, mode, operators, schema, window, time, state, weighs, plans.join_delay(first),
+        keyed=tuple(asked.words),
     )  # fmt: skip
 
 
 def _staged(
-    session: SparkSession, pipeline: Pipeline, inputs: tuple[Input, ...], reading: Reading
+    session: SparkSession,
+    pipeline: Pipeline,
+    inputs: tuple[Input, ...],
+    reading: Reading,
+    apart: tuple[int, ...] | None = (),
 ) -> tuple[DataFrame, Stage]:
-    """What the function makes of streams and tables, and the operators it asked for."""
+    """What the function makes of streams and tables, and the operators it asked for; `apart` as in `Stage`."""
     frames = streaming(session, inputs, reading)
     tables = {input_.name: (input_, frames[input_.name]) for input_ in inputs if input_.of_table}
     given = frames | {name: Table.named(name) for name in tables}
-    with stage(tables, final=pipeline.kind is not Kind.VIEW) as asked:
+    with stage(tables, final=pipeline.kind is not Kind.VIEW, apart=apart) as asked:
         return called(pipeline, given), asked
 
 
 def _ending_after_spark(
-    spark: SparkSession, pipeline: Pipeline, inputs: tuple[Input, ...], reading: Reading
+    session: SparkSession, pipeline: Pipeline, inputs: tuple[Input, ...], reading: Reading, last: int
 ) -> Built:
     """A pipeline whose last step is an operator of ours: Spark does what is before it."""
-    session = session_for(spark, empty_batches=True)
-    result, asked = _staged(session, pipeline, inputs, reading)
+    result, asked = _staged(session, pipeline, inputs, reading, (last,))
     after = after_spark_of(result)
     assert after is not None
     frame = after.frame()

@@ -1,8 +1,8 @@
 """Where an operator with state per key runs: after Spark, if it is the last step, or inside Spark's query.
 
 A user's function asks for operators through `headwater.engine.verbs`. Whether one is the last step is known only when
-the function has returned. So each gets a place in Spark's query, and its result carries what is needed to run it after
-Spark instead; if exactly that result is returned, it does.
+the function has returned. So it is called twice: at first each operator only gives a result of the right form, which
+carries the operator; if exactly such a result is returned, that operator can run after Spark, and all others in Spark.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
-from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import StructType
 
 from headwater.engine.building.after_spark import AfterSpark, Arrival
 from headwater.engine.building.inputs import Input
@@ -40,6 +41,7 @@ class Stage:
     Attributes:
         tables: The tables it was given, by name.
         final: Whether its rows must be final when they come, because nobody could correct them.
+        apart: Which operators are not to be put into Spark's query, by number; None for all of them.
         buckets: Among how many buckets the keys of an operator in Spark are spread.
         words: What the operators keep in state, for people.
         forms: What their states look like.
@@ -48,6 +50,7 @@ class Stage:
 
     tables: Mapping[str, tuple[Input, DataFrame]]
     final: bool
+    apart: tuple[int, ...] | None = None
     buckets: int = _BUCKETS
     words: list[str] = field(default_factory=list)
     forms: list[str] = field(default_factory=list)
@@ -58,9 +61,11 @@ _stage: ContextVar[Stage | None] = ContextVar("stage", default=None)
 
 
 @contextmanager
-def stage(tables: Mapping[str, tuple[Input, DataFrame]], *, final: bool) -> Iterator[Stage]:
+def stage(
+    tables: Mapping[str, tuple[Input, DataFrame]], *, final: bool, apart: tuple[int, ...] | None
+) -> Iterator[Stage]:
     """Let operators be asked for meanwhile."""
-    now = Stage(tables, final)
+    now = Stage(tables, final, apart)
     token = _stage.set(now)
     try:
         yield now
@@ -90,7 +95,7 @@ def arrival(events: DataFrame, verb: str) -> Arrival:
     Raises:
         BadPipelineError: They have no time any more, or are no events.
     """
-    if not isinstance(events, DataFrame):
+    if not isinstance(events, DataFrame):  # a user's mistake, whatever the annotation says
         what = f"{verb} takes events, not {type(events).__name__}"
         raise BadPipelineError(what, fix="a parameter annotated DataFrame", place=Place.of_caller())
     time = time_of(events.schema)
@@ -119,21 +124,36 @@ def placed(
     """
     now = _present(verb)
     inside, beside = make(True), make(now.final)
+    apart = now.apart is None or len(now.words) in now.apart
     now.words.append(words)
     now.forms.append(f"{now.buckets} buckets of {inside.form}")
     if REFUSED in inside.schema.names:
         now.last_only.append(verb)
     frames, times = [one.frame for one in arrivals], [one.time for one in arrivals]
     time = times[0] if times[0] in inside.schema.names else None
-    result = keyed(inside, frames, times=times, buckets=now.buckets, time=time)
+    if not apart:
+        return keyed(inside, frames, times=times, buckets=now.buckets, time=time)
+    result = frames[0].mapInArrow(_as_it_is, _marked(inside.schema, time, frames[0]))
     setattr(result, _AFTER, AfterSpark(beside, arrivals, (words,)))
     return result
 
 
+def _as_it_is(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Stands for an operator in a plan that is looked at, and never run."""
+    return batches
+
+
+def _marked(schema: pa.Schema, time: str | None, events: DataFrame) -> StructType:
+    """The columns of a result, of which one carries the event time on."""
+    found = from_arrow_schema(schema)
+    if time is not None:
+        found[time].metadata = events.schema[time].metadata
+    return found
+
+
 def after_spark_of(result: DataFrame) -> AfterSpark | None:
     """The operator that made this very result, to be run after Spark."""
-    found: AfterSpark | None = getattr(result, _AFTER, None) if _AFTER in vars(result) else None
-    return found
+    return vars(result).get(_AFTER)
 
 
 def _present(verb: str) -> Stage:

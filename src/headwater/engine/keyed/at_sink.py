@@ -157,11 +157,13 @@ class StoreState:
         single = [
             StateWrite(space, list(values), [b""] * len(values), list(values.values()))
             for space, values in self._single.items()
+            if values
         ]
         named = []
         for space, below in self._named.items():
             entries = [(key, name, value) for key, mine in below.items() for name, value in mine.items()]
-            named.append(StateWrite(space, *map(list, zip(*entries, strict=True))))
+            if entries:
+                named.append(StateWrite(space, *map(list, zip(*entries, strict=True))))
         return (*single, *named)
 
     def committed(self) -> None:
