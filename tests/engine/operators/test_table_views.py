@@ -66,7 +66,8 @@ QUERIES: dict[str, tuple[str, tuple[str, ...], str | None]] = {
         "select likes, count(*) filter (where score > 0) as n, sum(price) filter (where author = 'ada') as s,"
         " count_if(price > 0) as c from posts group by likes having count(*) > 1 or sum(price) > 0",
         ("likes",),
-        None,
+        "select likes, count(*) filter (where score > 0) as n, sum(price) filter (where author = 'ada') as s,"
+        " count(*) filter (where price > 0) as c from posts group by likes having count(*) > 1 or sum(price) > 0",
     ),
     "expression": (
         "select likes % 2 as odd, author is null as anonymous, count(*) + 1 as n from posts"
@@ -131,10 +132,17 @@ QUERIES: dict[str, tuple[str, tuple[str, ...], str | None]] = {
         None,
     ),
     "union": (
-        "select author as who, likes from posts union all select name, age from users",
-        (),
+        "select 'post' as kind, author as who, id from posts union all select 'user', name, age from users",
+        ("kind", "who", "id"),
         None,
     ),
+    "copies": (
+        "select who, count(*) as n from (select author as who from posts union all select name from users"
+        " union all select followee from follows) group by who",
+        ("who",),
+        None,
+    ),
+    "unused": ("select count(*) as n from posts p join users u on p.author = u.name", ("n",), None),
     "union distinct": ("select author as who from posts union select name from users", ("who",), None),
     "distinct": ("select distinct author, likes from posts", ("author", "likes"), None),
     "top": (

@@ -121,7 +121,8 @@ class _Reading:
         left, right = self.query(tree.this, {}), self.query(tree.expression, {})
         if len(left.columns) != len(right.columns):
             self.asked.refuse(tree, "the two sides have different numbers of columns")
-        both: Relation = Union((left, right))
+        first = left.inputs if isinstance(left, Union) else (left,)
+        both: Relation = Union((*first, right))
         if tree.args.get("distinct"):
             both = Distinct(both)
         return limited(both, tree, (), self.asked)

@@ -77,7 +77,8 @@ def _with(relation: Relation, parts: list[exp.Expr]) -> Relation:
 
 def _pruned(relation: Relation, used: frozenset[str]) -> Relation:  # noqa: PLR0911 - one line for each kind
     if isinstance(relation, Scan):
-        return Scan(relation.table, _kept(relation.columns, used))
+        # A row without columns would be no row: one column stays, also for `count(*)`.
+        return Scan(relation.table, _kept(relation.columns, used) or relation.columns[:1])
     if isinstance(relation, Where):
         return Where(_pruned(relation.input, used | names_in(relation.condition)), relation.condition)
     if isinstance(relation, Project):

@@ -195,7 +195,7 @@ class Building:
 
     def _join(self, join: asked_for.Join) -> _Rows:
         sides = [self._rows(join.left), self._rows(join.right)]
-        left, right = (pa.schema([field for field in side.schema if field.name in join.columns]) for side in sides)
+        left, right = (_stored(side.schema, join.columns, key) for side, key in zip(sides, join.on[0], strict=True))
         on: list[tuple[str, str]] = []
         for names in join.on:
             sides, keys = self._of_one_kind(sides, names)
@@ -271,6 +271,12 @@ _WORDS = {
     "inner": "join", "left": "left join", "right": "right join", "full": "full join", "semi": "semi join",
     "anti": "anti join",
 }  # fmt: skip
+
+
+def _stored(schema: pa.Schema, used: Sequence[str], key: str) -> pa.Schema:
+    """The columns of one side of a join that are kept: a column of the key, if no other is used."""
+    found = [field for field in schema if field.name in used]
+    return pa.schema(found or [schema.field(key)])
 
 
 def _with_cast(rows: _Rows, name: str, kind: str) -> _Rows:
