@@ -14,7 +14,17 @@ from sqlglot import exp
 
 from headwater.pipelines.tables.narrowing import names_in
 from headwater.pipelines.tables.refusal import Asked
-from headwater.pipelines.tables.relation import Distinct, Group, Join, Project, Relation, Scan, Top, Union, Where
+from headwater.pipelines.tables.relation import (
+    Distinct,
+    Group,
+    Join,
+    Project,
+    Relation,
+    Scan,
+    Top,
+    Union,
+    Where,
+)
 from headwater.pipelines.tables.spelling import conjuncts
 
 __all__ = ["identifies", "require_key"]
@@ -22,7 +32,9 @@ __all__ = ["identifies", "require_key"]
 Names = frozenset[str]
 
 
-def require_key(relation: Relation, key: tuple[str, ...], tables: Mapping[str, tuple[str, ...]], asked: Asked) -> None:
+def require_key(
+    relation: Relation, key: tuple[str, ...], tables: Mapping[str, tuple[str, ...]], asked: Asked
+) -> None:
     """Refuse a key that is not a column of the result, or of which two rows could have the same.
 
     Args:
@@ -37,7 +49,9 @@ def require_key(relation: Relation, key: tuple[str, ...], tables: Mapping[str, t
     names = {name.lower(): name for name in relation.columns}
     for name in key:
         if name.lower() not in names:
-            asked.refuse(name, "the key is not among the columns of the result", fix=", ".join(relation.columns))
+            asked.refuse(
+                name, "the key is not among the columns of the result", fix=", ".join(relation.columns)
+            )
     if not identifies(relation, [names[name.lower()] for name in key], tables):
         better = _smallest(relation, tables)
         fix = f"key=({', '.join(map(repr, better))})" if better else "select the keys of the tables as well"
@@ -165,7 +179,9 @@ class _Reading:
         known = _Known(tuple(rules), frozenset(hidden + mark for mark in below.marks))
         for name, tree in relation.items:
             sources = [hidden + each for each in names_in(tree)]
-            known = known.but((sources, [name]), *(([name], [hidden + same]) for same in _readable_back(tree)))
+            known = known.but(
+                (sources, [name]), *(([name], [hidden + same]) for same in _readable_back(tree))
+            )
             if _is_window(tree):
                 ends = [f"{name}#start", f"{name}#end"]
                 known = known.but(([name], ends), *(([end], [name]) for end in ends))
@@ -183,7 +199,9 @@ class _Reading:
         lefts, rights = ([pair[side] for pair in relation.on] for side in (0, 1))
         # A row without a partner has nulls on the other side: they are determined by its own key, not the reverse.
         if relation.how == "inner":
-            known = known.but(*(rule for pair in relation.on for rule in (([pair[0]], [pair[1]]), ([pair[1]], [pair[0]]))))
+            known = known.but(
+                *(rule for pair in relation.on for rule in (([pair[0]], [pair[1]]), ([pair[1]], [pair[0]])))
+            )
         if relation.how == "left":
             known = known.but((lefts, rights))
         if relation.how == "right":
@@ -242,7 +260,7 @@ def _is_window(tree: exp.Expr) -> bool:
 def _members(below: _Known, old: str, new: str, hidden: str) -> list[tuple[list[str], list[str]]]:
     """The start and end of a window are the same under the window's new name."""
     named = {name for rule in below.rules for part in rule for name in part if name.startswith(f"{old}#")}
-    pairs = [(f"{new}#{name[len(old) + 1:]}", hidden + name) for name in sorted(named)]
+    pairs = [(f"{new}#{name[len(old) + 1 :]}", hidden + name) for name in sorted(named)]
     return [rule for one, other in pairs for rule in (([one], [other]), ([other], [one]))]
 
 
