@@ -14,7 +14,11 @@ from tests.engine.operators.table_histories import TABLES, World, histories
 HOUR = "{'start': date_trunc('hour', made), 'end': date_trunc('hour', made) + interval 1 hour}"
 # Queries, their keys, and DuckDB's text where it differs from Spark's.
 QUERIES: dict[str, tuple[str, tuple[str, ...], str | None]] = {
-    "where": ("select id, likes + 1 as more, price * 2 as double from posts where likes > 0 or score > 1", ("id",), None),
+    "where": (
+        "select id, likes + 1 as more, price * 2 as double from posts where likes > 0 or score > 1",
+        ("id",),
+        None,
+    ),
     "star": ("select * from posts where author is not null", ("id",), None),
     "case": (
         "select id, case when likes > 1 then 'hot' when likes is null then 'new' else 'cold' end as heat,"
@@ -66,7 +70,8 @@ QUERIES: dict[str, tuple[str, tuple[str, ...], str | None]] = {
         "select likes, count(*) filter (where score > 0) as n, sum(price) filter (where author = 'ada') as s,"
         " count_if(price > 0) as c from posts group by likes having count(*) > 1 or sum(price) > 0",
         ("likes",),
-        None,
+        "select likes, count(*) filter (where score > 0) as n, sum(price) filter (where author = 'ada') as s,"
+        " count(*) filter (where price > 0) as c from posts group by likes having count(*) > 1 or sum(price) > 0",
     ),
     "expression": (
         "select likes % 2 as odd, author is null as anonymous, count(*) + 1 as n from posts"
@@ -96,7 +101,11 @@ QUERIES: dict[str, tuple[str, tuple[str, ...], str | None]] = {
         None,
     ),
     "left": ("select p.id, u.country from posts p left join users u on p.author = u.name", ("id",), None),
-    "right": ("select p.id, u.name, u.age from posts p right join users u on p.author = u.name", ("id", "name"), None),
+    "right": (
+        "select p.id, u.name, u.age from posts p right join users u on p.author = u.name",
+        ("id", "name"),
+        None,
+    ),
     "full": ("select p.id, u.name from posts p full join users u on p.author = u.name", ("id", "name"), None),
     "narrow": (
         "select p.id, u.name from posts p left join users u on p.author = u.name and u.age > 2 and p.likes > 0",
@@ -131,10 +140,17 @@ QUERIES: dict[str, tuple[str, tuple[str, ...], str | None]] = {
         None,
     ),
     "union": (
-        "select author as who, likes from posts union all select name, age from users",
-        (),
+        "select 'post' as kind, author as who, id from posts union all select 'user', name, age from users",
+        ("kind", "who", "id"),
         None,
     ),
+    "copies": (
+        "select who, count(*) as n from (select author as who from posts union all select name from users"
+        " union all select followee from follows) group by who",
+        ("who",),
+        None,
+    ),
+    "unused": ("select count(*) as n from posts p join users u on p.author = u.name", ("n",), None),
     "union distinct": ("select author as who from posts union select name from users", ("who",), None),
     "distinct": ("select distinct author, likes from posts", ("author", "likes"), None),
     "top": (
@@ -162,7 +178,11 @@ QUERIES: dict[str, tuple[str, tuple[str, ...], str | None]] = {
         "select country, n from (select country, count(*) as n from users group by country)"
         " order by n desc, country nulls first limit 1",
     ),
-    "floats": ("select m.mark, m.n, p.id from marks m left join posts p on p.score = m.mark", ("mark", "id"), None),
+    "floats": (
+        "select m.mark, m.n, p.id from marks m left join posts p on p.score = m.mark",
+        ("mark", "id"),
+        None,
+    ),
     "semi": (
         "select p.id, p.author from posts p left semi join follows f on f.followee = p.author",
         ("id",),

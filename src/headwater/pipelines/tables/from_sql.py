@@ -66,7 +66,7 @@ def relation_of(
             asked.refuse(spelled[name], "two of its columns differ only in upper and lower case")
     tree = named_windows(parsed(sql, what, place))
     try:
-        schema = {name: dict.fromkeys(found, "string") for name, found in columns.items()}
+        schema: dict[str, object] = {name: dict.fromkeys(found, "string") for name, found in columns.items()}
         tree = qualify(tree, dialect="spark", schema=schema, quote_identifiers=False)
     except OptimizeError as error:
         reason = str(error)
@@ -121,7 +121,8 @@ class _Reading:
         left, right = self.query(tree.this, {}), self.query(tree.expression, {})
         if len(left.columns) != len(right.columns):
             self.asked.refuse(tree, "the two sides have different numbers of columns")
-        both: Relation = Union((left, right))
+        first = left.inputs if isinstance(left, Union) else (left,)
+        both: Relation = Union((*first, right))
         if tree.args.get("distinct"):
             both = Distinct(both)
         return limited(both, tree, (), self.asked)
@@ -152,7 +153,10 @@ class _Reading:
     ) -> Relation:
         """SELECT, DISTINCT, ORDER BY and LIMIT."""
         shown = dict(items)
-        hidden = [(f"order.{number}", shown.get(_output_name(each), each)) for number, each in enumerate(sorting)]
+        hidden = [
+            (f"order.{number}", shown.get(_output_name(each) or "", each))
+            for number, each in enumerate(sorting)
+        ]
         if tree.args.get("distinct"):
             if tree.args["distinct"].args.get("on"):
                 self.asked.refuse("distinct on", "DISTINCT ON is not supported")

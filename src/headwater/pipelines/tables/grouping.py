@@ -47,8 +47,12 @@ def grouped(
     condition = over.rewritten(having.this) if having else None
     shown = {name for name, _ in items}
     ordered = [each if _names_output(each, shown) else over.rewritten(each) for each in sorting]
-    below = Project(rows, tuple((f"group.{number}", key) for number, key in enumerate(over.keys)) + over.values)
-    groups: Relation = Group(below, tuple(f"group.{number}" for number in range(len(over.keys))), over.aggregates)
+    below = Project(
+        rows, tuple((f"group.{number}", key) for number, key in enumerate(over.keys)) + over.values
+    )
+    groups: Relation = Group(
+        below, tuple(f"group.{number}" for number in range(len(over.keys))), over.aggregates
+    )
     return (Where(groups, condition) if condition is not None else groups), above, ordered
 
 
@@ -143,7 +147,8 @@ def _one(values: list[exp.Expr]) -> exp.Expr:
         return values[0]
     there = exp.and_(*(exp.Not(this=exp.Is(this=each.copy(), expression=exp.Null())) for each in values))
     members = [
-        exp.PropertyEQ(this=exp.to_identifier(f"m{number}"), expression=each) for number, each in enumerate(values)
+        exp.PropertyEQ(this=exp.to_identifier(f"m{number}"), expression=each)
+        for number, each in enumerate(values)
     ]
     return _if(there, exp.Struct(expressions=members))
 

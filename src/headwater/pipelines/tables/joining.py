@@ -47,8 +47,9 @@ def joined(
         fix = "on left.column = right.column"
         asked.refuse(join, "a join needs a column of each side that must be equal", fix=fix)
     pairs = [(located(mine, asked), located(other, asked)) for mine, other, _ in equal]
-    outer = [] if how == "inner" else rest
-    pairs = _narrowed(pairs, outer, sides, asked)
+    if how != "inner":
+        left, right, rest = _filtered(left, right, how, rest, sides, asked)
+        pairs = _narrowed(pairs, rest, sides, asked)
     kept = left.columns if how in ("semi", "anti") else (*left.columns, *right.columns)
     left, mine_names = _with_keys(left, [mine for mine, _ in pairs], "left")
     right, other_names = _with_keys(right, [other for _, other in pairs], "right")
@@ -100,6 +101,20 @@ def _sides_of(equality: exp.Expr, sides: Sides) -> tuple[exp.Expr, exp.Expr] | N
     if ones <= sides[0] and others <= sides[1]:
         return one, other
     return (other, one) if ones <= sides[1] and others <= sides[0] else None
+
+
+def _filtered(
+    left: Relation, right: Relation, how: How, rest: list[exp.Expr], sides: Sides, asked: Asked
+) -> tuple[Relation, Relation, list[exp.Expr]]:
+    """The sides, of the one that is not kept whole only the rows that can be partners; and the conditions left."""
+    side = {"left": 1, "semi": 1, "anti": 1, "right": 0}.get(how)
+    if side is None:
+        return left, right, rest
+    mine = [part for part in rest if tables_in(part) <= sides[side]]
+    rows = [left, right]
+    if mine:
+        rows[side] = Where(rows[side], located(together(mine), asked))
+    return rows[0], rows[1], [part for part in rest if not any(part is each for each in mine)]
 
 
 def _narrowed(

@@ -6,7 +6,17 @@ from collections.abc import Iterable
 
 from sqlglot import exp
 
-from headwater.pipelines.tables.relation import Distinct, Group, Join, Project, Relation, Scan, Top, Union, Where
+from headwater.pipelines.tables.relation import (
+    Distinct,
+    Group,
+    Join,
+    Project,
+    Relation,
+    Scan,
+    Top,
+    Union,
+    Where,
+)
 from headwater.pipelines.tables.spelling import conjuncts, together
 
 __all__ = ["names_in", "narrowed"]
@@ -75,9 +85,10 @@ def _with(relation: Relation, parts: list[exp.Expr]) -> Relation:
     return Where(narrow, together(rest)) if rest else narrow
 
 
-def _pruned(relation: Relation, used: frozenset[str]) -> Relation:  # noqa: PLR0911 - one line for each kind
+def _pruned(relation: Relation, used: frozenset[str]) -> Relation:
     if isinstance(relation, Scan):
-        return Scan(relation.table, _kept(relation.columns, used))
+        # A row without columns would be no row: one column stays, also for `count(*)`.
+        return Scan(relation.table, _kept(relation.columns, used) or relation.columns[:1])
     if isinstance(relation, Where):
         return Where(_pruned(relation.input, used | names_in(relation.condition)), relation.condition)
     if isinstance(relation, Project):
@@ -94,7 +105,9 @@ def _pruned(relation: Relation, used: frozenset[str]) -> Relation:  # noqa: PLR0
         below = frozenset(relation.keys) | values
         return Group(_pruned(relation.input, below), relation.keys, relation.aggregates)
     if isinstance(relation, Top):
-        below = used.intersection(relation.input.columns) | set(relation.per) | {by.column for by in relation.by}
+        below = (
+            used.intersection(relation.input.columns) | set(relation.per) | {by.column for by in relation.by}
+        )
         return Top(_pruned(relation.input, below), relation.per, relation.by, relation.count, relation.rank)
     return Distinct(_pruned(relation.input, frozenset(relation.columns)))
 

@@ -12,7 +12,9 @@ from headwater.pipelines.tables.spelling import column
 
 __all__ = ["bounds_of", "limited", "ranked"]
 
-_FIX = "select * from (select *, row_number() over (partition by … order by …) as place from …) where place <= 3"
+_FIX = (
+    "select * from (select *, row_number() over (partition by … order by …) as place from …) where place <= 3"
+)
 
 
 def bounds_of(conditions: Iterable[exp.Expr]) -> dict[tuple[str, str], int]:
@@ -73,7 +75,9 @@ def _top(rows: Relation, window: exp.Window, name: str, count: int, asked: Asked
     order = window.args.get("order")
     if order is None or window.args.get("spec"):
         asked.refuse(window, "row_number() needs ORDER BY, and no frame")
-    per = [(f"per.{name}.{number}", each) for number, each in enumerate(window.args.get("partition_by") or ())]
+    per = [
+        (f"per.{name}.{number}", each) for number, each in enumerate(window.args.get("partition_by") or ())
+    ]
     by = [(f"by.{name}.{number}", each.this) for number, each in enumerate(order.expressions)]
     below = Project(rows, (*((each, column(each)) for each in rows.columns), *per, *by))
     return Top(
@@ -98,7 +102,9 @@ def limited(rows: Relation, tree: exp.Expr, by: tuple[str, ...], asked: Asked) -
         asked.refuse(order, "a view has no order", fix="order by … limit 10, or no order by")
     count = _number(limit.expression) if isinstance(limit, exp.Limit) else None
     if count is None or order is None:
-        asked.refuse(limit, "LIMIT needs ORDER BY and a plain number: which rows would stay?", fix="order by …")
+        asked.refuse(
+            limit, "LIMIT needs ORDER BY and a plain number: which rows would stay?", fix="order by …"
+        )
     names = by or tuple(each.this.name for each in order.expressions)
     for name in names:
         if name not in rows.columns:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 from headwater.errors import BadSqlError, Place
 
 if TYPE_CHECKING:
-    from sqlglot.exp import Expr
+    from sqlglot.expressions import Expr
 
 __all__ = ["Asked"]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from sqlglot.exp import Expr
+    from sqlglot.expressions import Expr
 
 __all__ = [
     "Aggregate",
@@ -184,7 +184,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Top:
-    """The first rows of each group in an order; rows that the order does not tell apart are told apart by their contents.
+    """The first rows of each group in an order; rows that are equal in it are told apart by their contents.
 
     Args:
         input: Rows.

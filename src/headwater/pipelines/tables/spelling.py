@@ -34,12 +34,13 @@ def located(tree: exp.Expr, asked: Asked) -> exp.Expr:
     for node in tree.find_all(*_QUERIES):
         asked.refuse(node, "a subquery inside an expression is not supported", fix="join …")
 
-    def one(node: exp.Expr) -> exp.Expr:
-        if isinstance(node, exp.Column) and node.table:
-            return column(f"{node.table}.{node.name}")
-        return node.this if isinstance(node, exp.Paren) else node
-
-    return tree.copy().transform(one)
+    root = exp.Paren(this=tree.copy())
+    for paren in list(root.this.find_all(exp.Paren)):
+        paren.replace(paren.this)
+    for found in list(root.this.find_all(exp.Column)):
+        if found.table:
+            found.replace(column(f"{found.table}.{found.name}"))
+    return root.this
 
 
 def conjuncts(condition: exp.Expr) -> list[exp.Expr]:
@@ -48,7 +49,7 @@ def conjuncts(condition: exp.Expr) -> list[exp.Expr]:
     Example:
         >>> from sqlglot import parse_one
         >>> [part.sql() for part in conjuncts(parse_one("a and (b or c) and d"))]
-        ['a', '(b OR c)', 'd']
+        ['a', 'b OR c', 'd']
     """
     bare = condition.unnest()
     return list(bare.flatten()) if isinstance(bare, exp.And) else [condition]

@@ -13,7 +13,14 @@ import pyarrow as pa
 from headwater.engine.keyed.keys import require_keys
 from headwater.engine.keyed.operator import WEIGHT, Operator
 from headwater.engine.operators.tables.distinct import Distinct
-from headwater.engine.operators.tables.evaluation import evaluated, plain_schema, quoted, shape_of, type_of, with_shape
+from headwater.engine.operators.tables.evaluation import (
+    evaluated,
+    plain_schema,
+    quoted,
+    shape_of,
+    type_of,
+    with_shape,
+)
 from headwater.engine.operators.tables.expressions import scalar_over
 from headwater.engine.operators.tables.group import Group
 from headwater.engine.operators.tables.integrate import Integrate
@@ -50,7 +57,8 @@ class Statement:
         columns: If it does no more than choose and rename columns of one input: their names there.
 
     Example:
-        >>> Statement("select x + 1 as y from i0", pa.schema([("y", pa.int64())])).run([pa.table({"x": [1]})]).to_pylist()
+        >>> statement = Statement("select x + 1 as y from i0", pa.schema([("y", pa.int64())]))
+        >>> statement.run([pa.table({"x": [1]})]).to_pylist()
         [{'y': 2}]
     """
 
@@ -114,9 +122,7 @@ class Building:
         rows = pa.schema([table.schema.field(each) for each in columns])
         key = pa.schema([table.schema.field(each) for each in table.key])
         self._require_keys(plain_schema(key), f"the key of {name}")
-        return self._added(
-            Integrate(name, rows, key), (number,), f"rows of {name} by {', '.join(table.key)}"
-        )
+        return self._added(Integrate(name, rows, key), (number,), f"rows of {name} by {', '.join(table.key)}")
 
     def _added(self, work: Statement | Operator, inputs: tuple[int, ...], words: str | None = None) -> int:
         self.nodes.append((work, inputs))
@@ -127,7 +133,11 @@ class Building:
     def _node(self, rows: _Rows) -> int:
         """The number of the node that makes these rows."""
         plain = rows.columns is not None
-        if plain and rows.columns == tuple(rows.schema.names) and self._schema_of(rows.inputs[0]) == rows.schema:
+        if (
+            plain
+            and rows.columns == tuple(rows.schema.names)
+            and self._schema_of(rows.inputs[0]) == rows.schema
+        ):
             return rows.inputs[0]
         sql = rows.sql
         for place, number in enumerate(rows.inputs):
@@ -183,26 +193,34 @@ class Building:
 
     def _union(self, union: asked_for.Union) -> _Rows:
         parts = [self._rows(each) for each in union.inputs]
-        for column, kinds in zip(union.columns, zip(*(part.schema.types[:-1] for part in parts), strict=True), strict=True):
+        for column, kinds in zip(
+            union.columns, zip(*(part.schema.types[:-1] for part in parts), strict=True), strict=True
+        ):
             if len({family(kind) for kind in kinds} - {"null"}) > 1:
                 self._asked.refuse(column, f"UNION of {' and '.join(map(str, kinds))}", fix="cast(… as …)")
         sql = " union all ".join(f"select * from ({part.sql})" for part in parts)
         inputs = tuple(dict.fromkeys(number for part in parts for number in part.inputs))
         names = {f"\x01{number}\x01": self._schema_of(number) for number in inputs}
         found = shape_of(sql, names)
-        schema = pa.schema([pa.field(name, field.type) for name, field in zip((*union.columns, WEIGHT), found, strict=True)])
+        schema = pa.schema(
+            [pa.field(name, field.type) for name, field in zip((*union.columns, WEIGHT), found, strict=True)]
+        )
         return _Rows(sql, inputs, schema)
 
     def _join(self, join: asked_for.Join) -> _Rows:
         sides = [self._rows(join.left), self._rows(join.right)]
-        left, right = (pa.schema([field for field in side.schema if field.name in join.columns]) for side in sides)
+        left, right = (
+            _stored(side.schema, join.columns, key) for side, key in zip(sides, join.on[0], strict=True)
+        )
         on: list[tuple[str, str]] = []
         for names in join.on:
             sides, keys = self._of_one_kind(sides, names)
             on.append(keys)
         operator = Join(join.how, left, right, (tuple(key for key, _ in on), tuple(key for _, key in on)))
         by = ", ".join(dict.fromkeys(self._spelled(join.left, name) for name, _ in join.on))
-        number = self._added(operator, tuple(self._node(side) for side in sides), f"{_WORDS[join.how]} by {by}")
+        number = self._added(
+            operator, tuple(self._node(side) for side in sides), f"{_WORDS[join.how]} by {by}"
+        )
         return self._of_node(number, join.columns)
 
     def _of_one_kind(self, sides: list[_Rows], names: tuple[str, str]) -> tuple[list[_Rows], tuple[str, str]]:
@@ -233,7 +251,9 @@ class Building:
         except TypeError as error:
             self._asked.refuse("sum or avg", str(error))
         by = ", ".join(self._spelled(group.input, name) for name in group.keys)
-        number = self._added(operator, (self._node(rows),), f"groups by {by}" if by else "one group of all rows")
+        number = self._added(
+            operator, (self._node(rows),), f"groups by {by}" if by else "one group of all rows"
+        )
         return self._of_node(number)
 
     def _top(self, top: asked_for.Top) -> _Rows:
@@ -271,6 +291,12 @@ _WORDS = {
     "inner": "join", "left": "left join", "right": "right join", "full": "full join", "semi": "semi join",
     "anti": "anti join",
 }  # fmt: skip
+
+
+def _stored(schema: pa.Schema, used: Sequence[str], key: str) -> pa.Schema:
+    """The columns of one side of a join that are kept: a column of the key, if no other is used."""
+    found = [field for field in schema if field.name in used]
+    return pa.schema(found or [schema.field(key)])
 
 
 def _with_cast(rows: _Rows, name: str, kind: str) -> _Rows:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
-
-from headwater.engine.keyed.operator import WEIGHT
 
 __all__ = ["changes", "described", "weight_of", "weight_to"]
 
@@ -15,18 +15,22 @@ _ENCODE = msgspec.msgpack.Encoder().encode
 _DECODE = msgspec.msgpack.Decoder(int).decode
 
 
-def changes(parts: Iterable[tuple[pa.Table, int | Sequence[int]]], schema: pa.Schema) -> pa.Table:
+def changes(
+    parts: Iterable[tuple[pa.Table, int | Sequence[int] | npt.NDArray[np.int64]]], schema: pa.Schema
+) -> pa.Table:
     """Rows and their weights (one for all, or one each) as one table of changes.
 
     Example:
-        >>> schema = pa.schema([("x", pa.int64()), (WEIGHT, pa.int64())])
+        >>> schema = pa.schema([("x", pa.int64()), ("_hw_weight", pa.int64())])
         >>> changes([(pa.table({"x": [1]}), -1), (pa.table({"x": [2]}), [3])], schema).to_pylist()
         [{'x': 1, '_hw_weight': -1}, {'x': 2, '_hw_weight': 3}]
     """
     tables = []
     for rows, weight in parts:
         if len(rows):
-            weights = pa.repeat(pa.scalar(weight, pa.int64()), len(rows)) if isinstance(weight, int) else weight
+            weights = (
+                pa.repeat(pa.scalar(weight, pa.int64()), len(rows)) if isinstance(weight, int) else weight
+            )
             columns = [*rows.columns, pa.array(weights, pa.int64())]
             tables.append(pa.Table.from_arrays(columns, schema=schema))
     return pa.concat_tables(tables) if tables else schema.empty_table()

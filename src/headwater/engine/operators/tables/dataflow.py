@@ -63,7 +63,8 @@ class Dataflow:
         >>> from headwater.engine.keyed.operator import DELETED
         >>> from headwater.engine.keyed.state import MemoryState
         >>> posts = TableInput(pa.schema([("id", pa.int64()), ("author", pa.string())]), ("id",))
-        >>> flow = compile_tables("select author, count(*) n from posts group by author", {"posts": posts}, key=("author",))
+        >>> sql = "select author, count(*) n from posts group by author"
+        >>> flow = compile_tables(sql, {"posts": posts}, key=("author",))
         >>> flow.inputs, flow.words
         (('posts',), ('rows of posts by id', 'groups by author'))
         >>> arrived = pa.table({"id": [1, 2], "author": ["a", "a"], DELETED: [False, False]})

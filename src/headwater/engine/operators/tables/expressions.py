@@ -1,4 +1,4 @@
-"""Scalar expressions from Spark's dialect to DuckDB's: those whose value is the same, all others are refused by name."""
+"""Scalar expressions from Spark's dialect to DuckDB's: those whose value is the same; others are refused by name."""
 
 from __future__ import annotations
 
@@ -87,7 +87,9 @@ def _case(scalar: Scalar, node: exp.Expr) -> str:
     if isinstance(node, exp.Case) and node.this is not None:
         scalar.same(node, node.this, *(each.this for each in branches))
     start = scalar.text(node.this) if isinstance(node, exp.Case) and node.this is not None else ""
-    whens = " ".join(f"when {scalar.text(each.this)} then {scalar.text(each.args['true'])}" for each in branches)
+    whens = " ".join(
+        f"when {scalar.text(each.this)} then {scalar.text(each.args['true'])}" for each in branches
+    )
     end = f" else {scalar.text(other)}" if other is not None else ""
     return f"(case {start} {whens}{end} end)"
 
@@ -101,7 +103,9 @@ def _sum(sign: str) -> Handler:
         kinds = scalar.kind(left), scalar.kind(right)
         if not any(map(pa.types.is_decimal, kinds)) or any(map(pa.types.is_floating, kinds)):
             return f"({scalar.text(left)} {sign} {scalar.text(right)})"
-        (first, one), (second, two) = (spark_decimal(kind, part) for kind, part in zip(kinds, (left, right), strict=True))
+        (first, one), (second, two) = (
+            spark_decimal(kind, part) for kind, part in zip(kinds, (left, right), strict=True)
+        )
         scale = max(one, two)
         precision = max(first - one, second - two) + scale + 1
         _require_digits(scalar, node, precision)
@@ -118,10 +122,13 @@ def _product(scalar: Scalar, node: exp.Expr) -> str:
     kinds = scalar.kind(left), scalar.kind(right)
     if not any(map(pa.types.is_decimal, kinds)) or any(map(pa.types.is_floating, kinds)):
         return f"({scalar.text(left)} * {scalar.text(right)})"
-    (first, one), (second, two) = (spark_decimal(kind, part) for kind, part in zip(kinds, (left, right), strict=True))
+    (first, one), (second, two) = (
+        spark_decimal(kind, part) for kind, part in zip(kinds, (left, right), strict=True)
+    )
     _require_digits(scalar, node, first + second + 1)
     # The wider left side makes DuckDB compute in 128 bits: in 64 it would report an overflow.
-    text = f"cast({scalar.text(left)} as decimal({38 - second}, {one})) * cast({scalar.text(right)} as decimal({second}, {two}))"
+    wide, narrow = f"decimal({38 - second}, {one})", f"decimal({second}, {two})"
+    text = f"cast({scalar.text(left)} as {wide}) * cast({scalar.text(right)} as {narrow})"
     return f"cast({text} as decimal({first + second + 1}, {one + two}))"
 
 
@@ -171,7 +178,9 @@ def _cast(scalar: Scalar, node: exp.Expr) -> str:
         return f"cast(trunc({text}) as {wanted})"
     allowed = (
         (from_ == to == "number" and (exact or "decimal" not in wanted))
-        or (to == "text" and (from_ == "boolean" or (from_ == "number" and exact) or pa.types.is_date(source)))
+        or (
+            to == "text" and (from_ == "boolean" or (from_ == "number" and exact) or pa.types.is_date(source))
+        )
         or (from_ == "boolean" and whole)
         or from_ == to == "boolean"
     )

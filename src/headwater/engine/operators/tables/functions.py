@@ -96,7 +96,9 @@ def _round(scalar: Scalar, node: exp.Expr) -> str:
     kind = scalar.kind(node.this)
     digits = node.args.get("decimals")
     if not pa.types.is_decimal(kind):
-        scalar.asked.refuse(node, "only decimals are rounded the same everywhere", fix="round(cast(… as decimal(18, 6)), 2)")
+        scalar.asked.refuse(
+            node, "only decimals are rounded the same everywhere", fix="round(cast(… as decimal(18, 6)), 2)"
+        )
     if digits is not None and not (isinstance(digits, exp.Literal) and digits.name.isdigit()):
         scalar.asked.refuse(node, "the number of digits must be a plain number")
     places = min(int(digits.name) if digits is not None else 0, kind.scale)
@@ -149,9 +151,13 @@ def _truncated(scalar: Scalar, node: exp.Expr) -> str:
 
 
 def _interval(scalar: Scalar, node: exp.Expr) -> str:
-    length = _length(f"{node.this.name if node.this else ''} {node.args['unit'].name if node.args.get('unit') else ''}")
+    length = _length(
+        f"{node.this.name if node.this else ''} {node.args['unit'].name if node.args.get('unit') else ''}"
+    )
     if length is None:
-        scalar.asked.refuse(node, f"an interval is a number of {', '.join(_UNITS).lower()}", fix="interval 1 hour")
+        scalar.asked.refuse(
+            node, f"an interval is a number of {', '.join(_UNITS).lower()}", fix="interval 1 hour"
+        )
     return f"to_microseconds({length // timedelta(microseconds=1)})"
 
 
@@ -167,7 +173,9 @@ def _window(scalar: Scalar, node: exp.Expr) -> str:
     if node.name.lower() != "window":
         scalar.asked.refuse(node, "this function is not known")
     if len(node.expressions) != 2:
-        scalar.asked.refuse(node, "only windows that follow one another are supported", fix="window(at, '1 hour')")
+        scalar.asked.refuse(
+            node, "only windows that follow one another are supported", fix="window(at, '1 hour')"
+        )
     time, length = node.expressions
     found = _length(length.name) if isinstance(length, exp.Literal) else None
     if found is None or found <= timedelta(0):

@@ -92,7 +92,9 @@ class Group:
         moved = [before != after for before, after in zip(found, packed, strict=True)]
         before = [there is not None and differs for there, differs in zip(found, moved, strict=True)]
         after = [there and differs for there, differs in zip(alive, moved, strict=True)]
-        return changes([(self._shown(delta, old, before), -1), (self._shown(delta, new, after), 1)], self.schema)
+        return changes(
+            [(self._shown(delta, old, before), -1), (self._shown(delta, new, after), 1)], self.schema
+        )
 
     @cached_property
     def _totals(self) -> dict[str, Total]:
@@ -105,7 +107,9 @@ class Group:
         """For each column whose values are kept, where."""
         kept = {each.column: False for each in self.aggregates if each.kind == "distinct" and each.column}
         kept |= {each.column: True for each in self.aggregates if each.kind in ("min", "max") and each.column}
-        return {name: OrderedValues(f"values.{name}", self.rows.field(name), ends) for name, ends in kept.items()}
+        return {
+            name: OrderedValues(f"values.{name}", self.rows.field(name), ends) for name, ends in kept.items()
+        }
 
     @cached_property
     def _plan(self) -> list[tuple[str, str | None]]:
@@ -139,7 +143,9 @@ class Group:
                 only = f" filter ({quoted(name)} is not null)" if name else ""
                 items.append(f'cast(coalesce(sum({weight}){only}, 0) as bigint) as "{number}"')
             elif what == "sum" and name:
-                items += [f'{text} as "{number}.{place}"' for place, text in enumerate(self._totals[name].sql)]
+                items += [
+                    f'{text} as "{number}.{place}"' for place, text in enumerate(self._totals[name].sql)
+                ]
         prepared = rows
         for total in self._totals.values():
             prepared = total.prepared(prepared)
@@ -148,7 +154,10 @@ class Group:
 
     def _slots(self, found: list[bytes | None]) -> Slots:
         fresh = [self._totals[name].zero if what == "sum" and name else 0 for what, name in self._plan]
-        fresh = [None if what in ("min", "max") else value for (what, _), value in zip(self._plan, fresh, strict=True)]
+        fresh = [
+            None if what in ("min", "max") else value
+            for (what, _), value in zip(self._plan, fresh, strict=True)
+        ]
         rows = [fresh if value is None else _DECODE(value) for value in found]
         return [list(slot) for slot in zip(*rows, strict=True)]
 

@@ -69,7 +69,9 @@ class Join:
     def form(self) -> str:
         """What is kept of both sides."""
         by = " = ".join("(" + ", ".join(names) + ")" for names in self.on)
-        return f"{self.how} join by {by}: rows of left ({described(self.left)}), right ({described(self.right)})"
+        return (
+            f"{self.how} join by {by}: rows of left ({described(self.left)}), right ({described(self.right)})"
+        )
 
     @property
     def _half(self) -> bool:
@@ -111,7 +113,9 @@ class Join:
             other = (self.right, self.left)[side]
             nulls = pa.Table.from_arrays([pa.nulls(len(rows), each.type) for each in other], schema=other)
             first, second = (rows, nulls) if side == 0 else (nulls, rows)
-            rows = pa.Table.from_arrays([*first.columns, *second.columns], schema=pa.schema([*self.left, *self.right]))
+            rows = pa.Table.from_arrays(
+                [*first.columns, *second.columns], schema=pa.schema([*self.left, *self.right])
+            )
         return changes([(rows, weights)], self.schema)
 
 
@@ -161,13 +165,13 @@ class _Side:
     def put(self, state: State) -> None:
         """Add the changes to the state."""
         added: dict[tuple[bytes, bytes], int] = {}
-        for key, row, weight in zip(self.keys, self.codec.encode(self.rows), self.weights.tolist(), strict=True):
+        for key, row, weight in zip(
+            self.keys, self.codec.encode(self.rows), self.weights.tolist(), strict=True
+        ):
             added[key, row] = added.get((key, row), 0) + weight
         keys, rows = [key for key, _ in added], [row for _, row in added]
         before = state.values(self.space, keys, rows)
-        after = [
-            weight_to(weight_of(old) + new) for old, new in zip(before, added.values(), strict=True)
-        ]
+        after = [weight_to(weight_of(old) + new) for old, new in zip(before, added.values(), strict=True)]
         state.put(self.space, keys, rows, after)
 
     def there(self, state: State, keys: list[bytes]) -> list[bool]:

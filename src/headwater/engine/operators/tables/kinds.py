@@ -22,13 +22,15 @@ def family(kind: pa.DataType) -> str:
     """What sort of value a type is for.
 
     Example:
-        >>> family(pa.int32()), family(pa.date32()), family(pa.list_(pa.int32()))
-        ('number', 'time', 'list<element: int32>')
+        >>> family(pa.int32()), family(pa.date32()), family(pa.large_binary())
+        ('number', 'time', 'large_binary')
     """
     checks = {
         "null": pa.types.is_null,
         "boolean": pa.types.is_boolean,
-        "number": lambda kind: pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind),
+        "number": lambda kind: (
+            pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+        ),
         "text": pa.types.is_string,
         "bytes": pa.types.is_binary,
         "time": lambda kind: pa.types.is_timestamp(kind) or pa.types.is_date(kind),

@@ -58,7 +58,9 @@ class OrderedValues:
         there = [value for value in values if value is not None]
         (column,) = decode_keys(there, pa.schema([self.field]))
         places = iter(range(len(there)))
-        return column.take(pa.array([None if value is None else next(places) for value in values], pa.int64()))
+        return column.take(
+            pa.array([None if value is None else next(places) for value in values], pa.int64())
+        )
 
     def _ends(self, state: State, key: bytes) -> tuple[bytes | None, bytes | None]:
         lowest = state.entries(self.space, key, most=1)

@@ -28,9 +28,7 @@ class Scalar:
         DataType(int32)
     """
 
-    def __init__(
-        self, schema: pa.Schema, asked: Asked, handlers: Mapping[type[exp.Expr], Handler]
-    ) -> None:
+    def __init__(self, schema: pa.Schema, asked: Asked, handlers: Mapping[type[exp.Expr], Handler]) -> None:
         self._handlers = handlers
         self._schema = schema
         self._kinds: dict[str, pa.DataType] = {}

@@ -72,7 +72,8 @@ class Top:
     def form(self) -> str:
         """What is kept for each group."""
         order = ", ".join(
-            f"{by.column}{' desc' if by.descending else ''}{' nulls first' if by.nulls_first else ''}" for by in self.by
+            f"{by.column}{' desc' if by.descending else ''}{' nulls first' if by.nulls_first else ''}"
+            for by in self.by
         )
         return f"rows ({described(self.rows)}) per ({', '.join(self.per)}) by {order}"
 

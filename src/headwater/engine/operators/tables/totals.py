@@ -23,10 +23,21 @@ _SMALLEST: Final = 1074
 class Total(Protocol):
     """How the values of one column are added up."""
 
-    sql: tuple[str, ...]
-    zero: Any
-    type: pa.DataType
-    average_type: pa.DataType
+    @property
+    def sql(self) -> tuple[str, ...]:
+        """What is computed of each group of changes."""
+
+    @property
+    def zero(self) -> Any:
+        """What is kept of no values."""
+
+    @property
+    def type(self) -> pa.DataType:
+        """The type of the sum."""
+
+    @property
+    def average_type(self) -> pa.DataType:
+        """The type of the average."""
 
     def prepared(self, rows: pa.Table) -> pa.Table:
         """The rows with what `sql` reads."""
@@ -74,7 +85,9 @@ class _Whole:
 
     @property
     def type(self) -> pa.DataType:
-        return pa.int64() if self.precision is None else pa.decimal128(min(38, self.precision + 10), self.scale)
+        return (
+            pa.int64() if self.precision is None else pa.decimal128(min(38, self.precision + 10), self.scale)
+        )
 
     @property
     def average_type(self) -> pa.DataType:
@@ -113,7 +126,9 @@ class _Whole:
         if self.precision is None:
             return pa.array([total / count if count else None for total, count in pairs], pa.float64())
         more: int = 10 ** (self.average_type.scale - self.scale)
-        return _as(self.average_type, [_half_up(total * more, count) if count else None for total, count in pairs])
+        return _as(
+            self.average_type, [_half_up(total * more, count) if count else None for total, count in pairs]
+        )
 
 
 @dataclass(frozen=True)
@@ -143,7 +158,9 @@ class _Floats:
         if kind == "sum":
             sums = [_float(total, 1) if count else None for total, count in zip(totals, counts, strict=True)]
         else:
-            sums = [_float(total, count) if count else None for total, count in zip(totals, counts, strict=True)]
+            sums = [
+                _float(total, count) if count else None for total, count in zip(totals, counts, strict=True)
+            ]
         return pa.array(sums, pa.float64())
 
 
