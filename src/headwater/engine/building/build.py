@@ -114,7 +114,7 @@ def build(spark: SparkSession, pipeline: Pipeline, inputs: tuple[Input, ...], re
         first, asked = _staged(probing, pipeline, inputs, reading)
     plan = plans.plan_of(first)
     operators = tuple(plans.stateful(plan))
-    if kept_by_tables(pipeline, inputs, stateful=bool(operators)):
+    if kept_by_tables(pipeline, inputs, operators):
         return _over_tables(spark, pipeline, pipeline.sql or "", inputs, reading)
     _refuse(first, pipeline, inputs, operators)
     mode = _mode(first, pipeline, operators)
@@ -153,7 +153,7 @@ def _staged(
     """What the function makes of streams and tables, and the operators it asked for; `apart` as in `Stage`."""
     frames = streaming(session, inputs, reading)
     tables = {input_.name: (input_, frames[input_.name]) for input_ in inputs if input_.of_table}
-    given = frames | {name: Table.named(name) for name in tables}
+    given: dict[str, Any] = frames | {name: Table.named(name) for name in tables}
     with stage(tables, final=pipeline.kind is not Kind.VIEW, apart=apart) as asked:
         return called(pipeline, given), asked
 
@@ -223,7 +223,7 @@ def _applied(pipeline: Pipeline, given: Mapping[str, Any]) -> Any:
         raise translated(error, pipeline) from error
 
 
-def called(pipeline: Pipeline, frames: Mapping[str, DataFrame]) -> DataFrame:
+def called(pipeline: Pipeline, frames: Mapping[str, Any]) -> DataFrame:
     """What the pipeline's function makes of streams.
 
     Raises:

@@ -89,13 +89,13 @@ def table_of(table: Any, verb: str) -> Arrival:
     return Arrival(frame, input_.time)
 
 
-def arrival(events: DataFrame, verb: str) -> Arrival:
+def arrival(events: Any, verb: str) -> Arrival:
     """Events that an operator reads.
 
     Raises:
         BadPipelineError: They have no time any more, or are no events.
     """
-    if not isinstance(events, DataFrame):  # a user's mistake, whatever the annotation says
+    if not isinstance(events, DataFrame):
         what = f"{verb} takes events, not {type(events).__name__}"
         raise BadPipelineError(what, fix="a parameter annotated DataFrame", place=Place.of_caller())
     time = time_of(events.schema)

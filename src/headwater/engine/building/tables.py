@@ -20,11 +20,16 @@ from headwater.pipelines.query import over_inputs
 __all__ = ["kept_by_tables", "tables_after_spark"]
 
 
-def kept_by_tables(pipeline: Pipeline, inputs: tuple[Input, ...], *, stateful: bool = False) -> bool:
+def kept_by_tables(pipeline: Pipeline, inputs: tuple[Input, ...], operators: tuple[str, ...] = ()) -> bool:
     """Whether a query in SQL is about tables as a whole, and not about the events that change them.
 
-    It is when it reads a table that programs write to; or when it has to remember something about a view whose rows
-    change for ever, which no stream could.
+    It is when it reads a table that programs write to; when it joins views; and when it has to remember something about
+    a view whose rows change for ever, which no stream could.
+
+    Args:
+        pipeline: The query.
+        inputs: What it reads.
+        operators: What Spark would have to remember to run it on streams.
 
     Raises:
         BadPipelineError: It reads a table and the events of a topic.
@@ -33,11 +38,9 @@ def kept_by_tables(pipeline: Pipeline, inputs: tuple[Input, ...], *, stateful: b
         return False
     tables = [input_ for input_ in inputs if input_.topic.compact and input_.rows is None]
     if not tables:
-        return (
-            stateful
-            and any(input_.rows is Rows.CHANGING for input_ in inputs)
-            and all(i.rows for i in inputs)
-        )
+        views = all(input_.rows for input_ in inputs)
+        changing = any(input_.rows is Rows.CHANGING for input_ in inputs)
+        return views and ("join" in operators or (changing and bool(operators)))
     events = [input_ for input_ in inputs if input_.rows is None and not input_.topic.compact]
     if events:
         what = f'{pipeline} joins the events of "{events[0].name}" with the table "{tables[0].name}" in SQL'
