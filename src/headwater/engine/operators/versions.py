@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
-from headwater.engine.keyed.operator import DELETED
+from headwater.engine.keyed.operator import DELETED, TIME
 from headwater.engine.keyed.state import State
 from headwater.engine.operators.arrivals import (
     Numbers,
     encode_rows,
     grouped,
     mark,
-    marks,
     places,
     times_at,
     times_of,
 )
+from headwater.engine.operators.slices import hold, release
 
-__all__ = ["GONE", "VERSIONS", "Held", "held_at", "prune", "take_versions"]
+__all__ = ["Held", "held_at", "prune", "take_versions"]
 
-VERSIONS: Final = "versions"
-"""The space: below a key, places of versions, each with the row's contents, or `GONE`."""
-GONE: Final = b""
+_VERSIONS: Final = "versions"
+"""The space: of each key one value, its versions in order, each a place and contents."""
+_ENDS: Final = "ends"
+"""The space of times from which on a key has something to forget."""
+_GONE: Final = b""
 """The contents of a version that says that there is no row."""
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(list[bytes]).decode
 
 
 @dataclass(frozen=True)
@@ -43,12 +49,8 @@ class Held:
         return Held(self.values, self.at[which], self.since[which])
 
 
-def take_versions(
-    state: State, rows: pa.Table, key: Sequence[str], contents: pa.Schema
-) -> tuple[list[bytes], list[int]]:
+def take_versions(state: State, rows: pa.Table, key: Sequence[str], contents: pa.Schema) -> None:
     """Put versions into their places.
-
-    A deletion is marked twice: it can be forgotten one microsecond after others.
 
     Args:
         state: Where to.
@@ -56,26 +58,31 @@ def take_versions(
         key: The columns of the key.
         contents: The other columns.
 
-    Returns:
-        Keys, and beside each a watermark from which on there may be something to forget.
-
     Example:
         >>> from headwater.engine.keyed.state import MemoryState
         >>> state, place = MemoryState(), {"_hw_time": [5], "_hw_partition": [0], "_hw_offset": [0]}
         >>> rows = pa.table({"id": [1], "price": [10], "_hw_deleted": [False], **place})
-        >>> keys, ends = take_versions(state, rows, ["id"], pa.schema([("price", pa.int64())]))
-        >>> ends, held_at(state, keys, np.array([0, 0]), np.array([4, 5])).at.tolist()
-        ([5], [-1, 0])
+        >>> take_versions(state, rows, ["id"], pa.schema([("price", pa.int64())]))
+        >>> keys = grouped(rows, ["id"]).keys
+        >>> held_at(state, keys, np.array([0, 0]), np.array([4, 5])).at.tolist()
+        [-1, 0]
     """
     found = grouped(rows, key)
-    if (found.codes < 0).any():
-        rows = rows.take(np.flatnonzero(found.codes >= 0))
-        found = grouped(rows, key)
-    keys, times, gone = found.of_rows, times_of(rows).tolist(), rows.column(DELETED).to_pylist()
-    values = [GONE if dead else row for dead, row in zip(gone, encode_rows(contents, rows), strict=True)]
-    state.put(VERSIONS, keys, places(rows), values)
-    dead = [number for number, is_dead in enumerate(gone) if is_dead]
-    return keys + [keys[number] for number in dead], times + [times[number] + 1 for number in dead]
+    known = np.flatnonzero(found.codes >= 0)
+    if not len(known):
+        return
+    if len(known) < len(rows):
+        rows = rows.take(known)
+    codes, gone = found.codes[known].tolist(), rows.column(DELETED).to_pylist()
+    bare = encode_rows(contents, rows)
+    arrived: dict[int, list[bytes]] = {}
+    for code, place, dead, row in zip(codes, places(rows), gone, bare, strict=True):
+        arrived.setdefault(code, []).extend((place, _GONE if dead else row))
+    keys = [found.keys[code] for code in arrived]
+    stored = state.values(_VERSIONS, keys)
+    merged = [_merged(was, new) for was, new in zip(stored, arrived.values(), strict=True)]
+    state.put(_VERSIONS, keys, None, [_encode(versions) for versions in merged])
+    _hold_ends(state, [found.keys[code] for code in codes], times_of(rows), np.array(gone, bool))
 
 
 def held_at(state: State, keys: list[bytes], codes: Numbers, times: Numbers) -> Held:
@@ -87,70 +94,90 @@ def held_at(state: State, keys: list[bytes], codes: Numbers, times: Numbers) -> 
         codes: For each time, the number of its key; -1 for no key.
         times: The times.
     """
-    asked = np.flatnonzero(codes >= 0)
     at, since = np.full(len(codes), -1, np.int64), np.zeros(len(codes), np.int64)
-    if not len(asked):
+    counts, names, values = _versions_of(state, keys)
+    asked = np.flatnonzero(codes >= 0)
+    if not names or not len(asked):
         return Held([], at, since)
-    owners, names, values = _versions_for(state, keys, codes[asked], times[asked])
-    if names:
-        when = times_at(names)
-        found = _last_not_after(owners, when, codes[asked], times[asked])
-        there = np.array([value != GONE for value in values], bool)
-        found[~there[found]] = -1
-        at[asked], since[asked] = found, when[found]
+    when = times_at(names)
+    found = _last_not_after(np.repeat(np.arange(len(keys)), counts), when, codes[asked], times[asked])
+    there = np.fromiter(map(len, values), np.int64, len(values)) > 0
+    found[~there[found]] = -1
+    at[asked], since[asked] = found, when[found]
     return Held(values, at, since)
 
 
-def prune(state: State, keys: list[bytes], watermark: int) -> None:
+def prune(state: State, watermark: int) -> None:
     """Forget versions that no event at the watermark or after it can need.
 
     Of those not after the watermark, the last is needed. A deletion before the watermark is as good as nothing; one at
     the watermark is not, because a version of the same time may still come that stands before it.
     """
-    state.load(VERSIONS, keys)
+    over = release(state, _ENDS, watermark)
+    if over is None:
+        return
+    keys = over.column("key").unique().to_pylist()
+    stored = state.values(_VERSIONS, keys)
     high, limit = mark(watermark + 1), mark(watermark)
-    owners: list[bytes] = []
-    names: list[bytes] = []
-    for key in keys:
-        found = state.entries(VERSIONS, key, high=high)
-        if not found:
-            continue
-        name, value = found[-1]
-        over = found if value == GONE and name[:8] < limit else found[:-1]
-        owners += [key] * len(over)
-        names += [name for name, _ in over]
-    state.put(VERSIONS, owners, names, [None] * len(owners))
+    left = [_needed(_decode(packed), high, limit) if packed else [] for packed in stored]
+    state.put(_VERSIONS, keys, None, [_encode(versions) if versions else None for versions in left])
 
 
-def _versions_for(
-    state: State, keys: list[bytes], codes: Numbers, times: Numbers
-) -> tuple[Numbers, list[bytes], list[bytes]]:
-    """The versions that can be asked for, in order of key and place: owners, names, values."""
-    order = np.lexsort((times, codes))
-    ordered, when = codes[order], times[order]
-    starts = np.flatnonzero(np.diff(ordered, prepend=-1))
-    ends = np.append(starts[1:], len(ordered)) - 1
-    touched = ordered[starts].tolist()
-    state.load(VERSIONS, [keys[code] for code in touched])
-    several = (when[starts] != when[ends]).tolist()
+def _merged(stored: bytes | None, new: list[bytes]) -> list[bytes]:
+    """Versions in order: mostly the new ones are the later ones."""
+    if stored is None:
+        return new
+    old = _decode(stored)
+    if old[-2] < new[0]:
+        return old + new
+    every = dict(zip(old[::2], old[1::2], strict=True)) | dict(zip(new[::2], new[1::2], strict=True))
+    return [part for name in sorted(every) for part in (name, every[name])]
+
+
+def _needed(versions: list[bytes], high: bytes, limit: bytes) -> list[bytes]:
+    """Without versions that are followed by one below `high`; a deletion below the limit is needed by nobody."""
+    names = versions[::2]
+    last = bisect_left(names, high) - 1
+    if last < 0:
+        return versions
+    if versions[2 * last + 1] == _GONE and names[last] < limit:
+        last += 1
+    return versions[2 * last :]
+
+
+def _hold_ends(state: State, keys: list[bytes], times: Numbers, gone: Numbers) -> None:
+    """What stands before a version can be forgotten once the watermark is at its time; a deletion, when it is above."""
+    dead = np.flatnonzero(gone)
+    every = pa.array(keys + [keys[number] for number in dead.tolist()], pa.binary())
+    hold(state, _ENDS, pa.table({"key": every, TIME: np.concatenate([times - 1, times[dead]])}))
+
+
+def _versions_of(state: State, keys: list[bytes]) -> tuple[list[int], list[bytes], list[bytes]]:
+    """How many versions each key has, and places and contents of all."""
     counts: list[int] = []
-    found: list[tuple[bytes, bytes]] = []
-    for code, low, high, more in zip(
-        touched, marks(when[starts] + 1), marks(when[ends] + 1), several, strict=True
-    ):
-        some = state.entries(VERSIONS, keys[code], high=low, most=1, backwards=True)
-        if more:
-            some += state.entries(VERSIONS, keys[code], low, high)
-        counts.append(len(some))
-        found += some
-    return np.repeat(ordered[starts], counts), [name for name, _ in found], [value for _, value in found]
+    names: list[bytes] = []
+    values: list[bytes] = []
+    for packed in state.values(_VERSIONS, keys):
+        if packed is None:
+            counts.append(0)
+            continue
+        versions = _decode(packed)
+        counts.append(len(versions) >> 1)
+        names += versions[::2]
+        values += versions[1::2]
+    return counts, names, values
 
 
 def _last_not_after(owners: Numbers, when: Numbers, codes: Numbers, times: Numbers) -> Numbers:
     """For each code and time, the number of the last version of that owner that is not after it; -1 for none."""
-    distinct, ranks = np.unique(np.concatenate([when, times]), return_inverse=True)
-    versions = owners * len(distinct) + ranks[: len(when)]
-    asked = codes * len(distinct) + ranks[len(when) :]
-    found: Numbers = np.searchsorted(versions, asked, side="right") - 1
+    every = np.concatenate([when, times])
+    low, high = int(every.min()), int(every.max())
+    if (int(codes.max()) + 2) * (high - low + 1) < 1 << 62:
+        ranks, width = every - low, high - low + 1
+    else:
+        distinct, ranks = np.unique(every, return_inverse=True)
+        width = len(distinct)
+    versions = owners * width + ranks[: len(when)]
+    found: Numbers = np.searchsorted(versions, codes * width + ranks[len(when) :], side="right") - 1
     found[(found >= 0) & (owners[found] != codes)] = -1
     return found
