@@ -17,7 +17,14 @@ from headwater.testing import World, run
 
 pytestmark = pytest.mark.spark
 START = datetime(2026, 1, 1, tzinfo=UTC)
-POINTS = ("before-sink", "before-sink-commit", "in-sink-commit", "after-sink-commit", "in-publish", "after-publish")
+POINTS = (
+    "before-sink",
+    "before-sink-commit",
+    "in-sink-commit",
+    "after-sink-commit",
+    "in-publish",
+    "after-publish",
+)
 PRODUCT = "product_id int, category string, price int, since timestamp"
 ORDER = "order_id int, product_id int, amount int, at timestamp"
 BY_CATEGORY = "select category, count(*) n, sum(price) total, max(price) top from products group by category"
@@ -58,7 +65,10 @@ def shop() -> hw.App:
 
 def count(product, orders, state):
     state = state or {"n": 0, "amount": 0}
-    state = {"n": state["n"] + len(orders), "amount": state["amount"] + sum(order["amount"] for order in orders)}
+    state = {
+        "n": state["n"] + len(orders),
+        "amount": state["amount"] + sum(order["amount"] for order in orders),
+    }
     return state, [{"product_id": product, **state}]
 
 
@@ -80,13 +90,19 @@ class Sent:
             self._change()
         for _ in range(self.chance.randint(1, 4)):
             at = START + timedelta(minutes=self.minute - self.chance.randint(0, 20), seconds=30)
-            order = {"order_id": len(self.orders), "product_id": self.chance.randint(1, 4), "amount": self.chance.randint(1, 9)}
-            self.orders.append({**order, "at": at})
+            product, amount = self.chance.randint(1, 4), self.chance.randint(1, 9)
+            number = len(self.orders)
+            self.orders.append({"order_id": number, "product_id": product, "amount": amount, "at": at})
             self.world.send("orders", self.orders[-1])
 
     def _change(self) -> None:
-        number, since = self.chance.randint(1, 4), START + timedelta(minutes=self.minute)
-        row = {"product_id": number, "category": self.chance.choice("abc"), "price": self.chance.randint(1, 9), "since": since}
+        number, category, price = (
+            self.chance.randint(1, 4),
+            self.chance.choice("abc"),
+            self.chance.randint(1, 9),
+        )
+        since = START + timedelta(minutes=self.minute)
+        row = {"product_id": number, "category": category, "price": price, "since": since}
         self.world.send("products", row)
         self.versions.append(row)
         self.products[number] = row
@@ -131,12 +147,38 @@ def test_rows_are_right_after_every_batch():
         assert rows(world, "sold", "category", "amount") == sent.oracle(final)
 
 
-@pytest.mark.parametrize("point", POINTS)
-def test_a_crash_changes_no_row(point):
+def test_a_crash_at_any_point_changes_no_row():
     with run(shop(), now=START) as world:
         sent = Sent(world, seed=2)
-        for _ in range(5):
+        for point in POINTS:
             sent.some()
             world.crash(point)
             world.settle()
             check(world, sent)
+
+
+def test_an_event_on_which_the_function_fails_is_kept_aside():
+    app = hw.App("shop")
+    app.topic("orders", ORDER, key="order_id", time="at")
+
+    def picky(product, orders, state):
+        if any(order["amount"] < 0 for order in orders):
+            raise ValueError("no order is negative")
+        return count(product, orders, state)
+
+    @app.view(key="product_id")
+    def counted(orders: DataFrame) -> DataFrame:
+        return hw.stateful(orders, by="product_id", fn=picky, returns="product_id int, n int, amount bigint")
+
+    with run(app, now=START) as world:
+        for amounts in ((1, 2), (-1, 4), (3, 5)):
+            for product, amount in enumerate(amounts):
+                world.send("orders", {"order_id": 0, "product_id": product, "amount": amount, "at": START})
+            world.settle()
+        assert rows(world, "counted", "product_id", "n", "amount") == [(0, 2, 4), (1, 3, 11)]
+        counts = world.counts("counted")
+        assert (counts.in_, counts.used, counts.quarantined) == (6, 5, 1)
+        ((value, reason),) = world.client.sql("select value, reason from hw_quarantine").rows
+        assert '"amount":-1' in value
+        assert reason.startswith("ValueError: no order is negative, in picky")
+        assert "for the key 0" in reason
