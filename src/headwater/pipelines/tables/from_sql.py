@@ -17,7 +17,14 @@ from headwater.pipelines.tables.narrowing import narrowed
 from headwater.pipelines.tables.ranking import bounds_of, limited, ranked
 from headwater.pipelines.tables.refusal import Asked
 from headwater.pipelines.tables.relation import Distinct, Project, Relation, Scan, Union, Where
-from headwater.pipelines.tables.spelling import column, conjuncts, located, named_windows, refuse_subqueries, together
+from headwater.pipelines.tables.spelling import (
+    column,
+    conjuncts,
+    located,
+    named_windows,
+    refuse_subqueries,
+    together,
+)
 
 __all__ = ["relation_of"]
 
@@ -182,8 +189,12 @@ class _Reading:
             self.asked.refuse(tree, "it reads no table")
         bounds = bounds_of(conditions)
         rows = self.source(start.this, bounds)
+        known = frozenset([start.this.alias_or_name])
         for join in [*start.this.args.get("joins", ()), *tree.args.get("joins", ())]:
-            rows, conditions = joined(rows, self.source(join.this, bounds), join, conditions, self.asked)
+            other = frozenset([join.this.alias_or_name])
+            right = self.source(join.this, bounds)
+            rows, conditions = joined(rows, right, join, conditions, (known, other), self.asked)
+            known |= other
         return rows, conditions
 
     def source(self, tree: exp.Expr, bounds: Mapping[tuple[str, str], int]) -> Relation:

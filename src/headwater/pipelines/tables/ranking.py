@@ -103,7 +103,9 @@ def limited(rows: Relation, tree: exp.Expr, by: tuple[str, ...], asked: Asked) -
     count = _number(limit.expression) if isinstance(limit, exp.Limit) else None
     if order is None or count is None:
         asked.refuse(
-            limit or "LIMIT", "LIMIT needs ORDER BY and a plain number: which rows would stay?", fix="order by …"
+            limit or "LIMIT",
+            "LIMIT needs ORDER BY and a plain number: which rows would stay?",
+            fix="order by …",
         )
     names = by or tuple(each.this.name for each in order.expressions)
     for name in names:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from threading import local
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
@@ -154,7 +154,7 @@ def _connection() -> duckdb.DuckDBPyConnection:
     if found is None:
         found = _MINE.connection = duckdb.connect(":memory:", config=dict(_SETTINGS))
         for name, change in (("hw_upper", str.upper), ("hw_lower", str.lower)):
-            found.create_function(name, _mapped(change), ["VARCHAR"], "VARCHAR", type="arrow")
+            cast(Any, found).create_function(name, _mapped(change), ["VARCHAR"], "VARCHAR", type="arrow")
     return found
 
 
