@@ -156,13 +156,15 @@ def read_only(given: Given, spark: SparkSession, cores: int, *, late: bool) -> i
     folder = given.data / "engine" / "read"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    (folder / "notes").write_bytes(b"\0")
+    for shared in ("notes", "loaded"):
+        (folder / shared).write_bytes(b"\0")
     with EventLog(given.data) as log:
         starts = {end.partition: end.start for end in log.ends("events")}
         input_ = Input("events", log.topic("events"))
     reading = Reading(
         str(given.data),
         str(folder / "notes"),
+        str(folder / "loaded"),
         {"events": str(folder / "skips")},
         {"events": starts},
         late=late,

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         connect,
         connect_async,
     )
+    from headwater.engine.verbs import enrich, join_as_of, stateful
     from headwater.errors import HeadwaterError
     from headwater.events import (
         Change,
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
         device_clock,
     )
     from headwater.log import Overload, Receipts, Retention, Topic, backpressure, buffer, drop
-    from headwater.pipelines import Pipeline, correct
+    from headwater.pipelines import Pipeline, Table, correct
 
 __version__ = "0.1.0"
 
@@ -70,6 +71,7 @@ __all__ = [
     "Receipt",
     "Receipts",
     "Retention",
+    "Table",
     "TableReader",
     "Topic",
     "Transaction",
@@ -81,6 +83,9 @@ __all__ = [
     "correct",
     "device_clock",
     "drop",
+    "enrich",
+    "join_as_of",
+    "stateful",
 ]
 
 _HOMES = {
@@ -98,7 +103,8 @@ _HOMES = {
         "device_clock",
     ),
     "headwater.log": ("Overload", "Receipts", "Retention", "Topic", "backpressure", "buffer", "drop"),
-    "headwater.pipelines": ("Pipeline", "correct"),
+    "headwater.engine.verbs": ("enrich", "join_as_of", "stateful"),
+    "headwater.pipelines": ("Pipeline", "Table", "correct"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -18,7 +18,7 @@ from headwater.log.definition import check_name, same_file
 from headwater.pipelines import Function, Graph, Kind, Late, Pipeline, Wanted
 from headwater.pipelines.declaring import check_free
 
-__all__ = ["App", "TopicOptions", "checked_file", "load_app", "module_name"]
+__all__ = ["App", "TopicOptions", "ViewOptions", "checked_file", "load_app", "module_name"]
 
 Columns: TypeAlias = str | tuple[str, ...]
 Decorator: TypeAlias = Callable[[Function], Pipeline]
@@ -49,6 +49,19 @@ class TopicOptions(TypedDict, total=False):
     """A time further in the future than this is a wrong clock and does not move time on."""
     values: str | Values
     """What others find in Kafka: "json", "avro" or "arrow"; in a folder it changes nothing."""
+
+
+class ViewOptions(TypedDict, total=False):
+    """What may be said about a view besides its name and what it is made of."""
+
+    key: Columns
+    """The column or columns that identify a row."""
+    late: Late | str
+    """What happens to late events: "keep" them aside, "drop" them, or `hw.correct(for_=…)`."""
+    latency: str | None
+    """A view is made in batches: "realtime", which a stream can ask for, is refused by the plan."""
+    history: bool | str | timedelta
+    """Of a table: also keep its earlier rows, for ever or for a time, with `valid_from` and `valid_to`."""
 
 
 class App:
@@ -123,31 +136,23 @@ class App:
         return self._declare(name, type_, options)
 
     @overload
-    def view(
-        self, name: str | None = ..., /, *, key: Columns, late: Late | str = ..., latency: str | None = ...
-    ) -> Decorator: ...
+    def view(self, name: str | None = ..., /, **options: Unpack[ViewOptions]) -> Decorator: ...
     @overload
-    def view(
-        self, name: str, /, *, key: Columns, late: Late | str = ..., latency: str | None = ..., sql: str
-    ) -> Pipeline: ...
+    def view(self, name: str, /, *, sql: str, **options: Unpack[ViewOptions]) -> Pipeline: ...
     def view(
         self,
         name: str | Function | None = None,
         /,
         *,
-        key: Columns | None = None,
-        late: Late | str = "keep",
-        latency: str | None = None,
         sql: str | None = None,
+        **options: Unpack[ViewOptions],
     ) -> Decorator | Pipeline:
         """Declare a view: a table with one row per key, kept up to date, and a topic of its changes.
 
         Args:
             name: Its name; that of the function, if left out.
-            key: The column or columns that identify a row.
-            late: What happens to late events: "keep" them aside, "drop" them, or `hw.correct(for_=…)`.
-            latency: A view is made in batches: "realtime", which a stream can ask for, is refused by the plan.
             sql: A query in place of a function; then the name is needed, and no function follows.
+            options: See `ViewOptions`; a view needs a key.
 
         Raises:
             BadPipelineError: The definition cannot be right; the error quotes the user's line.
@@ -158,7 +163,7 @@ class App:
             >>> app.view("by_category", key="category", sql=sql).inputs
             ('orders',)
         """
-        return self._pipeline(Kind.VIEW, name, sql, key=key, late=late, latency=latency)
+        return self._pipeline(Kind.VIEW, name, sql, **options)
 
     @overload
     def stream(self, function: Function, /) -> Pipeline: ...

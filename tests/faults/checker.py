@@ -49,14 +49,16 @@ class Journal:
         self._write("<", events)
 
     def _write(self, mark: str, events: Iterable[Numbered]) -> None:
-        os.write(self._handle, "".join(f"{mark} {e.producer} {e.seq}\n" for e in events).encode())
+        # A kill can cut a write short: each line ends with a sign, and none is glued to the rest of another.
+        os.write(self._handle, "".join(f"\n{mark} {e.producer} {e.seq} ." for e in events).encode())
 
     def read(self) -> tuple[set[Numbered], set[Numbered]]:
         """What was sent, and what was acknowledged."""
         events: dict[str, set[Numbered]] = {">": set(), "<": set()}
         for line in self.path.read_text().splitlines():
-            mark, producer, seq = line.split()
-            events[mark].add(Numbered(producer, int(seq)))
+            mark, *words = line.split() or ["cut"]
+            if len(words) == 3:
+                events[mark].add(Numbered(words[0], int(words[1])))
         return events[">"], events["<"]
 
     def close(self) -> None:

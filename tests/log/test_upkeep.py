@@ -199,3 +199,16 @@ def test_the_thread_tidies_once_a_minute(log, clock, monkeypatch):
 
 def test_stop_before_start_is_nothing(log):
     Upkeep(log).stop()
+
+
+def test_a_quiet_table_is_known_up_to_the_present(log, clock):
+    prices = log.create(declared("prices", "id int, since timestamp", key="id", time="since", compact=True))
+    log.create(declared("never", "id int", key="id", compact=True))
+    long_ago = clock.now() - timedelta(days=2000)
+    log.append("prices", rows_of(prices, [{"id": 1, "since": long_ago}], partition=0))
+    upkeep = Upkeep(log)
+    for _ in range(4):  # steadily, not at growing intervals
+        upkeep.once()
+        clock.advance("31 seconds")
+    upkeep.once()
+    assert [log.ends(topic)[0].running_max for topic in ("prices", "never")] == [clock.micros()] * 2

@@ -20,11 +20,12 @@ from headwater.errors import (
 )
 from headwater.store import Counts, InputRange, PipelineReport, Store, ViewTable
 from tests.store.given import MINUTE, REVENUE, TOTALS, Runner, aside, entry_of, minute, read
+from tests.store.state_contract import StateContract
 
 UNSIGNED = ViewTable("unsigned", 1, pa.schema([("k", pa.string()), ("n", pa.uint64())]), ("k",))
 
 
-class StoreContract:
+class StoreContract(StateContract):
     """The suite. `store` is a fixture, `rows_of(store, name)` the rows that readers see."""
 
     def rows_of(self, store: Store, name: str) -> list[dict]:

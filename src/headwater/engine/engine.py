@@ -60,7 +60,7 @@ class Engine:
         topic = self._around.log.topic(query.topic.name)
         if query.pipeline.kind is not Kind.VIEW:
             return Input(name, topic)
-        return Input.of_view(name, topic, query.built.rows)
+        return Input.of_view(name, topic, query.built.rows, query.pipeline.key)
 
     def start(self) -> None:
         """Create the app's topics and start all pipelines in the background."""

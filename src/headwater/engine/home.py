@@ -49,6 +49,7 @@ class Home:
         self._kept = (shared or LocalFolder(data / "engine")).inside(f"{name}/{version}")
         self.checkpoint = self._kept.inside("checkpoint")
         self.notes = self._local / "notes"
+        self.loaded = self._local / "loaded"
 
     @property
     def staged(self) -> Path | None:
@@ -65,7 +66,8 @@ class Home:
     def make(self, made: Made, inputs: int) -> None:
         """Prepare the folders, and write down what the query is made from."""
         self._local.mkdir(parents=True, exist_ok=True)
-        self.notes.write_bytes(bytes(inputs))
+        for shared in (self.notes, self.loaded):
+            shared.write_bytes(bytes(inputs))
         for path in self._local.glob("*.decided"):
             path.unlink()
         if made != self.made():

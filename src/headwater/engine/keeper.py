@@ -286,7 +286,9 @@ class Keeper:
         ours = isinstance(failure, HeadwaterError) or raised_by_source(failure) is not None
         if query is None or ours or self._stopping.is_set():
             return False
-        if self.pipeline.realtime:  # no batch of ours to look into
+        if (
+            self.pipeline.realtime or query.built.keyed or query.built.after_spark
+        ):  # half a batch means nothing
             return False
         self._tell("waiting", "looking for the event that makes the function fail")
         try:

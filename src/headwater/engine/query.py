@@ -97,6 +97,7 @@ class Query:
         return Reading(
             self._around.log.where,
             str(self.home.notes),
+            str(self.home.loaded),
             {input_.name: str(self.home.skips(input_.name)) for input_ in inputs},
             self.starts,
             rows=self._around.rows,

@@ -115,7 +115,8 @@ def _input(name: str, graph: Graph, around: Surroundings) -> Input:
     version = _version(name, around)
     made = around.home(name, version).made()
     assert made is not None
-    return Input.of_view(name, around.log.topic(changelog_name(name, version)), Rows(made.rows))
+    topic = around.log.topic(changelog_name(name, version))
+    return Input.of_view(name, topic, Rows(made.rows), source.key)
 
 
 def _kept(pipeline: Pipeline, version: int, around: Surroundings) -> tuple[LedgerEntry, pa.Table]:

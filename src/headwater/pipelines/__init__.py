@@ -8,6 +8,7 @@ from headwater.pipelines.declaring import Wanted
 from headwater.pipelines.graph import Edge, Graph, faults
 from headwater.pipelines.late import Correct, Drop, Keep, Late, correct, late_named
 from headwater.pipelines.pipeline import Function, Kind, Pipeline
+from headwater.pipelines.tables.table import Table
 
 __all__ = [
     "Correct",
@@ -19,6 +20,7 @@ __all__ = [
     "Kind",
     "Late",
     "Pipeline",
+    "Table",
     "Wanted",
     "correct",
     "faults",

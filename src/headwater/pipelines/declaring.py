@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from headwater.errors import BadNameError, BadPipelineError, HeadwaterError, Place
 from headwater.log.definition import check_name
 from headwater.pipelines.code import source_of
-from headwater.pipelines.function import check_function, doc_of, inputs_of, place_of
+from headwater.pipelines.function import check_function, doc_of, inputs_of, place_of, tables_in
 from headwater.pipelines.late import Keep, Late, late_named
 from headwater.pipelines.pipeline import Function, Kind, Pipeline
 from headwater.pipelines.query import tables_of
+from headwater.units import duration
 
-__all__ = ["Wanted", "check_free"]
+__all__ = ["VALID_FROM", "Wanted", "check_free"]
+
+VALID_FROM = "valid_from"
+"""The column of a view with history that says since when a row held; it is part of the key."""
 
 # Names of our own topics, tables and columns; SQLite's; and those under which versions of a view are stored.
 _RESERVED = re.compile(r"_?hw[._].*|_hw.*|sqlite_.*|v\d+_.*", re.IGNORECASE)
@@ -45,6 +50,7 @@ class Wanted:
     late: Late
     path: str | None
     latency: str | None
+    history: timedelta | None
     place: Place | None
 
     @classmethod
@@ -57,6 +63,7 @@ class Wanted:
         late: Late | str | None = None,
         path: str | None = None,
         latency: str | None = None,
+        history: bool | str | timedelta = False,
         place: Place | None = None,
     ) -> Wanted:
         """Check and complete the options.
@@ -72,7 +79,11 @@ class Wanted:
             what = f"unknown latency {latency!r}"
             detail = 'it can be "realtime"; without it, a pipeline runs in batches'
             raise BadPipelineError(what, detail=detail, fix='latency="realtime"', place=place)
-        return cls(kind, name, _key(kind, name, key, place), policy, path, latency, place)
+        columns = _key(kind, name, key, place)
+        kept = timedelta.max if history is True else duration(history) if history else None
+        if kept is not None:
+            columns += (VALID_FROM,)
+        return cls(kind, name, columns, policy, path, latency, kept, place)
 
     def of_function(self, function: Function) -> Pipeline:
         """The pipeline that runs this function."""
@@ -86,6 +97,7 @@ class Wanted:
         return self._built(
             name,
             inputs=inputs_of(function, name=name, place=place),
+            tables=tables_in(function),
             function=function,
             source=source_of(function),
             doc=doc_of(function),
@@ -111,6 +123,7 @@ class Wanted:
             late=self.late,
             path=self.path,
             latency=self.latency,
+            history=self.history,
             **known,
         )
 

@@ -9,7 +9,7 @@ from typing import Any
 from headwater.errors import BadPipelineError, Place
 from headwater.pipelines.pipeline import Pipeline
 
-__all__ = ["check_function", "doc_of", "inputs_of", "place_of"]
+__all__ = ["check_function", "doc_of", "inputs_of", "place_of", "tables_in"]
 
 
 def check_function(function: Any, *, noun: str, place: Place | None) -> None:
@@ -65,6 +65,23 @@ def inputs_of(function: Any, *, name: str, place: Place | None) -> tuple[str, ..
         detail = "each parameter is the name of one topic, table, stream or view"
         raise BadPipelineError(what, detail=detail, fix=f"def {name}(orders: DataFrame)", place=place)
     return tuple(inputs)
+
+
+def tables_in(function: Any) -> tuple[str, ...]:
+    """The parameters that are annotated as tables, whether the annotation is the class or its name.
+
+    Example:
+        >>> def priced(orders: "DataFrame", products: "hw.Table"): ...
+        >>> tables_in(priced)
+        ('products',)
+    """
+    parameters = inspect.signature(function).parameters.values()
+    return tuple(parameter.name for parameter in parameters if _named(parameter.annotation) == "Table")
+
+
+def _named(annotation: Any) -> str:
+    text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
+    return text.strip("'\"").rpartition(".")[2]
 
 
 def doc_of(function: Any) -> str:

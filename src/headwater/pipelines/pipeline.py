@@ -6,11 +6,13 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from enum import StrEnum
 from typing import Any, Final, TypeAlias
 
 from headwater.errors import BadPipelineError, Place
 from headwater.pipelines.late import Keep, Late
+from headwater.units import spoken
 
 __all__ = ["Function", "Kind", "Pipeline"]
 
@@ -57,6 +59,7 @@ class Pipeline:
         name: Unique among the app's topics, tables and pipelines.
         kind: What becomes of its rows.
         inputs: What it reads, in the order of the function's parameters or of the SQL text.
+        tables: Of the inputs, those that the function takes as tables that change (`hw.Table`).
         function: What the user wrote; None for SQL.
         sql: What the user wrote; None for a function.
         source: The text of the function, from its first decorator on; empty when Python does not know it.
@@ -64,6 +67,8 @@ class Pipeline:
         late: What happens to late events.
         path: Where files go; None for other kinds.
         latency: "realtime" for Spark's real-time mode; None for batches.
+        history: Of a view of one table, how long its earlier rows are kept, with the time up to which each held;
+            `timedelta.max` for ever, None for a view of the present.
         doc: The first line of the function's docstring.
         place: Where the user wrote it.
 
@@ -76,6 +81,7 @@ class Pipeline:
     name: str
     kind: Kind
     inputs: tuple[str, ...]
+    tables: tuple[str, ...] = ()
     function: Function | None = None
     sql: str | None = None
     source: str = field(default="", repr=False)
@@ -83,6 +89,7 @@ class Pipeline:
     late: Late = field(default_factory=Keep)
     path: str | None = None
     latency: str | None = None
+    history: timedelta | None = None
     doc: str = ""
     place: Place | None = field(default=None, compare=False)
 
@@ -146,6 +153,8 @@ class Pipeline:
         }
         if self.latency:
             facts["latency"] = self.latency
+        if self.history:
+            facts["history"] = "for ever" if self.history == timedelta.max else spoken(self.history)
         if self.function is None:
             from headwater.pipelines.query import normal_sql
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sqlglot.errors import SqlglotError
     from sqlglot.expressions import Query
 
-__all__ = ["normal_sql", "over_inputs", "tables_of"]
+__all__ = ["normal_sql", "over_inputs", "parsed", "tables_of"]
 
 
 def tables_of(sql: str, *, what: str = "the query", place: Place | None = None) -> tuple[str, ...]:
@@ -37,7 +37,7 @@ def tables_of(sql: str, *, what: str = "the query", place: Place | None = None) 
     from sqlglot import exp
     from sqlglot.optimizer.scope import traverse_scope
 
-    tree = _parsed(sql, what, place)
+    tree = parsed(sql, what, place)
     found = {
         id(source): source
         for scope in traverse_scope(tree)
@@ -86,7 +86,21 @@ def over_inputs(sql: str, inputs: tuple[str, ...]) -> str:
     return f"with {bound}\nselect * from (\n{body}\n)"
 
 
-def _parsed(sql: str, what: str, place: Place | None) -> Query:
+def parsed(sql: str, what: str = "the query", place: Place | None = None) -> Query:
+    """The tree that sqlglot makes of one query.
+
+    Args:
+        sql: One query, in Spark's dialect.
+        what: What is being declared, for the error.
+        place: Where the user wrote it.
+
+    Raises:
+        BadSqlError: It cannot be read, or is not exactly one query.
+
+    Example:
+        >>> parsed("select window(at, '1 hour') from orders").sql("spark")
+        "SELECT WINDOW(at, '1 hour') FROM orders"
+    """
     from sqlglot import exp
     from sqlglot.dialects.dialect import Dialect
     from sqlglot.errors import SqlglotError

@@ -13,11 +13,12 @@ from headwater.store.definition import (
     PipelineReport,
     PipelineState,
     StagedPart,
+    StateWrite,
     ViewTable,
 )
 from headwater.store.ledger import Counts, InputRange, LedgerEntry
 from headwater.store.places import open_store, views_of
-from headwater.store.protocol import Stager, Store
+from headwater.store.protocol import Stager, States, Store
 from headwater.store.query import Answer, QueryLimits
 from headwater.store.sqlite import SqliteStore, Views
 from headwater.store.view_reader import ViewReader
@@ -36,6 +37,8 @@ __all__ = [
     "SqliteStore",
     "StagedPart",
     "Stager",
+    "StateWrite",
+    "States",
     "Store",
     "ViewReader",
     "ViewTable",

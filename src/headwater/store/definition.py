@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -9,7 +10,16 @@ import pyarrow as pa
 
 from headwater.store.ledger import LedgerEntry
 
-__all__ = ["Aside", "Commit", "Outgoing", "PipelineReport", "PipelineState", "StagedPart", "ViewTable"]
+__all__ = [
+    "Aside",
+    "Commit",
+    "Outgoing",
+    "PipelineReport",
+    "PipelineState",
+    "StagedPart",
+    "StateWrite",
+    "ViewTable",
+]
 
 PipelineState = Literal["starting", "running", "idle", "waiting", "failed", "stopped", "rebuilding"]
 
@@ -80,6 +90,23 @@ class StagedPart:
 
 
 @dataclass(frozen=True)
+class StateWrite:
+    """What a batch changed in one space of an operator's state: entries by key and name, each once.
+
+    A value of None takes the entry away, whether it is there or not.
+
+    Example:
+        >>> StateWrite("seen", [b"ada", b"bob"], [b"", b""], [b"3", None]).space
+        'seen'
+    """
+
+    space: str
+    keys: Sequence[bytes]
+    names: Sequence[bytes]
+    values: Sequence[bytes | None]
+
+
+@dataclass(frozen=True)
 class Commit:
     """All that one batch leaves behind; a store takes the whole of it or nothing.
 
@@ -93,6 +120,7 @@ class Commit:
         deletes: Keys of rows to remove, as columns with the names of the key.
         staged: Rows of a view that workers have staged, in place of `rows`; for stores that can.
         distinct: Take equal rows among those staged for one.
+        states: What operators at the sink remember from now on.
 
     Example:
         >>> view = ViewTable("totals", 1, pa.schema([("k", pa.string()), ("n", pa.int64())]), ("k",))
@@ -110,6 +138,7 @@ class Commit:
     deletes: pa.Table | None = None
     staged: tuple[StagedPart, ...] = ()
     distinct: bool = False
+    states: tuple[StateWrite, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from headwater.log.wakeup import Waker
 from headwater.store.definition import Aside, Commit, Outgoing, PipelineReport, StagedPart, ViewTable
 from headwater.store.ledger import LedgerEntry
 
-__all__ = ["Stager", "Store"]
+__all__ = ["Stager", "States", "Store"]
 
 
 class Stager(Protocol):
@@ -19,6 +19,21 @@ class Stager(Protocol):
 
     def stage(self, table: ViewTable, batch: int, rows: pa.Table) -> StagedPart:
         """Send some rows of a batch; the commit names the parts that it publishes."""
+
+
+class States(Protocol):
+    """What the operators of one query have committed to remember: entries by space, key and name, in order of name."""
+
+    def values(self, space: str, keys: Sequence[bytes], names: Sequence[bytes]) -> list[bytes | None]:
+        """The values of many entries, in the order asked for; None where there is none."""
+
+    def below(self, space: str, keys: Sequence[bytes]) -> dict[bytes, dict[bytes, bytes]]:
+        """All entries of these keys, by key, then by name in order; keys without entries are not there."""
+
+    def scan(
+        self, space: str, key: bytes, low: bytes, high: bytes | None, most: int | None, *, backwards: bool
+    ) -> list[tuple[bytes, bytes]]:
+        """Entries of one key with names from `low` up to, not including, `high`, at most so many."""
 
 
 class Store(Protocol):
@@ -68,6 +83,9 @@ class Store(Protocol):
             LedgerMismatchError: The batch was taken with other offsets.
             KeyNotUniqueError: Two rows have one key.
         """
+
+    def states(self, query: str) -> States:
+        """What the operators of a query remember; a commit changes it."""
 
     def pending(self, query: str) -> list[Outgoing]:
         """What is still to be published, oldest first."""

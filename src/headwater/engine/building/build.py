@@ -8,16 +8,20 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from headwater.engine.building import plans, refusals
+from headwater.engine.building.after_spark import AfterSpark
 from headwater.engine.building.inputs import ARRIVAL, Input, Reading, Rows, streaming
+from headwater.engine.building.placing import HIDDEN_PREFIX, Stage, after_spark_of, stage
 from headwater.engine.building.pruning import needed_columns
-from headwater.engine.building.weighted import WEIGHT, weighted
+from headwater.engine.building.tables import kept_by_tables, tables_after_spark
+from headwater.engine.building.weighted import weighted
+from headwater.engine.keyed.operator import WEIGHT
 from headwater.engine.source.log_source import LogSource
 from headwater.engine.spark.translation import translated
 from headwater.errors import BadPipelineError
-from headwater.pipelines import Correct, Kind, Pipeline
+from headwater.pipelines import Correct, Kind, Pipeline, Table
 
 __all__ = ["Built", "build", "called", "session_for"]
 
@@ -35,6 +39,8 @@ class Built:
         state: What the state looks like to Spark, as text; a query can only go on with equal text.
         weighted: Whether its rows carry weights (see `weighted`).
         delay: How much older than the watermark its rows may be, in microseconds: the range of its joins.
+        after_spark: What runs at the sink; None when Spark does all.
+        keyed: What operators of ours keep in Spark's state, in words.
     """
 
     pipeline: Pipeline
@@ -49,11 +55,13 @@ class Built:
     state: str
     weighted: bool
     delay: int = 0
+    after_spark: AfterSpark | None = None
+    keyed: tuple[str, ...] = ()
 
     @property
     def reads(self) -> tuple[Input, ...]:
         """The inputs as Spark reads them: a view under a view twice, before and after each change."""
-        if not self.weighted:
+        if not self.weighted or self.after_spark is not None:
             return self.inputs
         return tuple(read for i in self.inputs for read in ((i.after(), i.before()) if i.rows else (i,)))
 
@@ -72,7 +80,8 @@ class Built:
         """How its rows behave, for pipelines behind it."""
         if self.finals:
             return Rows.OPEN
-        return Rows.CHANGING if self.mode == "update" or self.weighted else Rows.FINAL
+        changing = self.mode == "update" or self.weighted or self.after_spark is not None
+        return Rows.CHANGING if changing else Rows.FINAL
 
 
 def session_for(spark: SparkSession, *, empty_batches: bool) -> SparkSession:
@@ -91,9 +100,22 @@ def build(spark: SparkSession, pipeline: Pipeline, inputs: tuple[Input, ...], re
     """
     if isinstance(pipeline.late, Correct):
         reading = replace(reading, correction=pipeline.late.for_)
-    first = called(pipeline, streaming(session_for(spark, empty_batches=True), inputs, reading))
+    sql = _query_of_tables(pipeline, inputs)
+    if sql is not None:
+        return _over_tables(spark, pipeline, sql, inputs, reading)
+    inputs = tuple(input_.as_table() if input_.name in pipeline.tables else input_ for input_ in inputs)
+    probing = session_for(spark, empty_batches=True)
+    first, asked = _staged(probing, pipeline, inputs, reading, None)
+    if asked.words:
+        inputs = tuple(replace(input_, placed=True) for input_ in inputs)
+        if after_spark_of(first) is not None:
+            return _ending_after_spark(probing, pipeline, inputs, reading, len(asked.words) - 1)
+        refusals.refuse_givers_back(pipeline, asked.last_only)
+        first, asked = _staged(probing, pipeline, inputs, reading)
     plan = plans.plan_of(first)
     operators = tuple(plans.stateful(plan))
+    if kept_by_tables(pipeline, inputs, stateful=bool(operators)):
+        return _over_tables(spark, pipeline, pipeline.sql or "", inputs, reading)
     _refuse(first, pipeline, inputs, operators)
     mode = _mode(first, pipeline, operators)
     weighs = pipeline.kind is Kind.VIEW and not operators and any(input_.rows for input_ in inputs)
@@ -103,18 +125,102 @@ def build(spark: SparkSession, pipeline: Pipeline, inputs: tuple[Input, ...], re
         decided=_decided(plan, inputs, reading, weighs=weighs),
     )
     session = session_for(spark, empty_batches=mode == "append" and bool(operators))
-    reading = replace(reading, columns={} if weighs else needed_columns(session, pipeline, inputs))
-    frame = _weighted(session, pipeline, inputs, reading) if weighs else called(
-        pipeline, streaming(session, inputs, reading)
-    )  # fmt: skip
+    whole = weighs or bool(asked.words)
+    reading = replace(reading, columns={} if whole else needed_columns(session, pipeline, inputs))
+    frame = (
+        _weighted(session, pipeline, inputs, reading)
+        if weighs
+        else _without_hidden(_staged(session, pipeline, inputs, reading)[0])
+    )
     shown = frame.drop(WEIGHT).schema
     schema = pa.schema([field.with_nullable(True) for field in to_arrow_schema(shown, timezone="UTC")])
     refusals.check_columns(pipeline, schema)
     window, time = plans.window_of(shown), plans.time_of(shown)
-    state = plans.state_text(plan)
+    state = "\n".join((plans.state_text(plan), *asked.forms))
     return Built(
-        pipeline, inputs, reading, frame, mode, operators, schema, window, time, state, weighs, plans.join_delay(first)
+        pipeline, inputs, reading, frame, mode, operators, schema, window, time, state, weighs, plans.join_delay(first),
+        keyed=tuple(asked.words),
     )  # fmt: skip
+
+
+def _staged(
+    session: SparkSession,
+    pipeline: Pipeline,
+    inputs: tuple[Input, ...],
+    reading: Reading,
+    apart: tuple[int, ...] | None = (),
+) -> tuple[DataFrame, Stage]:
+    """What the function makes of streams and tables, and the operators it asked for; `apart` as in `Stage`."""
+    frames = streaming(session, inputs, reading)
+    tables = {input_.name: (input_, frames[input_.name]) for input_ in inputs if input_.of_table}
+    given = frames | {name: Table.named(name) for name in tables}
+    with stage(tables, final=pipeline.kind is not Kind.VIEW, apart=apart) as asked:
+        return called(pipeline, given), asked
+
+
+def _ending_after_spark(
+    session: SparkSession, pipeline: Pipeline, inputs: tuple[Input, ...], reading: Reading, last: int
+) -> Built:
+    """A pipeline whose last step is an operator of ours: Spark does what is before it."""
+    result, asked = _staged(session, pipeline, inputs, reading, (last,))
+    after = after_spark_of(result)
+    assert after is not None
+    frame = after.frame()
+    before = tuple(plans.stateful(plans.plan_of(frame)))
+    _refuse(frame, pipeline, inputs, before)
+    if (refusal := plans.refusal(frame, "append")) is not None:
+        raise refusals.unrunnable(pipeline, refusal)
+    schema = pa.schema(
+        [f.with_nullable(True) for f in after.steps.schema if not f.name.startswith(HIDDEN_PREFIX)]
+    )
+    refusals.check_columns(pipeline, schema)
+    time = after.arrivals[0].time
+    return Built(
+        pipeline, inputs, reading, frame, "append", (*before, *asked.words), schema,
+        plans.window_of(from_arrow_schema(schema)), time if time in schema.names else None,
+        "\n".join((plans.state_text(plans.plan_of(frame)), *asked.forms[:-1], after.steps.form)),
+        WEIGHT in after.steps.schema.names, after_spark=after,
+    )  # fmt: skip
+
+
+def _without_hidden(frame: DataFrame) -> DataFrame:
+    return frame.drop(*(name for name in frame.columns if name.startswith(HIDDEN_PREFIX)))
+
+
+def _query_of_tables(pipeline: Pipeline, inputs: tuple[Input, ...]) -> str | None:
+    """The query of a view that is made of tables alone; None for all other pipelines."""
+    if pipeline.sql is not None:
+        return pipeline.sql if kept_by_tables(pipeline, inputs) else None
+    if not pipeline.tables or len(pipeline.tables) < len(inputs):
+        return None
+    made = _applied(pipeline, {input_.name: Table.named(input_.name) for input_ in inputs})
+    if not isinstance(made, Table):
+        what = f"{pipeline} returned {type(made).__name__}, not a table"
+        raise BadPipelineError(what, fix="return the table", place=pipeline.place, pipeline=pipeline.name)
+    return made.sql
+
+
+def _over_tables(
+    spark: SparkSession, pipeline: Pipeline, sql: str, inputs: tuple[Input, ...], reading: Reading
+) -> Built:
+    session = session_for(spark, empty_batches=False)
+    inputs = tuple(input_.as_table() for input_ in inputs)
+    reading = replace(reading, late=False)
+    after = tables_after_spark(session, pipeline, sql, inputs, reading)
+    schema = pa.schema([field for field in after.steps.schema if field.name != WEIGHT])
+    refusals.check_columns(pipeline, schema)
+    window = plans.window_of(from_arrow_schema(schema))
+    return Built(
+        pipeline, inputs, reading, after.frame(), "append", after.words, schema, window, None, after.steps.form, True,
+        after_spark=after,
+    )  # fmt: skip
+
+
+def _applied(pipeline: Pipeline, given: Mapping[str, Any]) -> Any:
+    try:
+        return pipeline.apply(given)
+    except Exception as error:
+        raise translated(error, pipeline) from error
 
 
 def called(pipeline: Pipeline, frames: Mapping[str, DataFrame]) -> DataFrame:
@@ -123,10 +229,7 @@ def called(pipeline: Pipeline, frames: Mapping[str, DataFrame]) -> DataFrame:
     Raises:
         BadPipelineError: It failed, or gave no streaming DataFrame.
     """
-    try:
-        frame = pipeline.apply(frames)
-    except Exception as error:
-        raise translated(error, pipeline) from error
+    frame = _applied(pipeline, frames)
     if not isinstance(frame, DataFrame):
         what = f"{pipeline} returned {type(frame).__name__}, not a DataFrame"
         raise BadPipelineError(what, fix="return the DataFrame", place=pipeline.place, pipeline=pipeline.name)

@@ -14,8 +14,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from headwater.engine.keyed.operator import DELETED, OFFSET, PARTITION
 from headwater.engine.source.log_source import FAR, TICK_FROM
-from headwater.engine.source.visible import Visible
+from headwater.engine.source.visible import HIDDEN, SINCE, Visible
 from headwater.log import Topic
 
 __all__ = ["ARRIVAL", "Input", "Reading", "Rows", "streaming"]
@@ -45,7 +46,9 @@ class Input:
         topic: The topic it reads; of a view, the topic of its changes.
         rows: How the rows of the view behave; None for a plain topic.
         ops: Of a view, the kinds of change that count.
-        side: Of a view, whether the row before or after the change is the event.
+        side: Of a view, whether the row before or after the change is the event; "table" for a table that changes.
+        placed: Whether rows say where they stand in their topic.
+        identity: Of a view, the columns of its key.
     """
 
     name: str
@@ -53,11 +56,29 @@ class Input:
     rows: Rows | None = None
     ops: tuple[str, ...] = ()
     side: str = "after"
+    placed: bool = False
+    identity: tuple[str, ...] = ()
 
     @classmethod
-    def of_view(cls, name: str, topic: Topic, rows: Rows) -> Input:
+    def of_view(cls, name: str, topic: Topic, rows: Rows, key: tuple[str, ...]) -> Input:
         """A view as a stream of events: each row once, when it is final, if it ever is."""
-        return cls(name, topic, rows, ("final",) if rows is Rows.OPEN else ("insert", "update"))
+        ops = ("final",) if rows is Rows.OPEN else ("insert", "update")
+        return cls(name, topic, rows, ops, identity=key)
+
+    def as_table(self) -> Input:
+        """A table that changes: each row takes the place of the one with its key, deleted ones too."""
+        ops = ("insert", "update", "delete") if self.rows else ()
+        return replace(self, ops=ops, side="table", placed=True)
+
+    @property
+    def of_table(self) -> bool:
+        """Whether it is a table that changes."""
+        return self.side == "table"
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The columns that identify a row of a table."""
+        return self.identity or self.topic.key
 
     def after(self) -> Input:
         """All new rows of the view."""
@@ -75,19 +96,29 @@ class Input:
     @property
     def observed(self) -> str:
         """The name under which its rows are counted."""
-        return self.name if self.side == "after" else f"{self.name}.{self.side}"
+        return f"{self.name}.before" if self.side == "before" else self.name
 
     @property
     def time(self) -> str:
         """The event-time column."""
+        if self.of_table:
+            return SINCE
         return ARRIVAL if self.ops or self.topic.time is None else self.topic.time
+
+    @property
+    def row(self) -> pa.Schema:
+        """The columns of the topic or view itself."""
+        fields = self.topic.schema.field("after").type if self.ops else self.topic.schema
+        return pa.schema([field.with_nullable(True) for field in fields])
 
     @property
     def schema(self) -> pa.Schema:
         """The columns the function sees."""
-        fields = list(self.topic.schema.field("after").type) if self.ops else list(self.topic.schema)
+        fields = list(self.row)
         if self.time not in [field.name for field in fields]:
             fields.append(pa.field(self.time, pa.timestamp("us", "UTC")))
+        hidden = [PARTITION, OFFSET] * self.placed + [DELETED] * self.of_table
+        fields += [pa.field(name, HIDDEN[name]) for name in hidden]
         return pa.schema([field.with_nullable(True) for field in fields])
 
     def visible(self, lateness: int = -1) -> Visible:
@@ -102,6 +133,7 @@ class Reading:
     Args:
         log: Where the log is.
         notes: The file its inputs share (see `Pace`).
+        loaded: Another one (see `Loading`).
         skips: Where the offsets to leave out stand, by name of the input.
         starts: Where it begins, by name of the input.
         late: Whether late rows are left out; without it all rows pass.
@@ -116,6 +148,7 @@ class Reading:
 
     log: str
     notes: str
+    loaded: str
     skips: Mapping[str, str]
     starts: Mapping[str, Mapping[int, int]]
     late: bool = True
@@ -129,7 +162,7 @@ class Reading:
 
     def lateness(self, input_: Input) -> int:
         """Microseconds after which a row is late; negative when none is."""
-        if not self.late:
+        if not self.late and not input_.of_table:
             return -1
         return (input_.topic.lateness + self.correction) // timedelta(microseconds=1)
 
@@ -141,14 +174,22 @@ class Reading:
 def streaming(session: SparkSession, inputs: tuple[Input, ...], reading: Reading) -> dict[str, DataFrame]:
     """A streaming DataFrame for each input, by name."""
     topics = [input_.topic.name for input_ in inputs]
+    # Nobody waits for a table where there are no events.
+    tables = [number for number, input_ in enumerate(inputs) if input_.of_table]
+    tables = tables if len(tables) < len(inputs) else []
     return {
-        input_.name: _clocked(_load(session, input_, reading, topics, number), input_)
+        input_.name: _clocked(_load(session, input_, reading, topics, tables, number), input_)
         for number, input_ in enumerate(inputs)
     }
 
 
 def _load(
-    session: SparkSession, input_: Input, reading: Reading, topics: list[str], number: int
+    session: SparkSession,
+    input_: Input,
+    reading: Reading,
+    topics: list[str],
+    tables: list[int],
+    number: int,
 ) -> DataFrame:
     columns = reading.columns.get(input_.name, tuple(input_.schema.names))
     schema = pa.schema([input_.schema.field(name) for name in columns])
@@ -167,6 +208,7 @@ def _load(
         "end": json.dumps({str(p): offset for p, offset in reading.ends.get(input_.name, {}).items()}),
         "number": str(number),
         "decided": reading.decided.get(input_.name, ""),
+        "loading": json.dumps({"path": reading.loaded, "number": number, "tables": tables}),
         "pace": json.dumps(
             {"topics": topics, "number": number, "notes": reading.notes, "wait": reading.wait}
         ),

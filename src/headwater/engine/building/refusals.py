@@ -13,7 +13,14 @@ from headwater.engine.building.plans import join_waits
 from headwater.errors import BadPipelineError
 from headwater.pipelines import Kind, Pipeline
 
-__all__ = ["check_columns", "refuse_chance", "refuse_changing", "refuse_waiting", "unrunnable"]
+__all__ = [
+    "check_columns",
+    "refuse_chance",
+    "refuse_changing",
+    "refuse_givers_back",
+    "refuse_waiting",
+    "unrunnable",
+]
 
 _CHANCE: Final = re.compile(
     r"\b(rand|randn|uuid|shuffle|current_timestamp|current_date|localtimestamp|now)\("
@@ -50,6 +57,15 @@ def refuse_changing(pipeline: Pipeline, inputs: tuple[Input, ...]) -> None:
             detail = "it would count each version of a row as a row of its own"
             fix = f'compute it from what "{input_.name}" reads, or from a view with windows'
             raise _bad(pipeline, what, detail, fix)
+
+
+def refuse_givers_back(pipeline: Pipeline, verbs: list[str]) -> None:
+    """What gives events back must be the last step: nobody else could keep them aside."""
+    if verbs:
+        what = f"{pipeline} goes on after {verbs[0]}, which gives back events to be quarantined"
+        raise _bad(
+            pipeline, what, None, f"return what {verbs[0]} gives, and go on in a pipeline that reads this one"
+        )
 
 
 def unrunnable(pipeline: Pipeline, refusal: str) -> BadPipelineError:

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-__all__ = ["WEIGHT", "distinct", "net", "weighted"]
+from headwater.engine.keyed.operator import WEIGHT
 
-WEIGHT: Final = "_hw_weight"
+__all__ = ["distinct", "net", "weighted"]
 
 
 def weighted(

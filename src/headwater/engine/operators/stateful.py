@@ -112,7 +112,7 @@ class Stateful:
         elif self._expire is not None and self._expire <= 0:
             wrong = "expire is not above zero", 'say how long: expire="30 minutes"'
         try:
-            msgspec.msgpack.Decoder(self._type)
+            msgspec.inspect.type_info(self._type)
         except TypeError as error:
             wrong = f"its state cannot be kept: {error}", "use a dataclass, a msgspec struct or dict"
         if wrong:

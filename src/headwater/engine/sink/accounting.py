@@ -73,7 +73,7 @@ def account(
             for read in _read(log, input_, partition, frame):
                 batch = _events(read, input_, start, end)
                 behind = _late(batch, allowed) & ~batch.bad
-                gone = batch.deleted & ~behind
+                gone = np.zeros_like(behind) if input_.of_table else batch.deleted & ~behind
                 unreadable.extend(_unreadable(batch.select(batch.bad)))
                 counted += batch.values.num_rows
                 late.extend(asides_of(batch.select(behind), _reasons(batch, behind, allowed)))
@@ -85,7 +85,7 @@ def account(
 def _must_look(frame: Frame, input_: Input, allowed: timedelta | None, skipped: list[int]) -> bool:
     if not frame.count:
         return False
-    if input_.ops or frame.columns & _DELETED:
+    if input_.ops or (frame.columns & _DELETED and not input_.of_table):
         return True
     if any(frame.base_offset <= offset < frame.next_offset for offset in skipped):
         return True

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
 from headwater.engine.building.build import Built
 from headwater.engine.building.inputs import Input
-from headwater.engine.sink.accounting import Account, account
+from headwater.engine.sink.accounting import Account, account, asides_of
 from headwater.engine.sink.checkpoint import Planned
 from headwater.errors import EngineFailedError
 from headwater.log.protocol import TimedLog
@@ -43,12 +43,15 @@ class Books:
         planned: What Spark planned, by name of the input.
         skipped: Events that are left out because of what they did before.
         log: Where the events are.
+        refused: Events of the first input that the pipeline gives back: partition, offset and reason. They may have
+            come in an earlier batch, and have counted as used since then.
     """
 
     built: Built
     planned: Mapping[str, Planned]
     skipped: Sequence[Aside]
     log: TimedLog
+    refused: tuple[tuple[int, int, str], ...] = ()
 
     def require_equal(self, observed: ObservedRows) -> None:
         """Count what the log says Spark was given, and compare it with what Spark says it was given.
@@ -73,8 +76,8 @@ class Books:
         """The inputs as they stand in the ledger."""
         return tuple(
             InputRange(input_.topic.name, self.planned[input_.name].start, self.planned[input_.name].end,
-                       self._counts(accounts[input_.name]))
-            for input_ in self.built.inputs
+                       self._counts(accounts[input_.name], len(self.refused) if number == 0 else 0))
+            for number, input_ in enumerate(self.built.inputs)
             if input_.name in accounts
         )  # fmt: skip
 
@@ -87,23 +90,24 @@ class Books:
         }
 
     def _weighs(self, input_: Input) -> bool:
-        return self.built.weighted and input_.rows is not None
+        return self.built.weighted and input_.rows is not None and not input_.of_table
 
     def _account(self, read: Input) -> Account:
         reading = self.built.reading
-        allowed = timedelta(microseconds=reading.lateness(read)) if reading.late else None
+        judged = reading.late and not read.of_table
+        allowed = timedelta(microseconds=reading.lateness(read)) if judged else None
         topic = read.topic.name
         skipped = {(aside.partition, aside.offset) for aside in self.skipped if aside.topic == topic}
         return account(self.log, read, self.planned[read.name], allowed, skipped)
 
-    def _counts(self, counted: Account) -> Counts:
+    def _counts(self, counted: Account, refused: int) -> Counts:
         late = len(counted.late)
         dropping = isinstance(self.built.pipeline.late, Drop)
         return Counts(
             in_=counted.in_,
-            used=counted.ready,
+            used=counted.ready - refused,
             late=0 if dropping else late,
-            quarantined=counted.left_out,
+            quarantined=counted.left_out + refused,
             dropped=counted.deleted + (late if dropping else 0),
         )
 
@@ -112,7 +116,17 @@ class Books:
         too_late = {(aside.topic, aside.partition, aside.offset) for aside in late}
         read = {i.topic.name: self.planned[i.name] for i in self.built.inputs if i.name in self.planned}
         mine = [aside for aside in self.skipped if aside.topic in read and _within(read[aside.topic], aside)]
-        return tuple(a for a in mine if (a.topic, a.partition, a.offset) not in too_late)
+        kept = tuple(a for a in mine if (a.topic, a.partition, a.offset) not in too_late)
+        return (*kept, *self._given_back())
+
+    def _given_back(self) -> Iterator[Aside]:
+        """The events that the pipeline refused, as they are in the log."""
+        if not self.refused:
+            return
+        topic = self.log.opened(self.built.inputs[0].topic.name)
+        for partition, offset, reason in self.refused:
+            for batch in topic.batches(partition, offset, offset + 1):
+                yield from asides_of(batch.select(batch.offsets == offset), iter([reason]))
 
     @property
     def watermark(self) -> int | None:
@@ -121,7 +135,7 @@ class Books:
         Rows that Spark gives only when they are final come one batch after the watermark has passed them. Rows of a
         join may be as old as its range.
         """
-        final = self.built.mode == "append" and self.built.stateful
+        final = self.built.mode == "append" and self.built.stateful and self.built.after_spark is None
         lowest = min(r.watermark_before if final else r.watermark for r in self.planned.values())
         return lowest - self.built.delay if lowest > LOWEST_TIME else None
 

@@ -16,12 +16,14 @@ from pyspark.sql import DataFrame
 from headwater.engine.building.build import Built
 from headwater.engine.building.weighted import distinct, net
 from headwater.engine.home import Home
+from headwater.engine.keyed.operator import WEIGHT
 from headwater.engine.points import reach
 from headwater.engine.sink.bookkeeping import Books, ObservedRows
 from headwater.engine.sink.checkpoint import Planned, planned_batch
 from headwater.engine.sink.files import ParquetFolder
 from headwater.engine.sink.holding import Hold
 from headwater.engine.sink.outputs import publish
+from headwater.engine.sink.remembering import Made, Remembering, settled
 from headwater.engine.sink.staging import Staging, staged_in
 from headwater.engine.surroundings import Surroundings
 from headwater.errors import KeyNotUniqueError
@@ -67,6 +69,9 @@ class Sink:
         self._starts = starts
         self._staging = Staging(home.staged) if home.staged else None
         self._stage_above = around.stage_above
+        self._memory = (
+            Remembering(built.after_spark, around.store.states(home.query)) if built.after_spark else None
+        )
         self._yield = 1.0  # rows that the last batch made of one event
         self._hold = Hold(around.log, built.pipeline.name) if around.scratch is None else None
         self._files = ParquetFolder(around.data / built.pipeline.path) if built.pipeline.path else None
@@ -89,11 +94,15 @@ class Sink:
         books = Books(self._built, planned, self._store.skipped(self._home.query), self._log)
         books.require_equal(observed)
         self._home.checkpoint.settle()
+        made = self._remembered(batch, rows, planned)
+        books = replace(books, refused=made.refused)
         reach("before-sink-commit")
-        work = replace(self._work(batch, rows, books, began, worked), staged=parts)
+        work = replace(self._work(batch, made.rows, books, began, worked), staged=parts, states=made.states)
         if self._files is not None:
             self._files.stage(batch, rows)
         taken = self._commit(work)
+        if self._memory is not None:
+            self._memory.committed()
         reach("after-sink-commit")
         if self._files is not None:
             self._files.publish(work.entry)
@@ -114,7 +123,7 @@ class Sink:
         """Compute the rows. A large result is staged; how large it will be, the batch before tells."""
         rows = self._built.schema.empty_table()
         parts: tuple[StagedPart, ...] = ()
-        if events * self._yield <= self._stage_above:
+        if events * self._yield <= self._stage_above or self._memory is not None:
             rows = frame.toArrow()
         elif (stager := self._store.stager()) and self._table is not None and not self._built.weighted:
             parts = staged_in(stager, self._table, batch, frame)
@@ -123,6 +132,14 @@ class Sink:
         made = rows.num_rows + sum(part.rows for part in parts)
         self._yield = made / events if events else self._yield
         return rows, parts
+
+    def _remembered(self, batch: int, rows: pa.Table, planned: Mapping[str, Planned]) -> Made:
+        """What an operator with state makes of the rows; a batch that was committed before is in its state already."""
+        if self._memory is None:
+            return Made(rows)
+        if self._store.entry(self._home.query, batch) is not None:
+            return Made(self._built.schema.empty_table())
+        return self._memory.run(rows, min(read.watermark for read in planned.values()))
 
     def _commit(self, work: Commit) -> bool:
         try:
@@ -138,8 +155,9 @@ class Sink:
         accounts = books.accounts()
         late = tuple(aside for counted in accounts.values() for aside in counted.late)
         deletes: pa.Table | None = None
-        if self._built.weighted:
-            rows, deletes = net(rows, self._built.pipeline.key)
+        if WEIGHT in rows.column_names:
+            parted = net if self._memory is None else settled
+            rows, deletes = parted(rows, self._built.pipeline.key)
         entry = LedgerEntry(
             self._home.query,
             batch,

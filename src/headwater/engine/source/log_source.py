@@ -23,6 +23,7 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 from pyspark.sql.types import StructType
 
 from headwater.engine.points import reach
+from headwater.engine.source.loading import Loading
 from headwater.engine.source.lockstep import Lockstep
 from headwater.engine.source.pace import Pace
 from headwater.engine.source.ranges import Span, advance, slices_of, watermark_at
@@ -56,8 +57,8 @@ class LogSource(DataSource):
 
     Options: `url` (of the log; Spark shows no option of this name), `topic`, `columns`, `time`, `ops`, `side` and
     `lateness` (see `Visible`), `rows` (of a batch, about), `cores`, `number` (which input of the query), `start` and
-    `end` (offset by partition), `pace` (see `Pace`), `skips` (file of offsets to leave out), `decided` (see `Lockstep`;
-    empty when Spark reads the input once).
+    `end` (offset by partition), `pace` (see `Pace`), `loading` (see `Loading`), `skips` (file of offsets to leave out),
+    `decided` (see `Lockstep`; empty when Spark reads the input once).
     """
 
     @classmethod
@@ -86,6 +87,8 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._number = int(options["number"])
         self._pace_options = json.loads(options["pace"])
         self._decided = options["decided"]
+        self._loading_options = json.loads(options["loading"])
+        self._loading: Loading | None = None
         self._lockstep: Lockstep | None = None
         self._pace: Pace | None = None
         ends = {int(partition): offset for partition, offset in json.loads(options["end"]).items()}
@@ -103,12 +106,16 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Go no further than what is there now."""
-        self._target = {end.partition: end.end for end in self._log().ends(self._topic)}
+        self._target = self._ends()
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
         """How far the next batch goes; waits a moment for events when there are none."""
         reach("before-offsets")
         positions = _positions(start)
+        if self._loading is None:
+            self._loading = Loading(**self._loading_options)
+        if self._loading.waits():
+            return start
         if self._target is not None:
             return self._planned(start, positions)[0]
         if self._pace is None:
@@ -132,7 +139,12 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._decided:
             self._lockstep = self._lockstep or Lockstep(Path(self._decided))
             reached = self._lockstep.decide(start, lambda: reached)
+        if self._loading is not None:
+            self._loading.planned(_positions(reached), self._ends)
         return (start, False) if reached == start else (reached, more)
+
+    def _ends(self) -> dict[int, int]:
+        return {end.partition: end.end for end in self._log().ends(self._topic)}
 
     def _offset(self, positions: dict[int, int], watermark: int) -> dict[str, int]:
         """Keys always in the same order: Spark compares offsets as text."""
@@ -159,7 +171,7 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _logs[self._where]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_pace": None, "_lockstep": None}
+        return {**self.__dict__, "_pace": None, "_lockstep": None, "_loading": None}
 
     # -- reading -------------------------------------------------------------------------------------------------
 

@@ -9,13 +9,21 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from headwater.engine.keyed.operator import DELETED, OFFSET, PARTITION
 from headwater.events import flags_column, times_column
 from headwater.log import LogBatch
+from headwater.log.storage.frame import LOWEST_TIME
 
-__all__ = ["TIME", "Visible"]
+__all__ = ["HIDDEN", "SINCE", "TIME", "Visible"]
 
 TIME: Final = pa.timestamp("us", "UTC")
+SINCE: Final = "_hw_since"
+"""Of a table's row: since when it holds. One that comes late holds from where its topic was complete already."""
+HIDDEN: Final = {PARTITION: pa.int32(), OFFSET: pa.int64(), DELETED: pa.bool_(), SINCE: TIME}
+"""Columns that no event has: where a row stands in its topic, and what a table's row means."""
+_TABLE: Final = "table"
 
 
 @dataclass(frozen=True)
@@ -23,10 +31,11 @@ class Visible:
     """What is seen of a topic.
 
     Args:
-        columns: The columns, in order.
+        columns: The columns, in order; hidden ones may be among them.
         time: The event-time column; filled with the log's own event time where the type has none, or no value.
         ops: Of the changelog of a view: the kinds of change that count. Empty for a plain topic.
-        side: Of the changelog of a view: whether the row "before" or "after" the change is the event.
+        side: Of the changelog of a view: whether the row "before" or "after" the change is the event. "table" for a
+            table: each row takes the place of the one with its key, a deleted one too, and none is left out as late.
         lateness: How late a row may be, in microseconds; negative: as late as it likes.
     """
 
@@ -38,8 +47,8 @@ class Visible:
 
     def mask(self, batch: LogBatch) -> npt.NDArray[np.bool_]:
         """Which rows are seen: no tombstones, none that cannot be read, no late ones, only events of a changelog."""
-        seen = ~(batch.deleted | batch.bad)
-        if self.lateness >= 0:
+        seen = ~batch.bad if self._of_table else ~(batch.deleted | batch.bad)
+        if self.lateness >= 0 and not self._of_table:
             seen &= ~batch.late(timedelta(microseconds=self.lateness))
         if self.ops:
             seen &= np.isin(np.array(batch.values.column("op").to_pylist()), self.ops)
@@ -47,19 +56,40 @@ class Visible:
 
     def rows(self, batch: LogBatch, mask: npt.NDArray[np.bool_]) -> pa.RecordBatch:
         """The rows under a mask, with exactly `schema(…)`."""
-        values = (
-            pa.RecordBatch.from_struct_array(batch.values.column(self.side)) if self.ops else batch.values
-        )
+        values = pa.RecordBatch.from_struct_array(self._row_of(batch)) if self.ops else batch.values
         columns = [self._column(values, batch, name) for name in self.columns]
         rows = pa.RecordBatch.from_arrays(columns, schema=self.schema(values.schema))
         return rows if mask.all() else rows.filter(flags_column(mask))
 
+    @property
+    def _of_table(self) -> bool:
+        return self.side == _TABLE
+
+    def _row_of(self, batch: LogBatch) -> pa.Array:
+        """The row that a change of a view is about."""
+        if not self._of_table:
+            return batch.values.column(self.side)
+        gone = pc.equal(batch.values.column("op"), "delete")
+        return pc.if_else(gone, batch.values.column("before"), batch.values.column("after"))
+
+    def _hidden(self, batch: LogBatch, name: str) -> pa.Array:
+        if name == PARTITION:
+            return pa.repeat(pa.scalar(batch.partition, pa.int32()), batch.values.num_rows)
+        if name == OFFSET:
+            return pa.array(batch.offsets, pa.int64())
+        if name == DELETED:
+            return pc.equal(batch.values.column("op"), "delete") if self.ops else flags_column(batch.deleted)
+        waited = np.maximum(batch.running_max, LOWEST_TIME + max(self.lateness, 0)) - max(self.lateness, 0)
+        return times_column(np.maximum(batch.occurred, waited))
+
     def _column(self, values: pa.RecordBatch, batch: LogBatch, name: str) -> pa.Array:
+        if name in HIDDEN:
+            return self._hidden(batch, name)
         if name == self.time and (name not in values.schema.names or values.column(name).null_count):
             return times_column(batch.occurred)
         return values.column(name)
 
     def schema(self, values: pa.Schema) -> pa.Schema:
         """The schema of `rows` for values of this schema (of a changelog: of its rows)."""
-        known: dict[str, Any] = {field.name: field.type for field in values}
+        known: dict[str, Any] = HIDDEN | {field.name: field.type for field in values}
         return pa.schema([pa.field(name, known.get(name, TIME)) for name in self.columns])

@@ -21,6 +21,10 @@ class Quiet:
     on as fast as the clock on the wall, so that windows close. How long it has been quiet is measured on the monotonic
     clock, so that a jump of the wall clock moves no event time.
 
+    A table holds until it is changed: as long as it is quiet, it is known up to the present, whatever its newest row
+    says about since when it holds. So its marks say what the clock says, and come at steady intervals, because whoever
+    joins events with it waits for them.
+
     Args:
         clock: What time it is.
 
@@ -41,7 +45,13 @@ class Quiet:
         self._seen: dict[tuple[str, int], tuple[int, float, float]] = {}  # end, since when, next mark after
 
     def due(
-        self, topic: str, ends: Mapping[int, PartitionEnd], idle: timedelta, width: int = 1
+        self,
+        topic: str,
+        ends: Mapping[int, PartitionEnd],
+        idle: timedelta,
+        width: int = 1,
+        *,
+        table: bool = False,
     ) -> Iterator[tuple[int, int]]:
         """Partitions whose mark is due, and the time it says.
 
@@ -50,16 +60,23 @@ class Quiet:
             ends: Where its partitions end.
             idle: The topic's idle time.
             width: How many offsets a mark takes.
+            table: Whether the topic is a table.
         """
         furthest = max((end.running_max for end in ends.values()), default=LOWEST_TIME)
         for number, end in ends.items():
-            quiet = self._quiet_for((topic, number), end.next_offset, idle, width)
+            longest = idle if table else max(idle, _LONGEST_PAUSE)
+            quiet = self._quiet_for((topic, number), end.next_offset, idle, width, longest)
+            if quiet is not None and table:
+                yield number, max(self._clock.micros(), end.running_max)
+                continue
             if quiet is None or furthest == LOWEST_TIME:
                 continue
             known = end.running_max > LOWEST_TIME
             yield number, end.running_max + int(quiet * 1e6) if known else furthest
 
-    def _quiet_for(self, place: tuple[str, int], at: int, idle: timedelta, width: int) -> float | None:
+    def _quiet_for(
+        self, place: tuple[str, int], at: int, idle: timedelta, width: int, longest: timedelta
+    ) -> float | None:
         """Seconds of silence to account for, when a mark is due."""
         now = self._clock.monotonic()
         end, since, pause = self._seen.get(place, (-1, now, 0.0))
@@ -68,6 +85,6 @@ class Quiet:
             return None
         if now - since < pause:
             return None
-        longer = min(2 * pause, max(pause, _LONGEST_PAUSE.total_seconds()))
+        longer = min(2 * pause, longest.total_seconds())
         self._seen[place] = (at + width, now, longer)
         return now - since

@@ -59,7 +59,7 @@ class Upkeep:
         if definition.clocked:
             return
         ends = {partition.number: partition.slot() for partition in topic.partitions}
-        for number, time in self._quiet.due(definition.name, ends, definition.idle):
+        for number, time in self._quiet.due(definition.name, ends, definition.idle, table=definition.compact):
             topic.partitions[number].mark(time)
 
     def retain(self, topic: OpenTopic) -> list[Removal]:

@@ -10,6 +10,7 @@ import pyarrow as pa
 from headwater.errors import BadNameError, BadTypeError, SchemaConflictError, UnknownViewError
 from headwater.log.definition import check_name
 from headwater.store.bookkeeping.session import Session
+from headwater.store.bookkeeping.spaces import forget_state
 from headwater.store.definition import ViewTable
 
 __all__ = [
@@ -90,6 +91,7 @@ def retire_older(session: Session, name: str, version: int) -> tuple[ViewTable, 
     older = [past for row in rows if (past := _of(row)) is not None]
     for past in older:
         session.execute("UPDATE hw$epochs SET epoch = epoch + 1 WHERE query = ?", (past.query,))
+        forget_state(session, past.query)
     session.execute("DELETE FROM hw$views WHERE name = ? AND version < ?", (name, version))
     return table, older
 

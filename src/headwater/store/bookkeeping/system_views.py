@@ -1,4 +1,4 @@
-"""The system's own state as views that anyone can query: `hw_pipelines`, `hw_batches`, `hw_late`, `hw_quarantine`.
+"""The system's own state as views that anyone can query, such as `hw_pipelines`, `hw_late` and `hw_state`.
 
 Totals are kept up to date by every commit, so that reading them costs the same after a million batches.
 """
@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 __all__ = ["SYSTEM_VIEWS", "system_views"]
 
-SYSTEM_VIEWS = ("hw_pipelines", "hw_batches", "hw_late", "hw_quarantine")
+SYSTEM_VIEWS = ("hw_pipelines", "hw_batches", "hw_late", "hw_quarantine", "hw_state")
 
 
 def _kept(value: str, name: str) -> str:
@@ -18,6 +18,15 @@ def _kept(value: str, name: str) -> str:
 
 
 _COUNTS = ", ".join(_kept(f"t.{name}", name) for name in ("in_", "used", "late", "quarantined", "dropped"))
+
+
+_STATE = """
+    SELECT t.pipeline, t.version, s.space, count(DISTINCT e.key) AS keys, count(e.key) AS entries,
+           coalesce(sum(length(e.key) + length(e.name) + length(e.value)), 0) AS bytes,
+           (SELECT count(*) FROM hw$state m WHERE m.space = s.id GROUP BY m.key ORDER BY 1 DESC LIMIT 1) AS largest
+    FROM hw$spaces s JOIN hw$totals t ON t.query = s.query LEFT JOIN hw$state e ON e.space = s.id
+    GROUP BY t.pipeline, t.version, s.space, s.id
+"""
 
 
 def system_views(moment: Callable[[str], str], few_first: str = "JOIN") -> dict[str, str]:
@@ -36,6 +45,7 @@ def system_views(moment: Callable[[str], str], few_first: str = "JOIN") -> dict[
         "hw_batches": _batches(moment),
         "hw_late": _aside("late", moment, few_first),
         "hw_quarantine": _aside("quarantine", moment, few_first),
+        "hw_state": _STATE,
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pyarrow as pa
@@ -14,23 +14,26 @@ from headwater.store.bookkeeping.outbox import write_outbox
 from headwater.store.bookkeeping.registry import find_table
 from headwater.store.bookkeeping.session import Session
 from headwater.store.changes import Changes
-from headwater.store.definition import Commit, ViewTable
+from headwater.store.definition import Commit, StateWrite, ViewTable
 from headwater.store.ledger import LedgerEntry
 
-__all__ = ["Apply", "next_epoch", "require_epoch", "take_batch"]
+__all__ = ["Apply", "Remember", "next_epoch", "require_epoch", "take_batch"]
 
 
 Apply = Callable[[tuple[int | None, int] | None], Changes]
 """Writes a view's rows and says what changed; given the watermark before and now, also which rows became final."""
+Remember = Callable[[Sequence[StateWrite]], None]
+"""Writes what the operators of the query remember from now on."""
 
 
-def take_batch(session: Session, work: Commit, apply: Apply | None) -> bool:
+def take_batch(session: Session, work: Commit, apply: Apply | None, write: Remember) -> bool:
     """Take the batch; False, and nothing written, when exactly this batch is in the ledger.
 
     Args:
         session: In a transaction that no other writer of the query can come between.
         work: What the batch leaves behind.
         apply: Writes the rows of the view; None for a stream.
+        write: Writes what operators remember.
 
     Raises:
         FencedError: A newer runner has taken the query.
@@ -49,6 +52,7 @@ def take_batch(session: Session, work: Commit, apply: Apply | None) -> bool:
     write_entry(session, replace(entry, rows=rows))
     if changes is not None:
         write_outbox(session, entry, changes)
+    write(work.states)
     write_asides(session, "late", entry.query, entry.batch, work.late)
     write_asides(session, "quarantine", entry.query, entry.batch, work.quarantined)
     return True

@@ -80,7 +80,18 @@ ALTER TABLE hw$reports ADD COLUMN latency text NOT NULL DEFAULT '';
 ALTER TABLE hw$reports ADD COLUMN delivery text NOT NULL DEFAULT '';
 """
 
-_STEPS = (_FIRST, _SECOND)
+_THIRD = """
+CREATE TABLE hw$spaces (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, query text NOT NULL, space text NOT NULL, UNIQUE (query, space)
+);
+
+CREATE TABLE hw$state (
+    space bigint NOT NULL, key bytea NOT NULL, name bytea NOT NULL, value bytea NOT NULL,
+    PRIMARY KEY (space, key, name)
+) WITH (fillfactor = 80);
+"""
+
+_STEPS = (_FIRST, _SECOND, _THIRD)
 FORMAT = len(_STEPS)
 
 

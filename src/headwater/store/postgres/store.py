@@ -29,6 +29,7 @@ from headwater.store.postgres.connection import OWN, Connections, PostgresSessio
 from headwater.store.postgres.listening import CHANNEL, Listener
 from headwater.store.postgres.migrations import migrate, up_to_date
 from headwater.store.postgres.staging import drop_parts, stage_part
+from headwater.store.postgres.states import PostgresStates, write_states
 from headwater.store.postgres.upsert import ViewWrite
 from headwater.store.postgres.view_tables import create_table, swap_table
 
@@ -166,7 +167,8 @@ class PostgresStore:
             session.run(_TURN.format(lock=_COMMITS, query=literal(query)))
             with contextlib.ExitStack() as tail:
                 apply = None if view is None else partial(_applied, view, session, tail)
-                written = take_batch(session, work, apply)
+                remember = partial(write_states, session, query)
+                written = take_batch(session, work, apply, remember)
             if work.staged:
                 drop_parts(session, query, work.entry.batch)
             self._about_to_commit()
@@ -174,6 +176,10 @@ class PostgresStore:
             return sent
 
         return self._write(taken, before=None if view is None else view.prepare)
+
+    def states(self, query: str) -> PostgresStates:
+        """What the operators of a query remember; a commit changes it."""
+        return PostgresStates(self._ask, query)
 
     def stager(self) -> PostgresStager:
         """What lets workers send the rows of a large batch themselves."""

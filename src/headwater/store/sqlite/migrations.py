@@ -82,7 +82,16 @@ ALTER TABLE hw$reports ADD COLUMN latency TEXT NOT NULL DEFAULT '';
 ALTER TABLE hw$reports ADD COLUMN delivery TEXT NOT NULL DEFAULT '';
 """
 
-_STEPS = (_FIRST, _SECOND)
+_THIRD = """
+CREATE TABLE hw$spaces (id INTEGER PRIMARY KEY, query TEXT NOT NULL, space TEXT NOT NULL, UNIQUE (query, space));
+
+CREATE TABLE hw$state (
+    space INTEGER NOT NULL, key BLOB NOT NULL, name BLOB NOT NULL, value BLOB NOT NULL,
+    PRIMARY KEY (space, key, name)
+) WITHOUT ROWID;
+"""
+
+_STEPS = (_FIRST, _SECOND, _THIRD)
 FORMAT = len(_STEPS)
 
 

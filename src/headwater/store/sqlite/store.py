@@ -27,6 +27,7 @@ from headwater.store.definition import Aside, Commit, Outgoing, PipelineReport, 
 from headwater.store.ledger import LedgerEntry
 from headwater.store.sqlite.connection import connect, transaction, translated
 from headwater.store.sqlite.migrations import migrate, up_to_date
+from headwater.store.sqlite.states import SqliteStates, write_states
 from headwater.store.sqlite.system_views import create_system_views, system_views_there
 from headwater.store.sqlite.upsert import ViewWrite
 from headwater.store.sqlite.view_tables import create_table, swap_table
@@ -135,13 +136,18 @@ class SqliteStore:
         """
         view = None if work.table is None else ViewWrite(work.table, work)
         apply = None if view is None else partial(view.apply, self._connection)
+        remember = partial(write_states, self._connection, work.entry.query)
         with self._lock:
             with transaction(self._connection, self.path):
-                written = take_batch(self._connection, work, apply)
+                written = take_batch(self._connection, work, apply, remember)
                 self._about_to_commit()
             if written:
                 self._wake()
         return written
+
+    def states(self, query: str) -> SqliteStates:
+        """What the operators of a query remember; a commit changes it."""
+        return SqliteStates(self._reading, query)
 
     def pending(self, query: str) -> list[Outgoing]:
         """What is still to be published, oldest first."""

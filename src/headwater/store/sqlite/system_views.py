@@ -8,7 +8,16 @@ from headwater.store.bookkeeping.system_views import system_views
 
 __all__ = ["SYSTEM_TABLES", "create_system_views", "system_views_there"]
 
-SYSTEM_TABLES = ("hw$ledger", "hw$totals", "hw$late", "hw$quarantine", "hw$reports", "hw$views")
+SYSTEM_TABLES = (
+    "hw$ledger",
+    "hw$totals",
+    "hw$late",
+    "hw$quarantine",
+    "hw$reports",
+    "hw$views",
+    "hw$spaces",
+    "hw$state",
+)
 """The tables behind them."""
 
 

@@ -1,0 +1,68 @@
+"""Your own logic with state per key: a plain Python function that remembers, and one for all keys at once."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+import headwater as hw
+from headwater.testing import run
+
+app = hw.App("sensors")
+app.topic("readings", "sensor string, celsius double, at timestamp", key="sensor", time="at")
+
+
+@dataclass
+class Seen:
+    """What is remembered of a sensor."""
+
+    last: float
+    rising: int
+
+
+def climbing(sensor, readings, seen):  # type: ignore[no-untyped-def]
+    """Tell when a sensor has risen three times in a row."""
+    rows = []
+    for reading in readings:
+        rose = seen is not None and reading["celsius"] > seen.last
+        seen = Seen(reading["celsius"], seen.rising + 1 if rose else 0)
+        if seen.rising == 3:
+            rows.append({"sensor": sensor, "celsius": seen.last, "at": reading["at"]})
+    return seen, rows
+
+
+@app.stream
+def alarms(readings: DataFrame) -> DataFrame:
+    """Sensors that climb."""
+    columns = "sensor string, celsius double, at timestamp"
+    return hw.stateful(readings, by="sensor", state=Seen, fn=climbing, returns=columns, expire="1 hour")
+
+
+def extremes(events, at, states, keys):  # type: ignore[no-untyped-def]
+    """The highest and lowest reading of each sensor, for all sensors of a batch at once."""
+    celsius = events["celsius"].to_numpy()
+    new = states["n"] == 0
+    states["low"][new], states["high"][new] = np.inf, -np.inf
+    np.minimum.at(states["low"], at, celsius)
+    np.maximum.at(states["high"], at, celsius)
+    np.add.at(states["n"], at, 1)
+    return keys.append_column("low", pa.array(states["low"])).append_column("high", pa.array(states["high"]))
+
+
+@app.view(key="sensor")
+def ranges(readings: DataFrame) -> DataFrame:
+    """Between what each sensor has been."""
+    state, columns = "n bigint, low double, high double", "sensor string, low double, high double"
+    return hw.stateful(readings, by="sensor", state=state, fn=extremes, returns=columns)
+
+
+READINGS = [("attic", 20.0), ("cellar", 11.0), ("attic", 21.0), ("attic", 22.5), ("cellar", 10.0), ("attic", 23.0)]
+
+if __name__ == "__main__":
+    with run(app, now="2026-01-01T12:00:00Z") as world:
+        for second, (sensor, celsius) in enumerate(READINGS):
+            world.send("readings", {"sensor": sensor, "celsius": celsius, "at": f"2026-01-01T11:59:{second:02}Z"})
+        world.settle()
+        print("alarms:", [(event.value["sensor"], event.value["celsius"]) for event in world.client.read("alarms")])
+        print("ranges:", [tuple(row.values()) for row in world.rows("ranges")])

@@ -1,0 +1,166 @@
+"""Where an operator with state per key runs: after Spark, if it is the last step, or inside Spark's query.
+
+A user's function asks for operators through `headwater.engine.verbs`. Whether one is the last step is known only when
+the function has returned. So it is called twice: at first each operator only gives a result of the right form, which
+carries the operator; if exactly such a result is returned, that operator can run after Spark, and all others in Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import StructType
+
+from headwater.engine.building.after_spark import AfterSpark, Arrival
+from headwater.engine.building.inputs import Input
+from headwater.engine.building.plans import time_of
+from headwater.engine.keyed.in_spark import keyed
+from headwater.engine.keyed.operator import Operator
+from headwater.engine.operators.enrich import REFUSED
+from headwater.errors import BadPipelineError, Place
+from headwater.pipelines import Table
+
+__all__ = ["HIDDEN_PREFIX", "Stage", "after_spark_of", "arrival", "columns_of", "placed", "stage", "table_of"]
+
+HIDDEN_PREFIX: Final = "_hw_"
+_BUCKETS: Final = 16
+_AFTER: Final = "_hw_after_spark"
+
+
+@dataclass
+class Stage:
+    """A user's function while it is called.
+
+    Attributes:
+        tables: The tables it was given, by name.
+        final: Whether its rows must be final when they come, because nobody could correct them.
+        apart: Which operators are not to be put into Spark's query, by number; None for all of them.
+        buckets: Among how many buckets the keys of an operator in Spark are spread.
+        words: What the operators keep in state, for people.
+        forms: What their states look like.
+        last_only: Those that must be the last step.
+    """
+
+    tables: Mapping[str, tuple[Input, DataFrame]]
+    final: bool
+    apart: tuple[int, ...] | None = None
+    buckets: int = _BUCKETS
+    words: list[str] = field(default_factory=list)
+    forms: list[str] = field(default_factory=list)
+    last_only: list[str] = field(default_factory=list)
+
+
+_stage: ContextVar[Stage | None] = ContextVar("stage", default=None)
+
+
+@contextmanager
+def stage(
+    tables: Mapping[str, tuple[Input, DataFrame]], *, final: bool, apart: tuple[int, ...] | None
+) -> Iterator[Stage]:
+    """Let operators be asked for meanwhile."""
+    now = Stage(tables, final, apart)
+    token = _stage.set(now)
+    try:
+        yield now
+    finally:
+        _stage.reset(token)
+
+
+def table_of(table: Any, verb: str) -> Arrival:
+    """The changes of a table that the user's function was given.
+
+    Raises:
+        BadPipelineError: It is no table, or one that the function has made itself.
+    """
+    known = _present(verb).tables
+    name = table.inputs[0] if isinstance(table, Table) and len(table.inputs) == 1 else None
+    if name is None or name not in known or table != Table.named(name):
+        what = f"{verb} needs a table as the function was given it, not {type(table).__name__}"
+        fix = "annotate the parameter: products: hw.Table; of a table that you filter or join, make a view first"
+        raise BadPipelineError(what, fix=fix, place=Place.of_caller())
+    input_, frame = known[name]
+    return Arrival(frame, input_.time)
+
+
+def arrival(events: DataFrame, verb: str) -> Arrival:
+    """Events that an operator reads.
+
+    Raises:
+        BadPipelineError: They have no time any more, or are no events.
+    """
+    if not isinstance(events, DataFrame):  # a user's mistake, whatever the annotation says
+        what = f"{verb} takes events, not {type(events).__name__}"
+        raise BadPipelineError(what, fix="a parameter annotated DataFrame", place=Place.of_caller())
+    time = time_of(events.schema)
+    if time is None:
+        what = f"{verb} takes events in the order of their time, and these have lost their time column"
+        raise BadPipelineError(what, fix="keep the column in select", place=Place.of_caller())
+    return Arrival(events, time)
+
+
+def columns_of(of: Arrival) -> pa.Schema:
+    """The columns that a user sees of it."""
+    schema = to_arrow_schema(of.frame.schema, timezone="UTC")
+    return pa.schema([f.with_nullable(True) for f in schema if not f.name.startswith(HIDDEN_PREFIX)])
+
+
+def placed(
+    make: Callable[[bool], Operator], arrivals: tuple[Arrival, ...], words: str, verb: str
+) -> DataFrame:
+    """The result of an operator.
+
+    Args:
+        make: Makes the operator, for results that are final when they come, or not.
+        arrivals: Its inputs.
+        words: What it keeps in state, for people.
+        verb: What the user called.
+    """
+    now = _present(verb)
+    inside, beside = make(True), make(now.final)
+    apart = now.apart is None or len(now.words) in now.apart
+    now.words.append(words)
+    now.forms.append(f"{now.buckets} buckets of {inside.form}")
+    if REFUSED in inside.schema.names:
+        now.last_only.append(verb)
+    frames, times = [one.frame for one in arrivals], [one.time for one in arrivals]
+    time = times[0] if times[0] in inside.schema.names else None
+    if not apart:
+        return keyed(inside, frames, times=times, buckets=now.buckets, time=time)
+    result = frames[0].mapInArrow(_as_it_is, _marked(inside.schema, time, frames[0]))
+    setattr(result, _AFTER, AfterSpark(beside, arrivals, (words,)))
+    return result
+
+
+def _as_it_is(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Stands for an operator in a plan that is looked at, and never run."""
+    return batches
+
+
+def _marked(schema: pa.Schema, time: str | None, events: DataFrame) -> StructType:
+    """The columns of a result, of which one carries the event time on."""
+    found = from_arrow_schema(schema)
+    if time is not None:
+        found[time].metadata = events.schema[time].metadata
+    return found
+
+
+def after_spark_of(result: DataFrame) -> AfterSpark | None:
+    """The operator that made this very result, to be run after Spark."""
+    return vars(result).get(_AFTER)
+
+
+def _present(verb: str) -> Stage:
+    now = _stage.get()
+    if now is None:
+        what = f"{verb} describes a step of a pipeline, and is called outside of one"
+        raise BadPipelineError(
+            what, fix="call it in a function under @app.view or @app.stream", place=Place.of_caller()
+        )
+    return now

@@ -1,0 +1,216 @@
+"""Events with the row that a table had at their time: the as-of join."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from headwater.engine.keyed.due import due, remind
+from headwater.engine.keyed.operator import WEIGHT
+from headwater.engine.keyed.state import State
+from headwater.engine.operators.arrivals import (
+    Numbers,
+    beside,
+    decode_rows,
+    encode_rows,
+    fitted,
+    grouped,
+    mark,
+    marks,
+    places,
+    times_of,
+    with_order,
+)
+from headwater.engine.operators.sides import How, Pairs, others, refuse, require_sides
+from headwater.engine.operators.versions import Held, held_at, prune, take_versions
+
+__all__ = ["AsOf"]
+
+_WAITING: Final = "waiting"
+_OF_VERSION: Final = b"v"
+_OF_EVENT: Final = b"e"
+_MOMENT: Final = pa.timestamp("us", "UTC")
+
+
+@dataclass(frozen=True)
+class AsOf:
+    """Joins each event with the version of the table's row that held at the event's time.
+
+    That is the newest version whose time is not after the event's; of versions of one time the last by partition and
+    offset. From the time of a deletion on there is no row. A null equals nothing. Records may still come whose time is
+    the watermark or later, so the answer for an event is final once the watermark is above its time.
+
+    State: of each key the versions that an event can still need, which are those after the watermark and the newest
+    one not after it; and the events whose answer is not final. An event gets the same answer however versions and
+    events are interleaved and cut into batches.
+
+    When a version ends is not in the result: it can become known long after the answer is final. `History` has it.
+
+    Args:
+        events: The event's columns.
+        table: The table's columns, key among them.
+        on: Pairs of columns that are equal, of the event and of the table; all columns of the table's key.
+        how: What becomes of an event without a row: "left" gives nulls, "inner" leaves it out.
+        final: Whether an event is given out once, when its answer is final. Otherwise it is given out at once with
+            weight 1, and corrected by rows of weight -1 and 1 when a version arrives that changes the answer.
+        valid_from: The name of a column with the time since when the version holds; none if left out.
+
+    Example:
+        >>> from headwater.engine.keyed.state import MemoryState
+        >>> sales, prices = pa.schema([("id", pa.int64())]), pa.schema([("id", pa.int64()), ("price", pa.int64())])
+        >>> as_of = AsOf(sales, prices, on=(("id", "id"),))
+        >>> place = {"_hw_partition": [0, 0], "_hw_offset": [0, 1]}
+        >>> arrived = [pa.table({"id": [1, 1], "_hw_time": [5, 9], **place}),
+        ...            pa.table({"id": [1, 1], "price": [10, 20], "_hw_deleted": [False, False],
+        ...                      "_hw_time": [3, 8], **place})]
+        >>> as_of.step(MemoryState(), arrived, watermark=10).select(["id", "price"]).to_pylist()
+        [{'id': 1, 'price': 10}, {'id': 1, 'price': 20}]
+    """
+
+    events: pa.Schema
+    table: pa.Schema
+    on: Pairs
+    how: How = "left"
+    final: bool = True
+    valid_from: str | None = None
+
+    def __post_init__(self) -> None:
+        require_sides("join_as_of", self.events, self.table, self.on)
+        taken = [*self.events.names, *self.table.names]
+        if self.valid_from in taken:
+            what = f"join_as_of would give two columns named {self.valid_from}"
+            refuse(what, "another name for valid_from", columns=[self.valid_from])
+
+    @property
+    def keys(self) -> tuple[tuple[str, ...], ...]:
+        """The paired columns, of the event and of the table."""
+        return tuple(left for left, _ in self.on), tuple(right for _, right in self.on)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The event's columns, the table's other columns, `valid_from`, the event's place; `WEIGHT` unless final."""
+        since = [] if self.valid_from is None else [pa.field(self.valid_from, _MOMENT)]
+        joined = with_order(pa.schema([*self.events, *others(self.table, self.on), *since]))
+        return joined if self.final else joined.append(pa.field(WEIGHT, pa.int64()))
+
+    @property
+    def form(self) -> str:
+        """What its state looks like."""
+        contents = others(self.table, self.on)
+        return f"as of 1: versions {contents.to_string()} by {self.keys}; events {self.events.to_string()}"
+
+    def step(self, state: State, arrived: Sequence[pa.Table], watermark: int) -> pa.Table:
+        """Take versions and events; give out what is final now, or what is new and what changed."""
+        events = fitted(arrived[0], with_order(self.events))
+        versions, waited = _due(state, watermark)
+        affected = self._affected(state, arrived[1])
+        before = self._held(state, affected)
+        versions += self._take_versions(state, arrived[1], watermark)
+        if self.final:
+            ready = self._ready(state, events, waited, watermark)
+            result = self._rows(ready, self._held(state, ready), 1)
+        else:
+            self._ready(state, events, waited, watermark)
+            result = self._corrections(state, affected, before, events)
+        prune(state, list(dict.fromkeys(versions)), watermark)
+        return result
+
+    def _take_versions(self, state: State, rows: pa.Table, watermark: int) -> list[bytes]:
+        """Put versions into the state, with deadlines; returns keys that have something to forget already."""
+        keys, ends = take_versions(state, rows, self.keys[1], others(self.table, self.on))
+        later = [(end, key) for end, key in zip(ends, keys, strict=True) if end > watermark]
+        remind(state, [end for end, _ in later], [_OF_VERSION + key for _, key in later])
+        return [key for end, key in zip(ends, keys, strict=True) if end <= watermark]
+
+    def _ready(self, state: State, events: pa.Table, waited: list[bytes], watermark: int) -> pa.Table:
+        """The events whose answer is final now; the others wait."""
+        codes, times = grouped(events, self.keys[0]), times_of(events)
+        waiting = (times >= watermark) & (codes.codes >= 0)
+        later = np.flatnonzero(waiting)
+        if len(later):
+            rows, keys = events.take(later), [codes.keys[code] for code in codes.codes[later].tolist()]
+            state.put(_WAITING, keys, places(rows), encode_rows(with_order(self.events), rows))
+            ends = dict.fromkeys(zip((times[later] + 1).tolist(), keys, strict=True))
+            remind(state, [end for end, _ in ends], [_OF_EVENT + key for _, key in ends])
+            events = events.take(np.flatnonzero(~waiting))
+        state.load(_WAITING, waited)
+        high = mark(watermark)
+        found = [(key, name, row) for key in waited for name, row in state.entries(_WAITING, key, high=high)]
+        if not found:
+            return events
+        state.put(_WAITING, [key for key, _, _ in found], [name for _, name, _ in found], [None] * len(found))
+        return pa.concat_tables([self._decoded([row for _, _, row in found]), events])
+
+    def _affected(self, state: State, versions: pa.Table) -> pa.Table:
+        """Events that were given out, whose answer versions that arrived may change."""
+        if self.final or not len(versions):
+            return self._decoded([])
+        found, times = grouped(versions, self.keys[1]), times_of(versions)
+        first = np.full(len(found.keys) + 1, np.iinfo(np.int64).max)
+        np.minimum.at(first, found.codes, times)
+        state.load(_WAITING, found.keys)
+        since = zip(found.keys, marks(first[:-1]), strict=True)
+        return self._decoded([row for key, low in since for _, row in state.entries(_WAITING, key, low)])
+
+    def _corrections(self, state: State, affected: pa.Table, before: Held, events: pa.Table) -> pa.Table:
+        now = self._held(state, affected)
+        changed = np.array(
+            [old != new for old, new in zip(self._told(before), self._told(now), strict=True)], bool
+        )
+        which = np.flatnonzero(changed)
+        rows = affected.take(which)
+        return pa.concat_tables(
+            [
+                self._rows(rows, before.of(which), -1),
+                self._rows(rows, now.of(which), 1),
+                self._rows(events, self._held(state, events), 1),
+            ]
+        )
+
+    def _told(self, held: Held) -> list[tuple[bytes | None, int]]:
+        """What the result says of the version of each event."""
+        since = held.since.tolist() if self.valid_from else [0] * len(held.at)
+        return [
+            (held.values[at], time) if at >= 0 else (None, 0)
+            for at, time in zip(held.at.tolist(), since, strict=True)
+        ]
+
+    def _held(self, state: State, events: pa.Table) -> Held:
+        found = grouped(events, self.keys[0])
+        return held_at(state, found.keys, found.codes, times_of(events))
+
+    def _rows(self, events: pa.Table, held: Held, weight: int) -> pa.Table:
+        """Events beside the contents of their versions."""
+        at, since = held.at, held.since
+        if self.how == "inner":
+            kept = np.flatnonzero(at >= 0)
+            events, at, since = events.take(kept), at[kept], since[kept]
+        used, where = _used(at)
+        contents = decode_rows(others(self.table, self.on), [held.values[number] for number in used])
+        if self.valid_from is not None:
+            events = events.append_column(self.valid_from, pa.array(since, _MOMENT, mask=at < 0))
+        if not self.final:
+            events = events.append_column(WEIGHT, pa.array(np.full(len(events), weight, np.int64)))
+        return beside(events, contents, where, self.schema)
+
+    def _decoded(self, rows: list[bytes]) -> pa.Table:
+        return decode_rows(with_order(self.events), rows)
+
+
+def _used(at: Numbers) -> tuple[list[int], Numbers]:
+    """The numbers that occur, each once, and for each place where among them its number is; -1 stays."""
+    used, where = np.unique(at, return_inverse=True)
+    if len(used) and used[0] < 0:
+        used, where = used[1:], where - 1
+    return used.tolist(), where
+
+
+def _due(state: State, watermark: int) -> tuple[list[bytes], list[bytes]]:
+    """Keys with versions to forget, and keys with events whose answer is final."""
+    names = dict.fromkeys(name for _, name in due(state, watermark))
+    versions = [name[1:] for name in names if name[:1] == _OF_VERSION]
+    return versions, [name[1:] for name in names if name[:1] == _OF_EVENT]

@@ -1,0 +1,225 @@
+"""`Table`: a query over tables that change, put together step by step; all it makes is SQL text."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Literal
+
+from headwater.errors import BadPipelineError, Place
+from headwater.pipelines.query import parsed, tables_of
+
+__all__ = ["Grouped", "Table"]
+
+_JOINS = ("inner", "left", "right", "full", "semi", "anti")
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table that changes, or what a query makes of tables; `sql` is that query in Spark's dialect.
+
+    The engine hands tables to the function of a view; the function returns what it made of them.
+
+    Example:
+        >>> posts, users = Table.named("posts"), Table.named("users")
+        >>> print(posts.join(users, on="author").where("likes > 3").select("id", "name").sql)
+        SELECT id, name FROM `posts` AS `left` JOIN `users` AS `right` USING (`author`) WHERE (likes > 3)
+    """
+
+    source: str
+    items: tuple[str, ...] = ()
+    conditions: tuple[str, ...] = ()
+    tail: str = ""
+
+    @classmethod
+    def named(cls, name: str) -> Table:
+        """The table, topic or view of a name.
+
+        Example:
+            >>> Table.named("posts").sql
+            'SELECT * FROM `posts`'
+        """
+        return cls(_quoted(name))
+
+    @property
+    def sql(self) -> str:
+        """The query."""
+        where = f" WHERE {' AND '.join(f'({each})' for each in self.conditions)}" if self.conditions else ""
+        return f"SELECT {', '.join(self.items) or '*'} FROM {self.source}{where}{self.tail}"
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The names of the tables that it reads.
+
+        Example:
+            >>> Table.named("posts").union(Table.named("drafts")).inputs
+            ('posts', 'drafts')
+        """
+        return tables_of(self.sql)
+
+    def where(self, condition: str) -> Table:
+        """The rows for which a condition is true.
+
+        Example:
+            >>> Table.named("posts").where("likes > 3").sql
+            'SELECT * FROM `posts` WHERE (likes > 3)'
+        """
+        open_ = self._open()
+        return _checked(replace(open_, conditions=(*open_.conditions, condition)))
+
+    def select(self, *items: str) -> Table:
+        """For each row, some columns or expressions.
+
+        Example:
+            >>> Table.named("posts").select("id", "price * 2 as double").sql
+            'SELECT id, price * 2 as double FROM `posts`'
+        """
+        if not items:
+            message = "select needs a column"
+            raise BadPipelineError(
+                message, fix='.select("id", "price * 2 as double")', place=Place.of_caller()
+            )
+        return _checked(replace(self._open(), items=items))
+
+    def join(
+        self,
+        other: Table,
+        on: str | tuple[str, ...],
+        how: Literal["inner", "left", "right", "full", "semi", "anti"] = "inner",
+    ) -> Table:
+        """Pairs of rows of two tables.
+
+        Args:
+            other: The other table.
+            on: A column that both have, several of them, or a condition such as `left.author = right.name`.
+            how: Which rows without a partner are kept too. `semi` and `anti` keep rows of this table that have one, or
+                none.
+
+        Example:
+            >>> Table.named("posts").join(Table.named("users"), on="left.author = right.name", how="left").sql
+            'SELECT * FROM `posts` AS `left` LEFT JOIN `users` AS `right` ON `left`.author = `right`.name'
+        """
+        if how not in _JOINS:
+            message = f'no join "{how}"'
+            raise BadPipelineError(message, fix=", ".join(_JOINS), place=Place.of_caller(), how=how)
+        word = {"inner": "", "semi": "LEFT SEMI ", "anti": "LEFT ANTI "}.get(how, f"{how.upper()} ")
+        columns = (on,) if isinstance(on, str) else on
+        if all(re.fullmatch(r"\w+", column) for column in columns):
+            condition = f"USING ({', '.join(map(_quoted, columns))})"
+        else:
+            condition = f"ON {' AND '.join(map(_with_sides, columns))}"
+        source = f"{self._as_source()} AS `left` {word}JOIN {other._as_source()} AS `right` {condition}"
+        return _checked(Table(source))
+
+    def union(self, other: Table) -> Table:
+        """The rows of both, column by column; a row that both have is there twice (see `distinct`).
+
+        Example:
+            >>> Table.named("posts").union(Table.named("drafts")).sql
+            'SELECT * FROM (SELECT * FROM `posts` UNION ALL SELECT * FROM `drafts`)'
+        """
+        return _checked(Table(f"({self.sql} UNION ALL {other.sql})"))
+
+    def distinct(self) -> Table:
+        """Each row once.
+
+        Example:
+            >>> Table.named("posts").select("author").distinct().sql
+            'SELECT DISTINCT * FROM (SELECT author FROM `posts`)'
+        """
+        return Table(self._as_source(), ("DISTINCT *",))
+
+    def group_by(self, *keys: str) -> Grouped:
+        """Groups of rows that are equal in columns or expressions; without any, one group of all rows.
+
+        Example:
+            >>> Table.named("posts").group_by("author").agg("count(*) as n", top="max(price)").sql
+            'SELECT author, count(*) as n, max(price) AS `top` FROM `posts` GROUP BY 1'
+        """
+        return Grouped(self._open(), keys)
+
+    def top(self, count: int, by: str, per: str | tuple[str, ...] = ()) -> Table:
+        """The first rows in an order, of all rows or of each group.
+
+        Args:
+            count: How many.
+            by: The order, as in ORDER BY.
+            per: The columns of the group.
+
+        Example:
+            >>> Table.named("posts").top(3, by="likes desc").sql
+            'SELECT * FROM `posts` ORDER BY likes desc LIMIT 3'
+        """
+        if not per:
+            return _checked(Table(self._as_source(), tail=f" ORDER BY {by} LIMIT {count}"))
+        groups = per if isinstance(per, str) else ", ".join(per)
+        place = f"row_number() OVER (PARTITION BY {groups} ORDER BY {by}) AS `_place`"
+        ranked = Table(self._as_source(), ("*", place))
+        return _checked(Table(f"({ranked.sql})", ("* EXCEPT (`_place`)",), (f"`_place` <= {count}",)))
+
+    def _open(self) -> Table:
+        """A table whose columns are not chosen yet: itself, if it is one."""
+        return Table(self._as_source()) if self.items or self.tail else self
+
+    def _as_source(self) -> str:
+        plain = not self.items and not self.conditions and not self.tail and " " not in self.source
+        return self.source if plain else f"({self.sql})"
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """A table in groups; `agg` says what is computed of each.
+
+    Example:
+        >>> Grouped(Table.named("posts"), ("likes % 2 as odd",)).agg("count(*) as n").sql
+        'SELECT likes % 2 as odd, count(*) as n FROM `posts` GROUP BY 1'
+    """
+
+    table: Table
+    keys: tuple[str, ...]
+
+    def agg(self, *items: str, **named: str) -> Table:
+        """One row for each group: its keys and aggregates.
+
+        Args:
+            items: Aggregates as SQL, such as `count(*) as n`.
+            named: Aggregates by the name of their column.
+
+        Example:
+            >>> Grouped(Table.named("posts"), ()).agg(n="count(*)").sql
+            'SELECT count(*) AS `n` FROM `posts`'
+        """
+        keys = tuple(f"{key} AS window" if _is_window(key) else key for key in self.keys)
+        shown = (*keys, *items, *(f"{text} AS {_quoted(name)}" for name, text in named.items()))
+        numbers = ", ".join(str(number + 1) for number in range(len(keys)))
+        tail = f" GROUP BY {numbers}" if keys else ""
+        return _checked(replace(self.table, items=shown, tail=tail))
+
+
+def _checked(table: Table) -> Table:
+    """The table, if its SQL can be read."""
+    parsed(table.sql, "a table", Place.of_caller())
+    return table
+
+
+def _quoted(name: str) -> str:
+    return f"`{name.replace('`', '``')}`"
+
+
+def _is_window(key: str) -> bool:
+    return re.fullmatch(r"\s*window\s*\([^()]*\)\s*", key, re.IGNORECASE) is not None
+
+
+def _with_sides(condition: str) -> str:
+    """The condition with `left` and `right` before a column as names: alone they are words of SQL."""
+    from sqlglot.dialects.dialect import Dialect
+
+    tokens = Dialect.get_or_raise("spark").tokenize(condition)
+    sides = [
+        one for one, two in pairwise(tokens) if two.text == "." and one.text.lower() in ("left", "right")
+    ]
+    for token in reversed(sides):
+        bare = condition[token.start : token.end + 1].strip("`")
+        condition = f"{condition[: token.start]}`{bare.lower()}`{condition[token.end + 1 :]}"
+    return condition
