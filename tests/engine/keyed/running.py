@@ -34,6 +34,7 @@ class Stream:
         topics: Mapping[str, str],
         query: Callable[[Mapping[str, DataFrame]], DataFrame],
         mode: str = "append",
+        lateness: str = "0 seconds",
     ) -> None:
         self.clock = ManualClock("2026-01-01T00:00:00Z")
         self.batches: list[pa.Table] = []
@@ -42,7 +43,7 @@ class Stream:
         self._client = hw.connect(folder / "data", clock=self.clock)
         for name, columns in topics.items():
             self._client.create_topic(
-                name, columns, time="at", lateness="0 seconds", partitions=1, idle="5 seconds"
+                name, columns, time="at", lateness=lateness, partitions=1, idle="5 seconds"
             )
         (folder / "notes").write_bytes(b"\0")
         self._topics = tuple(topics)
