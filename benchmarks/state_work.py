@@ -26,14 +26,14 @@ from benchmarks.spine_events import EVENTS_DDL, batches
 from headwater.engine.building.build import session_for
 from headwater.engine.building.inputs import Input, Reading, streaming
 from headwater.engine.keyed.in_spark import keyed
+from headwater.engine.keyed.operator import OFFSET, PARTITION
 from headwater.engine.operators.stateful import Stateful
 from headwater.engine.operators.vectorised import Vectorised
 from headwater.log import EventLog
 
-__all__ = ["HOSTS", "Topic", "in_spark", "in_spark_by_key", "made_topic", "per_key", "run", "sql"]
+__all__ = ["HOSTS", "PER_KEY", "SQL", "Query", "Topic", "in_spark", "in_spark_by_key", "made_topic", "run"]
 
 _RESULT = "customer int, n bigint, total double"
-Query = Callable[[DataFrame], tuple[DataFrame, str]]
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,15 @@ class Topic:
     batch: int
 
 
+@dataclass(frozen=True)
+class Query:
+    """One way to count and to sum; operators of ours also need to know where rows stand in their topic."""
+
+    build: Callable[[DataFrame], DataFrame]
+    mode: str = "append"
+    placed: bool = False
+
+
 def made_topic(folder: Path, *, events: int, keys: int, batch: int) -> Topic:
     """Write the events; in frames so small that a batch can have the size asked for."""
     client = hw.connect(folder)
@@ -56,10 +65,13 @@ def made_topic(folder: Path, *, events: int, keys: int, batch: int) -> Topic:
     return Topic(folder, events, keys, batch)
 
 
-def sql(events: DataFrame) -> tuple[DataFrame, str]:
-    """Spark's own aggregate."""
+def _sql(events: DataFrame) -> DataFrame:
     grouped = events.groupBy("customer")
-    return grouped.agg(F.count(F.lit(1)).alias("n"), F.sum("amount").alias("total")), "update"
+    return grouped.agg(F.count(F.lit(1)).alias("n"), F.sum("amount").alias("total"))
+
+
+SQL = Query(_sql, "update")
+"""Spark's own aggregate."""
 
 
 def _added(
@@ -84,25 +96,24 @@ def _added_by_key(
 def in_spark(buckets: int) -> Query:
     """Our operator inside the query, one function for all keys of a batch."""
 
-    def query(events: DataFrame) -> tuple[DataFrame, str]:
+    def build(events: DataFrame) -> DataFrame:
         schema = to_arrow_schema(events.schema, timezone="UTC")
-        operator = Vectorised(
-            schema, by=["customer"], fn=_added, returns=_RESULT, state="n bigint, total double"
-        )
-        return keyed(operator, [events], times=["at"], buckets=buckets), "append"
+        state = "n bigint, total double"
+        operator = Vectorised(schema, by=["customer"], fn=_added, returns=_RESULT, state=state)
+        return keyed(operator, [events], times=["at"], buckets=buckets)
 
-    return query
+    return Query(build, placed=True)
 
 
 def in_spark_by_key(buckets: int) -> Query:
     """Our operator inside the query, a function for each key."""
 
-    def query(events: DataFrame) -> tuple[DataFrame, str]:
+    def build(events: DataFrame) -> DataFrame:
         schema = to_arrow_schema(events.schema, timezone="UTC")
         operator = Stateful(schema, by=["customer"], fn=_added_by_key, returns=_RESULT)
-        return keyed(operator, [events], times=["at"], buckets=buckets), "append"
+        return keyed(operator, [events], times=["at"], buckets=buckets)
 
-    return query
+    return Query(build, placed=True)
 
 
 class _PerKey(StatefulProcessor):
@@ -124,10 +135,12 @@ class _PerKey(StatefulProcessor):
         """Nothing is open."""
 
 
-def per_key(events: DataFrame) -> tuple[DataFrame, str]:
-    """transformWithState, as it is meant to be used."""
-    grouped = events.groupBy("customer")
-    return grouped.transformWithState(_PerKey(), _RESULT, "Append", "EventTime"), "append"
+def _per_key(events: DataFrame) -> DataFrame:
+    return events.groupBy("customer").transformWithState(_PerKey(), _RESULT, "Append", "EventTime")
+
+
+PER_KEY = Query(_per_key)
+"""transformWithState, as it is meant to be used."""
 
 
 @dataclass
@@ -143,27 +156,27 @@ class _Laps:
 
 
 def run(spark: SparkSession, topic: Topic, query: Query, *, warm: int) -> Lap:
-    """Read all events; the lap is what comes after the first batches, up to the last full one."""
+    """Read all events; the lap is what comes after the first batches, up to the end."""
     folder = topic.folder / "engine" / "bench"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     (folder / "notes").write_bytes(b"\0")
     with EventLog(topic.folder) as log:
         starts = {end.partition: end.start for end in log.ends("events")}
-        input_ = Input("events", log.topic("events"))
+        input_ = Input("events", log.topic("events"), placed=query.placed)
     reading = Reading(
-        str(topic.folder),
-        str(folder / "notes"),
-        {"events": str(folder / "skips")},
-        {"events": starts},
+        log=str(topic.folder),
+        notes=str(folder / "notes"),
+        loaded=str(folder / "loaded"),
+        skips={"events": str(folder / "skips")},
+        starts={"events": starts},
         rows=topic.batch,
-        cores=2,
-        columns={"events": ("customer", "amount", "at")},
+        columns={"events": ("customer", "amount", "at") + (PARTITION, OFFSET) * query.placed},
     )
     session = session_for(spark, empty_batches=False)
-    frame, mode = query(streaming(session, (input_,), reading)["events"])
+    frame = query.build(streaming(session, (input_,), reading)["events"])
     laps = _Laps()
-    writer = frame.writeStream.outputMode(mode).option("checkpointLocation", str(folder / "checkpoint"))
+    writer = frame.writeStream.outputMode(query.mode).option("checkpointLocation", str(folder / "checkpoint"))
     running = writer.trigger(availableNow=True).foreachBatch(laps.take).start()
     running.awaitTermination()
     first, last = laps.marks[warm - 1], laps.marks[-1]

@@ -62,11 +62,16 @@ class Stream:
     @contextmanager
     def running(self) -> Iterator[Callable[[], list[dict[str, Any]]]]:
         """The query runs; what is given takes in all there is, and returns the rows that came out."""
-        inputs = tuple(Input(name, self._log.topic(name)) for name in self._topics)
+        inputs = tuple(Input(name, self._log.topic(name), placed=True) for name in self._topics)
         skips = {name: str(self._folder / f"{name}.skips") for name in self._topics}
         starts = {name: {end.partition: end.start for end in self._log.ends(name)} for name in self._topics}
         reading = Reading(
-            str(self._folder / "data"), str(self._folder / "notes"), skips, starts, cores=2, wait=0.02
+            log=str(self._folder / "data"),
+            notes=str(self._folder / "notes"),
+            loaded=str(self._folder / "loaded"),
+            skips=skips,
+            starts=starts,
+            wait=0.02,
         )
         session = session_for(shared_spark().session, empty_batches=True)
         frame = self._query(streaming(session, inputs, reading))

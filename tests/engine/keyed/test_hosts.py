@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from headwater.engine.keyed.bucket import Bucket
 from headwater.engine.keyed.in_spark import keyed
-from headwater.engine.keyed.operator import OFFSET, PARTITION, Operator
+from headwater.engine.keyed.operator import OFFSET, Operator
 from headwater.engine.keyed.state import MemoryState
 from tests.engine.keyed import contract
 from tests.engine.keyed.contract import CHECKS, END, START, Batch, Record, table_of
@@ -68,10 +68,9 @@ class InSpark:
         self, operator: Operator, topics: Mapping[str, str], batches: Sequence[Batch]
     ) -> list[list[Record]]:
         def query(frames: Mapping[str, Any]) -> Any:
-            return keyed(operator, list(map(_placed, frames.values())), times=["at"] * len(topics), buckets=3)
+            return keyed(operator, list(frames.values()), times=["at"] * len(topics), buckets=3)
 
-        columns = {name: f"{columns}, place bigint" for name, columns in topics.items()}
-        stream = Stream(self._folder, columns, query, lateness="5 seconds")
+        stream = Stream(self._folder, topics, query, lateness="5 seconds")
         results = []
         with stream.running() as settle:
             for batch in batches:
@@ -84,14 +83,9 @@ class InSpark:
         return results
 
 
-def _placed(frame: Any) -> Any:
-    return frame.withColumnsRenamed({"place": OFFSET}).selectExpr("*", f"0 as {PARTITION}")
-
-
 def _sent(record: Record) -> Record:
     at = datetime.fromtimestamp(START, UTC) + timedelta(seconds=record["at"])
-    event = {name: record[name] for name in ("who", "part", "n")}
-    return {**event, "at": at, "place": record[OFFSET]}
+    return {name: value for name, value in record.items() if name != OFFSET} | {"at": at}
 
 
 @pytest.mark.spark
