@@ -160,7 +160,8 @@ def run(spark: SparkSession, topic: Topic, query: Query, *, warm: int) -> Lap:
     folder = topic.folder / "engine" / "bench"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    (folder / "notes").write_bytes(b"\0")
+    for shared in ("notes", "loaded"):
+        (folder / shared).write_bytes(bytes(1))
     with EventLog(topic.folder) as log:
         starts = {end.partition: end.start for end in log.ends("events")}
         input_ = Input("events", log.topic("events"), placed=query.placed)

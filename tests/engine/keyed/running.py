@@ -45,7 +45,8 @@ class Stream:
             self._client.create_topic(
                 name, columns, time="at", lateness=lateness, partitions=1, idle="5 seconds"
             )
-        (folder / "notes").write_bytes(b"\0")
+        for shared in ("notes", "loaded"):
+            (folder / shared).write_bytes(bytes(len(topics)))
         self._topics = tuple(topics)
 
     def send(self, topic: str, *events: dict[str, Any]) -> None:
