@@ -34,6 +34,7 @@ class Stream:
         topics: Mapping[str, str],
         query: Callable[[Mapping[str, DataFrame]], DataFrame],
         mode: str = "append",
+        lateness: str = "0 seconds",
     ) -> None:
         self.clock = ManualClock("2026-01-01T00:00:00Z")
         self.batches: list[pa.Table] = []
@@ -42,9 +43,10 @@ class Stream:
         self._client = hw.connect(folder / "data", clock=self.clock)
         for name, columns in topics.items():
             self._client.create_topic(
-                name, columns, time="at", lateness="0 seconds", partitions=1, idle="5 seconds"
+                name, columns, time="at", lateness=lateness, partitions=1, idle="5 seconds"
             )
-        (folder / "notes").write_bytes(b"\0")
+        for shared in ("notes", "loaded"):
+            (folder / shared).write_bytes(bytes(len(topics)))
         self._topics = tuple(topics)
 
     def send(self, topic: str, *events: dict[str, Any]) -> None:
@@ -61,11 +63,16 @@ class Stream:
     @contextmanager
     def running(self) -> Iterator[Callable[[], list[dict[str, Any]]]]:
         """The query runs; what is given takes in all there is, and returns the rows that came out."""
-        inputs = tuple(Input(name, self._log.topic(name)) for name in self._topics)
+        inputs = tuple(Input(name, self._log.topic(name), placed=True) for name in self._topics)
         skips = {name: str(self._folder / f"{name}.skips") for name in self._topics}
         starts = {name: {end.partition: end.start for end in self._log.ends(name)} for name in self._topics}
         reading = Reading(
-            str(self._folder / "data"), str(self._folder / "notes"), skips, starts, cores=2, wait=0.02
+            log=str(self._folder / "data"),
+            notes=str(self._folder / "notes"),
+            loaded=str(self._folder / "loaded"),
+            skips=skips,
+            starts=starts,
+            wait=0.02,
         )
         session = session_for(shared_spark().session, empty_batches=True)
         frame = self._query(streaming(session, inputs, reading))

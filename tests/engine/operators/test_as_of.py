@@ -55,7 +55,7 @@ def needed_at_the_end(history):
     return sum(not row[DELETED] for row in newest.values())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(histories(EVENTS, VERSIONS), st.sampled_from(["inner", "left"]), st.booleans())
 def test_every_interleaving_gives_the_rows_of_duckdb(history, how, final):
     operator = AsOf(SALES, PRICES, ON, how=how, final=final, valid_from="since")

@@ -68,7 +68,8 @@ def keyed(
         "Append",
         "EventTime",
     )
-    return _marked(lists.selectExpr("inline(rows)"), time, delay)
+    columns = ", ".join(f"`{name}`" for name in operator.schema.names)
+    return _marked(lists.selectExpr(f"inline(arrays_zip({columns}))"), time, delay)
 
 
 def spread(frame: DataFrame, keys: Sequence[str], buckets: int) -> Column:
@@ -125,7 +126,7 @@ def _marked(frame: DataFrame, time: str | None, delay: int) -> DataFrame:
 def _lists(schema: pa.Schema) -> StructType:
     from pyspark.sql import types as T
 
-    return T.StructType([T.StructField("rows", T.ArrayType(_spark(schema)))])
+    return T.StructType([T.StructField(part.name, T.ArrayType(part.dataType)) for part in _spark(schema)])
 
 
 def _spark(schema: pa.Schema, time: str | None = None, delay: int = 0) -> StructType:
@@ -202,10 +203,20 @@ class _Host:
 
 
 def _as_lists(table: pa.Table) -> Iterator[Any]:
-    """Rows of Spark that each hold a list of rows: as Arrow's own, so that no value is looked at here."""
+    """Rows of Spark that each hold a list for each column."""
     from pyspark.sql import Row
 
+    made = Row(*table.column_names)
     for start in range(0, table.num_rows, _ROWS):
-        (batch,) = table.slice(start, _ROWS).combine_chunks().to_batches()
-        lists = pa.ListArray.from_arrays(pa.array([0, batch.num_rows], pa.int32()), batch.to_struct_array())
-        yield Row(rows=lists[0])
+        yield made(*map(_values, table.slice(start, _ROWS).columns))
+
+
+def _values(column: pa.ChunkedArray) -> Any:
+    """The values as Spark takes them fastest: of numbers and times an array, of all others a tuple."""
+    kind = column.type
+    if not column.null_count:
+        if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
+            return column.to_numpy()
+        if kind == pa.timestamp("us", "UTC"):
+            return column.cast(pa.int64()).to_numpy().view("datetime64[us]")
+    return tuple(column.to_pylist())

@@ -89,9 +89,13 @@ def in_order(table: pa.Table) -> pa.Table:
     """
     time = table.column(TIME).to_numpy()
     order = np.argsort(time, kind="stable")
-    times = time[order]
-    if (times[1:] == times[:-1]).any():
-        order = np.lexsort((table.column(OFFSET).to_numpy(), table.column(PARTITION).to_numpy(), time))
+    same = np.diff(time[order]) == 0
+    if same.any():
+        # Rows that share their time with others change places among themselves.
+        tied = np.flatnonzero(np.append(same, False) | np.append(False, same))
+        rows = order[tied]
+        places = [table.column(name).to_numpy()[rows] for name in (OFFSET, PARTITION)]
+        order[tied] = rows[np.lexsort((*places, time[rows]))]
     return table.take(pa.array(order))
 
 

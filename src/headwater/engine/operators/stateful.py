@@ -121,9 +121,11 @@ class Stateful:
         elif self._expire is not None and self._expire <= 0:
             wrong = "expire is not above zero", 'say how long: expire="30 minutes"'
         try:
-            msgspec.inspect.type_info(self._type)
-        except TypeError as error:
-            wrong = f"its state cannot be kept: {error}", "use a dataclass, a msgspec struct or dict"
+            kept = not isinstance(msgspec.inspect.type_info(self._type), msgspec.inspect.CustomType)
+        except TypeError:
+            kept = False
+        if not kept:
+            wrong = f"a state of type {self._type!r} cannot be kept", "use a dataclass, a msgspec struct or dict"
         if wrong:
             what, fix = wrong
             raise BadPipelineError(f"{self._code}: {what}", fix=fix, place=self._code.place)

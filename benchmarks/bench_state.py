@@ -1,0 +1,146 @@
+"""State per key in one table: count and sum for each key, beside Spark's own aggregate over the same source.
+
+    python -m benchmarks.bench_state [--quick] [--turns N] [--json] [--folder FOLDER]
+
+Compared by CPU: all of it, of this process, Java and every Python worker, after the first batches of a query, on a Java
+that is warm. Every query reads the same topic through the same source, and its rows are taken by `toArrow` and dropped.
+A ratio above one means that ours took less CPU than what it is compared with.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from pyspark.sql import SparkSession
+
+from benchmarks.bench_options import Options, bench_options
+from benchmarks.machine import this_machine
+from benchmarks.measure import Lap, Measured, say
+from benchmarks.state_work import HOSTS, PER_KEY, SQL, Query, Topic, made_topic, run
+from benchmarks.table import Row, at_least, print_table
+from headwater.engine.spark.session import Spark, SparkSettings
+
+__all__ = ["state_rows"]
+
+_CORES = 2
+
+
+@dataclass(frozen=True)
+class Case:
+    """One size of state and of batches, and what is aimed at by each host.
+
+    Args:
+        keys: How many keys there are.
+        batch: How many rows a batch has.
+        batches: How many batches are measured, after `warm` others.
+        buckets: Among how many buckets keys are spread.
+        aims: Times Spark's own aggregate, by host.
+    """
+
+    keys: int
+    batch: int
+    batches: int
+    warm: int
+    buckets: int
+    aims: Mapping[str, float]
+
+    def __str__(self) -> str:
+        return f"{self.keys:,} keys, batches of {self.batch:,}"
+
+
+CASES = (
+    Case(10_000, 250_000, batches=4, warm=2, buckets=2, aims={"in Spark": 0.7, "at the sink": 0.8}),
+    Case(200_000, 250_000, batches=4, warm=2, buckets=8, aims={"in Spark": 1.5, "at the sink": 2.0}),
+    Case(10_000, 5_000, batches=20, warm=8, buckets=2, aims={"in Spark": 0.9, "at the sink": 2.0}),
+)
+SAMPLE = Case(10_000, 20_000, batches=2, warm=1, buckets=2, aims={})
+"""What transformWithState for each key is measured with: little, since it is slow."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What one run measures with."""
+
+    options: Options
+    spark: SparkSession
+
+    def topic(self, case: Case) -> Topic:
+        """Events for a case."""
+        batch = self.options.size(full=case.batch, quick=min(case.batch, 2_000))
+        batches = self.options.size(full=case.batches + case.warm, quick=case.warm + 1)
+        folder = self.options.folder / f"events-{case.keys}-{case.batch}"
+        return made_topic(folder, events=batch * batches, keys=case.keys, batch=batch)
+
+    def measure(self, case: Case, queries: Mapping[str, Query]) -> dict[str, Measured]:
+        """Run the queries in turn; the first turn warms Java up."""
+        topic = self.topic(case)
+        turns = 1 if self.options.quick else self.options.turns
+        laps: dict[str, list[Lap]] = {name: [] for name in queries}
+        for turn in range(turns + 1):
+            for name, query in queries.items():
+                lap = run(self.spark, topic, query, warm=case.warm)
+                say(f"  {name}: {lap.wall:.1f} s wall, {lap.cpu:.2f} s CPU for {lap.events:,} events")
+                if turn:
+                    laps[name].append(lap)
+        return {name: Measured(tuple(found)) for name, found in laps.items()}
+
+
+def compared_rows(bench: Bench, case: Case, hosts: Mapping[str, Callable[[int], Query]]) -> Iterator[Row]:
+    """Each host beside Spark's own aggregate."""
+    say(str(case))
+    ours = {name: host(case.buckets) for name, host in hosts.items()}
+    measured = bench.measure(case, {"Spark SQL": SQL, **ours})
+    theirs = measured.pop("Spark SQL")
+    for name, mine in measured.items():
+        yield _row(f"{name}: {case}", mine, "Spark SQL", theirs, case.aims[name])
+
+
+def per_key_rows(bench: Bench, hosts: Mapping[str, Callable[[int], Query]]) -> Iterator[Row]:
+    """Each host beside transformWithState for each key."""
+    say(f"transformWithState for each key: {SAMPLE}")
+    ours = {name: host(SAMPLE.buckets) for name, host in hosts.items()}
+    measured = bench.measure(SAMPLE, {"transformWithState": PER_KEY, **ours})
+    theirs = measured.pop("transformWithState")
+    for name, mine in measured.items():
+        yield _row(f"{name}: {SAMPLE}", mine, "transformWithState per key", theirs, 5.0)
+
+
+def _row(figure: str, ours: Measured, name: str, theirs: Measured, aim: float) -> Row:
+    ratio = statistics.median(
+        other.cpu / mine.cpu for mine, other in zip(ours.laps, theirs.laps, strict=True)
+    )
+    rate, compared = 2 / ours.cpu_per_event, 2 / theirs.cpu_per_event
+    return Row(
+        figure,
+        rate,
+        "rows/s cpu2",
+        ours.wall,
+        ours.cpu,
+        f"{name}, {compared:,.0f} rows/s cpu2",
+        ratio,
+        at_least(aim, of="ratio"),
+    )
+
+
+def state_rows(options: Options, spark: SparkSession) -> list[Row]:
+    """All figures."""
+    bench = Bench(options, spark)
+    rows = [row for case in CASES for row in compared_rows(bench, case, HOSTS)]
+    return [*rows, *per_key_rows(bench, HOSTS)]
+
+
+def main() -> None:
+    """Measure and print."""
+    with bench_options("bench_state") as options:
+        spark = Spark(options.folder / "spark", SparkSettings(cores=_CORES, memory="2g"))
+        try:
+            rows = state_rows(options, spark.session)
+        finally:
+            spark.stop()
+        print_table("State per key", this_machine(options.folder), rows, as_json=options.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""Count and sum for each key, kept in several ways, over the same events from the same source."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle, TimerValues
+
+import headwater as hw
+from benchmarks.measure import Lap
+from benchmarks.process_tree import tree_cpu
+from benchmarks.spine_events import EVENTS_DDL, batches
+from headwater.engine.building.build import session_for
+from headwater.engine.building.inputs import Input, Reading, streaming
+from headwater.engine.keyed.in_spark import keyed
+from headwater.engine.keyed.operator import OFFSET, PARTITION
+from headwater.engine.operators.stateful import Stateful
+from headwater.engine.operators.vectorised import Vectorised
+from headwater.log import EventLog
+
+__all__ = ["HOSTS", "PER_KEY", "SQL", "Query", "Topic", "in_spark", "in_spark_by_key", "made_topic", "run"]
+
+_RESULT = "customer int, n bigint, total double"
+
+
+@dataclass(frozen=True)
+class Topic:
+    """Events in a log: `batch` of them make one batch."""
+
+    folder: Path
+    events: int
+    keys: int
+    batch: int
+
+
+@dataclass(frozen=True)
+class Query:
+    """One way to count and to sum; operators of ours also need to know where rows stand in their topic."""
+
+    build: Callable[[DataFrame], DataFrame]
+    mode: str = "append"
+    placed: bool = False
+
+
+def made_topic(folder: Path, *, events: int, keys: int, batch: int) -> Topic:
+    """Write the events; in frames so small that a batch can have the size asked for."""
+    client = hw.connect(folder)
+    client.create_topic("events", EVENTS_DDL, key="customer", time="at", lateness="10 seconds", partitions=4)
+    for group in batches(events, keys, min(batch, 25_000)):
+        client.send_many("events", group)
+    client.log.close()
+    return Topic(folder, events, keys, batch)
+
+
+def _sql(events: DataFrame) -> DataFrame:
+    grouped = events.groupBy("customer")
+    return grouped.agg(F.count(F.lit(1)).alias("n"), F.sum("amount").alias("total"))
+
+
+SQL = Query(_sql, "update")
+"""Spark's own aggregate."""
+
+
+def _added(
+    events: pa.Table, at: npt.NDArray[np.int64], states: dict[str, npt.NDArray[Any]], keys: pa.Table
+) -> pa.Table:
+    states["n"] += np.bincount(at, minlength=len(keys))
+    states["total"] += np.bincount(at, events["amount"].to_numpy(), minlength=len(keys))
+    return pa.table({"customer": keys["customer"], **states})
+
+
+def _added_by_key(
+    key: int, events: list[dict[str, Any]], state: dict[str, Any] | None
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    n, total = (state["n"], state["total"]) if state else (0, 0.0)
+    for event in events:
+        n += 1
+        total += event["amount"]
+    state = {"n": n, "total": total}
+    return state, [{"customer": key, **state}]
+
+
+def in_spark(buckets: int) -> Query:
+    """Our operator inside the query, one function for all keys of a batch."""
+
+    def build(events: DataFrame) -> DataFrame:
+        schema = to_arrow_schema(events.schema, timezone="UTC")
+        state = "n bigint, total double"
+        operator = Vectorised(schema, by=["customer"], fn=_added, returns=_RESULT, state=state)
+        return keyed(operator, [events], times=["at"], buckets=buckets)
+
+    return Query(build, placed=True)
+
+
+def in_spark_by_key(buckets: int) -> Query:
+    """Our operator inside the query, a function for each key."""
+
+    def build(events: DataFrame) -> DataFrame:
+        schema = to_arrow_schema(events.schema, timezone="UTC")
+        operator = Stateful(schema, by=["customer"], fn=_added_by_key, returns=_RESULT)
+        return keyed(operator, [events], times=["at"], buckets=buckets)
+
+    return Query(build, placed=True)
+
+
+class _PerKey(StatefulProcessor):
+    """What Spark's documentation shows: one value of state for each key."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        kept = [T.StructField("n", T.LongType()), T.StructField("total", T.DoubleType())]
+        self._state = handle.getValueState("state", T.StructType(kept))
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: TimerValues) -> Iterator[Row]:
+        n, total = self._state.get() or (0, 0.0)
+        for row in rows:
+            n += 1
+            total += row.amount
+        self._state.update((n, total))
+        yield Row(customer=key[0], n=n, total=total)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _per_key(events: DataFrame) -> DataFrame:
+    return events.groupBy("customer").transformWithState(_PerKey(), _RESULT, "Append", "EventTime")
+
+
+PER_KEY = Query(_per_key)
+"""transformWithState, as it is meant to be used."""
+
+
+@dataclass
+class _Laps:
+    """CPU at the end of each batch."""
+
+    marks: list[tuple[float, float]] = field(default_factory=list)
+    rows: int = 0
+
+    def take(self, batch: DataFrame, _: int) -> None:
+        self.rows += batch.toArrow().num_rows
+        self.marks.append((time.perf_counter(), tree_cpu(os.getpid())))
+
+
+def run(spark: SparkSession, topic: Topic, query: Query, *, warm: int) -> Lap:
+    """Read all events; the lap is what comes after the first batches, up to the end."""
+    folder = topic.folder / "engine" / "bench"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for shared in ("notes", "loaded"):
+        (folder / shared).write_bytes(bytes(1))
+    with EventLog(topic.folder) as log:
+        starts = {end.partition: end.start for end in log.ends("events")}
+        input_ = Input("events", log.topic("events"), placed=query.placed)
+    reading = Reading(
+        log=str(topic.folder),
+        notes=str(folder / "notes"),
+        loaded=str(folder / "loaded"),
+        skips={"events": str(folder / "skips")},
+        starts={"events": starts},
+        rows=topic.batch,
+        columns={"events": ("customer", "amount", "at") + (PARTITION, OFFSET) * query.placed},
+    )
+    session = session_for(spark, empty_batches=False)
+    frame = query.build(streaming(session, (input_,), reading)["events"])
+    laps = _Laps()
+    writer = frame.writeStream.outputMode(query.mode).option("checkpointLocation", str(folder / "checkpoint"))
+    running = writer.trigger(availableNow=True).foreachBatch(laps.take).start()
+    running.awaitTermination()
+    first, last = laps.marks[warm - 1], laps.marks[-1]
+    events = topic.events - warm * topic.batch
+    return Lap(events, last[0] - first[0], last[1] - first[1])
+
+
+HOSTS: dict[str, Callable[[int], Query]] = {"in Spark": in_spark}
+"""The hosts of an operator that are measured; each with the number of buckets."""

@@ -1,0 +1,67 @@
+"""A bucket is a state like any other, packed into bytes and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headwater.engine.keyed.bucket import Bucket
+from headwater.engine.keyed.state import MemoryState
+from headwater.errors import NewerFormatError, StateChangedError
+
+NAMES = st.sampled_from([b"", b"\x00", b"a", b"ab", b"\xff"])
+KEYS = st.sampled_from([b"", b"k", b"l"])
+SPACES = st.sampled_from(["one", "two"])
+PUTS = st.tuples(
+    SPACES,
+    st.lists(st.tuples(KEYS, NAMES, st.none() | st.sampled_from([b"", b"v", b"w"])), max_size=4),
+    st.booleans(),
+)
+ASKED = st.tuples(
+    SPACES, KEYS, NAMES, st.none() | NAMES, st.none() | st.integers(0, 3), st.booleans()
+)  # fmt: skip
+
+
+def put(state: Any, space: str, entries: list[tuple[bytes, bytes, bytes | None]], single: bool) -> None:
+    keys, names, values = ([entry[part] for entry in entries] for part in range(3))
+    state.put(space, keys, None if single else names, values)
+
+
+@settings(max_examples=150)
+@given(st.lists(PUTS, max_size=6), st.lists(ASKED, min_size=1, max_size=5))
+def test_a_bucket_answers_like_a_state_in_memory(puts, asked):
+    bucket, memory = Bucket(), MemoryState()
+    for space, entries, single in puts:
+        put(bucket, space, entries, single)
+        put(memory, space, entries, single)
+        bucket = Bucket.unpacked(bucket.packed(4, "words"), 4, "words")
+    assert len(bucket) == len(memory)
+    for space, key, low, high, most, backwards in asked:
+        options = {"most": most, "backwards": backwards}
+        assert bucket.entries(space, key, low, high, **options) == memory.entries(
+            space, key, low, high, **options
+        )
+        assert bucket.values(space, [key, b"k"], [low, b"a"]) == memory.values(
+            space, [key, b"k"], [low, b"a"]
+        )
+        assert bucket.values(space, [key]) == memory.values(space, [key])
+
+
+def test_another_number_of_buckets_is_refused():
+    with pytest.raises(StateChangedError) as caught:
+        Bucket.unpacked(Bucket().packed(4, "words"), 8, "words")
+    assert caught.value.data == {"was": 4, "now": 8}
+
+
+def test_the_state_of_another_operator_is_refused():
+    with pytest.raises(StateChangedError):
+        Bucket.unpacked(Bucket().packed(4, "words"), 4, "other words")
+
+
+def test_a_newer_form_is_refused():
+    with pytest.raises(NewerFormatError) as caught:
+        Bucket.unpacked(b"\x02" + Bucket().packed(4, "words")[1:], 4, "words")
+    assert caught.value.data == {"form": 2}

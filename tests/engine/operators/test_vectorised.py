@@ -1,0 +1,92 @@
+"""The user's own logic for all keys at once: states as arrays."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from headwater.engine.keyed.operator import TIME
+from headwater.engine.keyed.state import MemoryState
+from headwater.engine.operators.vectorised import Vectorised
+from headwater.errors import BadPipelineError
+
+EVENTS = pa.schema([("k", pa.float64()), ("n", pa.int64())])
+
+
+def events(keys, numbers):
+    return pa.table(
+        {"k": pa.array(keys, pa.float64()), "n": pa.array(numbers, pa.int64()), TIME: list(range(len(keys)))}
+    )
+
+
+def added(events, at, states, keys):
+    assert events.column_names == ["k", "n"]
+    np.add.at(states["n"], at, events["n"].to_numpy())
+    states["seen"] |= True
+    states["seen"][states["n"] == 0] = False
+    return keys.append_column("n", pa.array(states["n"]))
+
+
+def made(**options):
+    given = {"by": ["k"], "fn": added, "returns": "k double, n bigint", "state": "n bigint, seen boolean"}
+    return Vectorised(EVENTS, **{**given, **options})
+
+
+def test_states_are_arrays_over_touched_keys():
+    operator, state = made(), MemoryState()
+    first = operator.step(state, [events([1.0, None, float("nan"), 1.0, -0.0], [1, 2, 3, 4, 5])], 0)
+    assert first["n"].to_pylist() == [5, 2, 3, 5]
+    second = operator.step(state, [events([0.0, float("nan"), None], [1, 1, 1])], 0)
+    assert second["n"].to_pylist() == [6, 4, 3]
+
+
+def test_a_state_of_zeros_is_forgotten():
+    operator, state = made(), MemoryState()
+    operator.step(state, [events([1.0, 2.0], [1, 1])], 0)
+    assert len(state) == 2
+    operator.step(state, [events([1.0], [-1])], 0)
+    assert len(state) == 1
+
+
+def test_arrays_may_be_replaced_instead_of_changed():
+    def replaced(events, at, states, keys):
+        states["n"] = states["n"] + np.bincount(at, minlength=len(keys))
+        return keys.append_column("n", pa.array(states["n"]))
+
+    operator, state = made(fn=replaced), MemoryState()
+    operator.step(state, [events([1.0], [0])], 0)
+    assert operator.step(state, [events([1.0], [0])], 0)["n"].to_pylist() == [2]
+
+
+def test_without_events_the_function_is_not_called():
+    operator = made(fn=lambda *_: 1 / 0)
+    assert operator.step(MemoryState(), [events([], [])], 99).schema == operator.schema
+
+
+def test_a_result_without_its_columns_is_refused():
+    operator = made(fn=lambda events, at, states, keys: keys)
+    with pytest.raises(BadPipelineError) as caught:
+        operator.step(MemoryState(), [events([1.0], [1])], 0)
+    assert caught.value.place.file.endswith("test_vectorised.py")
+
+
+def test_a_failing_function_is_named():
+    def divide(events, at, states, keys):
+        return 1 / 0
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        made(fn=divide).step(MemoryState(), [events([1.0, 1.0], [1, 1])], 0)
+    assert caught.value.__notes__[0].startswith("in divide (")
+    assert "2 events of 1 keys" in caught.value.__notes__[0]
+
+
+def test_a_state_without_fixed_width_is_refused():
+    with pytest.raises(BadPipelineError) as caught:
+        made(state="n bigint, name string")
+    assert caught.value.data == {"column": "name"}
+
+
+def test_another_state_has_another_form():
+    assert made().form != made(state="n bigint").form
+    assert made().form == made(fn=lambda *_: None).form
