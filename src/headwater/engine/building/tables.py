@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -11,13 +12,15 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from headwater.engine.building.after_spark import AfterSpark, Arrival
 from headwater.engine.building.inputs import Input, Reading, Rows, streaming
+from headwater.engine.operators.history import History
 from headwater.engine.operators.tables.dataflow import TableInput, compile_tables
 from headwater.engine.spark.translation import translated
 from headwater.errors import BadPipelineError
-from headwater.pipelines import Kind, Pipeline
-from headwater.pipelines.query import over_inputs
+from headwater.pipelines import Kind, Pipeline, Table
+from headwater.pipelines.declaring import VALID_FROM
+from headwater.pipelines.query import normal_sql, over_inputs
 
-__all__ = ["kept_by_tables", "tables_after_spark"]
+__all__ = ["history_after_spark", "kept_by_tables", "tables_after_spark"]
 
 
 def kept_by_tables(pipeline: Pipeline, inputs: tuple[Input, ...], operators: tuple[str, ...] = ()) -> bool:
@@ -59,7 +62,7 @@ def _columns(pipeline: Pipeline, sql: str, inputs: tuple[Input, ...], session: S
     if pipeline.kind is not Kind.VIEW:
         what = f"{pipeline} is made of tables that change, so its rows change, too"
         fix = f'@app.view(key=…), or read "{inputs[0].name}" as events: {inputs[0].name}: DataFrame'
-        raise BadPipelineError(what, fix=fix, place=pipeline.place, pipeline=pipeline.name)
+        raise _bad(pipeline, what, fix)
     frames: dict[str, Any] = {f"i{n}": _empty(session, input_) for n, input_ in enumerate(inputs)}
     try:
         found = session.sql(over_inputs(sql, tuple(input_.name for input_ in inputs)), **frames).schema
@@ -93,3 +96,34 @@ def tables_after_spark(
     frames = streaming(session, inputs, reading)
     arrivals = {input_.name: Arrival(frames[input_.name], input_.time) for input_ in inputs}
     return AfterSpark(flow, tuple(arrivals[name] for name in flow.inputs), flow.words, by_offset=True)
+
+
+def history_after_spark(
+    session: SparkSession, pipeline: Pipeline, sql: str, inputs: tuple[Input, ...], reading: Reading
+) -> AfterSpark:
+    """A table's present and earlier rows, each with the time it held.
+
+    Raises:
+        BadPipelineError: It is not one table as it is, or its key is another.
+    """
+    (input_, *others) = inputs
+    if others or normal_sql(sql) != normal_sql(Table.named(input_.name).sql):
+        what = f"{pipeline} keeps the history of something that is not one table as it is"
+        raise _bad(
+            pipeline, what, f"def {pipeline.name}({input_.name}: hw.Table) -> hw.Table: return {input_.name}"
+        )
+    if pipeline.key != (*input_.key, VALID_FROM):
+        what = f'{pipeline} keeps the history of "{input_.name}" under another key'
+        raise _bad(
+            pipeline, what, f"key={input_.key[0]!r}" if len(input_.key) == 1 else f"key={input_.key!r}"
+        )
+    for_ever = pipeline.history in (None, timedelta.max)
+    keep = 0 if for_ever else (pipeline.history or timedelta()) // timedelta(microseconds=1)
+    steps = History(input_.row, input_.key, keep=keep, forget=not for_ever, valid_from=VALID_FROM)
+    frame = streaming(session, inputs, reading)[input_.name]
+    words = f"versions of {input_.name} by {', '.join(input_.key)}"
+    return AfterSpark(steps, (Arrival(frame, input_.time),), (words,))
+
+
+def _bad(pipeline: Pipeline, what: str, fix: str) -> BadPipelineError:
+    return BadPipelineError(what, fix=fix, place=pipeline.place, pipeline=pipeline.name)

@@ -155,7 +155,8 @@ def compile_tables(
     relation = relation_of(
         sql, {name: tuple(table.schema.names) for name, table in tables.items()}, what=what, place=place
     )
-    require_key(relation, key, {name: table.key for name, table in tables.items()}, asked)
+    keys = {name: table.key for name, table in tables.items()}
+    require_key(relation, key, keys, asked, {name: _windows(table.schema) for name, table in tables.items()})
     building = Building(relation, tables, asked)
     found = building.schema
     columns = zoned_schema(found) if types is None else types
@@ -197,3 +198,12 @@ class _Within:
         self, space: str, keys: Sequence[bytes], names: Sequence[bytes] | None, values: Sequence[bytes | None]
     ) -> None:
         self._state.put(self._prefix + space, keys, names, values)
+
+
+def _windows(schema: pa.Schema) -> tuple[str, ...]:
+    """The columns that are windows: a start and an end."""
+    return tuple(
+        field.name
+        for field in schema
+        if pa.types.is_struct(field.type) and [part.name for part in field.type] == ["start", "end"]
+    )
