@@ -27,6 +27,7 @@ from headwater.errors import BadPipelineError, Place
 from headwater.pipelines import Table
 
 __all__ = [
+    "BUCKETS",
     "HIDDEN_PREFIX",
     "Making",
     "Stage",
@@ -39,7 +40,8 @@ __all__ = [
 ]
 
 HIDDEN_PREFIX: Final = "_hw_"
-_BUCKETS: Final = 16
+BUCKETS: Final = 16
+"""Among how many buckets the keys of an operator in Spark are spread: part of what its state means."""
 _AFTER: Final = "_hw_after_spark"
 
 
@@ -60,7 +62,7 @@ class Stage:
     tables: Mapping[str, tuple[Input, DataFrame]]
     final: bool
     apart: tuple[int, ...] | None = None
-    buckets: int = _BUCKETS
+    buckets: int = BUCKETS
     words: list[str] = field(default_factory=list)
     forms: list[str] = field(default_factory=list)
     last_only: list[str] = field(default_factory=list)
