@@ -125,7 +125,9 @@ def build(spark: SparkSession, pipeline: Pipeline, inputs: tuple[Input, ...], re
         late=bool(operators) and plans.refusal(first, "append") is None,
         decided=_decided(plan, inputs, reading, weighs=weighs),
     )
-    session = session_for(spark, empty_batches=mode == "append" and bool(operators))
+    # What waits for the watermark comes in a batch of its own, once the watermark is known.
+    waits = bool(asked.words) or (mode == "append" and bool(operators))
+    session = session_for(spark, empty_batches=waits)
     whole = weighs or bool(asked.words)
     reading = replace(reading, columns={} if whole else needed_columns(session, pipeline.apply, inputs))
     frame = (
