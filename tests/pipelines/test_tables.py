@@ -181,6 +181,10 @@ AMBIGUOUS = [
     ("select p.id, u.country from posts p left join (select 'x' as one, country from users) u on p.author = u.one",
      ("id",)),
     ("select a.author from posts a left join users u on a.author = u.name and a.likes = u.age", ("author",)),
+    ("select u.name, n from (select author, count(*) n from posts group by author) left join users u on author = name",
+     ("name",)),
+    ("select 'k' as k, a.n, b.m from (select count(*) n from posts) a full join (select count(*) m from users) b"
+     " on a.n = b.m", ("k",)),
 ]  # fmt: skip
 
 

@@ -126,6 +126,21 @@ def test_row_moves_when_its_join_key_changes():
     assert not len(world.take([]))
 
 
+def test_minus_zero_is_kept_as_zero():
+    sql = (
+        "select u.name, count(*) as n, max(p.score) as s from users u left join posts p on p.likes = u.age"
+        " group by u.name"
+    )
+    world = World(flow(sql, ("name",)))
+    world.take(
+        [Version("users", {"name": "ada", "country": "de", "age": 1}, False), post(1, "ada", score=-0.0)]
+    )
+    world.take([Version("posts", {"id": 1}, True), post(2, "ada", score=0.0)])
+    assert world.shown == {("ada", 1, 0.0): 1}
+    world.take([Version("posts", {"id": 2}, True)])
+    assert world.shown == {("ada", 1, None): 1}
+
+
 @pytest.mark.parametrize("name", QUERIES)
 def test_nothing_is_left_of_deleted_rows(name):
     world = World(flow_of(name))

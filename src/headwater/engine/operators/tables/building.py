@@ -94,6 +94,13 @@ class Building:
         relation: What is asked for.
         tables: The tables that it reads.
         asked: For errors.
+
+    Example:
+        >>> from headwater.engine.operators.tables.dataflow import TableInput
+        >>> posts = TableInput(pa.schema([("id", pa.int64())]), ("id",))
+        >>> building = Building(asked_for.Scan("posts", ("id",)), {"posts": posts}, Asked("view", None))
+        >>> building.tables, building.words, [inputs for _, inputs in building.nodes]
+        (('posts',), ['rows of posts by id'], [(0,)])
     """
 
     def __init__(self, relation: Relation, tables: Mapping[str, Table], asked: Asked) -> None:

@@ -99,5 +99,10 @@ def weight_of(value: bytes | None) -> int:
 
 
 def weight_to(weight: int) -> bytes | None:
-    """A weight as it is kept; None, which takes it away, for 0."""
+    r"""A weight as it is kept; None, which takes it away, for 0.
+
+    Example:
+        >>> weight_to(1), weight_to(0)
+        (b'\x01', None)
+    """
     return _ENCODE(weight) if weight else None
