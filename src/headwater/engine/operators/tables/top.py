@@ -85,7 +85,6 @@ class Top:
             return self.schema.empty_table()
         keys = encode_keys([changed.column(name) for name in self.per]) if self.per else [b""] * len(changed)
         groups = list(dict.fromkeys(keys))
-        state.load(_ROWS, groups)
         moved = Counter[tuple[bytes, int]]()
         for key in groups:
             moved.subtract(self._first(state, key))
