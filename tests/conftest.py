@@ -44,12 +44,12 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The example of `headwater.testing.run` starts Spark, too, and those of Kafka have threads of the driver's own.
+    """Some examples start Spark, too, and those of Kafka have threads of the driver's own.
 
     Tests that fork must not be in a process with such threads: `make test` runs services apart from them.
     """
     for item in items:
-        if item.nodeid.endswith("headwater.testing.world.run"):
+        if item.nodeid.endswith("headwater.testing.world.run") or "/engine/verbs" in item.nodeid:
             item.add_marker(pytest.mark.spark)
         if "/log/kafka/" in item.nodeid:
             item.add_marker(pytest.mark.services)

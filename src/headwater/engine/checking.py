@@ -8,6 +8,8 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from headwater.engine.building.inputs import Rows
+from headwater.engine.building.placing import BUCKETS
 from headwater.engine.engine import Engine
 from headwater.engine.fit import Fit, compare
 from headwater.engine.folder import Folder, LocalFolder
@@ -17,7 +19,7 @@ from headwater.engine.surroundings import Surroundings
 from headwater.errors import HeadwaterError, UnreachableError
 from headwater.events import SystemClock
 from headwater.log import EventLog
-from headwater.pipelines import Graph
+from headwater.pipelines import Graph, Kind
 from headwater.plan import Checked
 from headwater.store import SqliteStore
 
@@ -69,10 +71,11 @@ def _checked(engine: Engine, name: str, noted: Folder) -> Checked:
         fit = compare(_made_before(noted, name), query.made(), query.built)
     except UnreachableError as error:
         fit = Fit("new", (f"what ran before is not known: {error.what}",))
-    made = query.made()
-    return Checked(
-        name, made.schema, query.built.mode, query.built.stateful, fit.verdict, (*fit.notes, *_notes(query))
-    )
+    built = query.built
+    changes = built.pipeline.kind is Kind.VIEW and built.rows is not Rows.FINAL
+    mode = "update" if changes else built.mode
+    notes = (*fit.notes, *_notes(query))
+    return Checked(name, query.made().schema, mode, built.stateful, fit.verdict, notes)
 
 
 def _made_before(noted: Folder, name: str) -> Made | None:
@@ -87,6 +90,11 @@ def _notes(query: Query) -> Iterator[str]:
         if built.stateful:
             yield "state is kept for ever, and a row goes out whenever it changes"
         return
+    if built.after_spark is not None:
+        yield "its last step runs after Spark: what it remembers commits with rows and ledger, in the store"
+        return
+    if built.keyed:
+        yield f"other steps follow {built.keyed[-1]}: it is kept in Spark, in {BUCKETS} buckets"
     if built.finals:
         yield "rows are shown while their window is open, and marked as open"
     if built.mode == "append" and built.stateful:

@@ -75,7 +75,7 @@ def enrich(
         refuse=missing == "quarantine",
     )
     words = f"rows of {table.inputs[0]} by {_named(pairs)}"
-    return placed(lambda final: operator, (left, right), words, "hw.enrich")
+    return placed(lambda final, last: operator, (left, right), words, "hw.enrich")
 
 
 def join_as_of(
@@ -121,7 +121,7 @@ def join_as_of(
     left, right = arrival(events, "hw.join_as_of"), table_of(table, "hw.join_as_of")
     pairs = _pairs(on)
 
-    def make(final: bool) -> AsOf:
+    def make(*, final: bool, last: bool) -> AsOf:
         return AsOf(columns_of(left), columns_of(right), pairs, how=how, final=final, valid_from=valid_from)
 
     words = f"versions of {table.inputs[0]} by {_named(pairs)}"
@@ -179,17 +179,18 @@ def stateful(  # noqa: PLR0913 - what a user may say of a function
     """
     left = arrival(events, "hw.stateful")
     columns, keys = columns_of(left), [by] if isinstance(by, str) else list(by)
-    operator: Operator
-    if isinstance(state, str | pa.Schema):
-        _require_plain(version=version != 1, upgrade=upgrade, expire=expire, on_expire=on_expire)
-        operator = Vectorised(columns, by=keys, fn=fn, returns=returns, state=state)
-    else:
-        operator = Stateful(
+
+    def make(*, final: bool, last: bool) -> Operator:
+        if isinstance(state, str | pa.Schema):
+            _require_plain(version=version != 1, upgrade=upgrade, expire=expire, on_expire=on_expire)
+            return Vectorised(columns, by=keys, fn=fn, returns=returns, state=state)
+        return Stateful(
             columns, by=keys, fn=fn, returns=returns, state=state, version=version, upgrade=upgrade, expire=expire,
-            on_expire=on_expire,
+            on_expire=on_expire, refuse=last,
         )  # fmt: skip
+
     words = f"states of {getattr(fn, '__name__', 'a function')} by {', '.join(keys)}"
-    return placed(lambda final: operator, (left,), words, "hw.stateful")
+    return placed(make, (left,), words, "hw.stateful")
 
 
 def _require_plain(**options: Any) -> None:

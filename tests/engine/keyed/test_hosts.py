@@ -1,8 +1,10 @@
-"""Operators give the same rows in every host: in memory, in packed buckets, inside a Spark query."""
+"""Operators give the same rows in every host: in memory, in packed buckets, at the sink, inside a Spark query."""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
@@ -12,13 +14,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headwater.engine.keyed.at_sink import Recent, StoreState
 from headwater.engine.keyed.bucket import Bucket
 from headwater.engine.keyed.in_spark import keyed
 from headwater.engine.keyed.operator import OFFSET, Operator
 from headwater.engine.keyed.state import MemoryState
+from headwater.store import SqliteStore
 from tests.engine.keyed import contract
 from tests.engine.keyed.contract import CHECKS, END, START, Batch, Record, table_of
 from tests.engine.keyed.running import Stream
+from tests.store.given import Runner
 
 
 def in_memory(operator: Operator, topics: Mapping[str, str], batches: Sequence[Batch]) -> list[list[Record]]:
@@ -37,6 +42,23 @@ def packed_each_time(
     return results
 
 
+def at_the_sink(
+    operator: Operator, topics: Mapping[str, str], batches: Sequence[Batch]
+) -> list[list[Record]]:
+    """State in a store; every batch runs once in vain, as when its commit failed, and few values stay in memory."""
+    results = []
+    with tempfile.TemporaryDirectory() as folder, closing(SqliteStore(Path(folder))) as store:
+        runner, recent = Runner(store, None), Recent(most=2)
+        for batch in _and_the_end(topics, batches):
+            _stepped(operator, StoreState(store.states(runner.query), recent), topics, batch)
+            recent.clear()
+            state = StoreState(store.states(runner.query), recent)
+            results.append(_stepped(operator, state, topics, batch))
+            runner.commit([], states=state.writes())
+            state.committed()
+    return results
+
+
 def _stepped(operator: Operator, state: Any, topics: Mapping[str, str], batch: Batch) -> list[Record]:
     arrived = [table_of(batch.records[name], columns) for name, columns in topics.items()]
     watermark = batch.watermark if batch.watermark == END else (START + batch.watermark) * 1_000_000
@@ -47,10 +69,10 @@ def _and_the_end(topics: Mapping[str, str], batches: Sequence[Batch]) -> list[Ba
     return [*batches, Batch({name: [] for name in topics}, END)]
 
 
-@pytest.mark.parametrize("host", [in_memory, packed_each_time], ids=lambda host: host.__name__)
+@pytest.mark.parametrize("host", [in_memory, packed_each_time, at_the_sink], ids=lambda host: host.__name__)
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_an_operator_keeps_the_contract(check, host):
-    @settings(max_examples=40)
+    @settings(max_examples=40, deadline=None)
     @given(st.randoms(use_true_random=False))
     def each(random: Random) -> None:
         check(host, random)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.engine.keyed.operator import DELETED, OFFSET, PARTITION, TIME
+from headwater.engine.keyed.operator import DELETED, OFFSET, PARTITION, REFUSED, TIME
 from headwater.engine.keyed.state import MemoryState
-from headwater.engine.operators.enrich import REFUSED, Enrich
+from headwater.engine.operators.enrich import Enrich
 from headwater.errors import BadPipelineError
 from tests.engine.operators.histories import END, START, asked, contents, histories, run, spaces, table_of
 
@@ -38,7 +38,7 @@ def now(clicks, pages, how="left"):
     return asked(NOW.format(how=how), **tables)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(histories(EVENTS, VERSIONS), st.sampled_from(["inner", "left"]))
 def test_each_batch_gives_the_rows_of_duckdb(history, how):
     results, state = run(Enrich(CLICKS, PAGES, ON, how=how), history, [CLICKS, PAGES], [False, True])
@@ -55,7 +55,7 @@ def test_each_batch_gives_the_rows_of_duckdb(history, how):
     assert spaces(state) == ({"rows": rows.total()} if rows else {})
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(histories(EVENTS, VERSIONS, most=5), st.integers(0, 6), st.booleans())
 def test_waiting_events_come_out_exactly_once(history, wait, refuse):
     operator = Enrich(CLICKS, PAGES, ON, wait=wait, refuse=refuse)
@@ -65,7 +65,7 @@ def test_waiting_events_come_out_exactly_once(history, wait, refuse):
     assert set(spaces(state)) <= {"rows"}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(histories(EVENTS, VERSIONS, most=5))
 def test_an_event_that_waits_gets_its_first_row(history):
     results, _ = run(

@@ -15,7 +15,7 @@ from headwater.engine.building.after_spark import AfterSpark
 from headwater.engine.building.inputs import ARRIVAL, Input, Reading, Rows, streaming
 from headwater.engine.building.placing import HIDDEN_PREFIX, Stage, after_spark_of, stage
 from headwater.engine.building.pruning import needed_columns
-from headwater.engine.building.tables import kept_by_tables, tables_after_spark
+from headwater.engine.building.tables import history_after_spark, kept_by_tables, tables_after_spark
 from headwater.engine.building.weighted import weighted
 from headwater.engine.keyed.operator import WEIGHT
 from headwater.engine.source.log_source import LogSource
@@ -103,6 +103,7 @@ def build(spark: SparkSession, pipeline: Pipeline, inputs: tuple[Input, ...], re
     sql = _query_of_tables(pipeline, inputs)
     if sql is not None:
         return _over_tables(spark, pipeline, sql, inputs, reading)
+    refusals.refuse_history(pipeline)
     inputs = tuple(input_.as_table() if input_.name in pipeline.tables else input_ for input_ in inputs)
     probing = session_for(spark, empty_batches=True)
     first, asked = _staged(probing, pipeline, inputs, reading, None)
@@ -114,7 +115,7 @@ def build(spark: SparkSession, pipeline: Pipeline, inputs: tuple[Input, ...], re
         first, asked = _staged(probing, pipeline, inputs, reading)
     plan = plans.plan_of(first)
     operators = tuple(plans.stateful(plan))
-    if kept_by_tables(pipeline, inputs, stateful=bool(operators)):
+    if kept_by_tables(pipeline, inputs, operators):
         return _over_tables(spark, pipeline, pipeline.sql or "", inputs, reading)
     _refuse(first, pipeline, inputs, operators)
     mode = _mode(first, pipeline, operators)
@@ -153,7 +154,7 @@ def _staged(
     """What the function makes of streams and tables, and the operators it asked for; `apart` as in `Stage`."""
     frames = streaming(session, inputs, reading)
     tables = {input_.name: (input_, frames[input_.name]) for input_ in inputs if input_.of_table}
-    given = frames | {name: Table.named(name) for name in tables}
+    given: dict[str, Any] = frames | {name: Table.named(name) for name in tables}
     with stage(tables, final=pipeline.kind is not Kind.VIEW, apart=apart) as asked:
         return called(pipeline, given), asked
 
@@ -206,7 +207,8 @@ def _over_tables(
     session = session_for(spark, empty_batches=False)
     inputs = tuple(input_.as_table() for input_ in inputs)
     reading = replace(reading, late=False)
-    after = tables_after_spark(session, pipeline, sql, inputs, reading)
+    compiled = tables_after_spark if pipeline.history is None else history_after_spark
+    after = compiled(session, pipeline, sql, inputs, reading)
     schema = pa.schema([field for field in after.steps.schema if field.name != WEIGHT])
     refusals.check_columns(pipeline, schema)
     window = plans.window_of(from_arrow_schema(schema))
@@ -223,7 +225,7 @@ def _applied(pipeline: Pipeline, given: Mapping[str, Any]) -> Any:
         raise translated(error, pipeline) from error
 
 
-def called(pipeline: Pipeline, frames: Mapping[str, DataFrame]) -> DataFrame:
+def called(pipeline: Pipeline, frames: Mapping[str, Any]) -> DataFrame:
     """What the pipeline's function makes of streams.
 
     Raises:

@@ -7,11 +7,11 @@ carries the operator; if exactly such a result is returned, that operator can ru
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -22,15 +22,26 @@ from headwater.engine.building.after_spark import AfterSpark, Arrival
 from headwater.engine.building.inputs import Input
 from headwater.engine.building.plans import time_of
 from headwater.engine.keyed.in_spark import keyed
-from headwater.engine.keyed.operator import Operator
-from headwater.engine.operators.enrich import REFUSED
+from headwater.engine.keyed.operator import REFUSED, Operator
 from headwater.errors import BadPipelineError, Place
 from headwater.pipelines import Table
 
-__all__ = ["HIDDEN_PREFIX", "Stage", "after_spark_of", "arrival", "columns_of", "placed", "stage", "table_of"]
+__all__ = [
+    "BUCKETS",
+    "HIDDEN_PREFIX",
+    "Making",
+    "Stage",
+    "after_spark_of",
+    "arrival",
+    "columns_of",
+    "placed",
+    "stage",
+    "table_of",
+]
 
 HIDDEN_PREFIX: Final = "_hw_"
-_BUCKETS: Final = 16
+BUCKETS: Final = 16
+"""Among how many buckets the keys of an operator in Spark are spread: part of what its state means."""
 _AFTER: Final = "_hw_after_spark"
 
 
@@ -51,10 +62,22 @@ class Stage:
     tables: Mapping[str, tuple[Input, DataFrame]]
     final: bool
     apart: tuple[int, ...] | None = None
-    buckets: int = _BUCKETS
+    buckets: int = BUCKETS
     words: list[str] = field(default_factory=list)
     forms: list[str] = field(default_factory=list)
     last_only: list[str] = field(default_factory=list)
+
+
+class Making(Protocol):
+    """Makes an operator for a place."""
+
+    def __call__(self, *, final: bool, last: bool) -> Operator:
+        """The operator.
+
+        Args:
+            final: Whether its rows must be final when they come.
+            last: Whether it is the last step, so that events which it gives back are kept aside.
+        """
 
 
 _stage: ContextVar[Stage | None] = ContextVar("stage", default=None)
@@ -89,13 +112,13 @@ def table_of(table: Any, verb: str) -> Arrival:
     return Arrival(frame, input_.time)
 
 
-def arrival(events: DataFrame, verb: str) -> Arrival:
+def arrival(events: Any, verb: str) -> Arrival:
     """Events that an operator reads.
 
     Raises:
         BadPipelineError: They have no time any more, or are no events.
     """
-    if not isinstance(events, DataFrame):  # a user's mistake, whatever the annotation says
+    if not isinstance(events, DataFrame):
         what = f"{verb} takes events, not {type(events).__name__}"
         raise BadPipelineError(what, fix="a parameter annotated DataFrame", place=Place.of_caller())
     time = time_of(events.schema)
@@ -111,19 +134,17 @@ def columns_of(of: Arrival) -> pa.Schema:
     return pa.schema([f.with_nullable(True) for f in schema if not f.name.startswith(HIDDEN_PREFIX)])
 
 
-def placed(
-    make: Callable[[bool], Operator], arrivals: tuple[Arrival, ...], words: str, verb: str
-) -> DataFrame:
+def placed(make: Making, arrivals: tuple[Arrival, ...], words: str, verb: str) -> DataFrame:
     """The result of an operator.
 
     Args:
-        make: Makes the operator, for results that are final when they come, or not.
+        make: Makes the operator.
         arrivals: Its inputs.
         words: What it keeps in state, for people.
         verb: What the user called.
     """
     now = _present(verb)
-    inside, beside = make(True), make(now.final)
+    inside, beside = make(final=True, last=False), make(final=now.final, last=True)
     apart = now.apart is None or len(now.words) in now.apart
     now.words.append(words)
     now.forms.append(f"{now.buckets} buckets of {inside.form}")

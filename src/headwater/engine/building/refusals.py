@@ -18,6 +18,7 @@ __all__ = [
     "refuse_chance",
     "refuse_changing",
     "refuse_givers_back",
+    "refuse_history",
     "refuse_waiting",
     "unrunnable",
 ]
@@ -66,6 +67,13 @@ def refuse_givers_back(pipeline: Pipeline, verbs: list[str]) -> None:
         raise _bad(
             pipeline, what, None, f"return what {verbs[0]} gives, and go on in a pipeline that reads this one"
         )
+
+
+def refuse_history(pipeline: Pipeline) -> None:
+    """Only a table has a history: events are one already."""
+    if pipeline.history is not None:
+        what = f"{pipeline} asks for history, and is not made of a table"
+        raise _bad(pipeline, what, None, f"annotate its parameter: {pipeline.inputs[0]}: hw.Table")
 
 
 def unrunnable(pipeline: Pipeline, refusal: str) -> BadPipelineError:

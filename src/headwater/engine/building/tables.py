@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -11,20 +12,27 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from headwater.engine.building.after_spark import AfterSpark, Arrival
 from headwater.engine.building.inputs import Input, Reading, Rows, streaming
+from headwater.engine.operators.history import History
 from headwater.engine.operators.tables.dataflow import TableInput, compile_tables
 from headwater.engine.spark.translation import translated
 from headwater.errors import BadPipelineError
-from headwater.pipelines import Kind, Pipeline
-from headwater.pipelines.query import over_inputs
+from headwater.pipelines import Kind, Pipeline, Table
+from headwater.pipelines.declaring import VALID_FROM
+from headwater.pipelines.query import normal_sql, over_inputs
 
-__all__ = ["kept_by_tables", "tables_after_spark"]
+__all__ = ["history_after_spark", "kept_by_tables", "tables_after_spark"]
 
 
-def kept_by_tables(pipeline: Pipeline, inputs: tuple[Input, ...], *, stateful: bool = False) -> bool:
+def kept_by_tables(pipeline: Pipeline, inputs: tuple[Input, ...], operators: tuple[str, ...] = ()) -> bool:
     """Whether a query in SQL is about tables as a whole, and not about the events that change them.
 
-    It is when it reads a table that programs write to; or when it has to remember something about a view whose rows
-    change for ever, which no stream could.
+    It is when it reads a table that programs write to; when it joins views; and when it has to remember something about
+    a view whose rows change for ever, which no stream could.
+
+    Args:
+        pipeline: The query.
+        inputs: What it reads.
+        operators: What Spark would have to remember to run it on streams.
 
     Raises:
         BadPipelineError: It reads a table and the events of a topic.
@@ -33,11 +41,9 @@ def kept_by_tables(pipeline: Pipeline, inputs: tuple[Input, ...], *, stateful: b
         return False
     tables = [input_ for input_ in inputs if input_.topic.compact and input_.rows is None]
     if not tables:
-        return (
-            stateful
-            and any(input_.rows is Rows.CHANGING for input_ in inputs)
-            and all(i.rows for i in inputs)
-        )
+        views = all(input_.rows for input_ in inputs)
+        changing = any(input_.rows is Rows.CHANGING for input_ in inputs)
+        return views and ("join" in operators or (changing and bool(operators)))
     events = [input_ for input_ in inputs if input_.rows is None and not input_.topic.compact]
     if events:
         what = f'{pipeline} joins the events of "{events[0].name}" with the table "{tables[0].name}" in SQL'
@@ -56,7 +62,7 @@ def _columns(pipeline: Pipeline, sql: str, inputs: tuple[Input, ...], session: S
     if pipeline.kind is not Kind.VIEW:
         what = f"{pipeline} is made of tables that change, so its rows change, too"
         fix = f'@app.view(key=…), or read "{inputs[0].name}" as events: {inputs[0].name}: DataFrame'
-        raise BadPipelineError(what, fix=fix, place=pipeline.place, pipeline=pipeline.name)
+        raise _bad(pipeline, what, fix)
     frames: dict[str, Any] = {f"i{n}": _empty(session, input_) for n, input_ in enumerate(inputs)}
     try:
         found = session.sql(over_inputs(sql, tuple(input_.name for input_ in inputs)), **frames).schema
@@ -90,3 +96,34 @@ def tables_after_spark(
     frames = streaming(session, inputs, reading)
     arrivals = {input_.name: Arrival(frames[input_.name], input_.time) for input_ in inputs}
     return AfterSpark(flow, tuple(arrivals[name] for name in flow.inputs), flow.words, by_offset=True)
+
+
+def history_after_spark(
+    session: SparkSession, pipeline: Pipeline, sql: str, inputs: tuple[Input, ...], reading: Reading
+) -> AfterSpark:
+    """A table's present and earlier rows, each with the time it held.
+
+    Raises:
+        BadPipelineError: It is not one table as it is, or its key is another.
+    """
+    (input_, *others) = inputs
+    if others or normal_sql(sql) != normal_sql(Table.named(input_.name).sql):
+        what = f"{pipeline} keeps the history of something that is not one table as it is"
+        raise _bad(
+            pipeline, what, f"def {pipeline.name}({input_.name}: hw.Table) -> hw.Table: return {input_.name}"
+        )
+    if pipeline.key != (*input_.key, VALID_FROM):
+        what = f'{pipeline} keeps the history of "{input_.name}" under another key'
+        raise _bad(
+            pipeline, what, f"key={input_.key[0]!r}" if len(input_.key) == 1 else f"key={input_.key!r}"
+        )
+    for_ever = pipeline.history in (None, timedelta.max)
+    keep = 0 if for_ever else (pipeline.history or timedelta()) // timedelta(microseconds=1)
+    steps = History(input_.row, input_.key, keep=keep, forget=not for_ever, valid_from=VALID_FROM)
+    frame = streaming(session, inputs, reading)[input_.name]
+    words = f"versions of {input_.name} by {', '.join(input_.key)}"
+    return AfterSpark(steps, (Arrival(frame, input_.time),), (words,))
+
+
+def _bad(pipeline: Pipeline, what: str, fix: str) -> BadPipelineError:
+    return BadPipelineError(what, fix=fix, place=pipeline.place, pipeline=pipeline.name)

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from headwater.engine.keyed.state import State
 
-__all__ = ["DELETED", "OFFSET", "PARTITION", "TIME", "WEIGHT", "Operator"]
+__all__ = ["DELETED", "OFFSET", "PARTITION", "REFUSED", "TIME", "WEIGHT", "Operator"]
 
 TIME: Final = "_hw_time"
 """The event time of a row that arrived: microseconds since 1970, an int64 that is never null."""
@@ -20,6 +20,8 @@ DELETED: Final = "_hw_deleted"
 """Of a table's row: whether the key has no row any more; then only the columns of the key are filled."""
 WEIGHT: Final = "_hw_weight"
 """Of a change: -1 for a row that is no longer, +1 for one that is now, an int64; other numbers for several."""
+REFUSED: Final = "_hw_refused"
+"""Of an event that an operator gives back, to be kept aside: why; null for every other row."""
 
 
 class Operator(Protocol):

@@ -53,8 +53,13 @@ class Grouped:
         return [self.keys[code] for code in self.codes.tolist()]
 
 
-def grouped(rows: pa.Table, columns: Sequence[str]) -> Grouped:
+def grouped(rows: pa.Table, columns: Sequence[str], *, nulls: bool = False) -> Grouped:
     """The keys of rows, each once.
+
+    Args:
+        rows: The rows.
+        columns: Those of the key.
+        nulls: Whether a null is a value like others, as it is where rows are grouped, not joined.
 
     Example:
         >>> found = grouped(pa.table({"id": [7, None, 8, 7]}), ["id"])
@@ -62,15 +67,15 @@ def grouped(rows: pa.Table, columns: Sequence[str]) -> Grouped:
         (2, [0, -1, 1, 0])
     """
     parts = [rows.column(name).combine_chunks() for name in columns]
-    nulls = [part.is_null() for part in parts if part.null_count]
+    without = [] if nulls else [part.is_null() for part in parts if part.null_count]
     if len(parts) == 1 and not (pa.types.is_nested(parts[0].type) or pa.types.is_floating(parts[0].type)):
-        encoded = parts[0].dictionary_encode()
+        encoded = parts[0].dictionary_encode("encode" if nulls else "mask")
         keys, codes = encode_keys([encoded.dictionary]), encoded.indices
     else:
         encoded = pa.array(encode_keys(parts), pa.binary()).dictionary_encode()
         keys, codes = encoded.dictionary.to_pylist(), encoded.indices
     found = codes.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
-    for null in nulls:
+    for null in without:
         found[null.to_numpy(zero_copy_only=False)] = -1
     return Grouped(keys, found)
 

@@ -9,8 +9,8 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from headwater.engine.keyed.due import due, remind
-from headwater.engine.keyed.operator import WEIGHT
+from headwater.engine.keyed.due import due
+from headwater.engine.keyed.operator import TIME, WEIGHT
 from headwater.engine.keyed.state import State
 from headwater.engine.operators.arrivals import (
     Numbers,
@@ -19,20 +19,21 @@ from headwater.engine.operators.arrivals import (
     encode_rows,
     fitted,
     grouped,
-    mark,
     marks,
     places,
     times_of,
     with_order,
 )
 from headwater.engine.operators.sides import How, Pairs, others, refuse, require_sides
+from headwater.engine.operators.slices import hold, release
 from headwater.engine.operators.versions import Held, held_at, prune, take_versions
 
 __all__ = ["AsOf"]
 
 _WAITING: Final = "waiting"
-_OF_VERSION: Final = b"v"
-_OF_EVENT: Final = b"e"
+_ENDS: Final = "known"
+"""The space of times when events are final, in a view that corrects."""
+_END: Final = pa.schema([("key", pa.binary()), ("name", pa.binary()), (TIME, pa.int64())])
 _MOMENT: Final = pa.timestamp("us", "UTC")
 
 
@@ -106,55 +107,51 @@ class AsOf:
     def step(self, state: State, arrived: Sequence[pa.Table], watermark: int) -> pa.Table:
         """Take versions and events; give out what is final now, or what is new and what changed."""
         events = fitted(arrived[0], with_order(self.events))
-        versions, waited = _due(state, watermark)
-        affected = self._affected(state, arrived[1])
-        before = self._held(state, affected)
-        versions += self._take_versions(state, arrived[1], watermark)
+        due(state, watermark)
         if self.final:
-            ready = self._ready(state, events, waited, watermark)
+            take_versions(state, arrived[1], self.keys[1], others(self.table, self.on))
+            ready = self._ready(state, events, watermark)
             result = self._rows(ready, self._held(state, ready), 1)
         else:
-            self._ready(state, events, waited, watermark)
+            affected = self._affected(state, arrived[1])
+            before = self._held(state, affected)
+            take_versions(state, arrived[1], self.keys[1], others(self.table, self.on))
             result = self._corrections(state, affected, before, events)
-        prune(state, list(dict.fromkeys(versions)), watermark)
+            self._remember(state, events, watermark)
+        prune(state, watermark)
         return result
 
-    def _take_versions(self, state: State, rows: pa.Table, watermark: int) -> list[bytes]:
-        """Put versions into the state, with deadlines; returns keys that have something to forget already."""
-        keys, ends = take_versions(state, rows, self.keys[1], others(self.table, self.on))
-        later = [(end, key) for end, key in zip(ends, keys, strict=True) if end > watermark]
-        remind(state, [end for end, _ in later], [_OF_VERSION + key for _, key in later])
-        return [key for end, key in zip(ends, keys, strict=True) if end <= watermark]
-
-    def _ready(self, state: State, events: pa.Table, waited: list[bytes], watermark: int) -> pa.Table:
+    def _ready(self, state: State, events: pa.Table, watermark: int) -> pa.Table:
         """The events whose answer is final now; the others wait."""
-        codes, times = grouped(events, self.keys[0]), times_of(events)
-        waiting = (times >= watermark) & (codes.codes >= 0)
-        later = np.flatnonzero(waiting)
-        if len(later):
-            rows, keys = events.take(later), [codes.keys[code] for code in codes.codes[later].tolist()]
-            state.put(_WAITING, keys, places(rows), encode_rows(with_order(self.events), rows))
-            ends = dict.fromkeys(zip((times[later] + 1).tolist(), keys, strict=True))
-            remind(state, [end for end, _ in ends], [_OF_EVENT + key for _, key in ends])
-            events = events.take(np.flatnonzero(~waiting))
-        state.load(_WAITING, waited)
-        high = mark(watermark)
-        found = [(key, name, row) for key in waited for name, row in state.entries(_WAITING, key, high=high)]
-        if not found:
-            return events
-        state.put(_WAITING, [key for key, _, _ in found], [name for _, name, _ in found], [None] * len(found))
-        return pa.concat_tables([self._decoded([row for _, _, row in found]), events])
+        over = release(state, _WAITING, watermark)
+        later = times_of(events) >= watermark
+        if later.any():
+            hold(state, _WAITING, events.take(np.flatnonzero(later)))
+            events = events.take(np.flatnonzero(~later))
+        return events if over is None else pa.concat_tables([over, events])
+
+    def _remember(self, state: State, events: pa.Table, watermark: int) -> None:
+        """Remember events whose answer may still change, and forget those whose answer is final now."""
+        found = grouped(events, self.keys[0])
+        later = np.flatnonzero((times_of(events) >= watermark) & (found.codes >= 0))
+        rows, keys = events.take(later), [found.keys[code] for code in found.codes[later].tolist()]
+        names = places(rows)
+        state.put(_WAITING, keys, names, encode_rows(with_order(self.events), rows))
+        hold(state, _ENDS, pa.table({"key": keys, "name": names, TIME: rows.column(TIME)}, _END))
+        over = release(state, _ENDS, watermark)
+        if over is not None:
+            owners, names = over.column("key").to_pylist(), over.column("name").to_pylist()
+            state.put(_WAITING, owners, names, [None] * len(owners))
 
     def _affected(self, state: State, versions: pa.Table) -> pa.Table:
         """Events that were given out, whose answer versions that arrived may change."""
-        if self.final or not len(versions):
-            return self._decoded([])
         found, times = grouped(versions, self.keys[1]), times_of(versions)
         first = np.full(len(found.keys) + 1, np.iinfo(np.int64).max)
         np.minimum.at(first, found.codes, times)
         state.load(_WAITING, found.keys)
         since = zip(found.keys, marks(first[:-1]), strict=True)
-        return self._decoded([row for key, low in since for _, row in state.entries(_WAITING, key, low)])
+        rows = [row for key, low in since for _, row in state.entries(_WAITING, key, low)]
+        return decode_rows(with_order(self.events), rows)
 
     def _corrections(self, state: State, affected: pa.Table, before: Held, events: pa.Table) -> pa.Table:
         now = self._held(state, affected)
@@ -197,9 +194,6 @@ class AsOf:
             events = events.append_column(WEIGHT, pa.array(np.full(len(events), weight, np.int64)))
         return beside(events, contents, where, self.schema)
 
-    def _decoded(self, rows: list[bytes]) -> pa.Table:
-        return decode_rows(with_order(self.events), rows)
-
 
 def _used(at: Numbers) -> tuple[list[int], Numbers]:
     """The numbers that occur, each once, and for each place where among them its number is; -1 stays."""
@@ -207,10 +201,3 @@ def _used(at: Numbers) -> tuple[list[int], Numbers]:
     if len(used) and used[0] < 0:
         used, where = used[1:], where - 1
     return used.tolist(), where
-
-
-def _due(state: State, watermark: int) -> tuple[list[bytes], list[bytes]]:
-    """Keys with versions to forget, and keys with events whose answer is final."""
-    names = dict.fromkeys(name for _, name in due(state, watermark))
-    versions = [name[1:] for name in names if name[:1] == _OF_VERSION]
-    return versions, [name[1:] for name in names if name[:1] == _OF_EVENT]

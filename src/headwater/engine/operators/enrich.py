@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.engine.keyed.due import due, forget, remind
-from headwater.engine.keyed.operator import DELETED
+from headwater.engine.keyed.operator import DELETED, REFUSED
 from headwater.engine.keyed.state import State
 from headwater.engine.operators.arrivals import (
     PLACE,
@@ -30,10 +30,8 @@ from headwater.engine.operators.arrivals import (
 )
 from headwater.engine.operators.sides import How, Pairs, others, require_sides, require_time
 
-__all__ = ["REFUSED", "Enrich"]
+__all__ = ["Enrich"]
 
-REFUSED: Final = "_hw_refused"
-"""Of an event that is given back: why; null for an event that was joined."""
 _ROWS: Final = "rows"
 _WAITING: Final = "waiting"
 _OF_ROW: Final = b"r"

@@ -9,7 +9,7 @@ import pyarrow as pa
 from headwater.engine.keyed.keys import require_keys
 from headwater.errors import BadPipelineError, Place
 
-__all__ = ["How", "Pairs", "others", "refuse", "require_sides", "require_time"]
+__all__ = ["How", "Pairs", "others", "refuse", "require_key", "require_sides", "require_time"]
 
 How = Literal["inner", "left"]
 """Events without a row of the table: left out, or kept with nulls."""
@@ -53,11 +53,26 @@ def require_sides(name: str, events: pa.Schema, table: pa.Schema, on: Pairs) -> 
         if one != other:
             what = f"{name} cannot compare {left} ({one}) with {right} ({other})"
             refuse(what, f"cast one of them, so that both are {other}", on=[left, right])
-    _require_comparable(name, events, on)
+        _require_comparable(name, events.field(left))
     twice = [column for column in others(table, on).names if column in events.names]
     if twice:
         what = f"{name} would give two columns named {', '.join(twice)}"
         refuse(what, f"rename {twice[0]} in the event or in the table", columns=twice)
+
+
+def require_key(name: str, columns: pa.Schema, key: tuple[str, ...]) -> None:
+    """Refuse a key that rows cannot be grouped by.
+
+    Raises:
+        BadPipelineError: It is empty, or has a column that is not there or is of a type without an order.
+    """
+    if not key:
+        refuse(f"{name} has no key", f"one of: {', '.join(columns.names)}", key=[])
+    for column in key:
+        if column not in columns.names:
+            what = f"{name} is by {column}, which its input does not have"
+            refuse(what, f"one of: {', '.join(columns.names)}", column=column)
+        _require_comparable(name, columns.field(column))
 
 
 def require_time(name: str, option: str, value: int, lowest: int = 1) -> None:
@@ -86,10 +101,9 @@ def _require_column(name: str, side: str, schema: pa.Schema, column: str) -> Non
         refuse(what, f"one of: {', '.join(schema.names)}", column=column, side=side)
 
 
-def _require_comparable(name: str, events: pa.Schema, on: Pairs) -> None:
-    for left, _ in on:
-        try:
-            require_keys(pa.schema([events.field(left)]))
-        except TypeError:
-            kind = events.field(left).type
-            refuse(f"{name} cannot join on {left}: {kind} is no key", "a column of a plain type", on=[left])
+def _require_comparable(name: str, field: pa.Field) -> None:
+    try:
+        require_keys(pa.schema([field]))
+    except TypeError:
+        what = f"{name} cannot use {field.name} as a key: it is of type {field.type}"
+        refuse(what, "a column of a plain type", column=field.name)

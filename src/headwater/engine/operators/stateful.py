@@ -15,7 +15,7 @@ import pyarrow as pa
 from headwater.engine.keyed.due import due, forget, remind
 from headwater.engine.keyed.grouping import Grouped, grouped, python_values
 from headwater.engine.keyed.keys import decode_keys
-from headwater.engine.keyed.operator import OFFSET, PARTITION, TIME
+from headwater.engine.keyed.operator import OFFSET, PARTITION, REFUSED, TIME
 from headwater.engine.keyed.state import State
 from headwater.engine.operators.user_code import UserCode, declared_columns, key_schema, rows_table
 from headwater.errors import BadPipelineError, StateChangedError
@@ -29,6 +29,11 @@ OnExpire = Callable[[Any, Any], Iterable[Row]]
 Upgrade = Callable[[int, Any], Any]
 _SPACE: Final = "state"
 _HIDDEN: Final = frozenset((TIME, PARTITION, OFFSET))
+_REFUSED: Final = (
+    pa.field(PARTITION, pa.int64()),
+    pa.field(OFFSET, pa.int64()),
+    pa.field(REFUSED, pa.string()),
+)
 _TIMES: Final = struct.Struct(">qq")
 _NEWEST: Final = 255
 
@@ -61,6 +66,8 @@ class Stateful:
             dicts, lists, numbers and text.
         expire: How long after its last event a key is forgotten, in event time.
         on_expire: Is told of each key that is forgotten so, and gives rows: `on_expire(key, state) -> rows`.
+        refuse: Whether events on which the function fails are given back, with the reason in `REFUSED`, and the key
+            stays as it was; otherwise the error ends the step.
 
     Example:
         >>> from headwater.engine.keyed.state import MemoryState
@@ -91,6 +98,7 @@ class Stateful:
         upgrade: Upgrade | None = None,
         expire: str | timedelta | None = None,
         on_expire: OnExpire | None = None,
+        refuse: bool = False,
     ) -> None:
         self._code = UserCode(fn)
         self._by = tuple(by)
@@ -99,6 +107,7 @@ class Stateful:
         self._type = state
         self._version = version
         self._upgrade = upgrade
+        self._refuse = refuse
         self._expire = None if expire is None else duration(expire) // timedelta(microseconds=1)
         self._on_expire = None if on_expire is None else UserCode(on_expire)
         self._check()
@@ -128,8 +137,8 @@ class Stateful:
 
     @property
     def schema(self) -> pa.Schema:
-        """What the function returns."""
-        return self._returns
+        """What the function returns; and where the events stand that are given back."""
+        return pa.schema([*self._returns, *_REFUSED]) if self._refuse else self._returns
 
     @property
     def form(self) -> str:
@@ -140,14 +149,19 @@ class Stateful:
     def step(self, state: State, arrived: Sequence[pa.Table], watermark: int) -> pa.Table:
         """Call the function for each key that has events, then forget what has expired."""
         rows: list[Row] = []
+        refused: list[Row] = []
         (events,) = arrived
         if events.num_rows:
-            self._take(state, events, rows)
+            self._take(state, events, rows, refused)
         if self._expire is not None:
             self._forget(state, watermark, rows)
-        return rows_table(rows, self._returns, self._code)
+        made = rows_table(rows, self._returns, self._code)
+        if not self._refuse:
+            return made
+        given_back = pa.Table.from_pylist(refused, pa.schema(_REFUSED))
+        return pa.concat_tables([made, given_back], promote_options="default").select(self.schema.names)
 
-    def _take(self, state: State, events: pa.Table, rows: list[Row]) -> None:
+    def _take(self, state: State, events: pa.Table, rows: list[Row], refused: list[Row]) -> None:
         by_key = grouped(events, self._by)
         kept = [self._decoded(value) for value in state.values(_SPACE, by_key.keys)]
         keys = _python_keys(by_key.columns)
@@ -160,7 +174,12 @@ class Stateful:
             mine = kept[number]
             if times is not None:
                 self._pass_time(keys[number], mine, int(times[start]), int(times[end - 1]), rows)
-            mine.value = self._called(keys[number], dicts[start:end], mine.value, rows)
+            try:
+                mine.value = self._called(keys[number], dicts[start:end], mine.value, rows)
+            except Exception as error:  # the user's code may raise anything
+                if not self._refuse:
+                    raise
+                refused.extend(_given_back(sorted_.slice(start, end - start), error))
         self._keep(state, by_key.keys, kept)
 
     def _called(self, key: Any, events: list[Row], value: Any, rows: list[Row]) -> Any:
@@ -244,6 +263,13 @@ class Stateful:
         raise StateChangedError(
             what, detail=detail, fix=fix, place=self._code.place, version=version, known=self._version
         )
+
+
+def _given_back(events: pa.Table, error: Exception) -> list[Row]:
+    """Where events stand, and why they are given back."""
+    where = error.__notes__[0] if getattr(error, "__notes__", None) else ""
+    reason = f"{type(error).__name__}: {error}{f', {where}' if where else ''}"
+    return [{**place, REFUSED: reason} for place in events.select([PARTITION, OFFSET]).to_pylist()]
 
 
 def _python_keys(columns: pa.Table) -> list[Any]:

@@ -10,8 +10,7 @@ import pyarrow.compute as pc
 from headwater.engine.building.after_spark import AfterSpark
 from headwater.engine.keyed.at_sink import Recent, StoreState
 from headwater.engine.keyed.keys import encode_keys
-from headwater.engine.keyed.operator import OFFSET, PARTITION, WEIGHT
-from headwater.engine.operators.enrich import REFUSED
+from headwater.engine.keyed.operator import OFFSET, PARTITION, REFUSED, WEIGHT
 from headwater.store import States, StateWrite
 
 __all__ = ["Made", "Remembering", "settled"]

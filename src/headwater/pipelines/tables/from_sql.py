@@ -10,14 +10,21 @@ from sqlglot.errors import OptimizeError, SqlglotError
 from sqlglot.optimizer.qualify import qualify
 
 from headwater.errors import BadSqlError, Place
-from headwater.pipelines.query import parsed
+from headwater.pipelines.query import parsed, tables_of
 from headwater.pipelines.tables.grouping import grouped, has_aggregates
 from headwater.pipelines.tables.joining import joined
 from headwater.pipelines.tables.narrowing import narrowed
 from headwater.pipelines.tables.ranking import bounds_of, limited, ranked
 from headwater.pipelines.tables.refusal import Asked
 from headwater.pipelines.tables.relation import Distinct, Project, Relation, Scan, Union, Where
-from headwater.pipelines.tables.spelling import column, conjuncts, located, named_windows, together
+from headwater.pipelines.tables.spelling import (
+    column,
+    conjuncts,
+    located,
+    named_windows,
+    refuse_subqueries,
+    together,
+)
 
 __all__ = ["relation_of"]
 
@@ -65,6 +72,9 @@ def relation_of(
         if len(found) != len(tables[spelled[name]]):
             asked.refuse(spelled[name], "two of its columns differ only in upper and lower case")
     tree = named_windows(parsed(sql, what, place))
+    for name in tables_of(sql, what=what, place=place):
+        if name.lower() not in columns:
+            asked.refuse(name, "there is no table of this name", fix=", ".join(sorted(tables)))
     try:
         schema: dict[str, object] = {name: dict.fromkeys(found, "string") for name, found in columns.items()}
         tree = qualify(tree, dialect="spark", schema=schema, quote_identifiers=False)
@@ -138,6 +148,8 @@ class _Reading:
         order = tree.args.get("order")
         sorting = [each.this for each in order.expressions] if order else []
         having = tree.args.get("having")
+        for each in (*tree.expressions, *sorting, *([having] if having else ())):
+            refuse_subqueries(each, self.asked)
         if tree.args.get("group") or has_aggregates([*(item for _, item in items), *sorting, having]):
             rows, items, sorting = grouped(rows, tree, items, sorting, self.asked)
         else:
@@ -177,8 +189,12 @@ class _Reading:
             self.asked.refuse(tree, "it reads no table")
         bounds = bounds_of(conditions)
         rows = self.source(start.this, bounds)
+        known = frozenset([start.this.alias_or_name])
         for join in [*start.this.args.get("joins", ()), *tree.args.get("joins", ())]:
-            rows, conditions = joined(rows, self.source(join.this, bounds), join, conditions, self.asked)
+            other = frozenset([join.this.alias_or_name])
+            right = self.source(join.this, bounds)
+            rows, conditions = joined(rows, right, join, conditions, (known, other), self.asked)
+            known |= other
         return rows, conditions
 
     def source(self, tree: exp.Expr, bounds: Mapping[tuple[str, str], int]) -> Relation:

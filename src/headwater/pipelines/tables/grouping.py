@@ -67,6 +67,9 @@ def _keys(tree: exp.Select, items: Items, asked: Asked) -> list[exp.Expr]:
     for clause in ("grouping_sets", "cube", "rollup", "totals"):
         if group.args.get(clause):
             asked.refuse(group, f"{clause.replace('_', ' ').upper()} is not supported")
+    for each in group.expressions:
+        if isinstance(each, (exp.Rollup, exp.Cube, exp.GroupingSets)):
+            asked.refuse(each, "only plain columns and expressions can be grouped by")
     if group.args.get("all"):
         return [located(item, asked) for _, item in items if not has_aggregates([item])]
     return list(dict.fromkeys(located(each, asked) for each in group.expressions))

@@ -17,7 +17,12 @@ Sides = tuple[frozenset[str], frozenset[str]]
 
 
 def joined(
-    left: Relation, right: Relation, join: exp.Join, conditions: list[exp.Expr], asked: Asked
+    left: Relation,
+    right: Relation,
+    join: exp.Join,
+    conditions: list[exp.Expr],
+    sides: Sides,
+    asked: Asked,
 ) -> tuple[Relation, list[exp.Expr]]:
     """The join of two relations whose columns are named `alias.column`.
 
@@ -26,6 +31,7 @@ def joined(
         right: What stands after it.
         join: The clause.
         conditions: The conditions of WHERE: a join without ON takes its equalities from there.
+        sides: The aliases that stand before columns of either.
         asked: For errors.
 
     Returns:
@@ -35,7 +41,6 @@ def joined(
         BadSqlError: No columns of the two sides must be equal, or a row's partners cannot be found by equality alone.
     """
     how = _how(join, asked)
-    sides = (_aliases(left), _aliases(right))
     given = join.args.get("on")
     if given is None and how == "inner":
         equal, rest = _split(conditions, sides)
@@ -72,10 +77,6 @@ def _how(join: exp.Join, asked: Asked) -> How:
     if words not in known:
         asked.refuse(join, "this kind of join is not supported", fix="inner, left, right or full join")
     return known[words]
-
-
-def _aliases(relation: Relation) -> frozenset[str]:
-    return frozenset(name.split(".")[0] for name in relation.columns)
 
 
 def _split(

@@ -99,11 +99,13 @@ def limited(rows: Relation, tree: exp.Expr, by: tuple[str, ...], asked: Asked) -
     if limit is None and order is None:
         return rows
     if limit is None:
-        asked.refuse(order, "a view has no order", fix="order by … limit 10, or no order by")
+        asked.refuse(order or "ORDER BY", "a view has no order", fix="order by … limit 10, or no order by")
     count = _number(limit.expression) if isinstance(limit, exp.Limit) else None
-    if count is None or order is None:
+    if order is None or count is None:
         asked.refuse(
-            limit, "LIMIT needs ORDER BY and a plain number: which rows would stay?", fix="order by …"
+            limit or "LIMIT",
+            "LIMIT needs ORDER BY and a plain number: which rows would stay?",
+            fix="order by …",
         )
     names = by or tuple(each.this.name for each in order.expressions)
     for name in names:

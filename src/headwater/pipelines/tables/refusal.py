@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
@@ -35,7 +36,7 @@ class Asked:
         Raises:
             BadSqlError: Always; `data` has the `part`.
         """
-        words = part if isinstance(part, str) else part.sql("spark")
+        words = part if isinstance(part, str) else re.sub(r"`([\w.]+)`", r"\1", part.sql("spark"))
         if len(words) > 120:
             words = words[:119] + "…"
         message = f"the sql of {self.what} cannot be kept up to date: {words}: {reason}"

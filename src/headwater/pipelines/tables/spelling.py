@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import cast
 
 from sqlglot import exp
 
 from headwater.pipelines.tables.refusal import Asked
 
-__all__ = ["column", "conjuncts", "located", "named_windows", "tables_in", "together"]
+__all__ = ["column", "conjuncts", "located", "named_windows", "refuse_subqueries", "tables_in", "together"]
 
 _QUERIES = (exp.Subquery, exp.Select, exp.SetOperation, exp.Exists)
 
@@ -31,16 +32,25 @@ def located(tree: exp.Expr, asked: Asked) -> exp.Expr:
         >>> located(parse_one("(p.price) > 3"), Asked("view", None)).sql("spark")
         '`p.price` > 3'
     """
-    for node in tree.find_all(*_QUERIES):
-        asked.refuse(node, "a subquery inside an expression is not supported", fix="join …")
+    refuse_subqueries(tree, asked)
 
-    root = exp.Paren(this=tree.copy())
+    root = exp.Paren(this=tree.copy())  # so that every node has a parent in which it can be replaced
     for paren in list(root.this.find_all(exp.Paren)):
         paren.replace(paren.this)
     for found in list(root.this.find_all(exp.Column)):
         if found.table:
             found.replace(column(f"{found.table}.{found.name}"))
-    return root.this
+    return cast(exp.Expr, root.this)
+
+
+def refuse_subqueries(tree: exp.Expr, asked: Asked) -> None:
+    """Refuse a query inside an expression: IN, EXISTS, or one in place of a value.
+
+    Raises:
+        BadSqlError: There is one.
+    """
+    for node in tree.find_all(*_QUERIES):
+        asked.refuse(node, "a subquery inside an expression is not supported", fix="join …")
 
 
 def conjuncts(condition: exp.Expr) -> list[exp.Expr]:

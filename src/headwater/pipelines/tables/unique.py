@@ -30,10 +30,11 @@ from headwater.pipelines.tables.spelling import conjuncts
 __all__ = ["identifies", "require_key"]
 
 Names = frozenset[str]
+Keys = Mapping[str, tuple[str, ...]]
 
 
 def require_key(
-    relation: Relation, key: tuple[str, ...], tables: Mapping[str, tuple[str, ...]], asked: Asked
+    relation: Relation, key: tuple[str, ...], tables: Keys, asked: Asked, windows: Keys | None = None
 ) -> None:
     """Refuse a key that is not a column of the result, or of which two rows could have the same.
 
@@ -42,6 +43,7 @@ def require_key(
         key: The declared key.
         tables: The key of each table.
         asked: For errors.
+        windows: The columns of each table that are windows: its start determines a window, and so does its end.
 
     Raises:
         BadSqlError: The key does not identify a row of the result.
@@ -52,37 +54,38 @@ def require_key(
             asked.refuse(
                 name, "the key is not among the columns of the result", fix=", ".join(relation.columns)
             )
-    if not identifies(relation, [names[name.lower()] for name in key], tables):
-        better = _smallest(relation, tables)
+    if not identifies(relation, [names[name.lower()] for name in key], tables, windows):
+        better = _smallest(relation, tables, windows)
         fix = f"key=({', '.join(map(repr, better))})" if better else "select the keys of the tables as well"
         asked.refuse(f"key {', '.join(key)}", "two rows of the result could have the same key", fix=fix)
 
 
-def identifies(relation: Relation, columns: Iterable[str], tables: Mapping[str, tuple[str, ...]]) -> bool:
+def identifies(relation: Relation, columns: Iterable[str], tables: Keys, windows: Keys | None = None) -> bool:
     """Whether no two rows of a relation can agree in these columns.
 
     Args:
         relation: The relation.
         columns: Some of its columns.
         tables: The key of each table.
+        windows: As in `require_key`.
 
     Example:
         >>> posts = Scan("posts", ("id", "author"))
         >>> identifies(posts, ["id"], {"posts": ("id",)}), identifies(posts, ["author"], {"posts": ("id",)})
         (True, False)
     """
-    known = _Reading(tables).of(relation)
+    known = _Reading(tables, windows or {}).of(relation)
     return known.marks <= known.determined(columns)
 
 
-def _smallest(relation: Relation, tables: Mapping[str, tuple[str, ...]]) -> list[str]:
+def _smallest(relation: Relation, tables: Keys, windows: Keys | None) -> list[str]:
     """Columns that do identify a row, few of them; none if not even all of them do."""
     columns = list(relation.columns)
-    if not identifies(relation, columns, tables):
+    if not identifies(relation, columns, tables, windows):
         return []
     for name in relation.columns:
         fewer = [each for each in columns if each != name]
-        if identifies(relation, fewer, tables):
+        if identifies(relation, fewer, tables, windows):
             columns = fewer
     return columns
 
@@ -124,15 +127,19 @@ class _Known:
 class _Reading:
     """Works out what is known of a relation; every node gets names of its own for what it hides."""
 
-    def __init__(self, tables: Mapping[str, tuple[str, ...]]) -> None:
+    def __init__(self, tables: Keys, windows: Keys) -> None:
         self._tables = tables
+        self._windows = windows
         self._numbers = count()
 
     def of(self, relation: Relation) -> _Known:
         if isinstance(relation, Scan):
             mark = self._mark()
             known = _Known((), frozenset([mark]))
-            return known.but((self._tables[relation.table], [mark]), ([mark], relation.columns))
+            known = known.but((self._tables[relation.table], [mark]), ([mark], relation.columns))
+            return known.but(
+                *(rule for name in self._windows.get(relation.table, ()) for rule in _of_window(name))
+            )
         if isinstance(relation, Where):
             return self.of(relation.input).but(*_equalities(relation.condition))
         if isinstance(relation, Project):
@@ -159,7 +166,7 @@ class _Reading:
             for number in range(len(relation.columns))
             if len({_constant(part, number) for part in relation.inputs} - {None}) == len(relation.inputs)
         ]
-        keys = [_smallest(part, self._tables) for part in relation.inputs]
+        keys = [_smallest(part, self._tables, self._windows) for part in relation.inputs]
         if not all(keys):
             return []
         parts = zip(relation.inputs, keys, strict=True)
@@ -183,8 +190,7 @@ class _Reading:
                 (sources, [name]), *(([name], [hidden + same]) for same in _readable_back(tree))
             )
             if _is_window(tree):
-                ends = [f"{name}#start", f"{name}#end"]
-                known = known.but(([name], ends), *(([end], [name]) for end in ends))
+                known = known.but(*_of_window(name))
             if isinstance(tree, exp.Column):
                 known = known.but(*_members(below, tree.name, name, hidden))
         return known
@@ -251,6 +257,12 @@ def _constant(relation: Relation, number: int) -> exp.Expr | None:
     """The constant that a column is, if it is one."""
     tree = relation.items[number][1] if isinstance(relation, Project) else None
     return tree if isinstance(tree, exp.Literal) else None
+
+
+def _of_window(name: str) -> list[tuple[list[str], list[str]]]:
+    """A window determines its start and its end, and each of them the window."""
+    ends = [f"{name}#start", f"{name}#end"]
+    return [([name], ends), *(([end], [name]) for end in ends)]
 
 
 def _is_window(tree: exp.Expr) -> bool:

@@ -8,16 +8,8 @@ from headwater.store.bookkeeping.system_views import system_views
 
 __all__ = ["SYSTEM_TABLES", "create_system_views", "system_views_there"]
 
-SYSTEM_TABLES = (
-    "hw$ledger",
-    "hw$totals",
-    "hw$late",
-    "hw$quarantine",
-    "hw$reports",
-    "hw$views",
-    "hw$spaces",
-    "hw$state",
-)
+_BEHIND = ("ledger", "totals", "late", "quarantine", "reports", "views", "spaces", "state")
+SYSTEM_TABLES = tuple(f"hw${name}" for name in _BEHIND)
 """The tables behind them."""
 
 

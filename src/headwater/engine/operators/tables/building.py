@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import duckdb
 import pyarrow as pa
+from sqlglot.expressions import Expr
 
 from headwater.engine.keyed.keys import require_keys
 from headwater.engine.keyed.operator import WEIGHT, Operator
@@ -26,8 +26,8 @@ from headwater.engine.operators.tables.group import Group
 from headwater.engine.operators.tables.integrate import Integrate
 from headwater.engine.operators.tables.join import Join
 from headwater.engine.operators.tables.kinds import family
+from headwater.engine.operators.tables.scalar import Scalar
 from headwater.engine.operators.tables.top import Top
-from headwater.errors import BadPipelineError
 from headwater.pipelines.tables import relation as asked_for
 from headwater.pipelines.tables.refusal import Asked
 from headwater.pipelines.tables.relation import Relation
@@ -67,21 +67,13 @@ class Statement:
     columns: tuple[str, ...] | None = None
 
     def run(self, given: Sequence[pa.Table]) -> pa.Table:
-        """Its result.
-
-        Raises:
-            BadPipelineError: A value cannot be computed.
-        """
+        """Its result."""
         if self.columns is not None:
             chosen = [given[0].column(name) for name in self.columns]
             return pa.Table.from_arrays(chosen, schema=self.schema)
         if not any(map(len, given)):
             return self.schema.empty_table()
-        try:
-            found = evaluated(self.sql, {f"i{number}": rows for number, rows in enumerate(given)})
-        except duckdb.Error as error:
-            message = "a row of a table cannot be computed with"
-            raise BadPipelineError(message, detail=str(error), sql=self.sql) from error
+        found = evaluated(self.sql, {f"i{number}": rows for number, rows in enumerate(given)})
         return with_shape(found, self.schema)
 
 
@@ -183,7 +175,7 @@ class Building:
         scalar = scalar_over(rows.schema, self._asked)
         fields = [pa.field(name, scalar.kind(tree)) for name, tree in project.items]
         schema = pa.schema([*fields, pa.field(WEIGHT, pa.int64())])
-        items = [f"{scalar.text(tree)} as {quoted(name)}" for name, tree in project.items]
+        items = [f"{_written(scalar, tree)} as {quoted(name)}" for name, tree in project.items]
         sql = f"select {', '.join([*items, quoted(WEIGHT)])} from ({rows.sql})"
         columns = None
         if rows.columns is not None and all(type(tree).__name__ == "Column" for _, tree in project.items):
@@ -291,6 +283,12 @@ _WORDS = {
     "inner": "join", "left": "left join", "right": "right join", "full": "full join", "semi": "semi join",
     "anti": "anti join",
 }  # fmt: skip
+
+
+def _written(scalar: Scalar, tree: Expr) -> str:
+    """An item of a projection; a float that was computed is 0.0 where it would be -0.0, as those of tables are."""
+    computed = type(tree).__name__ != "Column" and pa.types.is_floating(scalar.kind(tree))
+    return f"({scalar.text(tree)} + cast(0 as double))" if computed else scalar.text(tree)
 
 
 def _stored(schema: pa.Schema, used: Sequence[str], key: str) -> pa.Schema:

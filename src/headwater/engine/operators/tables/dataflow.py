@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import duckdb
 import pyarrow as pa
 
 from headwater.engine.keyed.operator import WEIGHT, Operator
 from headwater.engine.keyed.state import Entry, State
 from headwater.engine.operators.tables.building import Building, Statement
 from headwater.engine.operators.tables.evaluation import net, with_shape, zoned_schema
-from headwater.errors import Place
+from headwater.errors import BadPipelineError, Place
 from headwater.pipelines.tables.from_sql import relation_of
 from headwater.pipelines.tables.refusal import Asked
 from headwater.pipelines.tables.unique import require_key
@@ -42,7 +43,11 @@ class Node:
 
     Args:
         work: What it does.
-        inputs: What it reads: a number below that of the tables is a table, the next is the first node's result.
+        inputs: What it reads: numbers from 0 are tables, the next ones results of nodes before it.
+
+    Example:
+        >>> Node(Statement("select x from i0", pa.schema([("x", pa.int64())])), (0,)).inputs
+        (0,)
     """
 
     work: Statement | Operator
@@ -58,6 +63,7 @@ class Dataflow:
         nodes: The steps in order; the last one makes the result.
         schema: The columns of the result, and the weight.
         words: What is kept between batches, for people.
+        what: What was declared, for errors.
 
     Example:
         >>> from headwater.engine.keyed.operator import DELETED
@@ -76,6 +82,7 @@ class Dataflow:
     nodes: tuple[Node, ...]
     schema: pa.Schema
     words: tuple[str, ...]
+    what: str = "the query"
 
     @property
     def form(self) -> str:
@@ -97,15 +104,24 @@ class Dataflow:
 
         Returns:
             Changes of the result: rows with weights, each row once, none with weight 0.
+
+        Raises:
+            BadPipelineError: A value cannot be computed with: a division by zero, a sum of too many digits.
         """
         results = list(arrived)
-        for number, node in enumerate(self.nodes):
-            given = [results[place] for place in node.inputs]
-            if isinstance(node.work, Statement):
-                results.append(node.work.run(given))
-            else:
-                results.append(node.work.step(_Within(state, f"{number}."), given, watermark))
-        return net(with_shape(results[-1], self.schema))
+        try:
+            for number, node in enumerate(self.nodes):
+                given = [results[place] for place in node.inputs]
+                if isinstance(node.work, Statement):
+                    results.append(node.work.run(given))
+                else:
+                    results.append(node.work.step(_Within(state, f"{number}."), given, watermark))
+            return net(with_shape(results[-1], self.schema))
+        except (duckdb.Error, pa.ArrowInvalid, OverflowError) as error:
+            reason = str(error).splitlines()[0]
+            raise BadPipelineError(
+                f"{self.what} meets a value it cannot compute with", detail=reason
+            ) from error
 
 
 def compile_tables(
@@ -129,12 +145,18 @@ def compile_tables(
 
     Raises:
         BadSqlError: It cannot be read, a part of it cannot be kept right, or the key does not identify a row.
+
+    Example:
+        >>> posts = TableInput(pa.schema([("id", pa.int64()), ("author", pa.string())]), ("id",))
+        >>> compile_tables("select id from posts where author = 'ada'", {"posts": posts}, key=("id",)).schema.names
+        ['id', '_hw_weight']
     """
     asked = Asked(what, place)
     relation = relation_of(
         sql, {name: tuple(table.schema.names) for name, table in tables.items()}, what=what, place=place
     )
-    require_key(relation, key, {name: table.key for name, table in tables.items()}, asked)
+    keys = {name: table.key for name, table in tables.items()}
+    require_key(relation, key, keys, asked, {name: _windows(table.schema) for name, table in tables.items()})
     building = Building(relation, tables, asked)
     found = building.schema
     columns = zoned_schema(found) if types is None else types
@@ -142,7 +164,7 @@ def compile_tables(
         asked.refuse(sql, f"it has {len(found)} columns, not {len(columns)}")
     schema = pa.schema([*columns, pa.field(WEIGHT, pa.int64())])
     nodes = tuple(Node(work, inputs) for work, inputs in building.nodes)
-    return Dataflow(building.tables, nodes, schema, tuple(building.words))
+    return Dataflow(building.tables, nodes, schema, tuple(building.words), what)
 
 
 class _Within:
@@ -176,3 +198,12 @@ class _Within:
         self, space: str, keys: Sequence[bytes], names: Sequence[bytes] | None, values: Sequence[bytes | None]
     ) -> None:
         self._state.put(self._prefix + space, keys, names, values)
+
+
+def _windows(schema: pa.Schema) -> tuple[str, ...]:
+    """The columns that are windows: a start and an end."""
+    return tuple(
+        field.name
+        for field in schema
+        if pa.types.is_struct(field.type) and [part.name for part in field.type] == ["start", "end"]
+    )

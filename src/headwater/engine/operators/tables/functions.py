@@ -205,6 +205,8 @@ FUNCTIONS: Final[dict[type[exp.Expr], Handler]] = {
     exp.Interval: _interval,
     exp.IsNan: _of("coalesce(isnan({}), false)", "number"),
     exp.Least: _several("least({})"),
+    exp.Lower: _of("hw_lower({})", "text"),
+    exp.Upper: _of("hw_upper({})", "text"),
     exp.Length: _of("cast(length({}) as integer)", "text"),
     exp.Like: _like,
     exp.Minute: _of("cast(minute({}) as integer)", "time"),

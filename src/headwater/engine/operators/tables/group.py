@@ -13,7 +13,7 @@ import pyarrow as pa
 from headwater.engine.keyed.keys import encode_keys
 from headwater.engine.keyed.operator import WEIGHT
 from headwater.engine.keyed.state import State
-from headwater.engine.operators.tables.changes import changes, described
+from headwater.engine.operators.tables.changes import changes, columns_of, described
 from headwater.engine.operators.tables.evaluation import evaluated, quoted
 from headwater.engine.operators.tables.ordered_values import OrderedValues
 from headwater.engine.operators.tables.totals import Total, total_of
@@ -23,7 +23,6 @@ __all__ = ["Group"]
 
 _GROUPS: Final = "groups"
 _ENCODE: Final = msgspec.msgpack.Encoder().encode
-_DECODE: Final = msgspec.msgpack.Decoder(list[Any]).decode
 Slots = list[list[Any]]
 """What is kept of groups, column by column: for each slot, its value in each group."""
 
@@ -105,11 +104,9 @@ class Group:
     @cached_property
     def _ordered(self) -> dict[str, OrderedValues]:
         """For each column whose values are kept, where."""
-        kept = {each.column: False for each in self.aggregates if each.kind == "distinct" and each.column}
-        kept |= {each.column: True for each in self.aggregates if each.kind in ("min", "max") and each.column}
-        return {
-            name: OrderedValues(f"values.{name}", self.rows.field(name), ends) for name, ends in kept.items()
-        }
+        kinds = ("min", "max", "distinct")
+        kept = dict.fromkeys(each.column for each in self.aggregates if each.kind in kinds and each.column)
+        return {name: OrderedValues(f"values.{name}", self.rows.field(name)) for name in kept}
 
     @cached_property
     def _plan(self) -> list[tuple[str, str | None]]:
@@ -153,13 +150,13 @@ class Group:
         return evaluated(sql, {"t": prepared})
 
     def _slots(self, found: list[bytes | None]) -> Slots:
-        fresh = [self._totals[name].zero if what == "sum" and name else 0 for what, name in self._plan]
-        fresh = [
-            None if what in ("min", "max") else value
-            for (what, _), value in zip(self._plan, fresh, strict=True)
-        ]
-        rows = [fresh if value is None else _DECODE(value) for value in found]
-        return [list(slot) for slot in zip(*rows, strict=True)]
+        fresh = _ENCODE([self._fresh(what, name) for what, name in self._plan])
+        return columns_of([fresh if value is None else value for value in found], len(self._plan))
+
+    def _fresh(self, what: str, name: str | None) -> Any:
+        if what == "sum" and name:
+            return self._totals[name].zero
+        return None if what in ("min", "max") else 0
 
     def _added(self, old: list[Any], number: int, delta: pa.Table) -> list[Any]:
         what, name = self._plan[number]
@@ -175,13 +172,14 @@ class Group:
         places = {key: number for number, key in enumerate(keys)}
         for name, values in self._ordered.items():
             mine = [(number, what) for number, (what, column) in enumerate(self._plan) if column == name]
-            for key, (lowest, highest, more) in values.changed(state, rows, self.by).items():
+            for key, moves in values.changed(state, rows, self.by).items():
                 place = places[key]
                 for number, what in mine:
-                    if what in ("min", "max"):
-                        new[number][place] = lowest if what == "min" else highest
-                    elif what == "distinct":
-                        new[number][place] += more
+                    old = new[number][place]
+                    if what == "distinct":
+                        new[number][place] = old + len(moves.new) - len(moves.gone)
+                    elif what in ("min", "max"):
+                        new[number][place] = values.end(state, key, moves, old, highest=what == "max")
 
     def _shown(self, delta: pa.Table, slots: Slots, chosen: list[bool]) -> pa.Table:
         """The rows of the chosen groups."""

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headwater.engine.keyed.keys import encode_keys
 from headwater.engine.keyed.operator import DELETED, WEIGHT
 from headwater.engine.keyed.rows import RowCodec
 from headwater.engine.keyed.state import State
-from headwater.engine.operators.tables.changes import changes, described
+from headwater.engine.operators.tables.changes import changes, decoded_rows, described
 from headwater.engine.operators.tables.evaluation import plain_schema
 
 __all__ = ["Integrate"]
@@ -71,18 +72,21 @@ class Integrate:
         keys = list(last)
         present = versions.take(pa.array(last.values(), pa.int64()))
         plain = plain_schema(self.rows)
-        rows = pa.Table.from_arrays(
-            [present.column(field.name).cast(field.type) for field in plain], schema=plain
-        )
-        codec = RowCodec(plain)
+        rows = pa.Table.from_arrays([_column(present, field) for field in plain], schema=plain)
         gone = present.column(DELETED).to_pylist()
-        after = [None if lost else row for lost, row in zip(gone, codec.encode(rows), strict=True)]
+        after = [None if lost else row for lost, row in zip(gone, RowCodec(plain).encode(rows), strict=True)]
         before = state.values(_ROWS, keys)
         moved = [number for number, pair in enumerate(zip(before, after, strict=True)) if pair[0] != pair[1]]
         state.put(_ROWS, [keys[number] for number in moved], None, [after[number] for number in moved])
-        removed = codec.decode([row for number in moved if (row := before[number]) is not None])
+        removed = decoded_rows([row for number in moved if (row := before[number]) is not None], plain)
         added = rows.take(pa.array([number for number in moved if after[number] is not None], pa.int64()))
         return changes([(removed, -1), (added, 1)], self.schema)
 
     def _key_types(self) -> list[tuple[str, pa.DataType]]:
         return [(field.name, field.type) for field in plain_schema(self.key)]
+
+
+def _column(rows: pa.Table, field: pa.Field) -> pa.ChunkedArray:
+    """A column in its plain type; -0.0 is 0.0, so that equal rows have equal bytes."""
+    column = rows.column(field.name).cast(field.type)
+    return pc.add(column, pa.scalar(0.0, field.type)) if pa.types.is_floating(field.type) else column

@@ -14,11 +14,12 @@ from headwater.engine.keyed.keys import encode_keys
 from headwater.engine.keyed.operator import WEIGHT
 from headwater.engine.keyed.rows import RowCodec
 from headwater.engine.keyed.state import State
-from headwater.engine.operators.tables.changes import changes, described, weight_of, weight_to
+from headwater.engine.operators.tables.changes import changes, decoded_rows, described, weight_of, weight_to
 from headwater.engine.operators.tables.evaluation import net
 
 __all__ = ["Join"]
 
+_ONE: Final = weight_to(1) or b""
 _SIDES: Final = ("left", "right")
 _ALONE: Final = {"left": (0,), "right": (1,), "full": (0, 1), "anti": (0,), "semi": (0,), "inner": ()}
 """Of which sides rows appear without a partner; of a semi join they appear where there is one."""
@@ -122,12 +123,14 @@ class Join:
 class _Kept:
     """Rows that the state has for some keys, and where those of each key begin."""
 
-    def __init__(self, found: list[list[tuple[bytes, bytes]]], codec: RowCodec) -> None:
+    def __init__(self, found: list[list[tuple[bytes, bytes]]], schema: pa.Schema) -> None:
         self.counts = np.fromiter(map(len, found), np.int64, len(found))
         self.starts = np.cumsum(self.counts) - self.counts
-        self.rows = codec.decode([name for entries in found for name, _ in entries])
-        weights = (weight_of(value) for entries in found for _, value in entries)
-        self.weights = np.fromiter(weights, np.int64, len(self.rows))
+        self.rows = decoded_rows([name for entries in found for name, _ in entries], schema)
+        values = [value for entries in found for _, value in entries]
+        several = values.count(_ONE) < len(values)
+        self.weights = np.array([weight_of(value) for value in values] if several else 1, np.int64)
+        self.weights = np.broadcast_to(self.weights, len(values))
 
 
 class _Side:
@@ -153,7 +156,7 @@ class _Side:
     def kept(self, state: State, keys: list[bytes]) -> _Kept:
         """The rows of this side that the state has for keys."""
         state.load(self.space, keys)
-        return _Kept([state.entries(self.space, key) for key in keys], self.codec)
+        return _Kept([state.entries(self.space, key) for key in keys], self.schema)
 
     def pairs(self, kept: _Kept) -> tuple[np.ndarray, np.ndarray]:
         """For each pair of a change and a row kept for its key, the place of both."""
@@ -164,15 +167,11 @@ class _Side:
 
     def put(self, state: State) -> None:
         """Add the changes to the state."""
-        added: dict[tuple[bytes, bytes], int] = {}
-        for key, row, weight in zip(
-            self.keys, self.codec.encode(self.rows), self.weights.tolist(), strict=True
-        ):
-            added[key, row] = added.get((key, row), 0) + weight
-        keys, rows = [key for key, _ in added], [row for _, row in added]
-        before = state.values(self.space, keys, rows)
-        after = [weight_to(weight_of(old) + new) for old, new in zip(before, added.values(), strict=True)]
-        state.put(self.space, keys, rows, after)
+        rows = self.codec.encode(self.rows)
+        before = state.values(self.space, self.keys, rows)
+        added = zip(before, self.weights.tolist(), strict=True)
+        after = [weight_to(more if old is None else weight_of(old) + more) for old, more in added]
+        state.put(self.space, self.keys, rows, after)
 
     def there(self, state: State, keys: list[bytes]) -> list[bool]:
         """Whether the state has a row of this side for each key."""
@@ -206,7 +205,9 @@ class _Alone:
         now = self.other.there(self.state, touched)
         turned = {key for key, was, there in zip(touched, self.was, now, strict=True) if was is not there}
         shown = {key for key, there in zip(touched, now, strict=True) if there is self.wanted}
-        gone = _Kept([self.old[key] for key in touched if key in turned and key in self.old], self.side.codec)
+        gone = _Kept(
+            [self.old[key] for key in touched if key in turned and key in self.old], self.side.schema
+        )
         back = self.side.kept(self.state, [key for key in touched if key in turned and key in shown])
         still = np.array([key in shown and key not in turned for key in self.side.keys], bool)
         stay = self.side.rows.filter(pa.array(still, pa.bool_()))

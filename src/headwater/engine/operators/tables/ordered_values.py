@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Final
 
+import numpy as np
 import pyarrow as pa
 
 from headwater.engine.keyed.keys import decode_keys, encode_keys
@@ -12,7 +14,17 @@ from headwater.engine.keyed.state import State
 from headwater.engine.operators.tables.changes import weight_of, weight_to
 from headwater.engine.operators.tables.evaluation import evaluated, quoted
 
-__all__ = ["OrderedValues"]
+__all__ = ["Moves", "OrderedValues"]
+
+_SIGN: Final = np.uint64(1 << 63)
+
+
+@dataclass
+class Moves:
+    """What became of the values of one group: which are new, and which are no more."""
+
+    new: list[bytes] = field(default_factory=list)
+    gone: list[bytes] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -21,59 +33,72 @@ class OrderedValues:
 
     Args:
         space: Where in the state.
-        field: The column.
-        ends: Whether the lowest and the highest value are wanted.
+        column: The column.
 
     Example:
         >>> from headwater.engine.keyed.state import MemoryState
-        >>> values = OrderedValues("values.x", pa.field("x", pa.int64()))
-        >>> found = values.changed(MemoryState(), pa.table({"x": [5, 3, 3], WEIGHT: [1, 1, 1]}), ())
-        >>> lowest, highest, more = found[b""]
-        >>> values.decoded([lowest, highest]).to_pylist(), more
-        ([3, 5], 2)
+        >>> values, state = OrderedValues("values.x", pa.field("x", pa.int64())), MemoryState()
+        >>> moves = values.changed(state, pa.table({"x": [5, 3, 3], WEIGHT: [1, 1, 1]}), ())[b""]
+        >>> lowest = values.end(state, b"", moves, None, highest=False)
+        >>> values.decoded([lowest, None]).to_pylist(), len(moves.new)
+        ([3, None], 2)
     """
 
     space: str
-    field: pa.Field
-    ends: bool = True
+    column: pa.Field
 
-    def changed(
-        self, state: State, rows: pa.Table, by: tuple[str, ...]
-    ) -> dict[bytes, tuple[bytes | None, bytes | None, int]]:
-        """Take changes; for each group that changes, its lowest and highest value, and how many more are different."""
+    def changed(self, state: State, rows: pa.Table, by: tuple[str, ...]) -> dict[bytes, Moves]:
+        """Take changes; for each group that changes, which values are new and which are gone."""
         keys, names, weights = self._delta(rows, by)
         before = [weight_of(value) for value in state.values(self.space, keys, names)]
         after = [old + more for old, more in zip(before, weights, strict=True)]
         state.put(self.space, keys, names, [weight_to(weight) for weight in after])
-        more = dict.fromkeys(keys, 0)
-        for key, old, new in zip(keys, before, after, strict=True):
-            more[key] += bool(new) - bool(old)
-        if not self.ends:
-            return {key: (None, None, number) for key, number in more.items()}
-        state.load(self.space, more)
-        return {key: (*self._ends(state, key), number) for key, number in more.items()}
+        moves = {key: Moves() for key in keys}
+        for key, name, old, new in zip(keys, names, before, after, strict=True):
+            if not old:
+                moves[key].new.append(name)
+            elif not new:
+                moves[key].gone.append(name)
+        return moves
+
+    def end(
+        self, state: State, key: bytes, moves: Moves, old: bytes | None, *, highest: bool
+    ) -> bytes | None:
+        """The lowest or highest value of a group after changes; the state is asked only if the old one is gone."""
+        if old in moves.gone:
+            found = state.entries(self.space, key, most=1, backwards=highest)
+            return found[0][0] if found else None
+        values = moves.new if old is None else [*moves.new, old]
+        return (max if highest else min)(values, default=None)
 
     def decoded(self, values: list[bytes | None]) -> pa.Array:
         """Values that slots keep as bytes, as a column."""
         there = [value for value in values if value is not None]
-        (column,) = decode_keys(there, pa.schema([self.field]))
+        if pa.types.is_signed_integer(self.column.type) or pa.types.is_timestamp(self.column.type):
+            column = _numbers(there, self.column.type)
+        else:
+            (column,) = decode_keys(there, pa.schema([self.column]))
+        if len(there) == len(values):
+            return column
         places = iter(range(len(there)))
         return column.take(
             pa.array([None if value is None else next(places) for value in values], pa.int64())
         )
 
-    def _ends(self, state: State, key: bytes) -> tuple[bytes | None, bytes | None]:
-        lowest = state.entries(self.space, key, most=1)
-        highest = state.entries(self.space, key, most=1, backwards=True)
-        return (lowest[0][0], highest[0][0]) if lowest else (None, None)
-
     def _delta(self, rows: pa.Table, by: tuple[str, ...]) -> tuple[list[bytes], list[bytes], list[int]]:
         """Keys, values and weights of what changes."""
-        name, weight = quoted(self.field.name), quoted(WEIGHT)
+        name, weight = quoted(self.column.name), quoted(WEIGHT)
         columns = ", ".join([*(quoted(each) for each in by), name])
         total = f"cast(sum({weight}) as bigint) as {weight}"
-        sql = f"select {columns}, {total} from t where {name} is not null group by {columns} having sum({weight}) <> 0"
-        delta = evaluated(sql, {"t": rows})
+        where = f"where {name} is not null group by {columns} having sum({weight}) <> 0"
+        delta = evaluated(f"select {columns}, {total} from t {where}", {"t": rows})
         keys = encode_keys([delta.column(each) for each in by]) if by else [b""] * len(delta)
-        value = delta.column(self.field.name).cast(self.field.type)
+        value = delta.column(self.column.name).cast(self.column.type)
         return keys, encode_keys([value]), delta.column(WEIGHT).to_pylist()
+
+
+def _numbers(values: list[bytes], kind: pa.DataType) -> pa.Array:
+    """What `encode_keys` made of whole numbers, at once: a byte, and eight with the sign turned over."""
+    wide = np.frombuffer(b"".join(values), np.uint8).reshape(-1, 9)
+    numbers = np.ascontiguousarray(wide[:, 1:]).view(">u8").astype(np.uint64).reshape(-1) ^ _SIGN
+    return pa.array(numbers.view(np.int64)).cast(kind)

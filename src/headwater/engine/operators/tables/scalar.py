@@ -14,6 +14,9 @@ from headwater.pipelines.tables.refusal import Asked
 __all__ = ["Handler", "Scalar"]
 
 
+_CHANGING = ("Rand", "Randn", "Uuid", "CurrentTimestamp", "CurrentDate", "CurrentTime", "CurrentUser")
+
+
 class Scalar:
     """Writes expressions over columns of a schema as DuckDB reads them.
 
@@ -41,6 +44,8 @@ class Scalar:
             BadSqlError: A part of it has no equal in DuckDB, or its types do not fit.
         """
         handler = self._handlers.get(type(node))
+        if type(node).__name__ in _CHANGING:
+            self.asked.refuse(node, "its value is another each time")
         if handler is None:
             self.asked.refuse(node, "this function or operator is not supported in views over tables")
         return handler(self, node)
