@@ -148,6 +148,14 @@ def test_a_deletion_takes_the_row_away():
     assert [(row["price"], row[WEIGHT]) for row in changes] == [(10, -1)]
 
 
+def test_a_deletion_at_the_watermark_still_counts():
+    operator, state = simple(), MemoryState()
+    stepped(operator, state, [], [price(5, None, deleted=True, offset=7)], 5)
+    rows = stepped(operator, state, [sale(5)], [price(5, 10, offset=3)], 6)
+    assert [row["price"] for row in rows] == [None]
+    assert len(state) == 0
+
+
 def test_the_last_of_equal_times_holds():
     operator = simple()
     prices = [price(5, 10, offset=7), price(5, 20, offset=9), price(5, 15, offset=8)]

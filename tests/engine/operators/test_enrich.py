@@ -112,6 +112,16 @@ def test_an_older_version_does_not_bring_back_a_deleted_row():
     assert len(state) == 0
 
 
+def test_a_row_deleted_twice_stays_deleted():
+    operator, state = Enrich(CLICKS, PAGES, ON), MemoryState()
+    stepped(operator, state, [], [page(5, None, deleted=True)], 5)
+    stepped(operator, state, [], [page(6, None, deleted=True, offset=7)], 5)
+    stepped(operator, state, [], [], 6)
+    assert [row["title"] for row in stepped(operator, state, [click(6)], [page(6, "a", offset=3)], 6)] == [
+        None
+    ]
+
+
 def test_an_event_waits_exactly_as_long_as_said():
     operator, state = Enrich(CLICKS, PAGES, ON, wait=10), MemoryState()
     assert stepped(operator, state, [click(5)], [], 15) == []

@@ -86,13 +86,13 @@ class Dataflow:
 
     @property
     def form(self) -> str:
-        """What its state looks like, in words; a state that was written under other words cannot be read."""
-        kept = (
-            f"{number}: {node.work.form}"
-            for number, node in enumerate(self.nodes)
-            if not isinstance(node.work, Statement)
-        )
-        return "; ".join(kept)
+        """What its state looks like, in words; a state that was written under other words cannot be read.
+
+        The statements between operators are among the words: what is kept depends on what they let through.
+        """
+        works = (node.work for node in self.nodes)
+        kept = (work.sql if isinstance(work, Statement) else work.form for work in works)
+        return "; ".join(f"{number}: {words}" for number, words in enumerate(kept))
 
     def step(self, state: State, arrived: Sequence[pa.Table], watermark: int) -> pa.Table:
         """Take new versions of rows.
