@@ -25,8 +25,8 @@ VERSIONS = st.fixed_dictionaries(
 )
 NOW = """
     with now as (
-        select * from (select *, row_number() over () as number from pages) where id is not null
-        qualify row_number() over (partition by id order by number desc) = 1
+        select * from pages where id is not null
+        qualify row_number() over (partition by id order by _hw_time desc) = 1
     )
     select click, page, title, clicks._hw_time, clicks._hw_partition, clicks._hw_offset
     from clicks {how} join (select * from now where not _hw_deleted) now on page = id
@@ -40,6 +40,7 @@ def in_order(pages):
 
 def now(clicks, pages, how="left"):
     """The rows that DuckDB gives; of versions in this order, the last counts."""
+    pages = [{**page, TIME: number} for number, page in enumerate(pages)]
     tables = {"clicks": table_of(clicks, CLICKS), "pages": table_of(pages, PAGES, of_table=True)}
     return asked(NOW.format(how=how), **tables)
 
