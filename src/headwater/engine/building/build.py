@@ -111,7 +111,7 @@ def build(spark: SparkSession, pipeline: Pipeline, inputs: tuple[Input, ...], re
         inputs = tuple(replace(input_, placed=True) for input_ in inputs)
         if after_spark_of(first) is not None:
             return _ending_after_spark(probing, pipeline, inputs, reading, len(asked.words) - 1)
-        refusals.refuse_givers_back(pipeline, asked.last_only)
+        refusals.refuse_following(pipeline, asked.last_only)
         first, asked = _staged(probing, pipeline, inputs, reading)
     plan = plans.plan_of(first)
     operators = tuple(plans.stateful(plan))
@@ -185,6 +185,8 @@ def _ending_after_spark(
         reading, columns=needed_columns(session, lambda tables: before(tables)[0].frame(), inputs)
     )
     after, asked = before(streaming(session, inputs, reading))
+    if WEIGHT in after.steps.schema.names:
+        refusals.refuse_corrections(pipeline, asked.last_only[-1] if asked.last_only else "its last step")
     frame = after.frame()
     operators = tuple(plans.stateful(plans.plan_of(frame)))
     _refuse(frame, pipeline, inputs, operators)
