@@ -122,6 +122,13 @@ def test_an_event_waits_until_the_watermark_is_above_it():
     assert [row["price"] for row in stepped(operator, state, [], [], 6)] == [20]
 
 
+def test_a_slice_that_is_partly_final_is_kept_in_part():
+    operator, state = simple(), MemoryState()
+    stepped(operator, state, [sale(4), sale(5, offset=1)], [price(3, 10)], 3)
+    assert [row[TIME] for row in stepped(operator, state, [], [], 5)] == [4]
+    assert [row["price"] for row in stepped(operator, state, [], [price(5, 20, offset=1)], 6)] == [20]
+
+
 def test_a_late_version_corrects_only_what_it_changes():
     operator, state = simple(final=False), MemoryState()
     stepped(
