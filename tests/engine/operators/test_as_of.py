@@ -142,6 +142,13 @@ def test_a_late_version_corrects_only_what_it_changes():
     assert [(row[TIME], row["price"], row[WEIGHT]) for row in changes] == [(6, 10, -1), (6, 20, 1)]
 
 
+def test_an_event_at_the_watermark_is_corrected():
+    operator, state = simple(final=False), MemoryState()
+    stepped(operator, state, [sale(5)], [price(3, 10)], 5)
+    changes = stepped(operator, state, [], [price(5, 20, offset=1)], 5)
+    assert [(row["price"], row[WEIGHT]) for row in changes] == [(10, -1), (20, 1)]
+
+
 def test_a_version_of_equal_contents_corrects_nothing():
     operator, state = simple(final=False), MemoryState()
     stepped(operator, state, [sale(6)], [price(3, 10)], 0)
