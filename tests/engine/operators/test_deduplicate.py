@@ -54,6 +54,13 @@ def test_a_kept_event_is_remembered_while_it_matters():
     assert len(state) == 0
 
 
+def test_a_newer_event_is_remembered_beyond_an_older():
+    operator, state = Deduplicate(PAYMENTS, ("id",), 10), MemoryState()
+    operator.step(state, [table_of([payment(0)], PAYMENTS)], 1)
+    assert len(operator.step(state, [table_of([payment(12, 1)], PAYMENTS)], 21)) == 1
+    assert len(operator.step(state, [table_of([payment(21, 2)], PAYMENTS)], 22)) == 0
+
+
 @pytest.mark.parametrize(("options", "part"), [({"key": ()}, "key"), ({"within": 0}, "option")])
 def test_what_cannot_be_is_refused(options, part):
     with pytest.raises(BadPipelineError) as refused:

@@ -116,6 +116,12 @@ def test_a_session_is_forgotten_above_its_end():
     assert len(state) == 0
 
 
+def test_a_session_at_its_end_can_still_grow():
+    operator, state = Sessions(CLICKS, ("user",), 5, ASKED), MemoryState()
+    stepped(operator, state, [click(0), click(1, 1)], 6)
+    assert stepped(operator, state, [click(6, 2)], 6) == [(0, 6, 2, -1), (0, 11, 3, 1)]
+
+
 def test_sessions_that_do_not_change_are_not_told():
     operator, state = Sessions(CLICKS, ("user",), 5, ASKED), MemoryState()
     stepped(operator, state, [click(0), click(20, 1)], 0)

@@ -78,6 +78,12 @@ def test_events_are_kept_while_others_look_back():
     assert len(state) == 0
 
 
+def test_an_event_looks_back_over_the_whole_length():
+    operator, state = Sliding(READINGS, ("sensor",), 10, ASKED, itself=False), MemoryState()
+    stepped(operator, state, [reading(0), reading(1, 1)], 11)
+    assert stepped(operator, state, [reading(11, 2)], 12) == [(11, 1, None)]
+
+
 def test_the_last_event_of_all_is_given_out():
     operator = Sliding(READINGS, ("sensor",), 10, ASKED, itself=False)
     assert stepped(operator, MemoryState(), [reading(0), reading(10, 1), reading(10, 2)], END) == [

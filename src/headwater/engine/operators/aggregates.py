@@ -161,14 +161,17 @@ def _avg(column: pa.Array, low: Numbers, high: Numbers) -> pa.Array:
 
 
 def _stddev(column: pa.Array, low: Numbers, high: Numbers) -> pa.Array:
-    """From the distances to the mean of each run: no difference of large sums."""
+    """From the distances to the mean, and these from the distances to the first value: equal values spread by 0."""
     counts = _counts(column, low, high)
-    means = _sums_of(column, low, high) / np.maximum(counts, 1)
     values, valid = _floats(column), column.is_valid().to_numpy(zero_copy_only=False)
+    there = np.flatnonzero(valid)
+    first = np.append(values[there], 0.0)[np.searchsorted(there, low)]
     squares = np.zeros(len(low))
     for part in _parts(low, high):
         rows, sizes = _spread(low[part], high[part])
-        apart = np.where(valid[rows], values[rows] - np.repeat(means[part], sizes), 0.0)
+        apart = np.where(valid[rows], values[rows] - np.repeat(first[part], sizes), 0.0)
+        means = _totals(apart, sizes) / np.maximum(counts[part], 1)
+        apart = np.where(valid[rows], apart - np.repeat(means, sizes), 0.0)
         squares[part] = _totals(apart * apart, sizes)
     return pa.array(np.sqrt(squares / np.maximum(counts - 1, 1)), mask=counts < 2)
 
