@@ -21,7 +21,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 
 import headwater as hw
 from benchmarks.measure import Lap
-from benchmarks.process_tree import tree_cpu
+from benchmarks.process_tree import compiler_cpu, tree_cpu
 from benchmarks.spine_events import EVENTS_DDL, batches
 from headwater.engine.building.build import session_for
 from headwater.engine.building.inputs import Input, Reading, streaming
@@ -145,14 +145,14 @@ PER_KEY = Query(_per_key)
 
 @dataclass
 class _Laps:
-    """CPU at the end of each batch."""
+    """CPU at the end of each batch, without that of Java's compiler, which is a matter of the first minute."""
 
     marks: list[tuple[float, float]] = field(default_factory=list)
     rows: int = 0
 
     def take(self, batch: DataFrame, _: int) -> None:
         self.rows += batch.toArrow().num_rows
-        self.marks.append((time.perf_counter(), tree_cpu(os.getpid())))
+        self.marks.append((time.perf_counter(), tree_cpu(os.getpid()) - compiler_cpu(os.getpid())))
 
 
 def run(spark: SparkSession, topic: Topic, query: Query, *, warm: int) -> Lap:
