@@ -16,23 +16,25 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle, TimerValues
 
 import headwater as hw
 from benchmarks.measure import Lap
 from benchmarks.process_tree import tree_cpu
 from benchmarks.spine_events import EVENTS_DDL, batches
+from headwater.engine.building.after_spark import AfterSpark, Arrival
 from headwater.engine.building.build import session_for
 from headwater.engine.building.inputs import Input, Reading, streaming
 from headwater.engine.keyed.in_spark import keyed
-from headwater.engine.keyed.operator import OFFSET, PARTITION
-from headwater.engine.operators.stateful import Stateful
+from headwater.engine.keyed.operator import OFFSET, PARTITION, Operator
 from headwater.engine.operators.vectorised import Vectorised
+from headwater.engine.sink.remembering import Remembering
 from headwater.log import EventLog
+from headwater.store import Commit, LedgerEntry, SqliteStore
 
-__all__ = ["HOSTS", "PER_KEY", "SQL", "Query", "Topic", "in_spark", "in_spark_by_key", "made_topic", "run"]
+__all__ = ["HOSTS", "PER_KEY", "SQL", "Query", "Topic", "at_the_sink", "in_spark", "made_topic", "run"]
 
+_QUERY = "counted@1"
 _RESULT = "customer int, n bigint, total double"
 
 
@@ -48,11 +50,15 @@ class Topic:
 
 @dataclass(frozen=True)
 class Query:
-    """One way to count and to sum; operators of ours also need to know where rows stand in their topic."""
+    """One way to count and to sum; operators of ours also need to know where rows stand in their topic.
+
+    What runs after Spark is `operator`; its state is committed to a store with an entry of the ledger.
+    """
 
     build: Callable[[DataFrame], DataFrame]
     mode: str = "append"
     placed: bool = False
+    operator: Operator | None = None
 
 
 def made_topic(folder: Path, *, events: int, keys: int, batch: int) -> Topic:
@@ -82,38 +88,20 @@ def _added(
     return pa.table({"customer": keys["customer"], **states})
 
 
-def _added_by_key(
-    key: int, events: list[dict[str, Any]], state: dict[str, Any] | None
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    n, total = (state["n"], state["total"]) if state else (0, 0.0)
-    for event in events:
-        n += 1
-        total += event["amount"]
-    state = {"n": n, "total": total}
-    return state, [{"customer": key, **state}]
+def _counting() -> Operator:
+    schema = pa.schema([("customer", pa.int32()), ("amount", pa.float64())])
+    state = "n bigint, total double"
+    return Vectorised(schema, by=["customer"], fn=_added, returns=_RESULT, state=state)
 
 
 def in_spark(buckets: int) -> Query:
     """Our operator inside the query, one function for all keys of a batch."""
-
-    def build(events: DataFrame) -> DataFrame:
-        schema = to_arrow_schema(events.schema, timezone="UTC")
-        state = "n bigint, total double"
-        operator = Vectorised(schema, by=["customer"], fn=_added, returns=_RESULT, state=state)
-        return keyed(operator, [events], times=["at"], buckets=buckets)
-
-    return Query(build, placed=True)
+    return Query(lambda events: keyed(_counting(), [events], times=["at"], buckets=buckets), placed=True)
 
 
-def in_spark_by_key(buckets: int) -> Query:
-    """Our operator inside the query, a function for each key."""
-
-    def build(events: DataFrame) -> DataFrame:
-        schema = to_arrow_schema(events.schema, timezone="UTC")
-        operator = Stateful(schema, by=["customer"], fn=_added_by_key, returns=_RESULT)
-        return keyed(operator, [events], times=["at"], buckets=buckets)
-
-    return Query(build, placed=True)
+def at_the_sink(buckets: int) -> Query:
+    """Our operator after the query, one function for all keys of a batch."""
+    return Query(lambda events: events, placed=True, operator=_counting())
 
 
 class _PerKey(StatefulProcessor):
@@ -147,11 +135,21 @@ PER_KEY = Query(_per_key)
 class _Laps:
     """CPU at the end of each batch."""
 
+    after: Remembering | None
+    store: SqliteStore
+    epoch: int
     marks: list[tuple[float, float]] = field(default_factory=list)
     rows: int = 0
 
-    def take(self, batch: DataFrame, _: int) -> None:
-        self.rows += batch.toArrow().num_rows
+    def take(self, batch: DataFrame, number: int) -> None:
+        rows = batch.toArrow()
+        if self.after is not None:
+            made = self.after.run(rows, 0)
+            entry = LedgerEntry(_QUERY, number, self.epoch, (), None, committed_at=0)
+            self.store.commit(Commit(entry, None, rows.slice(0, 0), states=made.states))
+            self.after.committed()
+            rows = made.rows
+        self.rows += rows.num_rows
         self.marks.append((time.perf_counter(), tree_cpu(os.getpid())))
 
 
@@ -176,14 +174,20 @@ def run(spark: SparkSession, topic: Topic, query: Query, *, warm: int) -> Lap:
     )
     session = session_for(spark, empty_batches=False)
     frame = query.build(streaming(session, (input_,), reading)["events"])
-    laps = _Laps()
+    store = SqliteStore(folder / "store")
+    after = None
+    if query.operator is not None:
+        arriving = AfterSpark(query.operator, (Arrival(frame, "at"),), ())
+        after = Remembering(arriving, store.states(_QUERY))
+    laps = _Laps(after, store, store.take(_QUERY))
     writer = frame.writeStream.outputMode(query.mode).option("checkpointLocation", str(folder / "checkpoint"))
     running = writer.trigger(availableNow=True).foreachBatch(laps.take).start()
     running.awaitTermination()
+    store.close()
     first, last = laps.marks[warm - 1], laps.marks[-1]
     events = topic.events - warm * topic.batch
     return Lap(events, last[0] - first[0], last[1] - first[1])
 
 
-HOSTS: dict[str, Callable[[int], Query]] = {"in Spark": in_spark}
+HOSTS: dict[str, Callable[[int], Query]] = {"in Spark": in_spark, "at the sink": at_the_sink}
 """The hosts of an operator that are measured; each with the number of buckets."""

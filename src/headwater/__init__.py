@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         connect,
         connect_async,
     )
-    from headwater.engine.verbs import enrich, join_as_of, stateful
+    from headwater.engine.verbs import deduplicate, enrich, join_as_of, sessions, sliding, stateful
     from headwater.errors import HeadwaterError
     from headwater.events import (
         Change,
@@ -81,10 +81,13 @@ __all__ = [
     "connect",
     "connect_async",
     "correct",
+    "deduplicate",
     "device_clock",
     "drop",
     "enrich",
     "join_as_of",
+    "sessions",
+    "sliding",
     "stateful",
 ]
 
@@ -103,7 +106,7 @@ _HOMES = {
         "device_clock",
     ),
     "headwater.log": ("Overload", "Receipts", "Retention", "Topic", "backpressure", "buffer", "drop"),
-    "headwater.engine.verbs": ("enrich", "join_as_of", "stateful"),
+    "headwater.engine.verbs": ("deduplicate", "enrich", "join_as_of", "sessions", "sliding", "stateful"),
     "headwater.pipelines": ("Pipeline", "Table", "correct"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

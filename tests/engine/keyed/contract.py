@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from headwater.engine.keyed.operator import OFFSET, PARTITION, TIME, Operator
+from headwater.engine.operators.held import Held
 from headwater.engine.operators.stateful import Stateful
 from headwater.engine.operators.vectorised import Vectorised
 from headwater.events import from_ddl
@@ -167,7 +168,18 @@ def _gone(key: Any, state: Record) -> list[Record]:
 def check_expiry_by_event_time(host: Host, random: Random) -> None:
     """Keys that are forgotten after a gap give the same runs of records for every cut into batches."""
     batches = history(random, "events")
-    operator = Stateful(
+    assert _numbers(host(_expiring(), {"events": EVENTS}, batches)) == _runs(all_of(batches, "events"), gap=5)
+
+
+def check_order_restored(host: Host, random: Random) -> None:
+    """Events that are held until they are complete give the same runs, also when they come in disorder."""
+    batches = history(random, "events", disorder=5)
+    operator = Held(_expiring(), columns_of(EVENTS))
+    assert _numbers(host(operator, {"events": EVENTS}, batches)) == _runs(all_of(batches, "events"), gap=5)
+
+
+def _expiring() -> Stateful:
+    return Stateful(
         columns_of(EVENTS),
         by=["who"],
         fn=_together,
@@ -175,12 +187,13 @@ def check_expiry_by_event_time(host: Host, random: Random) -> None:
         expire="5 seconds",
         on_expire=_gone,
     )
-    found = host(operator, {"events": EVENTS}, batches)
-    rows = Counter((row["who"], tuple(row["numbers"])) for rows in found for row in rows)
-    assert rows == Counter(_runs(all_of(batches, "events"), gap=5))
 
 
-def _runs(records: list[Record], gap: int) -> list[tuple[Any, tuple[int, ...]]]:
+def _numbers(results: list[list[Record]]) -> Counter[tuple[Any, tuple[int, ...]]]:
+    return Counter((row["who"], tuple(row["numbers"])) for rows in results for row in rows)
+
+
+def _runs(records: list[Record], gap: int) -> Counter[tuple[Any, tuple[int, ...]]]:
     runs: dict[Any, list[tuple[int, list[int]]]] = defaultdict(list)
     for record in sorted(records, key=lambda record: (record["at"], record[OFFSET])):
         mine = runs[record["who"]]
@@ -188,11 +201,12 @@ def _runs(records: list[Record], gap: int) -> list[tuple[Any, tuple[int, ...]]]:
             mine[-1] = (record["at"], [*mine[-1][1], record["n"]])
         else:
             mine.append((record["at"], [record["n"]]))
-    return [(who, tuple(numbers)) for who, found in runs.items() for _, numbers in found]
+    return Counter((who, tuple(numbers)) for who, found in runs.items() for _, numbers in found)
 
 
 CHECKS: list[Callable[[Host, Random], None]] = [
     check_counts_and_sums,
     check_counts_at_once,
     check_expiry_by_event_time,
+    check_order_restored,
 ]

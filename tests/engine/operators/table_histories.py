@@ -130,6 +130,11 @@ class World:
         self.shown = Counter({row: weight for row, weight in self.shown.items() if weight})
         return changes
 
+    def keys(self, key: Sequence[str]) -> int:
+        """How many different values the columns of the key have."""
+        places = [self.flow.schema.get_field_index(name) for name in key]
+        return len({tuple(row[place] for place in places) for row in self.shown})
+
     def asked(self, sql: str) -> Counter[tuple[Any, ...]]:
         """What DuckDB says the query gives now."""
         judge = _judge()

@@ -122,6 +122,13 @@ def test_an_event_waits_until_the_watermark_is_above_it():
     assert [row["price"] for row in stepped(operator, state, [], [], 6)] == [20]
 
 
+def test_a_slice_that_is_partly_final_is_kept_in_part():
+    operator, state = simple(), MemoryState()
+    stepped(operator, state, [sale(4), sale(5, offset=1)], [price(3, 10)], 3)
+    assert [row[TIME] for row in stepped(operator, state, [], [], 5)] == [4]
+    assert [row["price"] for row in stepped(operator, state, [], [price(5, 20, offset=1)], 6)] == [20]
+
+
 def test_a_late_version_corrects_only_what_it_changes():
     operator, state = simple(final=False), MemoryState()
     stepped(
@@ -135,6 +142,13 @@ def test_a_late_version_corrects_only_what_it_changes():
     assert [(row[TIME], row["price"], row[WEIGHT]) for row in changes] == [(6, 10, -1), (6, 20, 1)]
 
 
+def test_an_event_at_the_watermark_is_corrected():
+    operator, state = simple(final=False), MemoryState()
+    stepped(operator, state, [sale(5)], [price(3, 10)], 5)
+    changes = stepped(operator, state, [], [price(5, 20, offset=1)], 5)
+    assert [(row["price"], row[WEIGHT]) for row in changes] == [(10, -1), (20, 1)]
+
+
 def test_a_version_of_equal_contents_corrects_nothing():
     operator, state = simple(final=False), MemoryState()
     stepped(operator, state, [sale(6)], [price(3, 10)], 0)
@@ -146,6 +160,14 @@ def test_a_deletion_takes_the_row_away():
     stepped(operator, state, [sale(6)], [price(3, 10)], 0)
     changes = stepped(operator, state, [], [price(5, None, deleted=True, offset=1)], 0)
     assert [(row["price"], row[WEIGHT]) for row in changes] == [(10, -1)]
+
+
+def test_a_deletion_at_the_watermark_still_counts():
+    operator, state = simple(), MemoryState()
+    stepped(operator, state, [], [price(5, None, deleted=True, offset=7)], 5)
+    rows = stepped(operator, state, [sale(5)], [price(5, 10, offset=3)], 6)
+    assert [row["price"] for row in rows] == [None]
+    assert len(state) == 0
 
 
 def test_the_last_of_equal_times_holds():

@@ -27,8 +27,8 @@ QUERIES: dict[str, tuple[str, tuple[str, ...], str | None]] = {
         None,
     ),
     "text": (
-        "select id, length(author) as l, substring(author, 1, 2) as s, author like '%b' as b, author in ('ada', 'cy') as i"
-        " from posts where author between 'a' and 'd'",
+        "select id, length(author) as l, substring(author, 1, 2) as s, author like '%b' as b, upper(author) as u,"
+        " author in ('ada', 'cy') as i from posts where author between 'a' and 'd'",
         ("id",),
         None,
     ),
@@ -40,10 +40,10 @@ QUERIES: dict[str, tuple[str, tuple[str, ...], str | None]] = {
         " floor(price) as e, round(price, 1) as f from posts",
     ),
     "dates": (
-        "select id, hour(made) as h, cast(made as date) as d, date_trunc('hour', made) as t, made + interval 1 hour as n,"
+        "select id, hour(made) as h, cast(made as date) as d, date_trunc('hour', made) t, made + interval 1 day as n,"
         " datediff(made, date '2026-02-27') as days from posts where made > '2026-02-28'",
         ("id",),
-        "select id, hour(made) as h, cast(made as date) as d, date_trunc('hour', made) as t, made + interval 1 hour as n,"
+        "select id, hour(made) as h, cast(made as date) as d, date_trunc('hour', made) t, made + interval 1 day as n,"
         " date_diff('day', date '2026-02-27', cast(made as date)) as days from posts where made > '2026-02-28'",
     ),
     "division": (
@@ -135,7 +135,8 @@ QUERIES: dict[str, tuple[str, tuple[str, ...], str | None]] = {
     ),
     "three": (
         "select f.follower, u.country, count(*) as n, sum(p.price) as s from follows f"
-        " join posts p on p.author = f.followee left join users u on u.name = f.follower group by f.follower, u.country",
+        " join posts p on p.author = f.followee left join users u on u.name = f.follower"
+        " group by f.follower, u.country",
         ("follower",),
         None,
     ),
@@ -154,8 +155,8 @@ QUERIES: dict[str, tuple[str, tuple[str, ...], str | None]] = {
     "union distinct": ("select author as who from posts union select name from users", ("who",), None),
     "distinct": ("select distinct author, likes from posts", ("author", "likes"), None),
     "top": (
-        "select author, id, likes from (select *, row_number() over (partition by author order by likes desc, id) as n"
-        " from posts) where n <= 2",
+        "select author, id, likes from (select *, row_number() over (partition by author order by likes desc, id)"
+        " as n from posts) where n <= 2",
         ("id",),
         "select author, id, likes from (select *, row_number() over (partition by author"
         " order by likes desc nulls last, id) as n from posts) where n <= 2",
@@ -172,8 +173,26 @@ QUERIES: dict[str, tuple[str, tuple[str, ...], str | None]] = {
         ("id",),
         "select id, price from posts where likes is not null order by price desc nulls last, id limit 3",
     ),
+    "renamed": (
+        "select id, -likes as likes from posts where likes is not null order by likes, id limit 2",
+        ("id",),
+        None,
+    ),
+    "brackets": (
+        "select ((p.id)) as id, (p.likes + 1) * 2 as l, -(p.score - 1) as s from posts p"
+        " where ((p.likes > 0) or (p.score > 1)) and not (p.author = 'bob')",
+        ("id",),
+        None,
+    ),
+    "using": (
+        "select name, u.country, f.followee from users u full join (select follower as name, followee from follows) f"
+        " using (name)",
+        ("name", "followee"),
+        None,
+    ),
     "best": (
-        "select country, n from (select country, count(*) as n from users group by country) order by n desc, country limit 1",
+        "select country, n from (select country, count(*) as n from users group by country)"
+        " order by n desc, country limit 1",
         ("country",),
         "select country, n from (select country, count(*) as n from users group by country)"
         " order by n desc, country nulls first limit 1",
@@ -213,6 +232,7 @@ def test_view_equals_its_query_after_every_batch(name):
         for batch in history:
             world.take(batch)
             assert world.shown == world.asked(QUERIES[name][2] or QUERIES[name][0])
+            assert world.keys(QUERIES[name][1]) == len(list(world.shown.elements()))
 
     check()
 

@@ -111,7 +111,7 @@ def build(spark: SparkSession, pipeline: Pipeline, inputs: tuple[Input, ...], re
         inputs = tuple(replace(input_, placed=True) for input_ in inputs)
         if after_spark_of(first) is not None:
             return _ending_after_spark(probing, pipeline, inputs, reading, len(asked.words) - 1)
-        refusals.refuse_givers_back(pipeline, asked.last_only)
+        refusals.refuse_following(pipeline, asked.last_only)
         first, asked = _staged(probing, pipeline, inputs, reading)
     plan = plans.plan_of(first)
     operators = tuple(plans.stateful(plan))
@@ -125,9 +125,11 @@ def build(spark: SparkSession, pipeline: Pipeline, inputs: tuple[Input, ...], re
         late=bool(operators) and plans.refusal(first, "append") is None,
         decided=_decided(plan, inputs, reading, weighs=weighs),
     )
-    session = session_for(spark, empty_batches=mode == "append" and bool(operators))
+    # What waits for the watermark comes in a batch of its own, once the watermark is known.
+    waits = bool(asked.words) or (mode == "append" and bool(operators))
+    session = session_for(spark, empty_batches=waits)
     whole = weighs or bool(asked.words)
-    reading = replace(reading, columns={} if whole else needed_columns(session, pipeline, inputs))
+    reading = replace(reading, columns={} if whole else needed_columns(session, pipeline.apply, inputs))
     frame = (
         _weighted(session, pipeline, inputs, reading)
         if weighs
@@ -152,23 +154,42 @@ def _staged(
     apart: tuple[int, ...] | None = (),
 ) -> tuple[DataFrame, Stage]:
     """What the function makes of streams and tables, and the operators it asked for; `apart` as in `Stage`."""
-    frames = streaming(session, inputs, reading)
+    result, asked = _in_stage(pipeline, inputs, streaming(session, inputs, reading), apart)
+    return _checked(pipeline, result), asked
+
+
+def _in_stage(
+    pipeline: Pipeline,
+    inputs: tuple[Input, ...],
+    frames: Mapping[str, DataFrame],
+    apart: tuple[int, ...] | None,
+) -> tuple[DataFrame, Stage]:
     tables = {input_.name: (input_, frames[input_.name]) for input_ in inputs if input_.of_table}
-    given: dict[str, Any] = frames | {name: Table.named(name) for name in tables}
+    given: dict[str, Any] = {**frames, **{name: Table.named(name) for name in tables}}
     with stage(tables, final=pipeline.kind is not Kind.VIEW, apart=apart) as asked:
-        return called(pipeline, given), asked
+        return _applied(pipeline, given), asked
 
 
 def _ending_after_spark(
     session: SparkSession, pipeline: Pipeline, inputs: tuple[Input, ...], reading: Reading, last: int
 ) -> Built:
     """A pipeline whose last step is an operator of ours: Spark does what is before it."""
-    result, asked = _staged(session, pipeline, inputs, reading, (last,))
-    after = after_spark_of(result)
-    assert after is not None
+
+    def before(frames: Mapping[str, DataFrame]) -> tuple[AfterSpark, Stage]:
+        result, asked = _in_stage(pipeline, inputs, frames, (last,))
+        after = after_spark_of(result)
+        assert after is not None
+        return after, asked
+
+    reading = replace(
+        reading, columns=needed_columns(session, lambda tables: before(tables)[0].frame(), inputs)
+    )
+    after, asked = before(streaming(session, inputs, reading))
+    if WEIGHT in after.steps.schema.names:
+        refusals.refuse_corrections(pipeline, asked.last_only[-1] if asked.last_only else "its last step")
     frame = after.frame()
-    before = tuple(plans.stateful(plans.plan_of(frame)))
-    _refuse(frame, pipeline, inputs, before)
+    operators = tuple(plans.stateful(plans.plan_of(frame)))
+    _refuse(frame, pipeline, inputs, operators)
     if (refusal := plans.refusal(frame, "append")) is not None:
         raise refusals.unrunnable(pipeline, refusal)
     schema = pa.schema(
@@ -177,7 +198,7 @@ def _ending_after_spark(
     refusals.check_columns(pipeline, schema)
     time = after.arrivals[0].time
     return Built(
-        pipeline, inputs, reading, frame, "append", (*before, *asked.words), schema,
+        pipeline, inputs, reading, frame, "append", (*operators, *asked.words), schema,
         plans.window_of(from_arrow_schema(schema)), time if time in schema.names else None,
         "\n".join((plans.state_text(plans.plan_of(frame)), *asked.forms[:-1], after.steps.form)),
         WEIGHT in after.steps.schema.names, after_spark=after,
@@ -231,7 +252,10 @@ def called(pipeline: Pipeline, frames: Mapping[str, Any]) -> DataFrame:
     Raises:
         BadPipelineError: It failed, or gave no streaming DataFrame.
     """
-    frame = _applied(pipeline, frames)
+    return _checked(pipeline, _applied(pipeline, frames))
+
+
+def _checked(pipeline: Pipeline, frame: Any) -> DataFrame:
     if not isinstance(frame, DataFrame):
         what = f"{pipeline} returned {type(frame).__name__}, not a DataFrame"
         raise BadPipelineError(what, fix="return the DataFrame", place=pipeline.place, pipeline=pipeline.name)

@@ -22,7 +22,7 @@ from headwater.engine.building.after_spark import AfterSpark, Arrival
 from headwater.engine.building.inputs import Input
 from headwater.engine.building.plans import time_of
 from headwater.engine.keyed.in_spark import keyed
-from headwater.engine.keyed.operator import REFUSED, Operator
+from headwater.engine.keyed.operator import REFUSED, WEIGHT, Operator
 from headwater.errors import BadPipelineError, Place
 from headwater.pipelines import Table
 
@@ -148,7 +148,7 @@ def placed(make: Making, arrivals: tuple[Arrival, ...], words: str, verb: str) -
     apart = now.apart is None or len(now.words) in now.apart
     now.words.append(words)
     now.forms.append(f"{now.buckets} buckets of {inside.form}")
-    if REFUSED in inside.schema.names:
+    if {REFUSED, WEIGHT} & set(inside.schema.names):
         now.last_only.append(verb)
     frames, times = [one.frame for one in arrivals], [one.time for one in arrivals]
     time = times[0] if times[0] in inside.schema.names else None

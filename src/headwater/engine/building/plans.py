@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType, TimestampType
 
 __all__ = [
+    "MARK",
     "Mode",
     "join_delay",
     "join_waits",
@@ -35,7 +36,8 @@ _STATEFUL: Final = {
     "TransformWithStateInPySpark": "state per key",
 }
 _SOME_TIME: Final = 1_000_000_000_000
-_MARK: Final = "spark.watermarkDelayMs"
+MARK: Final = "spark.watermarkDelayMs"
+"""The word in a column's metadata by which Spark knows the event time."""
 
 
 def plan_of(frame: DataFrame) -> Any:
@@ -119,5 +121,5 @@ def window_of(schema: StructType) -> str | None:
 
 def time_of(schema: StructType) -> str | None:
     """The column that carries the event time, if one still does."""
-    marked = [f.name for f in schema if _MARK in f.metadata and isinstance(f.dataType, TimestampType)]
+    marked = [f.name for f in schema if MARK in f.metadata and isinstance(f.dataType, TimestampType)]
     return marked[0] if marked else None

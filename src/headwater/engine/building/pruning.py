@@ -9,14 +9,16 @@ from __future__ import annotations
 import logging
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
 
 from headwater.engine.building.inputs import Input
-from headwater.pipelines import Pipeline
+from headwater.engine.building.plans import MARK
+from headwater.engine.source.visible import HIDDEN
 
 __all__ = ["needed_columns"]
 
@@ -37,33 +39,44 @@ _CHOOSING: Final = ("Project", "Aggregate")
 
 
 def needed_columns(
-    session: SparkSession, pipeline: Pipeline, inputs: tuple[Input, ...]
+    session: SparkSession, apply: Callable[[Mapping[str, DataFrame]], DataFrame], inputs: tuple[Input, ...]
 ) -> dict[str, tuple[str, ...]]:
-    """The columns of each input that the function needs, in the input's order, its event time among them.
+    """The columns of each input that are needed, in the input's order, its event time and hidden ones among them.
 
     All columns of an input, where the optimiser cannot tell.
+
+    Args:
+        session: The session.
+        apply: What is made of the inputs.
+        inputs: The inputs.
     """
     wholes = {input_.name: tuple(input_.schema.names) for input_ in inputs}
     if any(not name.isidentifier() for names in wholes.values() for name in names):
         return wholes  # plans are read as text
     try:
         with tempfile.TemporaryDirectory(prefix="headwater-") as nothing:
-            tables = {
-                input_.name: session.read.schema(from_arrow_schema(input_.schema)).parquet(nothing)
-                for input_ in inputs
-            }
-            plan = pipeline.apply(tables)._jdf.queryExecution().optimizedPlan()
+            tables = {input_.name: session.read.schema(_timed(input_)).parquet(nothing) for input_ in inputs}
+            plan = apply(tables)._jdf.queryExecution().optimizedPlan()
             used = set(_used(plan, _attributes(plan.outputSet())))
     except Exception:  # what works on streams only; the stream itself will tell
-        logger.debug("%s reads all columns", pipeline, exc_info=True)
+        logger.debug("all columns are read", exc_info=True)
         return wholes
     if None in used:
         return wholes
     names = {mark.rpartition("#")[0] for mark in used if mark is not None}
     return {
-        input_.name: tuple(name for name in wholes[input_.name] if name in names or name == input_.time)
+        input_.name: tuple(
+            name for name in wholes[input_.name] if name in names or name == input_.time or name in HIDDEN
+        )
         for input_ in inputs
     }
+
+
+def _timed(input_: Input) -> StructType:
+    """The columns of an input, with the mark by which its event time is known."""
+    schema = from_arrow_schema(input_.schema)
+    schema[input_.time].metadata = {MARK: 0}
+    return schema
 
 
 def _used(plan: Any, wanted: set[str]) -> Iterator[str | None]:

@@ -17,7 +17,8 @@ __all__ = [
     "check_columns",
     "refuse_chance",
     "refuse_changing",
-    "refuse_givers_back",
+    "refuse_corrections",
+    "refuse_following",
     "refuse_history",
     "refuse_waiting",
     "unrunnable",
@@ -60,13 +61,19 @@ def refuse_changing(pipeline: Pipeline, inputs: tuple[Input, ...]) -> None:
             raise _bad(pipeline, what, detail, fix)
 
 
-def refuse_givers_back(pipeline: Pipeline, verbs: list[str]) -> None:
-    """What gives events back must be the last step: nobody else could keep them aside."""
+def refuse_following(pipeline: Pipeline, verbs: list[str]) -> None:
+    """What gives events back, or corrects its rows, must be the last step: nobody behind it would know what to do."""
     if verbs:
-        what = f"{pipeline} goes on after {verbs[0]}, which gives back events to be quarantined"
-        raise _bad(
-            pipeline, what, None, f"return what {verbs[0]} gives, and go on in a pipeline that reads this one"
-        )
+        what = f"{pipeline} goes on after {verbs[0]}, whose rows are corrected or given back"
+        fix = f"return what {verbs[0]} gives in a view, and go on in a pipeline that reads the view"
+        raise _bad(pipeline, what, None, fix)
+
+
+def refuse_corrections(pipeline: Pipeline, verb: str) -> None:
+    """Rows of a stream stay as they are."""
+    if pipeline.kind is not Kind.VIEW:
+        what = f"{pipeline} cannot take back rows, and {verb} corrects what it has given"
+        raise _bad(pipeline, what, None, "make it a view: @app.view(key=…)")
 
 
 def refuse_history(pipeline: Pipeline) -> None:

@@ -10,20 +10,18 @@ import numpy as np
 import pyarrow as pa
 
 from headwater.engine.keyed.due import due
-from headwater.engine.keyed.operator import TIME, WEIGHT
+from headwater.engine.keyed.operator import WEIGHT
 from headwater.engine.keyed.state import State
 from headwater.engine.operators.arrivals import (
     Numbers,
     beside,
     decode_rows,
-    encode_rows,
     fitted,
     grouped,
-    marks,
-    places,
     times_of,
     with_order,
 )
+from headwater.engine.operators.remembered import affected, remember
 from headwater.engine.operators.sides import How, Pairs, others, refuse, require_sides
 from headwater.engine.operators.slices import hold, release
 from headwater.engine.operators.versions import Held, held_at, prune, take_versions
@@ -31,9 +29,6 @@ from headwater.engine.operators.versions import Held, held_at, prune, take_versi
 __all__ = ["AsOf"]
 
 _WAITING: Final = "waiting"
-_ENDS: Final = "known"
-"""The space of times when events are final, in a view that corrects."""
-_END: Final = pa.schema([("key", pa.binary()), ("name", pa.binary()), (TIME, pa.int64())])
 _MOMENT: Final = pa.timestamp("us", "UTC")
 
 
@@ -113,11 +108,12 @@ class AsOf:
             ready = self._ready(state, events, watermark)
             result = self._rows(ready, self._held(state, ready), 1)
         else:
-            affected = self._affected(state, arrived[1])
-            before = self._held(state, affected)
+            found = grouped(arrived[1], self.keys[1])
+            changed = affected(state, found, times_of(arrived[1]), with_order(self.events))
+            before = self._held(state, changed)
             take_versions(state, arrived[1], self.keys[1], others(self.table, self.on))
-            result = self._corrections(state, affected, before, events)
-            self._remember(state, events, watermark)
+            result = self._corrections(state, changed, before, events)
+            remember(state, grouped(events, self.keys[0]), events, watermark)
         prune(state, watermark)
         return result
 
@@ -130,36 +126,13 @@ class AsOf:
             events = events.take(np.flatnonzero(~later))
         return events if over is None else pa.concat_tables([over, events])
 
-    def _remember(self, state: State, events: pa.Table, watermark: int) -> None:
-        """Remember events whose answer may still change, and forget those whose answer is final now."""
-        found = grouped(events, self.keys[0])
-        later = np.flatnonzero((times_of(events) >= watermark) & (found.codes >= 0))
-        rows, keys = events.take(later), [found.keys[code] for code in found.codes[later].tolist()]
-        names = places(rows)
-        state.put(_WAITING, keys, names, encode_rows(with_order(self.events), rows))
-        hold(state, _ENDS, pa.table({"key": keys, "name": names, TIME: rows.column(TIME)}, _END))
-        over = release(state, _ENDS, watermark)
-        if over is not None:
-            owners, names = over.column("key").to_pylist(), over.column("name").to_pylist()
-            state.put(_WAITING, owners, names, [None] * len(owners))
-
-    def _affected(self, state: State, versions: pa.Table) -> pa.Table:
-        """Events that were given out, whose answer versions that arrived may change."""
-        found, times = grouped(versions, self.keys[1]), times_of(versions)
-        first = np.full(len(found.keys) + 1, np.iinfo(np.int64).max)
-        np.minimum.at(first, found.codes, times)
-        state.load(_WAITING, found.keys)
-        since = zip(found.keys, marks(first[:-1]), strict=True)
-        rows = [row for key, low in since for _, row in state.entries(_WAITING, key, low)]
-        return decode_rows(with_order(self.events), rows)
-
-    def _corrections(self, state: State, affected: pa.Table, before: Held, events: pa.Table) -> pa.Table:
-        now = self._held(state, affected)
+    def _corrections(self, state: State, given: pa.Table, before: Held, events: pa.Table) -> pa.Table:
+        now = self._held(state, given)
         changed = np.array(
             [old != new for old, new in zip(self._told(before), self._told(now), strict=True)], bool
         )
         which = np.flatnonzero(changed)
-        rows = affected.take(which)
+        rows = given.take(which)
         return pa.concat_tables(
             [
                 self._rows(rows, before.of(which), -1),

@@ -11,10 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.engine.keyed.due import due, forget, remind
-from headwater.engine.keyed.operator import DELETED, REFUSED
+from headwater.engine.keyed.operator import DELETED, OFFSET, PARTITION, REFUSED
 from headwater.engine.keyed.state import State
 from headwater.engine.operators.arrivals import (
-    PLACE,
     Grouped,
     Numbers,
     beside,
@@ -34,17 +33,15 @@ __all__ = ["Enrich"]
 
 _ROWS: Final = "rows"
 _WAITING: Final = "waiting"
-_OF_ROW: Final = b"r"
-_OF_EVENT: Final = b"e"
 
 
 @dataclass(frozen=True)
 class Enrich:
     """Joins each event with the row that the table has for it when the event is taken.
 
-    The table's rows of a batch are taken before its events. Of several versions the one that is last in time,
-    partition and offset is the row, whenever they arrive. A null equals nothing. State: the table's rows; for a deleted
-    row a mark, until the watermark has passed it; events that wait.
+    The table's rows of a batch are taken before its events. Of several versions of a row the last in the order of their
+    topic is the row, as in every view of the table, whatever they say about since when they hold. A null equals
+    nothing. State: the table's rows; events that wait.
 
     Args:
         events: The event's columns.
@@ -96,45 +93,27 @@ class Enrich:
     def step(self, state: State, arrived: Sequence[pa.Table], watermark: int) -> pa.Table:
         """Take the table's rows, then the events; give out what is joined and what has waited long enough."""
         events = fitted(arrived[0], with_order(self.events))
-        touched = self._take_rows(state, arrived[1], watermark)
-        rows, waited = _due(state, watermark)
-        _forget_deleted(state, rows, watermark)
+        touched = self._take_rows(state, arrived[1])
+        waited = list(dict.fromkeys(key for _, key in due(state, watermark)))
         if self.wait:
             held = self._given_back(state, touched, None)
             over = self._given_back(state, waited, watermark - self.wait)
             events = pa.concat_tables([over, held, events])
         return self._joined(state, events, watermark)
 
-    def _take_rows(self, state: State, rows: pa.Table, watermark: int) -> list[bytes]:
-        """Put the newest version of each key into the state; returns the keys whose row is now another."""
+    def _take_rows(self, state: State, rows: pa.Table) -> list[bytes]:
+        """Put the last version of each key into the state; returns the keys that have one."""
+        rows = rows.take(np.lexsort([rows.column(name).to_numpy() for name in (OFFSET, PARTITION)]))
         found = grouped(rows, self.keys[1])
         last = np.full(len(found.keys), -1, np.int64)
         known = np.flatnonzero(found.codes >= 0)
         last[found.codes[known]] = known
         which = np.flatnonzero(last >= 0)
         keys, rows = [found.keys[code] for code in which.tolist()], rows.take(last[which])
-        new = places(rows)
-        old = state.values(_ROWS, keys)
-        newer = [
-            number
-            for number, (was, now) in enumerate(zip(old, new, strict=True))
-            if not was or was[:PLACE] <= now
-        ]
-        keys, rows, new = (
-            [keys[at] for at in newer],
-            rows.take(pa.array(newer, pa.int64())),
-            [new[at] for at in newer],
-        )
-        gone = rows.column(DELETED).to_pylist()
         contents = encode_rows(others(self.table, self.on), rows)
-        values = [
-            place if dead else place + row for place, dead, row in zip(new, gone, contents, strict=True)
-        ]
+        gone = rows.column(DELETED).to_pylist()
+        values = [None if dead else row for dead, row in zip(gone, contents, strict=True)]
         state.put(_ROWS, keys, None, values)
-        dead = [(place, key) for place, key, gone_ in zip(new, keys, gone, strict=True) if gone_]
-        if dead:
-            ends = times_at([place for place, _ in dead]) + 1
-            remind(state, ends.tolist(), [_OF_ROW + key for _, key in dead])
         return keys
 
     def _given_back(self, state: State, keys: list[bytes], before: int | None) -> pa.Table:
@@ -146,24 +125,24 @@ class Enrich:
         state.load(_WAITING, keys)
         if before is None:
             there = state.values(_ROWS, keys)
-            keys = [key for key, row in zip(keys, there, strict=True) if _there(row)]
+            keys = [key for key, row in zip(keys, there, strict=True) if row is not None]
         found = [(key, name, row) for key in keys for name, row in state.entries(_WAITING, key, high=high)]
         names = [name for _, name, _ in found]
         state.put(_WAITING, [key for key, _, _ in found], names, [None] * len(found))
         if found:
             ends = times_at(names) + self.wait + 1
-            forget(state, ends.tolist(), [_OF_EVENT + key for key, _, _ in found])
+            forget(state, ends.tolist(), [key for key, _, _ in found])
         return decode_rows(with_order(self.events), [row for _, _, row in found])
 
     def _joined(self, state: State, events: pa.Table, watermark: int) -> pa.Table:
         found = grouped(events, self.keys[0])
         stored = state.values(_ROWS, found.keys)
-        present = [number for number, row in enumerate(stored) if _there(row)]
-        rows = [row for row in stored if row and _there(row)]
+        present = [number for number, row in enumerate(stored) if row is not None]
+        rows = [row for row in stored if row is not None]
         where = np.full(len(found.keys) + 1, -1, np.int64)
         where[present] = np.arange(len(present))
         at = where[found.codes]  # -1, of a null key, finds the last place, which stays -1
-        contents = decode_rows(others(self.table, self.on), [row[PLACE:] for row in rows])
+        contents = decode_rows(others(self.table, self.on), rows)
         if self.wait:
             events, at = self._hold(state, events, found, at, watermark)
         if self.how == "inner" and not self.refuse:
@@ -183,7 +162,7 @@ class Enrich:
         if len(held):
             rows, keys = events.take(held), [found.keys[code] for code in found.codes[held].tolist()]
             state.put(_WAITING, keys, places(rows), encode_rows(with_order(self.events), rows))
-            remind(state, ends[held].tolist(), [_OF_EVENT + key for key in keys])
+            remind(state, ends[held].tolist(), [key for key in keys])
         left = np.flatnonzero(~holding)
         return events.take(left), at[left]
 
@@ -196,23 +175,3 @@ class Enrich:
             pa.array(null), f"{' or '.join(names)} is null", f"no row for this {', '.join(names)}"
         )
         return pc.if_else(pa.array(at < 0), reasons, pa.scalar(None, pa.string()))
-
-
-def _there(row: bytes | None) -> bool:
-    """Whether it is a row: of a deleted one only the place is left."""
-    return row is not None and len(row) > PLACE
-
-
-def _due(state: State, watermark: int) -> tuple[list[bytes], list[bytes]]:
-    """Keys of deleted rows, and of events that waited, whose time is over."""
-    names = dict.fromkeys(name for _, name in due(state, watermark))
-    rows = [name[1:] for name in names if name[:1] == _OF_ROW]
-    return rows, [name[1:] for name in names if name[:1] == _OF_EVENT]
-
-
-def _forget_deleted(state: State, keys: list[bytes], watermark: int) -> None:
-    """Forget that rows were deleted: no older version of theirs can come any more."""
-    limit = mark(watermark)
-    stored = state.values(_ROWS, keys)
-    gone = [key for key, row in zip(keys, stored, strict=True) if row and not _there(row) and row[:8] < limit]
-    state.put(_ROWS, gone, None, [None] * len(gone))

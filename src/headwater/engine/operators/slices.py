@@ -12,9 +12,9 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from headwater.engine.keyed.due import remind
+from headwater.engine.keyed.due import forget, remind
 from headwater.engine.keyed.state import State
-from headwater.engine.operators.arrivals import mark, times_of
+from headwater.engine.operators.arrivals import PLACE, mark, times_at, times_of
 
 __all__ = ["hold", "release"]
 
@@ -35,7 +35,7 @@ def hold(state: State, space: str, rows: pa.Table) -> None:
     starts = range(0, len(ordered), _MOST)
     slices = [_packed(ordered.slice(start, _MOST)) for start in starts]
     names = [
-        mark(times[start]) + hashlib.blake2b(packed, digest_size=16).digest()
+        mark(times[start]) + hashlib.blake2b(packed, digest_size=PLACE - 8).digest()
         for start, packed in zip(starts, slices, strict=True)
     ]
     state.put(space, [b""] * len(slices), names, slices)
@@ -58,6 +58,8 @@ def release(state: State, space: str, watermark: int) -> pa.Table | None:
     if not found:
         return None
     state.put(space, [b""] * len(found), [name for name, _ in found], [None] * len(found))
+    starts = times_at([name for name, _ in found])
+    forget(state, (starts + 1).tolist(), [space.encode()] * len(found))
     rows = pa.concat_tables([pa.ipc.open_stream(packed).read_all() for _, packed in found])
     over = times_of(rows) < watermark
     if not over.all():

@@ -40,6 +40,15 @@ def grouped(
 
     Raises:
         BadSqlError: An aggregate that is not known, or a column outside of one that is no part of GROUP BY.
+
+    Example:
+        >>> from sqlglot import parse_one
+        >>> from headwater.pipelines.tables.relation import Scan
+        >>> tree = parse_one("select p.author, count(*) + 1 as n from posts p group by p.author")
+        >>> items = [(item.alias_or_name, item.unalias()) for item in tree.expressions]
+        >>> groups, above, _ = grouped(Scan("posts", ("p.author",)), tree, items, [], Asked("view", None))
+        >>> groups.columns, [(name, item.sql()) for name, item in above]
+        (('group.0', 'aggregate.0'), [('author', '"group.0"'), ('n', '"aggregate.0" + 1')])
     """
     over = _Over(_keys(tree, items, asked), asked)
     above = [(name, over.rewritten(item)) for name, item in items]

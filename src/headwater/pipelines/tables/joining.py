@@ -39,6 +39,16 @@ def joined(
 
     Raises:
         BadSqlError: No columns of the two sides must be equal, or a row's partners cannot be found by equality alone.
+
+    Example:
+        >>> from sqlglot import parse_one
+        >>> from headwater.pipelines.tables.relation import Scan
+        >>> (clause,) = parse_one("select 1 from posts p join users u on p.author = u.name").args["joins"]
+        >>> sides = frozenset(["p"]), frozenset(["u"])
+        >>> posts, users = Scan("posts", ("p.author",)), Scan("users", ("u.name",))
+        >>> rows, left = joined(posts, users, clause, [], sides, Asked("view", None))
+        >>> rows.on, left
+        ((('p.author', 'u.name'),), [])
     """
     how = _how(join, asked)
     given = join.args.get("on")

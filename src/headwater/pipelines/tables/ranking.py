@@ -58,6 +58,14 @@ def ranked(
 
     Raises:
         BadSqlError: Another window function, or a row number without a bound.
+
+    Example:
+        >>> from sqlglot import parse_one
+        >>> from headwater.pipelines.tables.relation import Scan
+        >>> items = [("place", parse_one("row_number() over (order by x desc)"))]
+        >>> rows, changed = ranked(Scan("a", ("x",)), items, {"place": 3}, Asked("view", None))
+        >>> rows.count, rows.rank, changed[0][1].sql()
+        (3, 'rank.place', '"rank.place"')
     """
     changed = []
     for name, item in items:
@@ -94,6 +102,13 @@ def limited(rows: Relation, tree: exp.Expr, by: tuple[str, ...], asked: Asked) -
 
     Raises:
         BadSqlError: One without the other.
+
+    Example:
+        >>> from sqlglot import parse_one
+        >>> from headwater.pipelines.tables.relation import Scan
+        >>> tree = parse_one("select x from a order by x desc limit 3")
+        >>> limited(Scan("a", ("x",)), tree, ("x",), Asked("view", None)).count
+        3
     """
     limit, order = tree.args.get("limit"), tree.args.get("order")
     if limit is None and order is None:

@@ -48,6 +48,10 @@ def refuse_subqueries(tree: exp.Expr, asked: Asked) -> None:
 
     Raises:
         BadSqlError: There is one.
+
+    Example:
+        >>> from sqlglot import parse_one
+        >>> refuse_subqueries(parse_one("a in (1, 2)"), Asked("view", None))
     """
     for node in tree.find_all(*_QUERIES):
         asked.refuse(node, "a subquery inside an expression is not supported", fix="join …")

@@ -66,7 +66,7 @@ class Table:
             'SELECT * FROM `posts` WHERE (likes > 3)'
         """
         open_ = self._open()
-        return _checked(replace(open_, conditions=(*open_.conditions, condition)))
+        return _checked(replace(open_, conditions=(*open_.conditions, _with_sides(condition))))
 
     def select(self, *items: str) -> Table:
         """For each row, some columns or expressions.
@@ -80,7 +80,7 @@ class Table:
             raise BadPipelineError(
                 message, fix='.select("id", "price * 2 as double")', place=Place.of_caller()
             )
-        return _checked(replace(self._open(), items=items))
+        return _checked(replace(self._open(), items=tuple(map(_with_sides, items))))
 
     def join(
         self,
@@ -194,7 +194,7 @@ class Grouped:
         shown = (*keys, *items, *(f"{text} AS {_quoted(name)}" for name, text in named.items()))
         numbers = ", ".join(str(number + 1) for number in range(len(keys)))
         tail = f" GROUP BY {numbers}" if keys else ""
-        return _checked(replace(self.table, items=shown, tail=tail))
+        return _checked(replace(self.table, items=tuple(map(_with_sides, shown)), tail=tail))
 
 
 def _checked(table: Table) -> Table:

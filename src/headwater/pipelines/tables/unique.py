@@ -47,6 +47,9 @@ def require_key(
 
     Raises:
         BadSqlError: The key does not identify a row of the result.
+
+    Example:
+        >>> require_key(Scan("posts", ("id", "author")), ("id",), {"posts": ("id",)}, Asked("view", None))
     """
     names = {name.lower(): name for name in relation.columns}
     for name in key:

@@ -94,6 +94,13 @@ class Building:
         relation: What is asked for.
         tables: The tables that it reads.
         asked: For errors.
+
+    Example:
+        >>> from headwater.engine.operators.tables.dataflow import TableInput
+        >>> posts = TableInput(pa.schema([("id", pa.int64())]), ("id",))
+        >>> building = Building(asked_for.Scan("posts", ("id",)), {"posts": posts}, Asked("view", None))
+        >>> building.tables, building.words, [inputs for _, inputs in building.nodes]
+        (('posts',), ['rows of posts by id'], [(0,)])
     """
 
     def __init__(self, relation: Relation, tables: Mapping[str, Table], asked: Asked) -> None:
@@ -236,7 +243,7 @@ class Building:
         kept = {each.column for each in group.aggregates if each.kind in ("min", "max", "distinct")}
         for name in (*group.keys, *kept):
             if name is not None:
-                self._require_keys(pa.schema([schema.field(name)]), name)
+                self._require_keys(pa.schema([schema.field(name)]), self._spelled(group.input, name))
         operator = Group(schema, group.keys, group.aggregates)
         try:
             operator.schema  # noqa: B018 - types that cannot be added up show here
@@ -252,7 +259,7 @@ class Building:
         rows = self._rows(top.input)
         schema = pa.schema([field for field in rows.schema if field.name != WEIGHT])
         for name in (*top.per, *(by.column for by in top.by)):
-            self._require_keys(pa.schema([schema.field(name)]), name)
+            self._require_keys(pa.schema([schema.field(name)]), self._spelled(top.input, name))
         operator = Top(schema, top.per, top.by, top.count, top.rank)
         per = ", ".join(self._spelled(top.input, name) for name in top.per)
         words = f"rows in order, for the first {top.count}" + (f" per {per}" if per else "")

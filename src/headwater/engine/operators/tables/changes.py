@@ -66,7 +66,16 @@ def decoded_rows(rows: Sequence[bytes], schema: pa.Schema) -> pa.Table:
         >>> decoded_rows(RowCodec(table.schema).encode(table), table.schema).equals(table)
         True
     """
-    return pa.Table.from_arrays(restored(columns_of(rows, len(schema)), schema), schema=schema)
+    columns = columns_of(rows, len(schema))
+    pairs = [_with_pairs(column, field.type) for column, field in zip(columns, schema, strict=True)]
+    return pa.Table.from_arrays(restored(pairs, schema), schema=schema)
+
+
+def _with_pairs(values: list[Any], kind: pa.DataType) -> list[Any]:
+    """The values with entries of maps as pairs, as Arrow wants them; MessagePack knows only lists."""
+    if pa.types.is_map(kind):
+        return [value if value is None else [tuple(pair) for pair in value] for value in values]
+    return values
 
 
 def described(schema: pa.Schema) -> str:
@@ -90,5 +99,10 @@ def weight_of(value: bytes | None) -> int:
 
 
 def weight_to(weight: int) -> bytes | None:
-    """A weight as it is kept; None, which takes it away, for 0."""
+    r"""A weight as it is kept; None, which takes it away, for 0.
+
+    Example:
+        >>> weight_to(1), weight_to(0)
+        (b'\x01', None)
+    """
     return _ENCODE(weight) if weight else None

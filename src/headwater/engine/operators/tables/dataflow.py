@@ -86,13 +86,13 @@ class Dataflow:
 
     @property
     def form(self) -> str:
-        """What its state looks like, in words; a state that was written under other words cannot be read."""
-        kept = (
-            f"{number}: {node.work.form}"
-            for number, node in enumerate(self.nodes)
-            if not isinstance(node.work, Statement)
-        )
-        return "; ".join(kept)
+        """What its state looks like, in words; a state that was written under other words cannot be read.
+
+        The statements between operators are among the words: what is kept depends on what they let through.
+        """
+        works = (node.work for node in self.nodes)
+        kept = (work.sql if isinstance(work, Statement) else work.form for work in works)
+        return "; ".join(f"{number}: {words}" for number, words in enumerate(kept))
 
     def step(self, state: State, arrived: Sequence[pa.Table], watermark: int) -> pa.Table:
         """Take new versions of rows.
@@ -116,7 +116,8 @@ class Dataflow:
                     results.append(node.work.run(given))
                 else:
                     results.append(node.work.step(_Within(state, f"{number}."), given, watermark))
-            return net(with_shape(results[-1], self.schema))
+            changed = with_shape(results[-1], self.schema)
+            return changed if _one_way(changed) else net(changed)
         except (duckdb.Error, pa.ArrowInvalid, OverflowError) as error:
             reason = str(error).splitlines()[0]
             raise BadPipelineError(
@@ -165,6 +166,12 @@ def compile_tables(
     schema = pa.schema([*columns, pa.field(WEIGHT, pa.int64())])
     nodes = tuple(Node(work, inputs) for work, inputs in building.nodes)
     return Dataflow(building.tables, nodes, schema, tuple(building.words), what)
+
+
+def _one_way(changed: pa.Table) -> bool:
+    """Whether all rows only come, or only go: a key identifies a row, so then no row is there twice."""
+    weights = changed.column(WEIGHT).to_numpy()
+    return bool((weights == 1).all() or (weights == -1).all())
 
 
 class _Within:

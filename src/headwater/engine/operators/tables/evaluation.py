@@ -15,7 +15,14 @@ if TYPE_CHECKING:
 
 __all__ = ["evaluated", "net", "plain_schema", "quoted", "shape_of", "type_of", "with_shape", "zoned_schema"]
 
-_SETTINGS = {"threads": "1", "enable_external_access": "false", "python_enable_replacements": "false"}
+_SETTINGS = {
+    "threads": "1",
+    "enable_external_access": "false",
+    "python_enable_replacements": "false",
+    "temp_directory": "",
+    "autoinstall_known_extensions": "false",
+    "autoload_known_extensions": "false",
+}
 _MINE = local()
 
 
@@ -56,8 +63,12 @@ def type_of(sql: str, tables: Mapping[str, pa.Schema]) -> str:
     connection = _connection()
     for name, schema in tables.items():
         connection.register(name, schema.empty_table())
-    (kind,) = connection.sql(sql).types
-    return str(kind)
+    try:
+        (kind,) = connection.sql(sql).types
+        return str(kind)
+    finally:
+        for name in tables:
+            connection.unregister(name)
 
 
 def net(rows: pa.Table) -> pa.Table:

@@ -214,6 +214,7 @@ _OPERATORS: Final[dict[type[exp.Expr], Handler]] = {
     exp.And: _logical("and"),
     exp.Or: _logical("or"),
     exp.Not: _simple("(not {})"),
+    exp.Paren: _simple("({})"),
     exp.Is: _is,
     exp.Between: _between,
     exp.In: _in,

@@ -191,7 +191,8 @@ class _Alone:
 
     def before(self, touched: list[bytes]) -> None:
         """Look at the state before the changes."""
-        self.state.load(self.other.space, touched)
+        if self.join.how not in ("semi", "anti"):  # the partners of these rows are wanted all the same
+            self.state.load(self.other.space, self.side.unique)
         self.was = self.other.there(self.state, touched)
         changed = set(self.other.unique)
         self.old = {

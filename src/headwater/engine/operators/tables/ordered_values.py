@@ -21,7 +21,12 @@ _SIGN: Final = np.uint64(1 << 63)
 
 @dataclass
 class Moves:
-    """What became of the values of one group: which are new, and which are no more."""
+    """What became of the values of one group: which are new, and which are no more.
+
+    Example:
+        >>> Moves(new=[b"a"]).gone
+        []
+    """
 
     new: list[bytes] = field(default_factory=list)
     gone: list[bytes] = field(default_factory=list)

@@ -14,7 +14,7 @@ from headwater.engine.keyed.keys import encode_keys
 from headwater.engine.keyed.operator import WEIGHT
 from headwater.engine.keyed.rows import RowCodec
 from headwater.engine.keyed.state import State
-from headwater.engine.operators.tables.changes import changes, described
+from headwater.engine.operators.tables.changes import changes, decoded_rows, described
 from headwater.engine.operators.tables.evaluation import net
 from headwater.pipelines.tables.relation import Order
 
@@ -85,7 +85,6 @@ class Top:
             return self.schema.empty_table()
         keys = encode_keys([changed.column(name) for name in self.per]) if self.per else [b""] * len(changed)
         groups = list(dict.fromkeys(keys))
-        state.load(_ROWS, groups)
         moved = Counter[tuple[bytes, int]]()
         for key in groups:
             moved.subtract(self._first(state, key))
@@ -126,7 +125,7 @@ class Top:
         return shown
 
     def _shown(self, rows: list[tuple[bytes, int, int]]) -> pa.Table:
-        found = RowCodec(self.rows).decode([row for row, _, _ in rows])
+        found = decoded_rows([row for row, _, _ in rows], self.rows)
         if self.rank:
             found = found.append_column(self.rank, pa.array([number for _, number, _ in rows], pa.int32()))
         return changes([(found, [weight for _, _, weight in rows])], self.schema)

@@ -1,25 +1,20 @@
-"""What Spark lacks, as functions for a user's pipeline: DataFrames and tables in, a DataFrame out."""
+"""Joins of events with tables, as functions for a user's pipeline."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Literal
 
-import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from headwater.engine.building.placing import arrival, columns_of, placed, table_of
-from headwater.engine.keyed.operator import Operator
 from headwater.engine.operators.as_of import AsOf
 from headwater.engine.operators.enrich import Enrich
-from headwater.engine.operators.stateful import Stateful
-from headwater.engine.operators.vectorised import Vectorised
-from headwater.errors import BadPipelineError, Place
 from headwater.pipelines import Table
 from headwater.units import duration
 
-__all__ = ["enrich", "join_as_of", "stateful"]
+__all__ = ["enrich", "join_as_of"]
 
 On = str | Sequence[str] | Mapping[str, str]
 """Columns that must be equal: a name that both have, several, or the event's column → the table's."""
@@ -126,79 +121,6 @@ def join_as_of(
 
     words = f"versions of {table.inputs[0]} by {_named(pairs)}"
     return placed(make, (left, right), words, "hw.join_as_of")
-
-
-def stateful(  # noqa: PLR0913 - what a user may say of a function
-    events: DataFrame,
-    *,
-    by: str | Sequence[str],
-    fn: Callable[..., Any],
-    returns: Any,
-    state: Any = dict,
-    version: int = 1,
-    upgrade: Callable[[int, Any], Any] | None = None,
-    expire: str | timedelta | None = None,
-    on_expire: Callable[[Any, Any], Any] | None = None,
-) -> DataFrame:
-    """Your own logic with state per key.
-
-    With a type as `state`, the function is called for each key that has new events: `fn(key, events, state)` returns
-    the new state (None forgets the key) and rows as dicts. With columns as `state`, such as "n bigint, total double",
-    it is called once for all: `fn(events, at, states, keys)` changes arrays in place and returns an Arrow table.
-
-    Args:
-        events: The events.
-        by: The column or columns that are the key.
-        fn: The function.
-        returns: The columns of its rows, as DDL text or Arrow schema.
-        state: A dataclass, a msgspec struct or dict; or columns of fixed width, as DDL text or Arrow schema.
-        version: Which form of the state the function works with.
-        upgrade: Makes a state of this version out of an older one: `upgrade(version, plain)`.
-        expire: How long after its last event a key is forgotten, in event time.
-        on_expire: Gives rows for a key that is forgotten so: `on_expire(key, state)`.
-
-    Raises:
-        BadPipelineError: It cannot be as it is declared.
-
-    Example:
-        >>> import headwater as hw
-        >>> from headwater.testing import run
-        >>> app = hw.App("shop")
-        >>> orders = app.topic("orders", "customer int, amount int")
-        >>> def spent(customer, orders, state):
-        ...     total = (state or {"total": 0})["total"] + sum(order["amount"] for order in orders)
-        ...     return {"total": total}, [{"customer": customer, "total": total}]
-        >>> @app.view(key="customer")
-        ... def totals(orders: DataFrame) -> DataFrame:
-        ...     return hw.stateful(orders, by="customer", fn=spent, returns="customer int, total bigint")
-        >>> with run(app) as world:
-        ...     _ = world.send("orders", {"customer": 1, "amount": 3}, {"customer": 1, "amount": 4})
-        ...     world.settle()
-        ...     world.rows("totals")
-        [{'customer': 1, 'total': 7}]
-    """
-    left = arrival(events, "hw.stateful")
-    columns, keys = columns_of(left), [by] if isinstance(by, str) else list(by)
-
-    def make(*, final: bool, last: bool) -> Operator:
-        if isinstance(state, str | pa.Schema):
-            _require_plain(version=version != 1, upgrade=upgrade, expire=expire, on_expire=on_expire)
-            return Vectorised(columns, by=keys, fn=fn, returns=returns, state=state)
-        return Stateful(
-            columns, by=keys, fn=fn, returns=returns, state=state, version=version, upgrade=upgrade, expire=expire,
-            on_expire=on_expire, refuse=last,
-        )  # fmt: skip
-
-    words = f"states of {getattr(fn, '__name__', 'a function')} by {', '.join(keys)}"
-    return placed(make, (left,), words, "hw.stateful")
-
-
-def _require_plain(**options: Any) -> None:
-    """Refuse what only a function for each key can have."""
-    for name, value in options.items():
-        if value:
-            what = f"hw.stateful with columns as state has no {name}"
-            raise BadPipelineError(what, fix="state=… with a type", place=Place.of_caller(), option=name)
 
 
 def _pairs(on: On) -> tuple[tuple[str, str], ...]:
