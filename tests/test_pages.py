@@ -16,7 +16,7 @@ from tests.page_programs import blocks, run_program
 pytestmark = pytest.mark.spark
 
 DOCS = Path(__file__).parent.parent / "docs"
-PAGES = ["pipelines", "time", "joins", "testing", "guarantees"]
+PAGES = ["pipelines", "time", "joins", "tables", "state", "testing", "guarantees"]
 
 
 @pytest.mark.parametrize("page", PAGES)

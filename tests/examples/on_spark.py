@@ -1,4 +1,4 @@
-"""How the tests of examples 06 to 12 run them: as programs, but in this process, so that all share one Spark.
+"""How the tests of examples 06 to 18 run them: as programs, but in this process, so that all share one Spark.
 
 Expected rows come from elsewhere: DuckDB, or the example's own function over a batch DataFrame.
 """
@@ -21,7 +21,7 @@ from headwater.app import App
 from headwater.testing.world import shared_spark
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-LONGEST = 66  # lines
+LONGEST = 68  # lines
 
 
 class Ran(NamedTuple):
