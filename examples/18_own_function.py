@@ -64,5 +64,6 @@ if __name__ == "__main__":
         for second, (sensor, celsius) in enumerate(READINGS):
             world.send("readings", {"sensor": sensor, "celsius": celsius, "at": f"2026-01-01T11:59:{second:02}Z"})
         world.settle()
-        print("alarms:", [(event.value["sensor"], event.value["celsius"]) for event in world.client.read("alarms")])
+        alarmed = [event.value or {} for event in world.client.read("alarms")]
+        print("alarms:", [(alarm["sensor"], alarm["celsius"]) for alarm in alarmed])
         print("ranges:", [tuple(row.values()) for row in world.rows("ranges")])
