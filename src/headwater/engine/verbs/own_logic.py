@@ -48,8 +48,8 @@ def stateful(  # noqa: PLR0913 - what a user may say of a function
         upgrade: Makes a state of this version out of an older one: `upgrade(version, plain)`.
         expire: How long after its last event a key is forgotten, in event time.
         on_expire: Gives rows for a key that is forgotten so: `on_expire(key, state)`.
-        ordered: Whether a key's events come in the order of their time, whatever arrives first. Then an event waits until
-            no earlier one can come; otherwise events are in order within a batch.
+        ordered: Whether events of a key come in the order of their time, whatever arrives first. Then an event waits
+            until no earlier one can come; otherwise events are in order within a batch.
 
     Raises:
         BadPipelineError: It cannot be as it is declared.
