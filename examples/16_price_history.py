@@ -25,6 +25,7 @@ def price_history(prices: hw.Table) -> hw.Table:
 
 
 def at(minute: int) -> str:
+    """A minute after noon."""
     return f"2026-01-01T12:{minute:02}:00Z"
 
 
