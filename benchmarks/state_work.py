@@ -27,7 +27,7 @@ from headwater.engine.building.build import session_for
 from headwater.engine.building.inputs import Input, Reading, streaming
 from headwater.engine.keyed.in_spark import keyed
 from headwater.engine.keyed.operator import OFFSET, PARTITION, Operator
-from headwater.engine.operators.vectorised import Vectorised
+from headwater.engine.operators.own.vectorised import Vectorised
 from headwater.engine.sink.remembering import Remembering
 from headwater.log import EventLog
 from headwater.store import Commit, LedgerEntry, SqliteStore

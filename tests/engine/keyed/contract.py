@@ -18,9 +18,9 @@ import numpy as np
 import pyarrow as pa
 
 from headwater.engine.keyed.operator import OFFSET, PARTITION, TIME, Operator
-from headwater.engine.operators.held import Held
-from headwater.engine.operators.stateful import Stateful
-from headwater.engine.operators.vectorised import Vectorised
+from headwater.engine.operators.own.held import Held
+from headwater.engine.operators.own.stateful import Stateful
+from headwater.engine.operators.own.vectorised import Vectorised
 from headwater.events import from_ddl
 
 Record = dict[str, Any]

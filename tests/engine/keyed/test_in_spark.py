@@ -16,8 +16,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from headwater.engine.keyed.in_spark import keyed, spread
 from headwater.engine.keyed.keys import encode_keys
-from headwater.engine.operators.stateful import Stateful
-from headwater.engine.operators.vectorised import Vectorised
+from headwater.engine.operators.own.stateful import Stateful
+from headwater.engine.operators.own.vectorised import Vectorised
 from headwater.testing.world import shared_spark
 from tests.engine.keyed.running import Stream
 

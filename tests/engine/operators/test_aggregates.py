@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.engine.operators.aggregates import Aggregate, aggregated, fields_of
+from headwater.engine.operators.past.aggregates import Aggregate, aggregated, fields_of
 from headwater.errors import BadPipelineError
 from tests.engine.operators.histories import asked, contents
 

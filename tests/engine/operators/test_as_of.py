@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from headwater.engine.keyed.operator import DELETED, OFFSET, PARTITION, TIME, WEIGHT
 from headwater.engine.keyed.state import MemoryState
-from headwater.engine.operators.as_of import AsOf
+from headwater.engine.operators.joins.as_of import AsOf
 from headwater.errors import BadPipelineError
 from tests.engine.operators.histories import END, asked, contents, histories, run, spaces, table_of
 

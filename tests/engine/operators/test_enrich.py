@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headwater.engine.keyed.operator import DELETED, OFFSET, PARTITION, REFUSED, TIME
 from headwater.engine.keyed.state import MemoryState
-from headwater.engine.operators.enrich import Enrich
+from headwater.engine.operators.joins.enrich import Enrich
 from headwater.errors import BadPipelineError
 from tests.engine.operators.histories import END, START, asked, contents, histories, run, spaces, table_of
 

@@ -7,8 +7,8 @@ import pyarrow as pa
 from headwater.engine.keyed.due import earliest
 from headwater.engine.keyed.operator import OFFSET, PARTITION, TIME
 from headwater.engine.keyed.state import MemoryState
-from headwater.engine.operators.held import Held
-from headwater.engine.operators.stateful import Stateful
+from headwater.engine.operators.own.held import Held
+from headwater.engine.operators.own.stateful import Stateful
 
 EVENTS = pa.schema([("k", pa.string()), ("n", pa.int64())])
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from headwater.engine.keyed.operator import DELETED, OFFSET, PARTITION, TIME, WEIGHT
 from headwater.engine.keyed.state import MemoryState
-from headwater.engine.operators.history import History
+from headwater.engine.operators.joins.history import History
 from headwater.errors import BadPipelineError
 from tests.engine.operators.histories import END, START, asked, contents, histories, run, spaces, table_of
 

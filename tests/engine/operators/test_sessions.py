@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from headwater.engine.keyed.operator import OFFSET, PARTITION, TIME, WEIGHT
 from headwater.engine.keyed.state import MemoryState
-from headwater.engine.operators.aggregates import Aggregate
-from headwater.engine.operators.sessions import Sessions
+from headwater.engine.operators.past.aggregates import Aggregate
+from headwater.engine.operators.past.sessions import Sessions
 from headwater.errors import BadPipelineError
 from tests.engine.operators.histories import END, asked, contents, histories, moment, run, spaces, table_of
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from headwater.engine.keyed.operator import OFFSET, PARTITION, TIME, WEIGHT
 from headwater.engine.keyed.state import MemoryState
-from headwater.engine.operators.aggregates import Aggregate
-from headwater.engine.operators.sliding import Sliding
+from headwater.engine.operators.past.aggregates import Aggregate
+from headwater.engine.operators.past.sliding import Sliding
 from headwater.errors import BadPipelineError
 from tests.engine.operators.histories import END, asked, contents, histories, run, spaces, table_of
 

@@ -14,7 +14,7 @@ import pytest
 from headwater.engine.keyed.due import earliest
 from headwater.engine.keyed.operator import OFFSET, PARTITION, TIME
 from headwater.engine.keyed.state import MemoryState
-from headwater.engine.operators.stateful import Stateful
+from headwater.engine.operators.own.stateful import Stateful
 from headwater.errors import BadPipelineError, StateChangedError
 
 EVENTS = pa.schema([("k", pa.string()), ("n", pa.int64())])
@@ -194,7 +194,7 @@ def test_what_a_function_returns_is_checked(fn):
         {"expire": "0 seconds"},
         {"state": MemoryState},
     ],
-    ids=str,
+    ids=", ".join,
 )
 def test_a_bad_declaration_is_refused(options):
     with pytest.raises(BadPipelineError):

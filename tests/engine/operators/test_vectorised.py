@@ -8,7 +8,7 @@ import pytest
 
 from headwater.engine.keyed.operator import TIME
 from headwater.engine.keyed.state import MemoryState
-from headwater.engine.operators.vectorised import Vectorised
+from headwater.engine.operators.own.vectorised import Vectorised
 from headwater.errors import BadPipelineError
 
 EVENTS = pa.schema([("k", pa.float64()), ("n", pa.int64())])

@@ -12,7 +12,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from headwater.engine.building.after_spark import AfterSpark, Arrival
 from headwater.engine.building.inputs import Input, Reading, Rows, streaming
-from headwater.engine.operators.history import History
+from headwater.engine.operators.joins.history import History
 from headwater.engine.operators.tables.dataflow import TableInput, compile_tables
 from headwater.engine.spark.translation import translated
 from headwater.errors import BadPipelineError

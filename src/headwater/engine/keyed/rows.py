@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
 
-__all__ = ["RowCodec", "plain_columns", "restored"]
+__all__ = ["RowCodec", "plain_columns", "restored", "unpacked_columns"]
+
+_PIECE: Final = 500
 
 
 class RowCodec:
@@ -32,9 +34,25 @@ class RowCodec:
 
     def decode(self, rows: Sequence[bytes]) -> pa.Table:
         """The rows as columns."""
-        decode = msgspec.msgpack.Decoder(list[Any]).decode
-        columns = list(zip(*map(decode, rows), strict=True)) or [()] * len(self.schema)
+        columns = unpacked_columns(rows, len(self.schema))
         return pa.Table.from_arrays(restored(columns, self.schema), schema=self.schema)
+
+
+def unpacked_columns(rows: Sequence[bytes], width: int) -> list[list[Any]]:
+    """Lists kept as MessagePack, column by column.
+
+    Example:
+        >>> unpacked_columns([msgspec.msgpack.encode([1, "a"]), msgspec.msgpack.encode([2, "b"])], 2)
+        [[1, 2], ['a', 'b']]
+    """
+    columns: list[list[Any]] = [[] for _ in range(width)]
+    decode = msgspec.msgpack.Decoder(list[Any]).decode
+    # In small pieces: many lists at once would make Python look for garbage in all of the state, again and again.
+    for start in range(0, len(rows), _PIECE):
+        piece = zip(*map(decode, rows[start : start + _PIECE]), strict=True)
+        for column, values in zip(columns, piece, strict=True):
+            column.extend(values)
+    return columns
 
 
 def plain_columns(columns: Sequence[pa.ChunkedArray | pa.Array]) -> Iterator[list[Any]]:
@@ -47,9 +65,16 @@ def plain_columns(columns: Sequence[pa.ChunkedArray | pa.Array]) -> Iterator[lis
 def restored(columns: Sequence[Sequence[Any]], schema: pa.Schema) -> list[pa.Array]:
     """The columns that `plain_columns` took apart."""
     return [
-        pa.array(values, _plain(field.type)).cast(field.type)
+        pa.array(_with_pairs(values, field.type), _plain(field.type)).cast(field.type)
         for values, field in zip(columns, schema, strict=True)
     ]
+
+
+def _with_pairs(values: Sequence[Any], kind: pa.DataType) -> Sequence[Any]:
+    """The values with entries of maps as pairs, as Arrow wants them; MessagePack knows only lists."""
+    if pa.types.is_map(kind):
+        return [value if value is None else [tuple(pair) for pair in value] for value in values]
+    return values
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:

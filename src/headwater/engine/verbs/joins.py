@@ -9,8 +9,8 @@ from typing import Literal
 from pyspark.sql import DataFrame
 
 from headwater.engine.building.placing import arrival, columns_of, placed, table_of
-from headwater.engine.operators.as_of import AsOf
-from headwater.engine.operators.enrich import Enrich
+from headwater.engine.operators.joins.as_of import AsOf
+from headwater.engine.operators.joins.enrich import Enrich
 from headwater.pipelines import Table
 from headwater.units import duration
 

@@ -11,9 +11,9 @@ from pyspark.sql import DataFrame
 
 from headwater.engine.building.placing import arrival, columns_of, placed
 from headwater.engine.keyed.operator import Operator
-from headwater.engine.operators.held import Held
-from headwater.engine.operators.stateful import Stateful
-from headwater.engine.operators.vectorised import Vectorised
+from headwater.engine.operators.own.held import Held
+from headwater.engine.operators.own.stateful import Stateful
+from headwater.engine.operators.own.vectorised import Vectorised
 from headwater.errors import BadPipelineError, Place
 
 __all__ = ["stateful"]

@@ -10,10 +10,10 @@ from typing import Any, cast, get_args
 from pyspark.sql import DataFrame
 
 from headwater.engine.building.placing import arrival, columns_of, placed
-from headwater.engine.operators.aggregates import Aggregate, Function
-from headwater.engine.operators.deduplicate import Deduplicate
-from headwater.engine.operators.sessions import Sessions
-from headwater.engine.operators.sliding import Sliding
+from headwater.engine.operators.past.aggregates import Aggregate, Function
+from headwater.engine.operators.past.deduplicate import Deduplicate
+from headwater.engine.operators.past.sessions import Sessions
+from headwater.engine.operators.past.sliding import Sliding
 from headwater.errors import BadPipelineError, Place
 from headwater.units import duration
 

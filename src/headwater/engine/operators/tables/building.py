@@ -12,8 +12,7 @@ from sqlglot.expressions import Expr
 
 from headwater.engine.keyed.keys import require_keys
 from headwater.engine.keyed.operator import WEIGHT, Operator
-from headwater.engine.operators.tables.distinct import Distinct
-from headwater.engine.operators.tables.evaluation import (
+from headwater.engine.operators.scalars.evaluation import (
     evaluated,
     plain_schema,
     quoted,
@@ -21,12 +20,13 @@ from headwater.engine.operators.tables.evaluation import (
     type_of,
     with_shape,
 )
-from headwater.engine.operators.tables.expressions import scalar_over
+from headwater.engine.operators.scalars.expressions import scalar_over
+from headwater.engine.operators.scalars.kinds import family
+from headwater.engine.operators.scalars.scalar import Scalar
+from headwater.engine.operators.tables.distinct import Distinct
 from headwater.engine.operators.tables.group import Group
 from headwater.engine.operators.tables.integrate import Integrate
 from headwater.engine.operators.tables.join import Join
-from headwater.engine.operators.tables.kinds import family
-from headwater.engine.operators.tables.scalar import Scalar
 from headwater.engine.operators.tables.top import Top
 from headwater.pipelines.tables import relation as asked_for
 from headwater.pipelines.tables.refusal import Asked

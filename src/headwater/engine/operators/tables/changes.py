@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headwater.engine.keyed.rows import restored
-
-__all__ = ["changes", "columns_of", "decoded_rows", "described", "weight_of", "weight_to"]
+__all__ = ["changes", "described", "weight_of", "weight_to"]
 
 _ENCODE = msgspec.msgpack.Encoder().encode
-_DECODE_LIST = msgspec.msgpack.Decoder(list[Any]).decode
-_PIECE = 500
 _DECODE = msgspec.msgpack.Decoder(int).decode
 
 
@@ -39,43 +34,6 @@ def changes(
             columns = [*rows.columns, pa.array(weights, pa.int64())]
             tables.append(pa.Table.from_arrays(columns, schema=schema))
     return pa.concat_tables(tables) if tables else schema.empty_table()
-
-
-def columns_of(values: Sequence[bytes], width: int) -> list[list[Any]]:
-    """Lists kept as MessagePack, column by column.
-
-    Example:
-        >>> columns_of([msgspec.msgpack.encode([1, "a"]), msgspec.msgpack.encode([2, "b"])], 2)
-        [[1, 2], ['a', 'b']]
-    """
-    columns: list[list[Any]] = [[] for _ in range(width)]
-    # In small pieces: many lists at once would make Python look for garbage in all of the state, again and again.
-    for start in range(0, len(values), _PIECE):
-        rows = map(_DECODE_LIST, values[start : start + _PIECE])
-        for column, piece in zip(columns, zip(*rows, strict=True), strict=True):
-            column.extend(piece)
-    return columns
-
-
-def decoded_rows(rows: Sequence[bytes], schema: pa.Schema) -> pa.Table:
-    """Rows that `RowCodec` made bytes of.
-
-    Example:
-        >>> from headwater.engine.keyed.rows import RowCodec
-        >>> table = pa.table({"x": [1, None]})
-        >>> decoded_rows(RowCodec(table.schema).encode(table), table.schema).equals(table)
-        True
-    """
-    columns = columns_of(rows, len(schema))
-    pairs = [_with_pairs(column, field.type) for column, field in zip(columns, schema, strict=True)]
-    return pa.Table.from_arrays(restored(pairs, schema), schema=schema)
-
-
-def _with_pairs(values: list[Any], kind: pa.DataType) -> list[Any]:
-    """The values with entries of maps as pairs, as Arrow wants them; MessagePack knows only lists."""
-    if pa.types.is_map(kind):
-        return [value if value is None else [tuple(pair) for pair in value] for value in values]
-    return values
 
 
 def described(schema: pa.Schema) -> str:

@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from headwater.engine.keyed.operator import WEIGHT, Operator
 from headwater.engine.keyed.state import Entry, State
+from headwater.engine.operators.scalars.evaluation import net, with_shape, zoned_schema
 from headwater.engine.operators.tables.building import Building, Statement
-from headwater.engine.operators.tables.evaluation import net, with_shape, zoned_schema
 from headwater.errors import BadPipelineError, Place
 from headwater.pipelines.tables.from_sql import relation_of
 from headwater.pipelines.tables.refusal import Asked

@@ -10,8 +10,8 @@ import pyarrow as pa
 from headwater.engine.keyed.keys import encode_keys
 from headwater.engine.keyed.operator import WEIGHT
 from headwater.engine.keyed.state import State
+from headwater.engine.operators.scalars.evaluation import net
 from headwater.engine.operators.tables.changes import changes, described, weight_of, weight_to
-from headwater.engine.operators.tables.evaluation import net
 
 __all__ = ["Distinct"]
 

@@ -12,9 +12,10 @@ import pyarrow as pa
 
 from headwater.engine.keyed.keys import encode_keys
 from headwater.engine.keyed.operator import WEIGHT
+from headwater.engine.keyed.rows import unpacked_columns
 from headwater.engine.keyed.state import State
-from headwater.engine.operators.tables.changes import changes, columns_of, described
-from headwater.engine.operators.tables.evaluation import evaluated, quoted
+from headwater.engine.operators.scalars.evaluation import evaluated, quoted
+from headwater.engine.operators.tables.changes import changes, described
 from headwater.engine.operators.tables.ordered_values import OrderedValues
 from headwater.engine.operators.tables.totals import Total, total_of
 from headwater.pipelines.tables.relation import Aggregate
@@ -151,7 +152,7 @@ class Group:
 
     def _slots(self, found: list[bytes | None]) -> Slots:
         fresh = _ENCODE([self._fresh(what, name) for what, name in self._plan])
-        return columns_of([fresh if value is None else value for value in found], len(self._plan))
+        return unpacked_columns([fresh if value is None else value for value in found], len(self._plan))
 
     def _fresh(self, what: str, name: str | None) -> Any:
         if what == "sum" and name:

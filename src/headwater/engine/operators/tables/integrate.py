@@ -12,8 +12,8 @@ from headwater.engine.keyed.keys import encode_keys
 from headwater.engine.keyed.operator import DELETED, WEIGHT
 from headwater.engine.keyed.rows import RowCodec
 from headwater.engine.keyed.state import State
-from headwater.engine.operators.tables.changes import changes, decoded_rows, described
-from headwater.engine.operators.tables.evaluation import plain_schema
+from headwater.engine.operators.scalars.evaluation import plain_schema
+from headwater.engine.operators.tables.changes import changes, described
 
 __all__ = ["Integrate"]
 
@@ -78,7 +78,7 @@ class Integrate:
         before = state.values(_ROWS, keys)
         moved = [number for number, pair in enumerate(zip(before, after, strict=True)) if pair[0] != pair[1]]
         state.put(_ROWS, [keys[number] for number in moved], None, [after[number] for number in moved])
-        removed = decoded_rows([row for number in moved if (row := before[number]) is not None], plain)
+        removed = RowCodec(plain).decode([row for number in moved if (row := before[number]) is not None])
         added = rows.take(pa.array([number for number in moved if after[number] is not None], pa.int64()))
         return changes([(removed, -1), (added, 1)], self.schema)
 

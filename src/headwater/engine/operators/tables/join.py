@@ -14,8 +14,8 @@ from headwater.engine.keyed.keys import encode_keys
 from headwater.engine.keyed.operator import WEIGHT
 from headwater.engine.keyed.rows import RowCodec
 from headwater.engine.keyed.state import State
-from headwater.engine.operators.tables.changes import changes, decoded_rows, described, weight_of, weight_to
-from headwater.engine.operators.tables.evaluation import net
+from headwater.engine.operators.scalars.evaluation import net
+from headwater.engine.operators.tables.changes import changes, described, weight_of, weight_to
 
 __all__ = ["Join"]
 
@@ -126,7 +126,7 @@ class _Kept:
     def __init__(self, found: list[list[tuple[bytes, bytes]]], schema: pa.Schema) -> None:
         self.counts = np.fromiter(map(len, found), np.int64, len(found))
         self.starts = np.cumsum(self.counts) - self.counts
-        self.rows = decoded_rows([name for entries in found for name, _ in entries], schema)
+        self.rows = RowCodec(schema).decode([name for entries in found for name, _ in entries])
         values = [value for entries in found for _, value in entries]
         several = values.count(_ONE) < len(values)
         self.weights = np.array([weight_of(value) for value in values] if several else 1, np.int64)

@@ -11,8 +11,8 @@ import pyarrow as pa
 from headwater.engine.keyed.keys import decode_keys, encode_keys
 from headwater.engine.keyed.operator import WEIGHT
 from headwater.engine.keyed.state import State
+from headwater.engine.operators.scalars.evaluation import evaluated, quoted
 from headwater.engine.operators.tables.changes import weight_of, weight_to
-from headwater.engine.operators.tables.evaluation import evaluated, quoted
 
 __all__ = ["Moves", "OrderedValues"]
 

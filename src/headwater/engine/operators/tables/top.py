@@ -14,8 +14,8 @@ from headwater.engine.keyed.keys import encode_keys
 from headwater.engine.keyed.operator import WEIGHT
 from headwater.engine.keyed.rows import RowCodec
 from headwater.engine.keyed.state import State
-from headwater.engine.operators.tables.changes import changes, decoded_rows, described
-from headwater.engine.operators.tables.evaluation import net
+from headwater.engine.operators.scalars.evaluation import net
+from headwater.engine.operators.tables.changes import changes, described
 from headwater.pipelines.tables.relation import Order
 
 __all__ = ["Top"]
@@ -125,7 +125,7 @@ class Top:
         return shown
 
     def _shown(self, rows: list[tuple[bytes, int, int]]) -> pa.Table:
-        found = decoded_rows([row for row, _, _ in rows], self.rows)
+        found = RowCodec(self.rows).decode([row for row, _, _ in rows])
         if self.rank:
             found = found.append_column(self.rank, pa.array([number for _, number, _ in rows], pa.int32()))
         return changes([(found, [weight for _, _, weight in rows])], self.schema)

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from headwater.engine.keyed.operator import WEIGHT
-from headwater.engine.operators.tables.evaluation import quoted
+from headwater.engine.operators.scalars.evaluation import quoted
 
 __all__ = ["Total", "total_of"]
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 import pyarrow as pa
 from sqlglot import exp
 
-from headwater.engine.operators.tables.evaluation import shape_of
-from headwater.engine.operators.tables.kinds import family
+from headwater.engine.operators.scalars.evaluation import shape_of
+from headwater.engine.operators.scalars.kinds import family
 from headwater.pipelines.tables.refusal import Asked
 
 __all__ = ["Handler", "Scalar"]

@@ -12,7 +12,7 @@ import pyarrow as pa
 from headwater.engine.keyed.grouping import grouped
 from headwater.engine.keyed.operator import OFFSET, PARTITION, TIME
 from headwater.engine.keyed.state import State
-from headwater.engine.operators.user_code import UserCode, declared_columns, key_schema
+from headwater.engine.operators.own.user_code import UserCode, declared_columns, key_schema
 from headwater.errors import BadPipelineError
 from headwater.events import to_ddl
 

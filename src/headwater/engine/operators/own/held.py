@@ -15,7 +15,14 @@ from headwater.engine.keyed.keys import encode_keys
 from headwater.engine.keyed.operator import TIME, Operator
 from headwater.engine.keyed.packing import in_order
 from headwater.engine.keyed.state import State
-from headwater.engine.operators.arrivals import decode_rows, encode_rows, mark, places, times_of, with_order
+from headwater.engine.operators.past.arrivals import (
+    decode_rows,
+    encode_rows,
+    mark,
+    places,
+    times_of,
+    with_order,
+)
 from headwater.events import to_ddl
 
 __all__ = ["Held"]
@@ -39,7 +46,7 @@ class Held:
     Example:
         >>> from headwater.engine.keyed.operator import OFFSET, PARTITION
         >>> from headwater.engine.keyed.state import MemoryState
-        >>> from headwater.engine.operators.stateful import Stateful
+        >>> from headwater.engine.operators.own.stateful import Stateful
         >>> def seen(key, events, state):
         ...     return None, [{"n": event["n"]} for event in events]
         >>> columns = pa.schema([("k", pa.string()), ("n", pa.int64())])

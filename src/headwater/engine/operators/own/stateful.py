@@ -17,7 +17,7 @@ from headwater.engine.keyed.grouping import Grouped, grouped, python_values
 from headwater.engine.keyed.keys import decode_keys
 from headwater.engine.keyed.operator import OFFSET, PARTITION, REFUSED, TIME
 from headwater.engine.keyed.state import State
-from headwater.engine.operators.user_code import UserCode, declared_columns, key_schema, rows_table
+from headwater.engine.operators.own.user_code import UserCode, declared_columns, key_schema, rows_table
 from headwater.errors import BadPipelineError, StateChangedError
 from headwater.units import duration
 

@@ -9,7 +9,7 @@ from typing import Final
 import pyarrow as pa
 from sqlglot import exp
 
-from headwater.engine.operators.tables.scalar import Handler, Scalar
+from headwater.engine.operators.scalars.scalar import Handler, Scalar
 
 __all__ = ["FUNCTIONS"]
 

@@ -7,10 +7,10 @@ from typing import Final
 import pyarrow as pa
 from sqlglot import exp
 
-from headwater.engine.operators.tables.evaluation import quoted, shape_of
-from headwater.engine.operators.tables.functions import FUNCTIONS
-from headwater.engine.operators.tables.kinds import family, spark_decimal, sql_type
-from headwater.engine.operators.tables.scalar import Handler, Scalar
+from headwater.engine.operators.scalars.evaluation import quoted, shape_of
+from headwater.engine.operators.scalars.functions import FUNCTIONS
+from headwater.engine.operators.scalars.kinds import family, spark_decimal, sql_type
+from headwater.engine.operators.scalars.scalar import Handler, Scalar
 from headwater.pipelines.tables.refusal import Asked
 
 __all__ = ["scalar_over"]
