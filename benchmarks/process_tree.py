@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,8 +10,10 @@ from pathlib import Path
 
 from benchmarks.measure import Watch
 
-__all__ = ["TreeWatch", "tree_cpu", "tree_memory"]
+__all__ = ["KEEP_COMPILERS", "TreeWatch", "compiler_cpu", "tree_cpu", "tree_memory"]
 
+KEEP_COMPILERS = "-XX:-UseDynamicNumberOfCompilerThreads"
+"""For `JDK_JAVA_OPTIONS`."""
 _TICK = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -26,6 +29,20 @@ class TreeWatch(Watch):
 def tree_cpu(root: int) -> float:
     """Seconds of CPU of a process and its descendants, with what ended children of each have used."""
     return sum(sum(map(int, fields[11:15])) for _, fields in _tree(root)) / _TICK
+
+
+def compiler_cpu(root: int) -> float:
+    """Seconds of CPU that Java's compiler threads below a process have used.
+
+    Java has to keep its number of compiler threads, or those that have ended are missing here: see `KEEP_COMPILERS`.
+    """
+    found = 0
+    for pid, _ in _tree(root):
+        for path in Path(f"/proc/{pid}/task").glob("*/stat"):
+            with contextlib.suppress(OSError):
+                name, _, rest = path.read_text().rpartition(")")
+                found += sum(map(int, rest.split()[11:13])) if "CompilerThre" in name else 0
+    return found / _TICK
 
 
 def tree_memory(root: int) -> int:

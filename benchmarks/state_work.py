@@ -20,7 +20,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 
 import headwater as hw
 from benchmarks.measure import Lap
-from benchmarks.process_tree import tree_cpu
+from benchmarks.process_tree import compiler_cpu, tree_cpu
 from benchmarks.spine_events import EVENTS_DDL, batches
 from headwater.engine.building.after_spark import AfterSpark, Arrival
 from headwater.engine.building.build import session_for
@@ -133,7 +133,7 @@ PER_KEY = Query(_per_key)
 
 @dataclass
 class _Laps:
-    """CPU at the end of each batch."""
+    """CPU at the end of each batch, without that of Java's compiler, which is a matter of the first minute."""
 
     after: Remembering | None
     store: SqliteStore
@@ -150,7 +150,7 @@ class _Laps:
             self.after.committed()
             rows = made.rows
         self.rows += rows.num_rows
-        self.marks.append((time.perf_counter(), tree_cpu(os.getpid())))
+        self.marks.append((time.perf_counter(), tree_cpu(os.getpid()) - compiler_cpu(os.getpid())))
 
 
 def run(spark: SparkSession, topic: Topic, query: Query, *, warm: int) -> Lap:

@@ -27,6 +27,7 @@ def checked(orders: DataFrame, products: hw.Table) -> DataFrame:
 
 
 def order(order_id: int, product_id: int, customer_id: int, amount: int, second: int) -> dict[str, object]:
+    """One order in the first minute after noon."""
     at = f"2026-01-01T12:00:{second:02}Z"
     return {
         "order_id": order_id, "product_id": product_id, "customer_id": customer_id, "amount": amount, "at": at,

@@ -48,7 +48,7 @@ class Shop:
         self.stock.commit([{"product": "lamp", "left": 4}])
 
     def sell(self, window: int = 0, **amounts: int) -> None:
-        """New amounts by category in the window of a minute; 0 is the one in which the shop opened, and the watermark."""
+        """New amounts by category in the window of a minute; 0 is the one in which the shop opened: the watermark."""
         start = self._opened_at + timedelta(minutes=window)
         span = {"start": start, "end": start + timedelta(minutes=1)}
         rows = [{"window": span, "category": name, "amount": n} for name, n in amounts.items()]

@@ -182,3 +182,26 @@ def test_an_event_on_which_the_function_fails_is_kept_aside():
         assert '"amount":-1' in value
         assert reason.startswith("ValueError: no order is negative, in picky")
         assert "for the key 0" in reason
+
+
+def test_a_function_sees_events_in_the_order_of_time_when_asked():
+    app = hw.App("shop")
+    app.topic("orders", ORDER, key="order_id", time="at", lateness="1 hour", partitions=3)
+
+    def told(product, orders, state):
+        seen = [*(state or {"seen": []})["seen"], *(order["order_id"] for order in orders)]
+        return {"seen": seen}, [{"product_id": product, "seen": seen}]
+
+    @app.view(key="product_id")
+    def in_order(orders: DataFrame) -> DataFrame:
+        returns = "product_id int, seen array<int>"
+        return hw.stateful(orders, by="product_id", fn=told, returns=returns, ordered=True)
+
+    with run(app, now=START) as world:
+        for minute in (3, 1, 2, 0, 4):
+            at = START + timedelta(minutes=minute)
+            world.send("orders", {"order_id": minute, "product_id": 1, "amount": 1, "at": at})
+            world.settle()
+        world.advance("1 day")
+        world.settle()
+        assert rows(world, "in_order", "seen") == [([0, 1, 2, 3, 4],)]

@@ -24,7 +24,7 @@ VIEWS = ("by_category", "rivals", "named", "priced", "sold")
 
 
 def send(log: TimedLog, clock: ManualClock) -> None:
-    """Versions of goods, some deleted, and sales between them, some late; then a day later one of each, to close."""
+    """Versions of goods, and sales between them, some late; a day later one of each, to close; then some deletions."""
     chance = random.Random(11)
     start = clock.now()
     for topic in load_app(JOINS).topics.values():
@@ -36,14 +36,15 @@ def send(log: TimedLog, clock: ManualClock) -> None:
         if number % 5 == 0:
             row = {"product": product, "category": chance.choice("abc"), "price": chance.randint(1, 900)}
             client.send("goods", {**row, "since": at})
-        elif number % 43 == 0:
-            client.delete("goods", product)
         at -= timedelta(seconds=chance.choice([0, 5, 30, 200]))
         client.send("sales", {"sale": number, "product": product, "amount": chance.randint(1, 9), "at": at})
     clock.advance("1 day")
     client.send("goods", {"product": 99, "category": "z", "price": 1, "since": clock.now()})
     closing = [{"sale": 1_000 + n, "product": n, "amount": 1, "at": clock.now()} for n in range(1, 21)]
     client.send_many("sales", closing)
+    clock.advance("1 day")
+    for product in (3, 4, 5):  # a deletion counts from when it was received, and a broker goes by its own clock
+        client.delete("goods", product)
 
 
 def found(client: hw.Client) -> dict[str, list[str]]:

@@ -125,8 +125,9 @@ def test_a_gap_in_one_batch_begins_anew():
 def test_an_older_event_does_not_shorten_a_life():
     operator, state = made(expire="10 seconds", on_expire=told), MemoryState()
     rows(operator, state, [("a", 1, 8)])
-    assert rows(operator, state, [("a", 1, 3)], watermark=15) == [("a", 2)]
-    assert rows(operator, state, watermark=18) == [("a", -2)]
+    assert rows(operator, state, [("a", 1, 3)], watermark=3) == [("a", 2)]
+    assert rows(operator, state, [("a", 1, 14)], watermark=14) == [("a", 3)]
+    assert rows(operator, state, watermark=24) == [("a", -3)]
 
 
 def test_a_key_keeps_one_reminder_only():

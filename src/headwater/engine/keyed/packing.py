@@ -75,7 +75,14 @@ class Packing:
 
 
 def unpacked(streams: Iterable[bytes]) -> pa.Table:
-    """The rows of some packets of one input."""
+    """The rows of some packets of one input.
+
+    Example:
+        >>> rows = pa.record_batch({"n": [7, 8], BUCKET: pa.array([0, 0], pa.int32())})
+        >>> (packets,) = Packing(0, 1)([rows])
+        >>> unpacked(packets["rows"].to_pylist()).to_pydict()
+        {'n': [7, 8]}
+    """
     return pa.concat_tables([pa.ipc.open_stream(stream).read_all() for stream in streams])
 
 

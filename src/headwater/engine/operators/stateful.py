@@ -125,7 +125,10 @@ class Stateful:
         except TypeError:
             kept = False
         if not kept:
-            wrong = f"a state of type {self._type!r} cannot be kept", "use a dataclass, a msgspec struct or dict"
+            wrong = (
+                f"a state of type {self._type!r} cannot be kept",
+                "use a dataclass, a msgspec struct or dict",
+            )
         if wrong:
             what, fix = wrong
             raise BadPipelineError(f"{self._code}: {what}", fix=fix, place=self._code.place)

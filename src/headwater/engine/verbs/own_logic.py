@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame
 
 from headwater.engine.building.placing import arrival, columns_of, placed
 from headwater.engine.keyed.operator import Operator
+from headwater.engine.operators.held import Held
 from headwater.engine.operators.stateful import Stateful
 from headwater.engine.operators.vectorised import Vectorised
 from headwater.errors import BadPipelineError, Place
@@ -29,6 +30,7 @@ def stateful(  # noqa: PLR0913 - what a user may say of a function
     upgrade: Callable[[int, Any], Any] | None = None,
     expire: str | timedelta | None = None,
     on_expire: Callable[[Any, Any], Any] | None = None,
+    ordered: bool = False,
 ) -> DataFrame:
     """Your own logic with state per key.
 
@@ -46,6 +48,8 @@ def stateful(  # noqa: PLR0913 - what a user may say of a function
         upgrade: Makes a state of this version out of an older one: `upgrade(version, plain)`.
         expire: How long after its last event a key is forgotten, in event time.
         on_expire: Gives rows for a key that is forgotten so: `on_expire(key, state)`.
+        ordered: Whether events of a key come in the order of their time, whatever arrives first. Then an event waits
+            until no earlier one can come; otherwise events are in order within a batch.
 
     Raises:
         BadPipelineError: It cannot be as it is declared.
@@ -71,6 +75,9 @@ def stateful(  # noqa: PLR0913 - what a user may say of a function
     columns, keys = columns_of(left), [by] if isinstance(by, str) else list(by)
 
     def make(*, final: bool, last: bool) -> Operator:
+        return Held(bare(last), columns) if ordered else bare(last)
+
+    def bare(last: bool) -> Operator:
         if isinstance(state, str | pa.Schema):
             _require_plain(version=version != 1, upgrade=upgrade, expire=expire, on_expire=on_expire)
             return Vectorised(columns, by=keys, fn=fn, returns=returns, state=state)
