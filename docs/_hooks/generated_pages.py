@@ -107,7 +107,7 @@ SUITES: Final = (
     Suite("Log: sending", ("client/sending.py",), _CLIENTS),
     Suite("Log: reading", ("client/reading.py",), _CLIENTS),
     Suite("Log: groups, and the asynchronous client", ("client/groups.py", "client/contract.py"), _CLIENTS),
-    Suite("Ledger and store: writing", ("store/contract.py",), _STORES),
+    Suite("Ledger and store: writing", ("store/contract.py", "store/state_contract.py"), _STORES),
     Suite(
         "Store: reading",
         ("store/test_views.py", "store/test_waiting.py", "store/test_system_views.py"),
