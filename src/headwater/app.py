@@ -115,25 +115,22 @@ class App:
         """
         return self._declare(name, type_, options)
 
-    def table(
-        self, name: str, type_: object, /, *, key: str | tuple[str, ...], time: str | None = None
-    ) -> Topic:
+    def table(self, name: str, type_: object, /, **options: Unpack[TopicOptions]) -> Topic:
         """Declare a table that programs write to: a topic of which the newest event per key is kept.
 
         Args:
             name: Letters, digits, `.`, `_`, `-`.
             type_: The type of its rows.
-            key: The column or columns that identify a row.
-            time: The column that says since when a row holds; arrival, if there is none.
+            options: See `TopicOptions`. A table needs a key; `time` is the column that says since when a row holds.
+
+        Raises:
+            UsageError: The definition cannot be right; the error quotes the user's line.
 
         Example:
             >>> App("shop").table("products", "product_id int, price decimal(10,2)", key="product_id").compact
             True
         """
-        options = TopicOptions(key=key, compact=True)
-        if time is not None:
-            options["time"] = time
-        return self._declare(name, type_, options)
+        return self._declare(name, type_, {**options, "compact": True})
 
     @overload
     def view(self, name: str | None = ..., /, **options: Unpack[ViewOptions]) -> Decorator: ...

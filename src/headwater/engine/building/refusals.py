@@ -57,7 +57,7 @@ def refuse_changing(pipeline: Pipeline, inputs: tuple[Input, ...]) -> None:
         if input_.rows is Rows.CHANGING:
             what = f'{pipeline} keeps state over view "{input_.name}", whose rows change for ever'
             detail = "it would count each version of a row as a row of its own"
-            fix = f'compute it from what "{input_.name}" reads, or from a view with windows'
+            fix = f"take it as a table: {input_.name}: hw.Table, or write the view in SQL"
             raise _bad(pipeline, what, detail, fix)
 
 

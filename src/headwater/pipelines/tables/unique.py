@@ -59,7 +59,8 @@ def require_key(
             )
     if not identifies(relation, [names[name.lower()] for name in key], tables, windows):
         better = _smallest(relation, tables, windows)
-        fix = f"key=({', '.join(map(repr, better))})" if better else "select the keys of the tables as well"
+        named = repr(better[0]) if len(better) == 1 else repr(tuple(better))
+        fix = f"key={named}" if better else "select the keys of the tables as well"
         asked.refuse(f"key {', '.join(key)}", "two rows of the result could have the same key", fix=fix)
 
 
