@@ -19,6 +19,7 @@ from headwater.engine.poison import find_poison
 from headwater.engine.query import Bounds, Query
 from headwater.engine.realtime.query import RealtimeQuery
 from headwater.engine.realtime.slots import Slots
+from headwater.engine.sink.remembering import STATE_LOST
 from headwater.engine.spark.translation import raised_by_source, translated
 from headwater.engine.surroundings import Surroundings
 from headwater.engine.versions import Rebuild, Versions
@@ -63,7 +64,7 @@ _LONGEST_PAUSE: Final = 5.0
 _NO_SLOT: Final = "CONCURRENT_SCHEDULER_INSUFFICIENT_SLOT"
 """All tasks of a real-time query start at once; when others have the slots, it waits for its turn."""
 _STATE_LOST: Final = re.compile(
-    r"state directory is empty or missing|CANNOT_LOAD_STATE_STORE\.(?!UNRELEASED|\w*OUT_OF_MEMORY)"
+    rf"{STATE_LOST}|state directory is empty or missing|CANNOT_LOAD_STATE_STORE\.(?!UNRELEASED|\w*OUT_OF_MEMORY)"
 )
 """What Spark says when the state of a query is gone or damaged."""
 
@@ -235,10 +236,9 @@ class Keeper:
 
     def _final(self, failure: BaseException) -> HeadwaterError | None:
         """What the next try would meet again; None when it may help."""
-        if isinstance(failure, _HOPELESS):
-            return translated(failure, self.pipeline)
-        lost = _STATE_LOST.search(str(failure)) and not self._may_rebuild()
-        return self._damaged(failure) if lost else None
+        if _STATE_LOST.search(str(failure)):
+            return None if self._may_rebuild() else self._damaged(failure)
+        return translated(failure, self.pipeline) if isinstance(failure, _HOPELESS) else None
 
     def _await_server(self, error: UnreachableError) -> float:
         """Brokers or the database are away: wait for as long as it takes, and say so."""
@@ -286,9 +286,7 @@ class Keeper:
         ours = isinstance(failure, HeadwaterError) or raised_by_source(failure) is not None
         if query is None or ours or self._stopping.is_set():
             return False
-        if (
-            self.pipeline.realtime or query.built.keyed or query.built.after_spark
-        ):  # half a batch means nothing
+        if self.pipeline.realtime or query.built.before_state is None:  # half a batch would mean nothing
             return False
         self._tell("waiting", "looking for the event that makes the function fail")
         try:

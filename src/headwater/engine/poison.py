@@ -12,6 +12,7 @@ from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame, SparkSession
 
 from headwater.engine.building.inputs import Input
+from headwater.engine.building.plans import MARK
 from headwater.engine.query import Query
 from headwater.engine.sink.accounting import asides_of
 from headwater.engine.sink.checkpoint import newest_batch, planned_batch
@@ -48,10 +49,13 @@ def find_poison(spark: SparkSession, query: Query, around: Surroundings) -> list
     suspects = list(_suspects(query, around))
     session = spark.newSession()
 
+    apply = query.built.before_state
+    assert apply is not None
+
     def probe(some: Sequence[Suspects]) -> str | None:
         frames = {input_.name: _frame(session, input_, some) for input_ in query.built.inputs}
         try:
-            query.pipeline.apply(frames).write.format("noop").mode("overwrite").save()
+            apply(frames).write.format("noop").mode("overwrite").save()
         except (Py4JNetworkError, OSError):
             raise  # Spark itself is gone: no event is to blame
         except Exception as error:
@@ -106,7 +110,8 @@ def _frame(session: SparkSession, input_: Input, suspects: Sequence[Suspects]) -
     visible = input_.visible()
     mine = [some.batch for some in suspects if some.input_ is input_]
     rows = [visible.rows(batch, np.ones(batch.values.num_rows, bool)) for batch in mine]
-    return session.createDataFrame(pa.Table.from_batches(rows, input_.schema))
+    frame = session.createDataFrame(pa.Table.from_batches(rows, input_.schema))
+    return frame.withMetadata(input_.time, {MARK: 0})
 
 
 def _asides(one: Suspects, reason: str) -> Iterator[Aside]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -11,9 +13,16 @@ from headwater.engine.building.after_spark import AfterSpark
 from headwater.engine.keyed.at_sink import Recent, StoreState
 from headwater.engine.keyed.keys import encode_keys
 from headwater.engine.keyed.operator import OFFSET, PARTITION, REFUSED, WEIGHT
+from headwater.errors import DamagedError
 from headwater.store import States, StateWrite
 
-__all__ = ["Made", "Remembering", "settled"]
+__all__ = ["STATE_LOST", "Made", "Remembering", "settled"]
+
+
+STATE_LOST: Final = "the state of an operator is gone or damaged"
+"""What is said then; whoever runs the pipeline makes it anew from the log."""
+_MARK: Final = "mark"
+"""A space with one entry, which is there as soon as a batch is committed."""
 
 
 @dataclass(frozen=True)
@@ -37,20 +46,34 @@ class Remembering:
     Args:
         after: The operator.
         states: What it has committed.
+        begun: Whether the query has committed a batch.
+
+    Raises:
+        DamagedError: It has, and what it remembers is gone.
     """
 
-    def __init__(self, after: AfterSpark, states: States) -> None:
+    def __init__(self, after: AfterSpark, states: States, *, begun: bool = False) -> None:
         self._after = after
         self._states = states
         self._recent = Recent()
         self._state: StoreState | None = None
+        self._marked = states.values(_MARK, [b""], [b""]) != [None]
+        if begun and not self._marked:
+            raise DamagedError(STATE_LOST, detail="the store has the view's rows, and nothing of its state")
 
     def run(self, rows: pa.Table, watermark: int) -> Made:
-        """What the operator makes of a batch; all of it is to be committed."""
+        """What the operator makes of a batch; all of it is to be committed.
+
+        Raises:
+            DamagedError: What it remembers cannot be read.
+        """
         if self._state is not None:  # the batch before was never committed
             self._recent.clear()
         self._state = StoreState(self._states, self._recent)
-        made = self._after.run(self._state, rows, watermark)
+        try:
+            made = self._after.run(self._state, rows, watermark)
+        except msgspec.DecodeError as error:
+            raise DamagedError(STATE_LOST, detail=str(error)) from error
         refused: tuple[tuple[int, int, str], ...] = ()
         if REFUSED in made.column_names:
             given_back = made.filter(pc.is_valid(made.column(REFUSED)))
@@ -59,13 +82,15 @@ class Remembering:
             )
             made = made.filter(pc.is_null(made.column(REFUSED)))
         hidden = [name for name in made.column_names if name.startswith("_hw_") and name != WEIGHT]
-        return Made(made.drop_columns(hidden), self._state.writes(), refused)
+        mark = () if self._marked else (StateWrite(_MARK, [b""], [b""], [self._after.steps.form.encode()]),)
+        return Made(made.drop_columns(hidden), (*self._state.writes(), *mark), refused)
 
     def committed(self) -> None:
         """What `run` gave was committed."""
         if self._state is not None:
             self._state.committed()
             self._state = None
+            self._marked = True
 
 
 def settled(rows: pa.Table, key: tuple[str, ...]) -> tuple[pa.Table, pa.Table]:

@@ -69,9 +69,10 @@ class Sink:
         self._starts = starts
         self._staging = Staging(home.staged) if home.staged else None
         self._stage_above = around.stage_above
-        self._memory = (
-            Remembering(built.after_spark, around.store.states(home.query)) if built.after_spark else None
-        )
+        self._memory: Remembering | None = None
+        if built.after_spark is not None:
+            begun = around.store.last(home.query) is not None
+            self._memory = Remembering(built.after_spark, around.store.states(home.query), begun=begun)
         self._yield = 1.0  # rows that the last batch made of one event
         self._hold = Hold(around.log, built.pipeline.name) if around.scratch is None else None
         self._files = ParquetFolder(around.data / built.pipeline.path) if built.pipeline.path else None
