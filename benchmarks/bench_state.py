@@ -21,7 +21,9 @@ from benchmarks.bench_options import Options, bench_options
 from benchmarks.machine import this_machine
 from benchmarks.measure import Lap, Measured, say
 from benchmarks.process_tree import KEEP_COMPILERS
-from benchmarks.state_work import HOSTS, PER_KEY, SQL, Query, Topic, made_topic, run
+from benchmarks.state_size import grown
+from benchmarks.state_timeline import fanned_out
+from benchmarks.state_work import HOSTS, PER_KEY, SQL, Query, Topic, counting, made_topic, run
 from benchmarks.table import Row, at_least, print_table
 from headwater.engine.spark.session import Spark, SparkSettings
 
@@ -127,11 +129,40 @@ def _row(figure: str, ours: Measured, name: str, theirs: Measured, aim: float) -
     )
 
 
+def size_rows(options: Options) -> Iterator[Row]:
+    """Batches of 5,000 rows into ever more keys, at the sink; what is not Spark's."""
+    sizes = [1_000, 10_000] if options.quick else [100_000, 1_000_000, 10_000_000]
+    batches = options.size(full=20, quick=2)
+    first: float | None = None
+    for found in grown(options.folder / "grown", sizes, 5_000, batches, counting()):
+        say(f"  {found.keys:,} keys: {found.batch_cpu * 1e3:.0f} ms CPU a batch")
+        first = first or found.batch_cpu
+        about = f"{found.keys:,} keys, {found.file / 1e6:,.0f} MB"
+        yield Row(
+            f"one batch of 5,000 rows: {about}", found.batch_cpu * 1e3, "ms CPU", found.batch_wall,
+            found.batch_cpu, f"with {sizes[0]:,} keys", found.batch_cpu / first,
+        )  # fmt: skip
+        yield Row(f"restart to the end of the first batch: {about}", found.restart, "s")
+        yield Row(f"most memory of the process: {about}", found.memory / 1e6, "MB")
+
+
+def timeline_rows(options: Options) -> Iterator[Row]:
+    """Posts that reach their followers, beside the join computed anew for each batch."""
+    follows = options.size(full=1_000_000, quick=2_000)
+    say(f"timeline, {follows:,} follows")
+    found = fanned_out(options.folder / "timeline", follows, posts=20, batches=options.size(full=20, quick=2))
+    ratio = found.anew_cpu / found.cpu
+    yield Row(
+        f"timeline, {follows:,} follows, 20 posts a batch", found.rows / found.cpu, "rows/s of CPU", found.wall,
+        found.cpu, "the join computed anew by DuckDB for each batch", ratio, at_least(2.0, of="ratio"),
+    )  # fmt: skip
+
+
 def state_rows(options: Options, spark: SparkSession) -> list[Row]:
     """All figures."""
     bench = Bench(options, spark)
     rows = [row for case in CASES for row in compared_rows(bench, case, HOSTS)]
-    return [*rows, *per_key_rows(bench, HOSTS)]
+    return [*rows, *per_key_rows(bench, HOSTS), *timeline_rows(options), *size_rows(options)]
 
 
 def main() -> None:

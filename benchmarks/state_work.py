@@ -32,7 +32,18 @@ from headwater.engine.sink.remembering import Remembering
 from headwater.log import EventLog
 from headwater.store import Commit, LedgerEntry, SqliteStore
 
-__all__ = ["HOSTS", "PER_KEY", "SQL", "Query", "Topic", "at_the_sink", "in_spark", "made_topic", "run"]
+__all__ = [
+    "HOSTS",
+    "PER_KEY",
+    "SQL",
+    "Query",
+    "Topic",
+    "at_the_sink",
+    "counting",
+    "in_spark",
+    "made_topic",
+    "run",
+]
 
 _QUERY = "counted@1"
 _RESULT = "customer int, n bigint, total double"
@@ -88,7 +99,8 @@ def _added(
     return pa.table({"customer": keys["customer"], **states})
 
 
-def _counting() -> Operator:
+def counting() -> Operator:
+    """Count and sum, for all keys of a batch at once."""
     schema = pa.schema([("customer", pa.int32()), ("amount", pa.float64())])
     state = "n bigint, total double"
     return Vectorised(schema, by=["customer"], fn=_added, returns=_RESULT, state=state)
@@ -96,12 +108,12 @@ def _counting() -> Operator:
 
 def in_spark(buckets: int) -> Query:
     """Our operator inside the query, one function for all keys of a batch."""
-    return Query(lambda events: keyed(_counting(), [events], times=["at"], buckets=buckets), placed=True)
+    return Query(lambda events: keyed(counting(), [events], times=["at"], buckets=buckets), placed=True)
 
 
 def at_the_sink(buckets: int) -> Query:
     """Our operator after the query, one function for all keys of a batch."""
-    return Query(lambda events: events, placed=True, operator=_counting())
+    return Query(lambda events: events, placed=True, operator=counting())
 
 
 class _PerKey(StatefulProcessor):

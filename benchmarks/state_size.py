@@ -1,0 +1,94 @@
+"""What state costs as it grows: batches of the same size into ever more keys, with the state in the store."""
+
+from __future__ import annotations
+
+import resource
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from headwater.engine.building.after_spark import Stepping
+from headwater.engine.keyed.at_sink import Recent, StoreState
+from headwater.engine.keyed.operator import TIME
+from headwater.store import Commit, LedgerEntry, SqliteStore
+
+__all__ = ["Grown", "grown"]
+
+_QUERY = "counted@1"
+_FILL = 250_000
+
+
+@dataclass(frozen=True)
+class Grown:
+    """What batches cost with so many keys.
+
+    Attributes:
+        keys: How many keys have state.
+        batch_cpu: CPU seconds of one batch, after the first.
+        batch_wall: Seconds of it.
+        restart: Seconds from opening the store to the end of the first batch.
+        file: Bytes of the store.
+        memory: The most memory of this process so far, in bytes.
+    """
+
+    keys: int
+    batch_cpu: float
+    batch_wall: float
+    restart: float
+    file: int
+    memory: int
+
+
+def grown(folder: Path, sizes: list[int], batch: int, batches: int, operator: Stepping) -> Iterator[Grown]:
+    """Fill the state up to each size, begin anew as after a restart, and run some batches on random keys."""
+    random, filled, number = np.random.default_rng(3), 0, 0
+    shutil.rmtree(folder, ignore_errors=True)
+    for keys in sizes:
+        run = _Run(folder, operator, number)
+        for start in range(filled, keys, _FILL):
+            run(np.arange(start, min(start + _FILL, keys)))
+        filled, number = keys, run.close()
+        begun = time.perf_counter()
+        run = _Run(folder, operator, number)
+        run(random.integers(0, keys, batch))
+        restart = time.perf_counter() - begun
+        cpu, wall = time.process_time(), time.perf_counter()
+        for _ in range(batches):
+            run(random.integers(0, keys, batch))
+        cpu, wall = (time.process_time() - cpu) / batches, (time.perf_counter() - wall) / batches
+        number = run.close()
+        file = sum(path.stat().st_size for path in folder.iterdir())
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        yield Grown(keys, cpu, wall, restart, file, memory)
+
+
+class _Run:
+    """A process's life: a store that is open, batches one after the other."""
+
+    def __init__(self, folder: Path, operator: Stepping, number: int) -> None:
+        self._store = SqliteStore(folder)
+        self._epoch = self._store.take(_QUERY)
+        self._operator = operator
+        self._recent = Recent()
+        self._number = number
+
+    def __call__(self, customers: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
+        amounts = (customers % 100).astype(np.float64)
+        rows = pa.table(
+            {"customer": customers.astype(np.int32), "amount": amounts, TIME: np.arange(len(customers))}
+        )
+        state = StoreState(self._store.states(_QUERY), self._recent)
+        self._operator.step(state, [rows], 0)
+        entry = LedgerEntry(_QUERY, self._number, self._epoch, (), None, committed_at=0)
+        self._store.commit(Commit(entry, None, rows.slice(0, 0), states=state.writes()))
+        state.committed()
+        self._number += 1
+
+    def close(self) -> int:
+        self._store.close()
+        return self._number

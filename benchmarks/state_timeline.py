@@ -1,0 +1,114 @@
+"""The social timeline: follows and posts joined as both change, beside the same SQL computed anew each time."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+
+from headwater.engine.keyed.at_sink import Recent, StoreState
+from headwater.engine.keyed.operator import DELETED, OFFSET, PARTITION, TIME
+from headwater.engine.operators.tables.dataflow import Dataflow, TableInput, compile_tables
+from headwater.store import Commit, LedgerEntry, SqliteStore
+
+__all__ = ["Fanned", "fanned_out"]
+
+_SQL = """
+    select f.follower, p.post_id, p.author, p.words from follows f join posts p on p.author = f.followee
+"""
+_FOLLOWS = pa.schema([("follower", pa.int64()), ("followee", pa.int64())])
+_POSTS = pa.schema([("post_id", pa.int64()), ("author", pa.int64()), ("words", pa.string())])
+_QUERY = "timeline@1"
+
+
+@dataclass(frozen=True)
+class Fanned:
+    """What new posts cost: rows that came of them, CPU seconds of ours, and of the whole computed anew each time."""
+
+    rows: int
+    cpu: float
+    wall: float
+    anew_cpu: float
+
+
+def fanned_out(folder: Path, follows: int, posts: int, batches: int) -> Fanned:
+    """Load the follows; then let posts come, batch by batch."""
+    shutil.rmtree(folder, ignore_errors=True)
+    random = np.random.default_rng(5)
+    authors = max(1, follows // 100)
+    followers = np.arange(follows)
+    edges = {"follower": followers, "followee": random.integers(0, authors, follows)}
+    timeline, theirs = _Timeline(folder), duckdb.connect()
+    theirs.execute("set threads = 1")
+    timeline.take(pa.table(edges).cast(_FOLLOWS), None)
+    theirs.register("given", pa.table(edges))
+    theirs.execute("create table follows as select * from given")
+    theirs.execute("create table posts (post_id bigint, author bigint, words varchar)")
+    rows, ours, wall, anew = 0, 0.0, 0.0, 0.0
+    for batch in range(batches):
+        ids = np.arange(batch * posts, (batch + 1) * posts)
+        new = pa.table(
+            {"post_id": ids, "author": random.integers(0, authors, posts), "words": ["hello"] * posts}
+        )
+        begun, cpu = time.perf_counter(), time.process_time()
+        rows += timeline.take(None, new.cast(_POSTS))
+        ours, wall = ours + time.process_time() - cpu, wall + time.perf_counter() - begun
+        theirs.register("new", new)
+        theirs.execute("insert into posts select * from new")
+        cpu = time.process_time()
+        theirs.execute(f"create or replace table timeline as {_SQL}")
+        anew += time.process_time() - cpu
+    found = theirs.execute("select count(*) from timeline").fetchone()
+    assert found == (rows,), (found, rows)
+    timeline.close()
+    return Fanned(rows, ours, wall, anew)
+
+
+class _Timeline:
+    """The view as it is kept at the sink: the join's state and the ledger in one transaction of the store."""
+
+    def __init__(self, folder: Path) -> None:
+        tables = {
+            "follows": TableInput(_FOLLOWS, ("follower", "followee")),
+            "posts": TableInput(_POSTS, ("post_id",)),
+        }
+        self._flow: Dataflow = compile_tables(_SQL, tables, key=("follower", "post_id"))
+        self._store = SqliteStore(folder)
+        self._epoch = self._store.take(_QUERY)
+        self._recent = Recent()
+        self._batch = 0
+
+    def take(self, follows: pa.Table | None, posts: pa.Table | None) -> int:
+        """One batch; how many rows of the timeline it made."""
+        given = {"follows": _changes(follows, _FOLLOWS), "posts": _changes(posts, _POSTS)}
+        state = StoreState(self._store.states(_QUERY), self._recent)
+        made = self._flow.step(state, [given[name] for name in self._flow.inputs], 0)
+        entry = LedgerEntry(_QUERY, self._batch, self._epoch, (), None, committed_at=0)
+        self._store.commit(Commit(entry, None, made.slice(0, 0), states=state.writes()))
+        state.committed()
+        self._batch += 1
+        return int(made.num_rows)
+
+    def close(self) -> None:
+        self._store.close()
+
+
+def _changes(rows: pa.Table | None, schema: pa.Schema) -> pa.Table:
+    """New rows as they come from a table's topic."""
+    table = schema.empty_table() if rows is None else rows
+    number = table.num_rows
+    hidden: dict[str, Any] = {
+        DELETED: pa.array(np.zeros(number, bool)),
+        TIME: pa.array(np.arange(number)),
+        PARTITION: pa.array(np.zeros(number, np.int32)),
+        OFFSET: pa.array(np.arange(number)),
+    }
+    for name, column in hidden.items():
+        table = table.append_column(name, column)
+    return table
