@@ -151,7 +151,7 @@ def accepts(url: str) -> bool:
     """Whether the node still takes connections."""
     try:
         socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1]))).close()
-    except ConnectionRefusedError:
+    except ConnectionError:  # refused, or let go of with the socket that listened
         return False
     return True
 
