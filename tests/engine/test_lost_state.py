@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 import headwater as hw
 from headwater.testing import run
-from tests.engine.rooms import started
+from tests.engine.rooms import checkpoint, started
 
 pytestmark = pytest.mark.spark
 DAMAGES = {
@@ -66,3 +66,13 @@ def test_an_event_on_which_the_code_before_an_operator_fails_is_kept_aside():
         assert [row["price"] for row in world.rows("priced")] == [1, 3]
         counts = world.counts("priced")
         assert (counts.in_, counts.used, counts.quarantined) == (3, 2, 1)
+
+
+def test_a_first_start_that_was_cut_off_does_not_stop_the_second(tmp_path: Path):
+    offsets = checkpoint(tmp_path, "totals") / "offsets"
+    offsets.mkdir(parents=True)
+    (offsets / ".0.1234.tmp").write_bytes(b"v1")
+    with started(shop(), tmp_path) as world:
+        world.send("products", {"product_id": 1, "category": "a", "price": 2})
+        world.settle()
+        assert world.rows("totals") == [{"category": "a", "total": 2}]

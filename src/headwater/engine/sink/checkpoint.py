@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -48,7 +48,7 @@ def mend(checkpoint: Folder, committed: int) -> list[str]:
     """
     if not isinstance(checkpoint, LocalFolder):
         return []
-    gone: list[str] = []
+    gone = list(_half_begun(checkpoint))
     for kind in ("offsets", "commits"):
         for number in sorted(_numbers(checkpoint, kind), reverse=True)[:2]:
             name = f"{kind}/{number}"
@@ -62,6 +62,15 @@ def mend(checkpoint: Folder, committed: int) -> list[str]:
         checkpoint.write("metadata", json.dumps({"id": str(uuid.uuid4())}).encode())
         gone.append("metadata")
     return gone
+
+
+def _half_begun(checkpoint: LocalFolder) -> Iterator[str]:
+    """Take away what is left of a query that never planned a batch: Spark begins only where nothing is."""
+    if _numbers(checkpoint, "offsets"):
+        return
+    for name in checkpoint.names("offsets"):
+        (checkpoint.path / "offsets" / name).unlink()
+        yield f"offsets/{name}"
 
 
 def _names_a_query(checkpoint: Folder) -> bool:

@@ -25,6 +25,7 @@ _STATE = """
            coalesce(sum(length(e.key) + length(e.name) + length(e.value)), 0) AS bytes,
            (SELECT count(*) FROM hw$state m WHERE m.space = s.id GROUP BY m.key ORDER BY 1 DESC LIMIT 1) AS largest
     FROM hw$spaces s JOIN hw$totals t ON t.query = s.query LEFT JOIN hw$state e ON e.space = s.id
+    WHERE s.space <> 'mark'
     GROUP BY t.pipeline, t.version, s.space, s.id
 """
 
