@@ -25,7 +25,7 @@ demo: $(INSTALLED)  ## run the shop: live events, six pipelines on Spark, a page
 test: $(INSTALLED) $(SYSTEM)  ## run all tests, doctests included (WORKERS=0: in one process)
 	@$(BIN)/pytest -q -n $(WORKERS) --dist worksteal -m "not spark and not services" $(ARGS)
 	@$(BIN)/pytest -q -n $(WORKERS) --dist worksteal -m "services and not spark" $(ARGS)
-	@$(BIN)/pytest -q -n $(WORKERS) --dist loadfile -o faulthandler_timeout=600 -m spark $(ARGS)
+	@$(BIN)/pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder -o faulthandler_timeout=600 -m spark $(ARGS)
 
 faults: $(INSTALLED) $(SYSTEM)  ## run the long fault suites of log and engine: kills, power cuts, torn writes
 	@HEADWATER_FAULTS=full $(BIN)/pytest -q -n $(WORKERS) --dist worksteal -o faulthandler_timeout=0 \

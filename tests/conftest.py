@@ -53,6 +53,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.spark)
         if "/log/kafka/" in item.nodeid:
             item.add_marker(pytest.mark.services)
+    # Whole files go to one of two processes: those that take minutes first, or one process waits for the other.
+    items.sort(key=lambda item: not item.nodeid.startswith(("tests/scale/", "tests/faults/")))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
