@@ -22,7 +22,7 @@ from headwater.engine.building.after_spark import AfterSpark, Arrival
 from headwater.engine.building.inputs import Input
 from headwater.engine.building.plans import time_of
 from headwater.engine.keyed.in_spark import keyed
-from headwater.engine.keyed.operator import REFUSED, WEIGHT, Operator
+from headwater.engine.keyed.operator import OFFSET, PARTITION, REFUSED, WEIGHT, Operator
 from headwater.errors import BadPipelineError, Place
 from headwater.pipelines import Table
 
@@ -144,6 +144,8 @@ def placed(make: Making, arrivals: tuple[Arrival, ...], words: str, verb: str) -
         verb: What the user called.
     """
     now = _present(verb)
+    if now.apart is not None:
+        _require_places(arrivals, verb)
     inside, beside = make(final=True, last=False), make(final=now.final, last=True)
     apart = now.apart is None or len(now.words) in now.apart
     now.words.append(words)
@@ -157,6 +159,15 @@ def placed(make: Making, arrivals: tuple[Arrival, ...], words: str, verb: str) -
     result = frames[0].mapInArrow(_as_it_is, _marked(inside.schema, time, frames[0]))
     setattr(result, _AFTER, AfterSpark(beside, arrivals, (words,)))
     return result
+
+
+def _require_places(arrivals: tuple[Arrival, ...], verb: str) -> None:
+    """Two events may be equal in all they say, and are told apart by where they stand in their topic alone."""
+    if not all({PARTITION, OFFSET} <= set(one.frame.columns) for one in arrivals):
+        what = f"{verb} tells events apart by where they stand in their topic, and a step before it has dropped that"
+        detail = "select and groupBy keep only what they name; where, withColumn and drop keep it"
+        fix = 'events.drop("note") in place of select(…), or select after it'
+        raise BadPipelineError(what, detail=detail, fix=fix, place=Place.of_caller())
 
 
 def _as_it_is(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
