@@ -1,4 +1,5 @@
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -145,6 +146,23 @@ def test_a_condition_can_be_checked_without_rows():
     Where("amount > 100 and note is not null").check(schema)
     with pytest.raises(BadFilterError):
         Where("amounts > 100").check(schema)
+
+
+def test_ctrl_c_is_no_fault_of_the_condition():
+    where = Where("n > 1")
+    batch = pa.RecordBatch.from_pydict({"n": [1, 2]})
+
+    def asked_again_and_again() -> None:
+        while True:
+            where.mask(batch)
+
+    for _ in range(20):
+        timer = threading.Timer(0.05, os.kill, [os.getpid(), signal.SIGINT])
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            asked_again_and_again()
+        timer.join()
+    assert where.mask(batch).tolist() == [False, True]
 
 
 def test_threads_may_share_one_condition():

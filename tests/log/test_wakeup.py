@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import select
+import signal
 import subprocess
 import sys
 import textwrap
@@ -131,8 +133,8 @@ def test_without_help_of_the_system_a_wait_is_short(monkeypatch):
     slept = []
     monkeypatch.setattr(time, "sleep", slept.append)
     plain = _Sleep()
-    assert all(plain.wait(timeout) for timeout in (None, 60, 0.01))
-    assert (slept, plain.fileno()) == ([0.05, 0.05, 0.01], None)
+    assert all(plain.wait(timeout) for timeout in (60, 0.01))
+    assert (slept, plain.fileno()) == ([0.05, 0.01], None)
     plain.close()
 
 
@@ -140,3 +142,36 @@ def test_an_unknown_system_sleeps(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "platform", "sunos5")
     wakeup = Wakeup([tmp_path])
     assert (wakeup.wait(0), wakeup.fileno()) == (True, None)
+
+
+class _Signalled(Exception):
+    pass
+
+
+def test_a_signal_that_comes_just_before_a_wait_ends_it(tmp_path):
+    """Then it does not interrupt the wait itself, as when another thread takes it."""
+
+    def handle(*_: object) -> None:
+        raise _Signalled
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+
+    def take() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    taking = threading.Thread(target=take)
+    wakeup = Wakeup([tmp_path])
+    taking.start()
+    try:
+        begun = time.monotonic()
+        with pytest.raises(_Signalled):
+            wakeup.wait(20)
+        assert time.monotonic() - begun < 15
+    finally:
+        taking.join()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
+        signal.signal(signal.SIGUSR1, before)
+        wakeup.close()

@@ -19,7 +19,7 @@ import pytest
 import headwater as hw
 from headwater import errors
 from headwater.log import EventLog
-from headwater.server import Node, running
+from headwater.server import Node, running, serving
 
 SERVE = """
 import sys
@@ -140,6 +140,24 @@ def test_a_signal_lets_requests_finish(
         assert [event.value for event in hw.connect(tmp_path).read("orders", start=1)] == [
             {"order_id": "under way"}
         ]
+
+
+def test_a_client_that_does_not_read_is_cut_off_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(serving, "_DRAIN", 1)
+    with Node(tmp_path, port=0) as node, hw.connect(node.url) as client:
+        client.create_topic("notes", "text string")
+        client.send_many("notes", [{"text": "x" * 50_000} for _ in range(400)])
+        stuck = socket.create_connection(("127.0.0.1", node.port))
+        stuck.sendall(
+            f"GET /api/topics/notes/events HTTP/1.1\r\nHost: 127.0.0.1:{node.port}\r\n\r\n".encode()
+        )
+        assert stuck.recv(12) == b"HTTP/1.1 200"
+        server = node._server
+        assert server is not None
+        assert server.server_state.connections
+    assert not server.server_state.connections
+    with stuck, pytest.raises(ConnectionResetError):
+        b"".join(iter(lambda: stuck.recv(1 << 20), b""))
 
 
 def waiting(url: str) -> bool:

@@ -32,6 +32,7 @@ def _words(text: str) -> frozenset[str]:
 
 _LONGEST = 4_000
 _DEEPEST = 100
+_INTERRUPTED = ("Query interrupted", "failed: KeyboardInterrupt")  # what DuckDB makes of Ctrl-C
 _CLASSES = _words("BETWEEN CASE CAST COLUMN_REF COMPARISON CONJUNCTION CONSTANT FUNCTION OPERATOR TYPE")
 # Pure functions whose result is not much larger than their input: nothing here can read, wait or fill memory.
 _FUNCTIONS = _words(
@@ -147,16 +148,23 @@ class Where:
         import duckdb
 
         with self._lock:
-            self._cursor.register("batch", table)
             try:
-                # Rows come back in the order of the batch: one thread, and insertion order is kept by default.
-                answer: Any = self._cursor.sql(f"SELECT ({self._expression}\n) AS kept FROM batch")
-                found = answer.to_arrow_table().column("kept").combine_chunks()
+                found = self._asked(table)
             except (duckdb.Error, RuntimeError, ValueError) as error:
                 reason = str(error).splitlines()[0]
+                if reason.rstrip(": ").endswith(_INTERRUPTED):
+                    raise KeyboardInterrupt from None
                 raise self._unanswered(reason[:200], table) from None
-            finally:
-                self._cursor.unregister("batch")
+        return found
+
+    def _asked(self, table: pa.Table) -> pa.Array:
+        self._cursor.register("batch", table)
+        try:
+            # Rows come back in the order of the batch: one thread, and insertion order is kept by default.
+            answer: Any = self._cursor.sql(f"SELECT ({self._expression}\n) AS kept FROM batch")
+            found = answer.to_arrow_table().column("kept").combine_chunks()
+        finally:
+            self._cursor.unregister("batch")
         return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
 
     def _unanswered(self, reason: str, table: pa.Table) -> BadFilterError:

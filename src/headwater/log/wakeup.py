@@ -6,6 +6,7 @@ Linux tells through inotify, macOS and the BSDs through kqueue. Elsewhere a wait
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import select
 import struct
@@ -21,6 +22,8 @@ _CLOSE_WRITE: Final = 0x8
 _MOVED_TO: Final = 0x80
 _NONBLOCK: Final = os.O_NONBLOCK
 _CLOEXEC: Final = os.O_CLOEXEC
+# Python handles a signal that comes in the instant before a wait only when the wait ends: Ctrl-C must not take an hour.
+_LONGEST: Final = 1.0
 
 
 class Waiter(Protocol):
@@ -65,7 +68,11 @@ class Wakeup:
 
     def wait(self, timeout: float | None) -> bool:
         """True as soon as something changed; False after `timeout` seconds without a change."""
-        return self._source.wait(timeout)
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        while not self._source.wait(max(0.0, min(_LONGEST, deadline - time.monotonic()))):
+            if time.monotonic() >= deadline:
+                return False
+        return True
 
     def fileno(self) -> int | None:
         """The descriptor that becomes readable on a change, for event loops; None where there is none."""
@@ -89,8 +96,8 @@ class _Inotify:
             if library.inotify_add_watch(self._handle, os.fsencode(path), mask) < 0:
                 raise OSError(ctypes.get_errno(), f"cannot watch {path}: raise fs.inotify.max_user_watches")
 
-    def wait(self, timeout: float | None) -> bool:
-        changed = bool(self._poll.poll(None if timeout is None else max(0.0, timeout) * 1000))
+    def wait(self, timeout: float) -> bool:
+        changed = bool(self._poll.poll(timeout * 1000))
         while changed:
             try:
                 if len(os.read(self._handle, 1 << 16)) < (1 << 16) - struct.calcsize("iIII") - 256:
@@ -121,7 +128,7 @@ class _Kqueue:
         changes = [kqueue.kevent(f, kqueue.KQ_FILTER_VNODE, flags, notes) for f in self._files]
         self._queue.control(changes, 0)
 
-    def wait(self, timeout: float | None) -> bool:
+    def wait(self, timeout: float) -> bool:
         return bool(self._queue.control(None, 64, timeout))
 
     def fileno(self) -> int:
@@ -135,8 +142,8 @@ class _Kqueue:
 
 
 class _Sleep:
-    def wait(self, timeout: float | None) -> bool:
-        time.sleep(0.05 if timeout is None else min(0.05, timeout))
+    def wait(self, timeout: float) -> bool:
+        time.sleep(min(0.05, timeout))
         return True
 
     def fileno(self) -> None:

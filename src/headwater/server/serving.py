@@ -14,7 +14,7 @@ from typing import Final
 import uvicorn
 
 from headwater.server.app import make_app
-from headwater.server.edge.connection import with_limits
+from headwater.server.edge.connection import GuardedConnection, with_limits
 from headwater.server.gateway import Gateway
 
 __all__ = ["Server"]
@@ -85,9 +85,13 @@ class Server(uvicorn.Server):
         self._begun()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End live streams first: uvicorn waits until every connection is done."""
+        """End live streams first: uvicorn waits until every connection is done, for a while; the rest is cut off."""
         self._gateway.stop()
         await super().shutdown(sockets)
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, GuardedConnection):
+                connection.abort()
+        await asyncio.sleep(0)  # only now they are closed
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
