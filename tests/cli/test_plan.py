@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from headwater.app import load_app
 from headwater.cli.commands.plan import exit_code
+from headwater.loading import load_app
 from headwater.plan import Checked, Plan
 
 APP = """

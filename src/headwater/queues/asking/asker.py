@@ -1,0 +1,233 @@
+"""The side that asks: finds who answers, waits on a connection of its own, and gives up when the time is over."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from headwater.errors import HeadwaterError, NoAnswerError, OverloadedError
+from headwater.events import from_row
+from headwater.queues.asking.addresses import Addresses
+from headwater.queues.asking.answer import plain_json
+from headwater.queues.asking.wire import Ask, Line, Reply, hung_up
+
+__all__ = ["Asker", "Gathered", "Question"]
+
+_AT_ONCE: Final = 64
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """What came of several questions by the time limit, in the order in which they were asked.
+
+    Args:
+        answers: The answers; None where there is none.
+        errors: Why there is none, by the number of the question, counted from 0.
+
+    Example:
+        >>> Gathered([3, None], {1: NoAnswerError("too late")}).complete
+        False
+    """
+
+    answers: list[Any]
+    errors: dict[int, HeadwaterError]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every question was answered."""
+        return not self.errors
+
+
+class Asker:
+    """Asks questions of whoever answers in a data folder; safe to share between threads.
+
+    Args:
+        data: The data folder.
+    """
+
+    def __init__(self, data: Path) -> None:
+        self._addresses = Addresses(data)
+        self._idle: dict[str, list[Line]] = {}
+        self._busy: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def ask(self, subject: str, value: Any, timeout: float, as_: type | None = None) -> Any:
+        """The answer to a question.
+
+        Raises:
+            NoAnswerError: There was none in time.
+            AnswerFailedError: The function that answers raised an error.
+            OverloadedError: Too many questions wait.
+            BadEventError: The value does not fit what the function takes.
+        """
+        return Question(self, subject, value, timeout, as_).answer()
+
+    def ask_all(
+        self, subject: str, values: Sequence[Any], timeout: float, as_: type | None = None
+    ) -> Gathered:
+        """The answers to several questions, asked at the same time; what is not there in time is left out."""
+        questions = [Question(self, subject, value, timeout, as_) for value in values]
+        answers: list[Any] = [None] * len(questions)
+        errors: dict[int, HeadwaterError] = {}
+
+        def one(number: int) -> None:
+            try:
+                answers[number] = questions[number].answer()
+            except HeadwaterError as error:
+                errors[number] = error
+
+        with ThreadPoolExecutor(max(1, min(_AT_ONCE, len(questions)))) as threads:
+            list(threads.map(one, range(len(questions))))
+        return Gathered(answers, dict(sorted(errors.items())))
+
+    def close(self) -> None:
+        """End all connections."""
+        with self._lock:
+            lines = [line for idle in self._idle.values() for line in idle]
+            self._idle = {}
+        for line in lines:
+            line.close()
+
+    def __enter__(self) -> Asker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- connections ---------------------------------------------------------------------------------------------
+
+    def found(self, subject: str, deadline: float) -> dict[Path, str]:
+        """Where a subject is answered; waits until it is, up to the deadline."""
+        found = self._addresses.of(subject)
+        if found or time.monotonic() >= deadline:
+            return found
+        with contextlib.closing(self._addresses.watch(subject)) as coming:
+            while not (found := self._addresses.of(subject)) and time.monotonic() < deadline:
+                coming.wait(deadline - time.monotonic())
+        return found
+
+    def connected(self, places: dict[Path, str]) -> tuple[str, Line] | None:
+        """A connection to the one of these places that has least to do for us; None when nobody is there."""
+        left = dict(places)
+        while left:
+            with self._lock:
+                file, address = min(left.items(), key=lambda at: (self._busy.get(at[1], 0), random.random()))
+                self._busy[address] = self._busy.get(address, 0) + 1
+            line = self._line(address)
+            if line is not None:
+                return address, line
+            self.released(address, None)
+            self._addresses.remove(file)  # whoever left it there has died
+            del left[file]
+        return None
+
+    def released(self, address: str, line: Line | None) -> None:
+        """A question is over; its connection can be used again, if there is one."""
+        with self._lock:
+            self._busy[address] -= 1
+            if line is not None:
+                self._idle.setdefault(address, []).append(line)
+
+    def _line(self, address: str) -> Line | None:
+        while True:
+            with self._lock:
+                idle = self._idle.get(address)
+                line = idle.pop() if idle else None
+            if line is None:
+                break
+            if not hung_up(line.connection):
+                return line
+            line.close()
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.connect(address)
+        except OSError:
+            connection.close()
+            return None
+        return Line(connection)
+
+
+class Question:
+    """One question under way; `cancel` ends the wait from another thread."""
+
+    def __init__(
+        self, asker: Asker, subject: str, value: Any, timeout: float, as_: type | None = None
+    ) -> None:
+        self._asker = asker
+        self._subject = subject
+        self._value = plain_json(value)
+        self._as = as_
+        self._timeout = timeout
+        self._deadline = time.monotonic() + timeout
+        self._line: Line | None = None
+        self._cancelled = False
+
+    def cancel(self) -> None:
+        """Nobody waits for the answer any more: the function is not called, unless it was already."""
+        self._cancelled = True
+        if self._line is not None:
+            self._line.close()
+
+    def answer(self) -> Any:
+        """Ask, and wait for the answer."""
+        places = self._asker.found(self._subject, self._deadline)
+        while not self._cancelled and (connected := self._asker.connected(places)) is not None:
+            address, line = connected
+            reply = self._replied(address, line)
+            if reply.problem is None:
+                return self._result(bytes(reply.value))
+            error = HeadwaterError.from_problem(reply.problem)
+            places = {file: at for file, at in places.items() if at != address}
+            elsewhere = isinstance(error, OverloadedError | NoAnswerError) and places
+            if not elsewhere:
+                raise error
+        raise self._unanswered("nobody answers on it", sent=False)
+
+    def _replied(self, address: str, line: Line) -> Reply:
+        """What came back. A connection on which something is still to come is not used again."""
+        left = self._deadline - time.monotonic()
+        self._line, usable = line, False
+        try:
+            line.connection.settimeout(max(0.001, left))
+            line.send(Ask(1, self._subject, msgspec.Raw(self._value), left))
+            document = line.receive()
+            if document is None:
+                raise self._unanswered(
+                    "whoever was to answer ended, or did not come to it in time", sent=True
+                )
+            usable = True
+            return msgspec.json.decode(document, type=Reply)
+        except TimeoutError:
+            raise self._unanswered("it took too long", sent=True) from None
+        except OSError:
+            raise self._unanswered("whoever was to answer ended", sent=True) from None
+        finally:
+            self._line = None
+            if not usable:
+                line.close()
+            self._asker.released(address, line if usable else None)
+
+    def _result(self, body: bytes) -> Any:
+        value = msgspec.json.decode(body)
+        return value if self._as is None else from_row(self._as, value)
+
+    def _unanswered(self, why: str, *, sent: bool) -> NoAnswerError:
+        return NoAnswerError(
+            f'no answer to "{self._subject}" within {self._timeout:g} seconds',
+            detail="the question was cancelled" if self._cancelled else why,
+            fix=None
+            if sent
+            else f'@app.answer("{self._subject}"), in an app that runs on the same data folder',
+            subject=self._subject,
+            sent=sent,
+        )
