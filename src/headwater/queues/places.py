@@ -45,4 +45,4 @@ def open_broker(where: str, clock: Clock | None = None) -> Broker:
         raise BadSettingError(what, fix='hw.connect(".headwater")')
     from headwater.queues.embedded import EmbeddedBroker  # others need neither its code nor SQLite
 
-    return EmbeddedBroker(Path(where), clock=clock)
+    return EmbeddedBroker(Path(where) / "queues", clock)

@@ -81,6 +81,8 @@ class Crew:
     def stop(self, grace: timedelta = timedelta(seconds=10)) -> None:
         """Take nothing more; what is under way may finish within `grace`, and the rest is given back."""
         self._stopping.set()
+        for hand in self._hands:
+            hand.hurry()
         deadline = time.monotonic() + grace.total_seconds()
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))

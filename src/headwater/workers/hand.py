@@ -21,7 +21,7 @@ from headwater.workers.keeping import Keeping
 __all__ = ["Hand"]
 
 logger = logging.getLogger("headwater.workers")
-_LOOK: Final = 1.0  # seconds until a hand that waits for messages sees that it is to stop
+_LOOK: Final = 5.0  # seconds after which a hand that waits sees at the latest that it is to stop
 
 
 class Hand:
@@ -41,6 +41,8 @@ class Hand:
         self._keeping = keeping
         self._bodies = Bodies(queue.schema, worker.takes.as_)
         who = f"{worker.name}#{number} {socket.gethostname()}/{os.getpid()}"
+        self._lock = threading.Lock()
+        self._busy = False
         self._receiver: Receiver = broker.receiver(
             worker.queue, worker.group, worker=who, prefetch=worker.prefetch
         )
@@ -62,10 +64,20 @@ class Hand:
         found = self._receiver.receive(timeout, self.worker.prefetch)
         messages = [Message(self._receiver, delivery, self._bodies) for delivery in found]
         for message in messages:
-            if stopping is not None and stopping.is_set():
-                break
+            with self._lock:
+                if stopping is not None and stopping.is_set():
+                    break
+                self._busy = True
             self._work(message)
+            self._busy = False
         return len(messages)
+
+    def hurry(self) -> None:
+        """End a wait for messages, after `stopping` was set; what is being worked on may finish."""
+        with self._lock:
+            idle = not self._busy
+        if idle and not self.worker.asynchronous:
+            self.close()
 
     def close(self) -> None:
         """Give back what is not settled."""

@@ -155,9 +155,9 @@ def _say(node: int, document: dict[str, object]) -> None:
 
 
 def _log_to_file(data: Path) -> None:
-    (data / "queues").mkdir(parents=True, exist_ok=True)
+    (data / "workers").mkdir(parents=True, exist_ok=True)
     form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-    logging.basicConfig(filename=data / "queues" / "workers.log", level=logging.INFO, format=form)
+    logging.basicConfig(filename=data / "workers" / "workers.log", level=logging.INFO, format=form)
 
 
 if __name__ == "__main__":
