@@ -22,6 +22,9 @@ __all__ = ["Hand"]
 
 logger = logging.getLogger("headwater.workers")
 _LOOK: Final = 5.0  # seconds after which a hand that waits sees at the latest that it is to stop
+_LOOK_ASYNC: Final = (
+    1.0  # the same where others of its messages may be under way, so that nobody ends its wait
+)
 
 
 class Hand:
@@ -123,7 +126,7 @@ class Hand:
                 if not free:
                     await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
                     continue
-                for delivery in await loop.run_in_executor(pool, self._receiver.receive, _LOOK, free):
+                for delivery in await loop.run_in_executor(pool, self._receiver.receive, _LOOK_ASYNC, free):
                     message = Message(self._receiver, delivery, self._bodies)
                     task = loop.create_task(self._work_async(message, pool))
                     under_way.add(task)

@@ -128,7 +128,8 @@ class QueueFile:
         self._stored = row[0]
         groups = self._connection.execute("SELECT name, number FROM grp ORDER BY number")
         self._groups = dict(groups.fetchall())
-        return Queue.from_json(row[0])
+        self._queue = Queue.from_json(row[0])
+        return self._queue
 
     # -- steps -------------------------------------------------------------------------------------------------
 
