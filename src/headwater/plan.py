@@ -17,6 +17,7 @@ from headwater.events import to_ddl
 from headwater.log import Topic, Values
 from headwater.pipelines import Correct, Graph, Pipeline
 from headwater.queues import DeclaredQueue, Worker
+from headwater.queues.asking import Answer
 from headwater.store import ViewTable
 from headwater.survey import Survey
 from headwater.units import spoken
@@ -79,6 +80,7 @@ class Plan:
     checked: tuple[Checked, ...] = ()
     survey: Survey | None = None
     queues: tuple[DeclaredQueue, ...] = ()
+    answers: tuple[Answer, ...] = ()
 
     @classmethod
     def of(cls, app: App) -> Plan:
@@ -88,7 +90,8 @@ class Plan:
             UnknownInputError: A pipeline reads what is not declared.
             CycleError: Pipelines read one another.
         """
-        return cls(app.name, app.resolve(), queues=tuple(app.queues.values()))
+        queues, answers = tuple(app.queues.values()), tuple(app.answers.values())
+        return cls(app.name, app.resolve(), queues=queues, answers=answers)
 
     def with_survey(self, survey: Survey) -> Plan:
         """The same plan with what is there already."""
@@ -124,6 +127,7 @@ class Plan:
             ],
             "edges": [edge._asdict() for edge in self.graph.edges],
             "queues": [_queue_document(queue) for queue in self.queues],
+            "answers": [_answer_document(answer) for answer in self.answers],
             "there": self.survey and self.survey.document(),
         }
 
@@ -159,6 +163,7 @@ class Plan:
         blocks += [list(self._topic_lines(topic)) for topic in self.graph.topics]
         blocks += [list(self._pipeline_lines(pipeline)) for pipeline in self.graph.pipelines]
         blocks += [list(_queue_lines(queue)) for queue in self.queues]
+        blocks += [[_heading("answer", answer.subject, answer.place)] for answer in self.answers]
         return [line for block in blocks if block for line in (*block, "")][:-1]
 
     def tree(self) -> list[str]:
@@ -285,6 +290,11 @@ def _queue_document(queue: DeclaredQueue) -> dict[str, Any]:
 def _worker_document(worker: Worker) -> dict[str, Any]:
     numbers = {name: getattr(worker, name) for name in ("threads", "processes", "prefetch")}
     return {"name": worker.name, "group": worker.group, **numbers, "place": _shown(worker.place)}
+
+
+def _answer_document(answer: Answer) -> dict[str, Any]:
+    numbers = {name: getattr(answer, name) for name in ("threads", "processes", "limit")}
+    return {"subject": answer.subject, **numbers, "place": _shown(answer.place)}
 
 
 def _queue_lines(queue: DeclaredQueue) -> Iterator[str]:

@@ -222,10 +222,11 @@ def _workers(
 
 
 def _queue_lines(app: App | None) -> list[str]:
-    if app is None or not app.queues:
+    if app is None or not (app.queues or app.answers):
         return []
     workers = sum(len(queue.workers) for queue in app.queues.values())
-    return [f"queues     ready   {plural(len(app.queues), 'queue')}, {plural(workers, 'worker')}"]
+    answers = f", {plural(len(app.answers), 'answer')}" if app.answers else ""
+    return [f"queues     ready   {plural(len(app.queues), 'queue')}, {plural(workers, 'worker')}{answers}"]
 
 
 def _create(log: EventLog, topic: Topic) -> None:
