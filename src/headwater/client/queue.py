@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any, TypedDict, Unpack
 
@@ -13,6 +13,7 @@ from headwater.events import checked_headers, checked_traceparent, to_row
 from headwater.queues.body import Bodies, key_text
 from headwater.queues.message import Message
 from headwater.queues.protocol import Broker, Confirmed, DeadLetter, GroupCounts, Outgoing, Receiver
+from headwater.queues.repair import edited
 from headwater.units import duration
 
 __all__ = ["About", "OpenQueue", "seconds_of"]
@@ -159,9 +160,22 @@ class OpenQueue:
         """Dead letters, oldest first, with reason, stack and history."""
         return self._broker.dead(self.name, group)
 
-    def retry(self, letters: Sequence[DeadLetter] | None = None) -> int:
-        """Put dead letters back in line, all of them if none are given; how many there were."""
-        return self._broker.revive(self.name, list(self.dead()) if letters is None else letters)
+    def retry(
+        self, letters: Iterable[DeadLetter] | None = None, *, edit: Mapping[str, Any] | None = None
+    ) -> int:
+        """Put dead letters back in line, for another round of attempts; how many there were.
+
+        Args:
+            letters: Which; all of them, if left out.
+            edit: New values for fields of their messages; `a.b` is the field `b` in `a`.
+
+        Raises:
+            BadEventError: A message would not fit the queue's type after the edit; none was put back.
+        """
+        chosen = list(self.dead() if letters is None else letters)
+        return self._broker.revive(
+            self.name, [edited(self.definition, letter, edit or {}) for letter in chosen]
+        )
 
     def close(self) -> None:
         """Stop receiving; what was received and not settled goes to others at once."""
