@@ -27,7 +27,7 @@ _NEXT = (
     " WHERE d.grp = ? AND d.state = ? ORDER BY d.rank, d.at, d.id LIMIT ?"
 )
 _TAKE = (
-    "UPDATE delivery SET state = ?, rank = 0, at = ?, claims = claims + 1, owner = ?"
+    "UPDATE delivery SET state = ?, rank = 0, at = ?, claims = claims + 1, expires = NULL, owner = ?"
     " WHERE grp = ? AND state = ? AND rank = ? AND at = 0 AND id = ?"
 )
 
