@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, TypedDict, Unpack
 
@@ -93,31 +93,34 @@ class OpenQueue:
             BadEventError: The value does not fit the queue's type; nothing was published.
             OverloadedError: The queue is full.
         """
-        return self._broker.publish(self.name, [self._outgoing(value, about)])[0]
+        return self._broker.publish(self.name, self._outgoing([value], about))[0]
 
     def publish_many(self, values: Iterable[Any], **about: Unpack[About]) -> list[Confirmed]:
         """Publish many messages at once, which is much faster than one by one; `about` holds for each of them."""
         if "id" in about:
             what = "several messages cannot have one id"
             raise BadEventError(what, fix="queue.publish(value, id=…) for each", field="id")
-        return self._broker.publish(self.name, [self._outgoing(value, about) for value in values])
+        return self._broker.publish(self.name, self._outgoing(list(values), about))
 
-    def _outgoing(self, value: Any, about: About) -> Outgoing:
+    def _outgoing(self, values: Sequence[Any], about: About) -> list[Outgoing]:
         if unknown := sorted(set(about) - set(About.__annotations__)):
             known = f"it can have: {', '.join(About.__annotations__)}"
             raise BadEventError(f"a message has no attribute {unknown[0]!r}", detail=known, field=unknown[0])
         delay, ttl, trace = about.get("delay"), about.get("ttl"), about.get("traceparent")
-        return Outgoing(
-            self._bodies.encode(value),
-            id=about.get("id"),
-            words=about.get("words", ""),
-            key=self._key(value, about.get("key")),
-            headers=checked_headers(about.get("headers") or {}),
-            priority=about.get("priority", 0),
-            delay=duration(delay) if delay is not None else timedelta(0),
-            ttl=None if ttl is None else duration(ttl),
-            traceparent=None if trace is None else checked_traceparent(trace),
-        )
+        same: dict[str, Any] = {
+            "id": about.get("id"),
+            "words": about.get("words", ""),
+            "headers": checked_headers(about.get("headers") or {}),
+            "priority": about.get("priority", 0),
+            "delay": duration(delay) if delay is not None else timedelta(0),
+            "ttl": None if ttl is None else duration(ttl),
+            "traceparent": None if trace is None else checked_traceparent(trace),
+        }
+        bodies = self._bodies.encode_many(values)
+        return [
+            Outgoing(body, key=self._key(value, about.get("key")), **same)
+            for body, value in zip(bodies, values, strict=True)
+        ]
 
     def _key(self, value: Any, given: Any) -> str | None:
         field = self.definition.key
