@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, TypedDict, Unpack
 
@@ -13,6 +13,7 @@ from headwater.events import checked_headers, checked_traceparent, to_row
 from headwater.queues.body import Bodies, key_text
 from headwater.queues.message import Message
 from headwater.queues.protocol import Broker, Confirmed, DeadLetter, GroupCounts, Outgoing, Receiver
+from headwater.queues.repair import edited
 from headwater.units import duration
 
 __all__ = ["About", "OpenQueue", "seconds_of"]
@@ -92,31 +93,34 @@ class OpenQueue:
             BadEventError: The value does not fit the queue's type; nothing was published.
             OverloadedError: The queue is full.
         """
-        return self._broker.publish(self.name, [self._outgoing(value, about)])[0]
+        return self._broker.publish(self.name, self._outgoing([value], about))[0]
 
     def publish_many(self, values: Iterable[Any], **about: Unpack[About]) -> list[Confirmed]:
         """Publish many messages at once, which is much faster than one by one; `about` holds for each of them."""
         if "id" in about:
             what = "several messages cannot have one id"
             raise BadEventError(what, fix="queue.publish(value, id=…) for each", field="id")
-        return self._broker.publish(self.name, [self._outgoing(value, about) for value in values])
+        return self._broker.publish(self.name, self._outgoing(list(values), about))
 
-    def _outgoing(self, value: Any, about: About) -> Outgoing:
+    def _outgoing(self, values: Sequence[Any], about: About) -> list[Outgoing]:
         if unknown := sorted(set(about) - set(About.__annotations__)):
             known = f"it can have: {', '.join(About.__annotations__)}"
             raise BadEventError(f"a message has no attribute {unknown[0]!r}", detail=known, field=unknown[0])
         delay, ttl, trace = about.get("delay"), about.get("ttl"), about.get("traceparent")
-        return Outgoing(
-            self._bodies.encode(value),
-            id=about.get("id"),
-            words=about.get("words", ""),
-            key=self._key(value, about.get("key")),
-            headers=checked_headers(about.get("headers") or {}),
-            priority=about.get("priority", 0),
-            delay=duration(delay) if delay is not None else timedelta(0),
-            ttl=None if ttl is None else duration(ttl),
-            traceparent=None if trace is None else checked_traceparent(trace),
-        )
+        same: dict[str, Any] = {
+            "id": about.get("id"),
+            "words": about.get("words", ""),
+            "headers": checked_headers(about.get("headers") or {}),
+            "priority": about.get("priority", 0),
+            "delay": duration(delay) if delay is not None else timedelta(0),
+            "ttl": None if ttl is None else duration(ttl),
+            "traceparent": None if trace is None else checked_traceparent(trace),
+        }
+        bodies = self._bodies.encode_many(values)
+        return [
+            Outgoing(body, key=self._key(value, about.get("key")), **same)
+            for body, value in zip(bodies, values, strict=True)
+        ]
 
     def _key(self, value: Any, given: Any) -> str | None:
         field = self.definition.key
@@ -159,9 +163,22 @@ class OpenQueue:
         """Dead letters, oldest first, with reason, stack and history."""
         return self._broker.dead(self.name, group)
 
-    def retry(self, letters: Sequence[DeadLetter] | None = None) -> int:
-        """Put dead letters back in line, all of them if none are given; how many there were."""
-        return self._broker.revive(self.name, list(self.dead()) if letters is None else letters)
+    def retry(
+        self, letters: Iterable[DeadLetter] | None = None, *, edit: Mapping[str, Any] | None = None
+    ) -> int:
+        """Put dead letters back in line, for another round of attempts; how many there were.
+
+        Args:
+            letters: Which; all of them, if left out.
+            edit: New values for fields of their messages; `a.b` is the field `b` in `a`.
+
+        Raises:
+            BadEventError: A message would not fit the queue's type after the edit; none was put back.
+        """
+        chosen = list(self.dead() if letters is None else letters)
+        return self._broker.revive(
+            self.name, [edited(self.definition, letter, edit or {}) for letter in chosen]
+        )
 
     def close(self) -> None:
         """Stop receiving; what was received and not settled goes to others at once."""

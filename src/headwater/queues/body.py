@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -46,13 +47,13 @@ class Bodies:
         Raises:
             BadEventError: It does not fit the type, or holds what JSON cannot.
         """
+        return self.encode_many([value])[0]
+
+    def encode_many(self, values: Sequence[Any]) -> list[bytes]:
+        """The same for many at once; one that does not fit keeps all out."""
         if self._codec is not None:
-            return self._codec.to_json(self._codec.encode([value]))[0]
-        row = to_row(value)
-        try:
-            return msgspec.json.encode(json_form(row))
-        except ValueError as error:
-            raise BadEventError(f"{shown(value)} cannot be a message: {error}") from None
+            return self._codec.to_json(self._codec.encode(values))
+        return list(map(_encoded, values))
 
     def decode(self, body: bytes) -> Any:
         """The value of a body.
@@ -65,6 +66,13 @@ class Bodies:
         else:
             row = _decoded(body)
         return row if self._as is None else from_row(self._as, row)
+
+
+def _encoded(value: Any) -> bytes:
+    try:
+        return msgspec.json.encode(json_form(to_row(value)))
+    except ValueError as error:
+        raise BadEventError(f"{shown(value)} cannot be a message: {error}") from None
 
 
 def _decoded(body: bytes) -> Any:

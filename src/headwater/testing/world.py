@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -21,7 +21,7 @@ from headwater.errors import HeadwaterError
 from headwater.events import ManualClock, Receipt
 from headwater.log import EventLog, Receipts
 from headwater.log.upkeep import Upkeep
-from headwater.queues import DeclaredQueue
+from headwater.queues.asking import Answering
 from headwater.store import Counts, SqliteStore
 from headwater.workers import Crew
 
@@ -62,7 +62,7 @@ def run(app: App, *, now: datetime | str | None = None, rows: int = 400_000) -> 
         around = Surroundings(log.folder, log, store, clock, rows=rows, wait=_WAIT)
         engine = Engine(graph, lambda: shared_spark().session, around)
         engine.start()
-        world = World(engine, around, log, clock, tuple(app.queues.values()))
+        world = World(engine, around, log, clock, app)
         try:
             yield world
         finally:
@@ -94,12 +94,7 @@ class World:
     """
 
     def __init__(
-        self,
-        engine: Engine,
-        around: Surroundings,
-        log: EventLog,
-        clock: ManualClock,
-        queues: Sequence[DeclaredQueue] = (),
+        self, engine: Engine, around: Surroundings, log: EventLog, clock: ManualClock, app: App
     ) -> None:
         self._engine = engine
         self._around = around
@@ -107,10 +102,12 @@ class World:
         self.clock = clock
         self.data = around.data
         self.client: Client = connect(around.data, clock=clock)
-        for queue in queues:
+        for queue in app.queues.values():
             self.client.broker.declare(queue.definition)
-        workers = [worker for queue in queues for worker in queue.workers]
+        workers = [worker for queue in app.queues.values() for worker in queue.workers]
         self._crew = Crew(self.client.broker, workers) if workers else None
+        answers = list(app.answers.values())
+        self._answering = Answering(self.data, answers) if answers else None
 
     def send(self, topic: str, *events: Any) -> Receipts:
         """Append events to a topic, in this order."""
@@ -176,6 +173,8 @@ class World:
         """Let go of files."""
         if self._crew is not None:
             self._crew.stop()
+        if self._answering is not None:
+            self._answering.close()
         self.client.close()
 
     def crash(self, point: str) -> None:
