@@ -12,7 +12,7 @@ from headwater.log.definition import check_name, same_file
 from headwater.pipelines import Function, Graph, Kind, Late, Pipeline, Wanted
 from headwater.pipelines.declaring import check_free
 from headwater.pipelines.options import Columns, TopicOptions, ViewOptions
-from headwater.queues import DeclaredQueue, Queue, QueueOptions
+from headwater.queues import DeclaredQueue, Feed, Into, Queue, QueueOptions
 from headwater.queues.asking import Answer
 
 __all__ = ["App", "TopicOptions", "ViewOptions"]
@@ -50,6 +50,7 @@ class App:
         self._pipelines: dict[str, Pipeline] = {}
         self._queues: dict[str, DeclaredQueue] = {}
         self._answers: dict[str, Answer] = {}
+        self._feeds: list[Feed] = []
 
     @property
     def topics(self) -> dict[str, Topic]:
@@ -70,6 +71,11 @@ class App:
     def answers(self) -> dict[str, Answer]:
         """All functions that answer questions, by subject."""
         return dict(self._answers)
+
+    @property
+    def feeds(self) -> tuple[Feed, ...]:
+        """What is carried between topics and queues."""
+        return tuple(self._feeds)
 
     def topic(self, name: str, type_: object, /, **options: Unpack[TopicOptions]) -> Topic:
         """Declare a topic.
@@ -132,6 +138,40 @@ class App:
         kind = type_ if isinstance(type_, type) else None
         self._queues[name] = DeclaredQueue(definition, kind, groups_given="groups" in options)
         return self._queues[name]
+
+    def feed(self, source: Topic | Pipeline | DeclaredQueue, target: DeclaredQueue | Topic, /) -> Feed:
+        """Declare that a topic feeds a queue, or a queue a topic: each event, or message, is carried on once.
+
+        A queue gives every message to the topic, beside what its workers get. A message that does not fit the topic's
+        type is a dead letter.
+
+        Args:
+            source: A topic, a stream of this app, or a queue.
+            target: A queue, if the source is a topic; else a topic.
+
+        Raises:
+            BadAppError: They are not one topic and one queue of this app.
+
+        Example:
+            >>> app = App("shop")
+            >>> orders, parcels = app.topic("orders", "order_id string"), app.queue("parcels")
+            >>> app.feed(orders, parcels).name
+            'orders to parcels'
+        """
+        place = Place.of_caller()
+        leads = Into.TOPIC if isinstance(source, DeclaredQueue) else Into.QUEUE
+        topic, queue = (source, target) if leads is Into.QUEUE else (target, source)
+        fits = isinstance(topic, Topic) or (isinstance(topic, Pipeline) and topic.kind is Kind.STREAM)
+        if not fits or not isinstance(queue, DeclaredQueue):
+            what = f"a feed leads from a topic to a queue, or back, not from {source!r} to {target!r}"
+            raise BadAppError(what, fix="app.feed(orders, parcels)", place=place)
+        made = Feed(source.name, target.name, leads, place)
+        if made in self._feeds:
+            raise BadAppError(f'app "{self.name}" declares the feed {made.name} twice', place=place)
+        if leads is Into.TOPIC:
+            queue.feed(made)
+        self._feeds.append(made)
+        return made
 
     def answer(
         self, subject: str, /, *, threads: int = 4, processes: int | None = None, limit: int = 1_000

@@ -16,7 +16,7 @@ from headwater.errors import Place
 from headwater.events import to_ddl
 from headwater.log import Topic, Values
 from headwater.pipelines import Correct, Graph, Pipeline
-from headwater.queues import DeclaredQueue, Worker
+from headwater.queues import DeclaredQueue, Feed, Worker
 from headwater.queues.asking import Answer
 from headwater.store import ViewTable
 from headwater.survey import Survey
@@ -81,6 +81,7 @@ class Plan:
     survey: Survey | None = None
     queues: tuple[DeclaredQueue, ...] = ()
     answers: tuple[Answer, ...] = ()
+    feeds: tuple[Feed, ...] = ()
 
     @classmethod
     def of(cls, app: App) -> Plan:
@@ -91,7 +92,7 @@ class Plan:
             CycleError: Pipelines read one another.
         """
         queues, answers = tuple(app.queues.values()), tuple(app.answers.values())
-        return cls(app.name, app.resolve(), queues=queues, answers=answers)
+        return cls(app.name, app.resolve(), queues=queues, answers=answers, feeds=app.feeds)
 
     def with_survey(self, survey: Survey) -> Plan:
         """The same plan with what is there already."""
@@ -128,6 +129,10 @@ class Plan:
             "edges": [edge._asdict() for edge in self.graph.edges],
             "queues": [_queue_document(queue) for queue in self.queues],
             "answers": [_answer_document(answer) for answer in self.answers],
+            "feeds": [
+                {"source": feed.source, "target": feed.target, "place": _shown(feed.place)}
+                for feed in self.feeds
+            ],
             "there": self.survey and self.survey.document(),
         }
 
@@ -164,6 +169,7 @@ class Plan:
         blocks += [list(self._pipeline_lines(pipeline)) for pipeline in self.graph.pipelines]
         blocks += [list(_queue_lines(queue)) for queue in self.queues]
         blocks += [[_heading("answer", answer.subject, answer.place)] for answer in self.answers]
+        blocks += [[_heading("feed", feed.name, feed.place)] for feed in self.feeds]
         return [line for block in blocks if block for line in (*block, "")][:-1]
 
     def tree(self) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any, TypedDict, TypeVar, overload
 from headwater.errors import BadWorkerError
 from headwater.log import Durability, Overload
 from headwater.queues.definition import Group, Queue, Retry
+from headwater.queues.feed import Feed
 from headwater.queues.worker import Worker
 
 __all__ = ["DeclaredQueue", "QueueOptions"]
@@ -62,6 +63,7 @@ class DeclaredQueue:
         self._type = type_
         self._groups_given = groups_given
         self._workers: list[Worker] = []
+        self._feeds: list[Feed] = []
 
     @property
     def name(self) -> str:
@@ -75,12 +77,18 @@ class DeclaredQueue:
 
     @property
     def definition(self) -> Queue:
-        """What the broker is told; the groups are those of the workers, unless the user named groups."""
-        named = dict.fromkeys(worker.group for worker in self._workers)
-        if self._groups_given or not named:
+        """What the broker is told; the groups are those of workers and feeds, unless the user named groups."""
+        named = {group.name: group for group in self._definition.groups if self._groups_given}
+        own = [worker.group for worker in self._workers] + [feed.group for feed in self._feeds]
+        named = {name: Group(name) for name in own} | named
+        if not own:
             return self._definition
         given = (self._definition.given or frozenset()) | {"groups"}
-        return replace(self._definition, groups=tuple(map(Group, named)), given=given)
+        return replace(self._definition, groups=tuple(named.values()), given=given)
+
+    def feed(self, feed: Feed) -> None:
+        """Also give every message to a topic, through a group of its own."""
+        self._feeds.append(feed)
 
     @overload
     def worker(self, function: F, /) -> F: ...

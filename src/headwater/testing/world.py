@@ -105,7 +105,7 @@ class World:
         for queue in app.queues.values():
             self.client.broker.declare(queue.definition)
         workers = [worker for queue in app.queues.values() for worker in queue.workers]
-        self._crew = Crew(self.client.broker, workers) if workers else None
+        self._crew = Crew(self.client, workers, app.feeds) if workers or app.feeds else None
         answers = list(app.answers.values())
         self._answering = Answering(self.data, answers) if answers else None
 

@@ -16,10 +16,13 @@ from pathlib import Path
 import msgspec
 
 from headwater.app import App
+from headwater.client import Client
 from headwater.errors import HeadwaterError
+from headwater.events import SystemClock
 from headwater.loading import load_app
+from headwater.log.places import open_log
 from headwater.profiles import Profile, read_profile
-from headwater.queues import Worker, broker_place, open_broker
+from headwater.queues import Feed, Worker, broker_place
 from headwater.queues.asking import Answer, Answering
 from headwater.workers.crew import Crew
 
@@ -59,6 +62,10 @@ class Order(msgspec.Struct, frozen=True):
             return [one for one in workers if (one.queue, one.name) == (self.queue, self.worker)]
         return [one for one in workers if not one.processes]
 
+    def feeds(self, app: App) -> list[Feed]:
+        """What this process carries between topics and queues."""
+        return [] if self.worker or self.subject else list(app.feeds)
+
     def answers(self, app: App) -> list[Answer]:
         """What this process answers."""
         if self.worker or self.subject:
@@ -81,7 +88,7 @@ def shares(app: App) -> list[dict[str, str]]:
     workers = [worker for queue in app.queues.values() for worker in queue.workers]
     answers = app.answers.values()
     own = [one.processes for one in workers] + [one.processes for one in answers]
-    shared: list[dict[str, str]] = [] if all(own) else [{}]
+    shared: list[dict[str, str]] = [] if all(own) and not app.feeds else [{}]
     shared += [{"subject": one.subject} for one in answers for _ in range(one.processes)]
     return shared + [
         {"queue": one.queue, "worker": one.name} for one in workers for _ in range(one.processes)
@@ -105,13 +112,13 @@ def main(argument: str) -> int:
 def _run(order: Order, data: Path, node: int) -> None:
     ended = threading.Event()
     app = load_app(order.app)
-    broker = open_broker(broker_place(order.places(), data))
-    crew = Crew(broker, order.chosen(app))
+    client = _client(order.places(), data)
+    crew = Crew(client, order.chosen(app), order.feeds(app))
     _end_with_parent(ended, crew.failed)
     answering = contextlib.ExitStack()
     try:
         for queue in app.queues.values():
-            broker.declare(queue.definition)
+            client.broker.declare(queue.definition)
         crew.start()
         if answers := order.answers(app):
             answering.enter_context(Answering(data, answers))
@@ -122,7 +129,13 @@ def _run(order: Order, data: Path, node: int) -> None:
     finally:
         answering.close()
         crew.stop()
-        broker.close()
+        client.close()
+
+
+def _client(profile: Profile, data: Path) -> Client:
+    """Events and messages, where a profile has them."""
+    log = open_log(profile.log.resolved() if profile.log else str(data))
+    return Client(log, SystemClock(), queues=broker_place(profile, data))
 
 
 def _end_with_parent(ended: threading.Event, wake: threading.Event) -> None:
