@@ -269,3 +269,36 @@ def test_over_http_the_error_says_to_use_the_folder(tmp_path):
                 call()
             assert error.value.code == "BAD_SETTING"
             assert "folder" in error.value.fix
+
+
+def test_a_question_waits_until_a_dead_worker_is_replaced(client, tmp_path, answer):
+    process = begun(tmp_path)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    (left,) = (tmp_path / "answers" / "it").iterdir()
+    socket = Path(left.read_text())
+    assert socket.exists()
+    with ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(client.ask, "it", 1, timeout=LONG)
+        while left.exists():
+            time.sleep(0.01)
+        answer(lambda question: question + 1)
+        assert asked.result(LONG) == 2
+    assert not socket.parent.exists()
+
+
+def test_a_client_that_is_closed_ends_its_questions(tmp_path, answer):
+    release, seen = threading.Event(), threading.Event()
+
+    def busy(question):
+        seen.set()
+        release.wait(LONG)
+
+    answer(busy)
+    client = hw.connect(tmp_path)
+    with ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(client.ask, "it", 1, timeout=LONG)
+        seen.wait(LONG)
+        client.close()
+        assert isinstance(asked.exception(LONG), NoAnswerError)
+        release.set()

@@ -16,17 +16,16 @@ def test_workers_run_when_the_world_settles_and_retries_follow_its_clock():
         if email["to"] == "bob":
             raise ConnectionError("no line")
 
-    with run(app) as world:
-        with world.queue("emails") as queue:
-            queue.publish({"to": "ada"}), queue.publish({"to": "bob"})
-            assert seen == []
-            world.settle()
-            assert seen == [("ada", 1), ("bob", 1)]
-            world.advance("9 seconds")
-            world.settle()
-            assert len(seen) == 2
-            world.advance("1 second")
-            world.settle()
-            (letter,) = queue.dead()
+    with run(app) as world, world.queue("emails") as queue:
+        queue.publish({"to": "ada"}), queue.publish({"to": "bob"})
+        assert seen == []
+        world.settle()
+        assert seen == [("ada", 1), ("bob", 1)]
+        world.advance("9 seconds")
+        world.settle()
+        assert len(seen) == 2
+        world.advance("1 second")
+        world.settle()
+        (letter,) = queue.dead()
     assert seen[2:] == [("bob", 2)]
     assert letter.why == "failed"

@@ -192,7 +192,10 @@ def _until_current(app: str | None, folder: Path, rebuild: tuple[str, ...], opti
 
     if app is None:
         raise UsageError("there is nothing to run", fix="headwater run app.py --until-current")
-    _loaded(app)
+    if not _loaded(app).pipelines:
+        raise UsageError(
+            "the app has no pipelines, so there is nothing to bring up to date", fix=f"headwater run {app}"
+        )
     output.note("Spark is starting")
     catch_up(app, folder, rebuild, profile=options.profile, tell=output.note)
     output.record({"current": True, "folder": str(folder)}, ["all pipelines have read the log to its end"])

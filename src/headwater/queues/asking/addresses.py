@@ -23,9 +23,9 @@ class Addresses:
     Example:
         >>> import tempfile
         >>> addresses = Addresses(Path(tempfile.mkdtemp()))
-        >>> file = addresses.add("prices.quote", "/tmp/socket")
+        >>> file = addresses.add("prices.quote", "nowhere/socket")
         >>> list(addresses.of("prices.quote").values())
-        ['/tmp/socket']
+        ['nowhere/socket']
         >>> addresses.remove(file); addresses.of("prices.quote")
         {}
     """
@@ -51,7 +51,11 @@ class Addresses:
         return (folder / f".{name}").rename(folder / name)
 
     def remove(self, file: Path) -> None:
-        """Nobody answers there any more."""
+        """Nobody answers there any more; the socket goes too, if whoever listened on it left it behind."""
+        with contextlib.suppress(OSError):
+            address = Path(file.read_text())
+            address.unlink(missing_ok=True)
+            address.parent.rmdir()
         file.unlink(missing_ok=True)
 
     def watch(self, subject: str) -> Wakeup:

@@ -62,9 +62,9 @@ class Answering:
 
     def close(self, grace: float = 10.0) -> None:
         """Take no more questions; what is being answered may finish within `grace` seconds."""
+        self._closed = True
         for file in self._files:
             self._addresses.remove(file)
-        self._closed = True
         with contextlib.suppress(OSError):
             self._listening.shutdown(socket.SHUT_RDWR)
         self._listening.close()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import random
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from headwater.queues.asking.wire import Ask, Line, Reply, hung_up
 
 __all__ = ["Asker", "Gathered", "Question"]
 
+logger = logging.getLogger("headwater.asking")
 _AT_ONCE: Final = 64
 
 
@@ -58,6 +60,7 @@ class Asker:
     def __init__(self, data: Path) -> None:
         self._addresses = Addresses(data)
         self._idle: dict[str, list[Line]] = {}
+        self._lines: set[Line] = set()
         self._busy: dict[str, int] = {}
         self._lock = threading.Lock()
 
@@ -91,9 +94,9 @@ class Asker:
         return Gathered(answers, dict(sorted(errors.items())))
 
     def close(self) -> None:
-        """End all connections."""
+        """End all connections; questions under way are cancelled."""
         with self._lock:
-            lines = [line for idle in self._idle.values() for line in idle]
+            lines = list(self._lines)
             self._idle = {}
         for line in lines:
             line.close()
@@ -106,39 +109,39 @@ class Asker:
 
     # -- connections ---------------------------------------------------------------------------------------------
 
-    def found(self, subject: str, deadline: float) -> dict[Path, str]:
-        """Where a subject is answered; waits until it is, up to the deadline."""
+    def found(self, subject: str, tried: Collection[str], deadline: float) -> dict[Path, str]:
+        """Where a subject is answered and was not asked yet; if nobody answers at all, waits for somebody who will."""
         found = self._addresses.of(subject)
-        if found or time.monotonic() >= deadline:
-            return found
-        with contextlib.closing(self._addresses.watch(subject)) as coming:
-            while not (found := self._addresses.of(subject)) and time.monotonic() < deadline:
-                coming.wait(deadline - time.monotonic())
-        return found
+        if not found:
+            with contextlib.closing(self._addresses.watch(subject)) as coming:
+                while not (found := self._addresses.of(subject)) and time.monotonic() < deadline:
+                    coming.wait(deadline - time.monotonic())
+        return {file: address for file, address in found.items() if address not in tried}
 
-    def connected(self, places: dict[Path, str]) -> tuple[str, Line] | None:
+    def connected(self, places: dict[Path, str], deadline: float) -> tuple[str, Line | None]:
         """A connection to the one of these places that has least to do for us; None when nobody is there."""
-        left = dict(places)
-        while left:
-            with self._lock:
-                file, address = min(left.items(), key=lambda at: (self._busy.get(at[1], 0), random.random()))
-                self._busy[address] = self._busy.get(address, 0) + 1
-            line = self._line(address)
-            if line is not None:
-                return address, line
-            self.released(address, None)
+        with self._lock:
+            file, address = min(places.items(), key=lambda at: (self._busy.get(at[1], 0), random.random()))
+            self._busy[address] = self._busy.get(address, 0) + 1
+        try:
+            return address, self._line(address, deadline)
+        except (ConnectionRefusedError, FileNotFoundError):
             self._addresses.remove(file)  # whoever left it there has died
-            del left[file]
-        return None
+        except OSError as error:
+            logger.warning("cannot ask at %s: %s", address, error)
+        self.released(address, None)
+        return address, None
 
-    def released(self, address: str, line: Line | None) -> None:
-        """A question is over; its connection can be used again, if there is one."""
+    def released(self, address: str, line: Line | None, *, usable: bool = False) -> None:
+        """A question is over; its connection can be used again, unless something may still come on it."""
         with self._lock:
             self._busy[address] -= 1
-            if line is not None:
+            if line is not None and usable:
                 self._idle.setdefault(address, []).append(line)
+            elif line is not None:
+                self._lines.discard(line)
 
-    def _line(self, address: str) -> Line | None:
+    def _line(self, address: str, deadline: float) -> Line:
         while True:
             with self._lock:
                 idle = self._idle.get(address)
@@ -147,14 +150,19 @@ class Asker:
                 break
             if not hung_up(line.connection):
                 return line
+            with self._lock:
+                self._lines.discard(line)
             line.close()
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        line = Line(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         try:
-            connection.connect(address)
+            line.limit(deadline)
+            line.connection.connect(address)
         except OSError:
-            connection.close()
-            return None
-        return Line(connection)
+            line.close()
+            raise
+        with self._lock:
+            self._lines.add(line)
+        return line
 
 
 class Question:
@@ -180,27 +188,31 @@ class Question:
 
     def answer(self) -> Any:
         """Ask, and wait for the answer."""
-        places = self._asker.found(self._subject, self._deadline)
-        while not self._cancelled and (connected := self._asker.connected(places)) is not None:
-            address, line = connected
+        tried: list[str] = []
+        error: HeadwaterError | None = None
+        while not self._cancelled:
+            places = self._asker.found(self._subject, tried, self._deadline)
+            if not places:
+                break
+            address, line = self._asker.connected(places, self._deadline)
+            tried.append(address)
+            if line is None:
+                continue
             reply = self._replied(address, line)
             if reply.problem is None:
                 return self._result(bytes(reply.value))
             error = HeadwaterError.from_problem(reply.problem)
-            places = {file: at for file, at in places.items() if at != address}
-            elsewhere = isinstance(error, OverloadedError | NoAnswerError) and places
-            if not elsewhere:
-                raise error
-        raise self._unanswered("nobody answers on it", sent=False)
+            if not isinstance(error, OverloadedError | NoAnswerError):
+                break  # others would say the same
+        raise error or self._unanswered("nobody answers on it", sent=False)
 
     def _replied(self, address: str, line: Line) -> Reply:
         """What came back. A connection on which something is still to come is not used again."""
-        left = self._deadline - time.monotonic()
         self._line, usable = line, False
         try:
-            line.connection.settimeout(max(0.001, left))
-            line.send(Ask(1, self._subject, msgspec.Raw(self._value), left))
-            document = line.receive()
+            line.limit(self._deadline)
+            line.send(Ask(1, self._subject, msgspec.Raw(self._value), self._deadline - time.monotonic()))
+            document = line.receive(self._deadline)
             if document is None:
                 raise self._unanswered(
                     "whoever was to answer ended, or did not come to it in time", sent=True
@@ -213,9 +225,9 @@ class Question:
             raise self._unanswered("whoever was to answer ended", sent=True) from None
         finally:
             self._line = None
+            self._asker.released(address, line, usable=usable)
             if not usable:
                 line.close()
-            self._asker.released(address, line if usable else None)
 
     def _result(self, body: bytes) -> Any:
         value = msgspec.json.decode(body)

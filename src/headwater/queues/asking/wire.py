@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
+import time
 from typing import Any, Final
 
 import msgspec
@@ -15,6 +16,7 @@ __all__ = ["Ask", "Line", "Reply", "hung_up"]
 
 _LARGEST: Final = 16 << 20
 _PIECE: Final = 1 << 16
+_SHORTEST: Final = 0.001  # seconds; 0 would mean not to wait at all
 
 
 class Ask(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -55,13 +57,17 @@ class Line:
             )
         self.connection.sendall(data + b"\n")
 
-    def receive(self) -> bytes | None:
+    def receive(self, deadline: float | None = None) -> bytes | None:
         """The next document; None when the other side is gone.
 
+        Args:
+            deadline: How long to wait for it, on the monotonic clock; None waits for ever.
+
         Raises:
-            TimeoutError: None came within the connection's time limit.
+            TimeoutError: It did not come in time.
         """
         while (end := self._rest.find(b"\n")) < 0:
+            self.limit(deadline)
             piece = self.connection.recv(_PIECE)
             if not piece or len(self._rest) > _LARGEST + _PIECE:
                 return None
@@ -69,6 +75,11 @@ class Line:
         document = bytes(self._rest[:end])
         del self._rest[: end + 1]
         return document
+
+    def limit(self, deadline: float | None) -> None:
+        """Let what follows take until the deadline at most."""
+        left = None if deadline is None else max(_SHORTEST, deadline - time.monotonic())
+        self.connection.settimeout(left)
 
     def close(self) -> None:
         """End the connection, also under a reader in another thread."""
