@@ -12,6 +12,7 @@ import fcntl
 import os
 import secrets
 import sqlite3
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -38,6 +39,9 @@ from headwater.queues.embedded.transaction import Transaction
 __all__ = ["QueueFile"]
 
 T = TypeVar("T")
+# SQLite's locks belong to a process: a child that is forked has their records, but not the locks.
+_open_here: weakref.WeakSet[QueueFile] = weakref.WeakSet()
+_open_in_parent: set[Path] = set()
 _NAME: Final = "messages.db"
 _BUSY: Final = (
     30.0  # seconds; our own processes take turns by a lock, so only another program can make us wait
@@ -63,6 +67,7 @@ class QueueFile:
     def __init__(self, folder: Path, clock: Clock, wanted: Queue | None = None) -> None:
         self.path = folder / _NAME
         self.clock = clock
+        self._refuse_forked()
         if wanted is not None:
             _make(folder, wanted)
         with _translated(self.path):
@@ -81,6 +86,15 @@ class QueueFile:
         self._unsafe = False
         self._door = Door(self._commit, Overload(), count=lambda decisions: None)
         self._sync_door = Door(self._sync, Overload(), count=lambda decisions: None)
+        _open_here.add(self)
+
+    def _refuse_forked(self) -> None:
+        if self.path in _open_in_parent:
+            raise UsageError(
+                "this process was forked from one that has the queue open",
+                detail="its file is locked by process: a copy of a process would damage it",
+                fix='start it afresh, such as multiprocessing.get_context("spawn")',
+            )
 
     @staticmethod
     def there(folder: Path) -> bool:
@@ -139,6 +153,7 @@ class QueueFile:
         """
         if self._closed:
             raise UsageError("the broker is closed", fix="open it again")
+        self._refuse_forked()
         outcome: T = self._door.pass_through(Entry(step, rows)).outcome
         return outcome
 
@@ -204,6 +219,7 @@ class QueueFile:
         if self._closed:
             return
         self._closed = True
+        _open_here.discard(self)
         self._door.close()
         self._sync_door.close()
         self.bell.close()
@@ -212,6 +228,13 @@ class QueueFile:
         for handle in (self._lock, self._wal):
             if handle >= 0:
                 os.close(handle)
+
+
+def _after_fork() -> None:
+    _open_in_parent.update(file.path for file in _open_here)
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _make(folder: Path, queue: Queue) -> None:
