@@ -104,10 +104,8 @@ class TestTheFile:
             receiver, deliveries = taken(broker, group=group)
             receiver.ack(deliveries)
         pass_time(2)
-        broker.publish("q", [Outgoing(b"1")] * 40)
-        for group in "ab":
-            receiver, deliveries = taken(broker, group=group)
-            receiver.ack(deliveries)
+        for _ in range(64):
+            broker.counts("q")
         for table in ("message", "delivery", "line", "expiry", "seen", "attempt", "dead"):
             assert stored(tmp_path, f"SELECT count(*) FROM {table}") == [(0,)], table
 

@@ -34,6 +34,7 @@ from headwater.queues.definition import Queue, brought_up
 from headwater.queues.embedded.bell import Bell
 from headwater.queues.embedded.queue_time import QueueTime
 from headwater.queues.embedded.tables import migrate
+from headwater.queues.embedded.tidying import tidy
 from headwater.queues.embedded.transaction import Transaction
 
 __all__ = ["QueueFile"]
@@ -47,8 +48,7 @@ _BUSY: Final = (
     30.0  # seconds; our own processes take turns by a lock, so only another program can make us wait
 )
 _SHARED_MEMORY: Final = Path("/dev/shm")
-# Free pages are given back to the file system once they are this many and more than half of the file.
-_FREE_PAGES: Final = 2_048
+_TIDY_EVERY: Final = 64  # transactions
 _CHECKPOINT_PAGES: Final = 2_000
 
 
@@ -130,6 +130,10 @@ class QueueFile:
             self._connection.executemany("INSERT OR IGNORE INTO grp (name) VALUES (?)", names)
         elif self._connection.execute("PRAGMA user_version").fetchone() == (0,):
             raise UnknownQueueError(f'no queue "{self.path.parent.name}"', detail="it was never declared")
+        return self._current()
+
+    def _current(self) -> Queue:
+        """The definition that is stored; inside a transaction."""
         found = self._read()
         if found is None:
             raise DamagedError("a queue's file has no definition", detail=str(self.path))
@@ -164,7 +168,7 @@ class QueueFile:
 
     def _commit(self, entries: list[Entry]) -> None:
         with self._locked():
-            self._queue = self._define(None)
+            self._queue = self._current()
             now, wall = self.time.micros(), self.clock.micros()
             transaction = Transaction(self._connection, self._queue, self._groups, now, wall)
             for entry in entries:
@@ -174,8 +178,8 @@ class QueueFile:
                     entry.error = error
             transaction.write_counts()
             self._commits += 1
-            if self._commits % 64 == 0:
-                _tidy(transaction)
+            if self._commits % _TIDY_EVERY == 0:
+                tidy(transaction)
         if transaction.rings:
             self.bell.ring()
         if transaction.roomier and self._queue.limit is not None:
@@ -263,14 +267,6 @@ def _connect(path: Path) -> sqlite3.Connection:
     ):
         connection.execute(f"PRAGMA {setting}").fetchall()
     return connection
-
-
-def _tidy(transaction: Transaction) -> None:
-    """Give pages that acknowledged messages have left back to the file system, a few at a time."""
-    (free,) = transaction.row("PRAGMA freelist_count", ())
-    if free >= _FREE_PAGES and free * 2 > transaction.row("PRAGMA page_count", ())[0]:
-        for _ in range(_FREE_PAGES // 4):  # Python runs only the first step of this statement, which is one page
-            transaction.execute("PRAGMA incremental_vacuum(1)")
 
 
 @contextlib.contextmanager
