@@ -1,0 +1,342 @@
+"""What a receiver does, in the event loop: takes messages of one group from RabbitMQ, and settles them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import random
+import uuid
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from headwater.errors import HeadwaterError, UnreachableError
+from headwater.queues.choosing import Chooser
+from headwater.queues.definition import Queue
+from headwater.queues.protocol import Attempt, Delivery, Settled
+from headwater.queues.rabbitmq.envelope import Envelope
+from headwater.queues.rabbitmq.forwarding import Forwarding
+from headwater.queues.rabbitmq.link import LOST, Link, driver
+from headwater.queues.rabbitmq.names import group_queue
+from headwater.queues.rabbitmq.tally import Tally
+
+if TYPE_CHECKING:
+    from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
+
+__all__ = ["Inbox"]
+
+logger = logging.getLogger("headwater.rabbitmq")
+_CHANCE: Final = random.Random()
+
+
+@dataclass
+class _Held:
+    """A message that is with the caller."""
+
+    envelope: Envelope
+    incoming: AbstractIncomingMessage
+    attempt: int
+    timer: asyncio.TimerHandle
+
+
+class Inbox:
+    """Messages of one group that RabbitMQ has sent, and those that are with the caller.
+
+    RabbitMQ gives a message to a channel until that ends, without a time. The time for which a message is the caller's
+    is kept here: when it is over, the message goes back to the line.
+
+    Args:
+        link: The connection, for receiving alone.
+        queue: The definition.
+        group: The number of its group.
+        forwarding: Sends messages of the group on.
+        tally: Counts of the group.
+        worker: Who receives.
+        prefetch: How many messages RabbitMQ gives without an acknowledgement.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        queue: Queue,
+        group: int,
+        *,
+        forwarding: Forwarding,
+        tally: Tally,
+        worker: str,
+        prefetch: int,
+    ) -> None:
+        self._link = link
+        self._queue = queue
+        self._name = group_queue(queue.name, queue.groups[group].name)
+        self._number = group
+        self._chooser = Chooser(queue) if queue.groups[group].where else None
+        self._forwarding = forwarding
+        self._tally = tally
+        self._worker = worker
+        self._prefetch = prefetch
+        self._driver = driver()
+        self._gone = (*LOST, self._driver.exceptions.AMQPError)
+        self._channel: AbstractChannel | None = None
+        self._opening = asyncio.Lock()
+        self._arrived: deque[AbstractIncomingMessage] = deque()
+        self._held: dict[str, _Held] = {}
+        self._news = asyncio.Event()
+        self._tags = (f"{uuid.uuid4().hex}-{number}" for number in itertools.count())
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._lost_at: float | None = None
+        self._closed = False
+
+    async def receive(self, timeout: float | None, most: int) -> list[Delivery]:
+        """As `Receiver.receive`."""
+        now = asyncio.get_running_loop().time
+        end = None if timeout is None else now() + timeout
+        looked = False
+        while not self._closed:
+            if not await self._opened(None if end is None else end - now()):
+                return []
+            if found := await self._taken(most):
+                return found
+            left = None if end is None else end - now()
+            if left is not None and left <= 0:
+                if looked:
+                    return []
+                await self._look()
+                looked = True
+                continue
+            self._news.clear()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._news.wait(), left)
+        return []
+
+    async def ack(self, deliveries: Sequence[Delivery]) -> list[Settled]:
+        """As `Receiver.ack`."""
+        return [await self._acked(delivery) for delivery in deliveries]
+
+    async def nack(self, delivery: Delivery, why: str, stack: str, delay: timedelta | None) -> Settled:
+        """As `Receiver.nack`."""
+        held = self._let_go(delivery.tag)
+        if held is None:
+            return Settled.STALE
+        failed = held.envelope.failed(self._attempt(held, why, stack))
+        if failed.failures >= self._queue.retry.attempts:
+            return await self._moved(delivery.tag, held, failed, "failed")
+        rest = self._queue.retry.delay(failed.failures, _CHANCE) if delay is None else delay
+        return await self._moved(delivery.tag, held, failed, delay=rest, exact=delay is not None)
+
+    async def reject(self, delivery: Delivery, why: str, stack: str) -> Settled:
+        """As `Receiver.reject`."""
+        held = self._let_go(delivery.tag)
+        if held is None:
+            return Settled.STALE
+        failed = held.envelope.failed(self._attempt(held, why, stack))
+        return await self._moved(delivery.tag, held, failed, "rejected")
+
+    async def extend(self, delivery: Delivery, by: timedelta | None) -> Settled:
+        """As `Receiver.extend`."""
+        held = self._held.get(delivery.tag)
+        if held is None:
+            return Settled.STALE
+        held.timer.cancel()
+        held.timer = self._timer(delivery.tag, by or self._queue.visible)
+        return Settled.DONE
+
+    async def close(self) -> None:
+        """As `Receiver.close`: copies go back to the line, so that RabbitMQ does not count them as lost."""
+        if self._closed:
+            return
+        self._closed = True
+        self._news.set()
+        channel = self._channel
+        if channel is None or channel.is_closed:
+            self._drop()
+            return
+        held = [self._let_go(tag) for tag in list(self._held)]
+        back = [replace(each.envelope, deliveries=each.attempt) for each in held if each]
+        back += [Envelope.of(incoming, self._queue.name) for incoming in self._arrived]
+        taken = [each.incoming for each in held if each] + list(self._arrived)
+        self._arrived.clear()
+        try:
+            await self._forwarding.back(back)
+            for incoming in taken:
+                await incoming.ack()
+        except (HeadwaterError, *self._gone):
+            logger.warning("RabbitMQ takes back %d messages of %s by itself", len(taken), self._name)
+        with contextlib.suppress(*self._gone):
+            await asyncio.wait_for(channel.close(), 5.0)
+
+    async def _opened(self, left: float | None) -> bool:
+        """Whether there is a channel; a new one if need be. False when the time was over before."""
+        async with self._opening:
+            if self._channel is not None and not self._channel.is_closed:
+                return True
+            self._drop()
+            now = asyncio.get_running_loop().time
+            self._lost_at = self._lost_at or now()
+            patience = self._link.patience if left is None else max(left, 0.5)
+            try:
+                await self._consume(await self._link.channel(patience=min(patience, self._link.patience)))
+            except (UnreachableError, *self._gone):
+                if now() - self._lost_at > self._link.patience or left is None:
+                    raise
+                return False
+            self._lost_at = None
+            return True
+
+    async def _consume(self, channel: AbstractChannel) -> None:
+        arrived: deque[AbstractIncomingMessage] = deque()
+
+        async def came(message: AbstractIncomingMessage) -> None:
+            if not self._closed:
+                arrived.append(message)
+                self._news.set()
+
+        channel.close_callbacks.add(lambda *_: self._news.set())
+        await channel.set_qos(self._prefetch)
+        queue = await channel.get_queue(self._name, ensure=False)
+        self._arrived, self._channel = arrived, channel
+        await queue.consume(came)
+
+    async def _look(self) -> None:
+        """Let what RabbitMQ has sent come in: it answers a question after all that went before."""
+        if self._channel is not None:
+            with contextlib.suppress(*self._gone):
+                await self._channel.set_qos(self._prefetch)
+                await asyncio.sleep(0.002)
+
+    async def _taken(self, most: int) -> list[Delivery]:
+        batch = [self._arrived.popleft() for _ in range(min(most, len(self._arrived)))]
+        envelopes = [Envelope.of(incoming, self._queue.name) for incoming in batch]
+        wanted = self._wanted(envelopes)
+        found = []
+        for incoming, envelope, good in zip(batch, envelopes, wanted, strict=True):
+            if good and not self._over(envelope):
+                found.append(self._hold(incoming, envelope))
+            else:
+                self._spawn(self._put_away(incoming, envelope, good))
+        return found
+
+    def _wanted(self, envelopes: list[Envelope]) -> list[bool]:
+        if self._chooser is None or not envelopes:
+            return [True] * len(envelopes)
+        chosen = self._chooser.chosen([envelope.message for envelope in envelopes])
+        return [self._number in groups for groups in chosen]
+
+    def _over(self, envelope: Envelope) -> str:
+        """Why it is not to be handed out any more; nothing for one that is."""
+        if envelope.failures >= self._queue.retry.attempts:
+            return "failed"
+        late = envelope.expires_at is not None and envelope.expires_at <= datetime.now(UTC)
+        return "expired" if late and not envelope.deliveries else ""
+
+    async def _put_away(self, incoming: AbstractIncomingMessage, envelope: Envelope, wanted: bool) -> None:
+        """Acknowledge what the group does not choose; the rest is dead."""
+        try:
+            if wanted:
+                why = self._over(envelope)
+                if why == "expired":
+                    self._tally.expired += 1
+                lost = Attempt(
+                    envelope.deliveries, datetime.now(UTC), "its receiver went away without a word"
+                )
+                history = (*envelope.history, lost) if why == "failed" else envelope.history
+                buried = replace(envelope, why=why, died_at=datetime.now(UTC), history=history)
+                await self._forwarding.bury(buried)
+            await incoming.ack()
+        except (HeadwaterError, *self._gone) as error:
+            logger.warning("a message of %s could not be put away and comes again: %s", self._name, error)
+            with contextlib.suppress(*self._gone):
+                await incoming.nack(requeue=True)
+
+    def _hold(self, incoming: AbstractIncomingMessage, envelope: Envelope) -> Delivery:
+        tag = next(self._tags)
+        attempt = envelope.deliveries + 1
+        self._held[tag] = _Held(envelope, incoming, attempt, self._timer(tag, self._queue.visible))
+        self._tally.in_flight += 1
+        self._tally.redelivered += attempt > 1
+        until = datetime.now(UTC) + self._queue.visible
+        return Delivery(envelope.message, envelope.published_at, attempt, until, tag)
+
+    def _timer(self, tag: str, span: timedelta) -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_later(span.total_seconds(), self._time_over, tag)
+
+    def _time_over(self, tag: str) -> None:
+        if held := self._let_go(tag):
+            failed = held.envelope.failed(self._attempt(held, f"no word for {self._queue.visible}", ""))
+            dead = "failed" if failed.failures >= self._queue.retry.attempts else ""
+            self._spawn(self._moved(tag, held, failed, dead))
+
+    async def _acked(self, delivery: Delivery) -> Settled:
+        held = self._let_go(delivery.tag)
+        if held is None:
+            return Settled.STALE
+        try:
+            await held.incoming.ack()
+        except self._gone:
+            return Settled.STALE
+        self._tally.acked += 1
+        return Settled.DONE
+
+    async def _moved(
+        self,
+        tag: str,
+        held: _Held,
+        envelope: Envelope,
+        why: str = "",
+        *,
+        delay: timedelta = timedelta(0),
+        exact: bool = True,
+    ) -> Settled:
+        """Send a copy on, then acknowledge; the caller keeps it when the copy is not safe."""
+        try:
+            if why:
+                await self._forwarding.bury(replace(envelope, why=why, died_at=datetime.now(UTC)))
+            else:
+                await self._forwarding.back([envelope], delay, exact=exact)
+        except BaseException:
+            if self._channel is not None and not self._channel.is_closed and not self._closed:
+                held.timer = self._timer(tag, self._queue.visible)
+                self._held[tag] = held
+                self._tally.in_flight += 1
+            raise
+        with contextlib.suppress(*self._gone):  # then it comes once more
+            await held.incoming.ack()
+        return Settled.DONE
+
+    def _attempt(self, held: _Held, why: str, stack: str) -> Attempt:
+        return Attempt(held.attempt, datetime.now(UTC), why, self._worker, stack)
+
+    def _let_go(self, tag: str) -> _Held | None:
+        """Take a message from the caller; None when it is not the caller's any more."""
+        channel = self._channel
+        if channel is None or channel.is_closed:
+            self._drop()
+        held = self._held.pop(tag, None)
+        if held is not None:
+            held.timer.cancel()
+            self._tally.in_flight -= 1
+        return held
+
+    def _drop(self) -> None:
+        """Forget everything: RabbitMQ has taken it back."""
+        for held in self._held.values():
+            held.timer.cancel()
+        self._tally.in_flight -= len(self._held)
+        self._held.clear()
+        self._arrived.clear()
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            logger.warning(
+                "a message of %s that took too long could not be given back: %s", self._name, error
+            )
