@@ -25,12 +25,14 @@
     │   ├── TooLargeError          an event, line or body over its limit
     │   ├── UnknownTopicError      no topic of that name
     │   ├── UnknownGroupError      no consumer group of that name
+    │   ├── UnknownQueueError      no queue of that name
     │   ├── UnknownViewError       no view of that name
     │   ├── KeyNotUniqueError      two rows of a view with one key
     │   └── UnknownCodeError       no error of that code
     ├── RefusedError               allowed in principle, not like this
     │   ├── SchemaConflictError    a type that old events cannot be read under
     │   ├── TopicExistsError       the topic is there with other settings
+    │   ├── QueueExistsError       the queue is there with other settings
     │   ├── StateChangedError      a pipeline was edited and its state does not fit
     │   ├── FencedError            a newer owner has taken over
     │   ├── LedgerMismatchError    a batch comes again with other offsets
@@ -113,6 +115,7 @@ __all__ = [
     "OverloadedError",
     "Place",
     "PortTakenError",
+    "QueueExistsError",
     "RefusedError",
     "SchemaConflictError",
     "ServiceFailedError",
@@ -124,6 +127,7 @@ __all__ = [
     "UnknownGroupError",
     "UnknownInputError",
     "UnknownProfileError",
+    "UnknownQueueError",
     "UnknownTopicError",
     "UnknownViewError",
     "UnreachableError",
@@ -433,9 +437,16 @@ class UnknownTopicError(UsageError):
 
 
 class UnknownGroupError(UsageError):
-    """There is no consumer group of that name on that topic."""
+    """There is no consumer group of that name on that topic, or no group of that name on that queue."""
 
     code = "UNKNOWN_GROUP"
+    status = 404
+
+
+class UnknownQueueError(UsageError):
+    """There is no queue of that name; near names are listed. A queue is there once an app or a client declared it."""
+
+    code = "UNKNOWN_QUEUE"
     status = 404
 
 
@@ -486,6 +497,12 @@ class TopicExistsError(RefusedError):
     code = "TOPIC_EXISTS"
 
 
+class QueueExistsError(RefusedError):
+    """The queue exists with settings that cannot be changed in place: whether it is ordered, or kept in memory."""
+
+    code = "QUEUE_EXISTS"
+
+
 class StateChangedError(RefusedError):
     """A pipeline was edited since it ran, and what it has kept does not fit the new text.
 
@@ -534,7 +551,7 @@ class ForbiddenError(RefusedError):
 
 
 class OverloadedError(HeadwaterError):
-    """The buffer in front of the log is full and the topic's policy says to push back; try again later."""
+    """A topic's buffer or a queue is full and its policy says to push back; try again later."""
 
     code = "OVERLOADED"
     status = 429
