@@ -1,4 +1,4 @@
-"""Profiles: where log, store, queues and Spark are, by name, so that the same app file runs on a laptop and on a cluster.
+"""Profiles: where log, store, queues and Spark are, by name, so that an app file runs on a laptop and on a cluster.
 
 A profile is a table `[profiles.NAME]` of headwater.toml, or `[tool.headwater.profiles.NAME]` of pyproject.toml, in the
 current folder or one above it. `HEADWATER_LOG`, `HEADWATER_STORE`, `HEADWATER_QUEUES`, `HEADWATER_SPARK` and

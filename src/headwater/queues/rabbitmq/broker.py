@@ -157,7 +157,9 @@ class RabbitBroker:
         return known
 
     def _remember(self, queue: Queue) -> _Known:
-        known = _Known(queue, Chooser(queue), asyncio.get_running_loop().time())
+        before = self._known.get(queue.name)
+        chooser = before.chooser if before is not None and before.queue == queue else Chooser(queue)
+        known = _Known(queue, chooser, asyncio.get_running_loop().time())
         self._known[queue.name] = known
         return known
 

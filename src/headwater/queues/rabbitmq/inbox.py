@@ -151,6 +151,7 @@ class Inbox:
             return
         self._closed = True
         self._news.set()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         channel = self._channel
         if channel is None or channel.is_closed:
             self._drop()
@@ -163,7 +164,7 @@ class Inbox:
         try:
             await self._forwarding.back(back)
             for incoming in taken:
-                await incoming.ack()
+                await _done(incoming)
         except (HeadwaterError, *self._gone):
             logger.warning("RabbitMQ takes back %d messages of %s by itself", len(taken), self._name)
         with contextlib.suppress(*self._gone):
@@ -246,11 +247,11 @@ class Inbox:
                 history = (*envelope.history, lost) if why == "failed" else envelope.history
                 buried = replace(envelope, why=why, died_at=datetime.now(UTC), history=history)
                 await self._forwarding.bury(buried)
-            await incoming.ack()
+            await _done(incoming)
         except (HeadwaterError, *self._gone) as error:
             logger.warning("a message of %s could not be put away and comes again: %s", self._name, error)
             with contextlib.suppress(*self._gone):
-                await incoming.nack(requeue=True)
+                await _done(incoming, again=True)
 
     def _hold(self, incoming: AbstractIncomingMessage, envelope: Envelope) -> Delivery:
         tag = next(self._tags)
@@ -275,7 +276,7 @@ class Inbox:
         if held is None:
             return Settled.STALE
         try:
-            await held.incoming.ack()
+            await _done(held.incoming)
         except self._gone:
             return Settled.STALE
         self._tally.acked += 1
@@ -304,7 +305,7 @@ class Inbox:
                 self._tally.in_flight += 1
             raise
         with contextlib.suppress(*self._gone):  # then it comes once more
-            await held.incoming.ack()
+            await _done(held.incoming)
         return Settled.DONE
 
     def _attempt(self, held: _Held, why: str, stack: str) -> Attempt:
@@ -340,3 +341,13 @@ class Inbox:
             logger.warning(
                 "a message of %s that took too long could not be given back: %s", self._name, error
             )
+
+
+async def _done(incoming: AbstractIncomingMessage, *, again: bool = False) -> None:
+    """Acknowledge, or have it handed out again; on a channel that is gone, a word would end the whole connection."""
+    if incoming.channel.is_closed:
+        raise ConnectionError("the channel is closed")
+    if again:
+        await incoming.nack(requeue=True)
+    else:
+        await incoming.ack()

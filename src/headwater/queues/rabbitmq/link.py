@@ -132,7 +132,7 @@ class Link:
 
     async def _connected(self) -> AbstractConnection:
         async with self._lock:
-            if self._connection is not None and not self._connection.is_closed:
+            if self._connection is not None and _open(self._connection):
                 return self._connection
             error: Exception | None = None
             for address in self._addresses:
@@ -157,3 +157,9 @@ class Link:
             detail=str(error) or type(error).__name__,
             fix="look whether it runs, and at the address",
         )
+
+
+def _open(connection: AbstractConnection) -> bool:
+    """Whether it can be used; what the driver calls open may have lost its socket."""
+    transport = connection.transport
+    return not connection.is_closed and transport is not None and not transport.connection.is_closed
