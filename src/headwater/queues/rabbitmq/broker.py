@@ -65,6 +65,7 @@ class RabbitBroker:
         self._registry = Registry(self._in, self._publisher)
         self._tallies = tallies()
         self._known: dict[str, _Known] = {}
+        self._door = asyncio.Lock()
         self._inboxes: list[Inbox] = []
         self._loop = LoopThread("headwater-rabbitmq")
 
@@ -126,8 +127,13 @@ class RabbitBroker:
         """Put dead letters back in line, with the message they have now; how many there were."""
         return self._loop.run(self._revive(name, list(letters)))
 
+    def close_receivers(self) -> None:
+        """Close all receivers of this broker that are open; what they have not settled goes back."""
+        self._loop.run(self._close_inboxes())
+
     def close(self) -> None:
         """Close receivers and connections."""
+        self.close_receivers()
         self._loop.run(self._close())
         self._loop.close()
 
@@ -197,7 +203,7 @@ class RabbitBroker:
 
     async def _sent(self, queue: Queue, letters: list[Letter]) -> list[Outcome]:
         """What became of each, after the queue's policy for what it has no room for."""
-        outcomes = await self._publisher.send(letters)
+        outcomes = await self._tried(queue, letters)
         if queue.overload.when_full is not WhenFull.WAIT:
             return outcomes
         timeout = queue.overload.timeout
@@ -207,10 +213,29 @@ class RabbitBroker:
                 what = f'queue "{queue.name}" is full: {len(full)} of {len(letters)} messages were not taken'
                 raise OverloadedError(what, fix="publish them later", queue=queue.name, limit=queue.limit)
             await asyncio.sleep(_ROOM)
-            again = await self._publisher.send([letters[index] for index in full])
+            again = await self._tried(queue, [letters[index] for index in full])
             for index, outcome in zip(full, again, strict=True):
                 outcomes[index] = outcome
         return outcomes
+
+    async def _tried(self, queue: Queue, letters: list[Letter]) -> list[Outcome]:
+        if queue.limit is None:
+            return await self._publisher.send(letters)
+        async with self._door:  # one at a time, so that none takes room that was counted for another
+            [waiting] = await self._waiting(group_queue(queue.name, queue.groups[0].name))
+            room = max(0, queue.limit - waiting)
+            sent = await self._publisher.send(letters[:room])
+        return sent + [Outcome.FULL] * (len(letters) - len(sent))
+
+    async def _waiting(self, *queues: str) -> list[int]:
+        """How many messages wait in queues of RabbitMQ."""
+        channel = await self._in.channel()
+        try:
+            there = [await channel.declare_queue(queue, passive=True) for queue in queues]
+            return [queue.declaration_result.message_count or 0 for queue in there]
+        finally:
+            if not channel.is_closed:
+                await channel.close()
 
     async def _inbox(self, name: str, group: str, worker: str, prefetch: int) -> Inbox:
         queue = (await self._definition(name, 0)).queue
@@ -227,19 +252,13 @@ class RabbitBroker:
         return inbox
 
     async def _counts(self, name: str) -> list[GroupCounts]:
-        queue = (await self._definition(name, 0)).queue
-        channel = await self._in.channel()
-        try:
-            found = []
-            for group in queue.groups:
-                names = (group_queue(name, group.name), dead_queue(name, group.name))
-                there = [await channel.declare_queue(each, passive=True) for each in names]
-                waiting, dead = (each.declaration_result.message_count or 0 for each in there)
-                found.append(self._tallies[name, group.name].counts(group.name, waiting, dead))
-            return found
-        finally:
-            if not channel.is_closed:
-                await channel.close()
+        groups = [group.name for group in (await self._definition(name, 0)).queue.groups]
+        waiting = await self._waiting(*(group_queue(name, group) for group in groups))
+        dead = await self._waiting(*(dead_queue(name, group) for group in groups))
+        return [
+            self._tallies[name, group].counts(group, *found)
+            for group, *found in zip(groups, waiting, dead, strict=True)
+        ]
 
     async def _dead(self, name: str, group: str | None) -> list[DeadLetter]:
         queue = (await self._definition(name, 0)).queue
@@ -257,9 +276,12 @@ class RabbitBroker:
     def _forwarding(self, name: str, group: str) -> Forwarding:
         return Forwarding(name, group, self._publisher, self._topology, self._tallies[name, group])
 
-    async def _close(self) -> None:
-        for inbox in self._inboxes:
+    async def _close_inboxes(self) -> None:
+        inboxes, self._inboxes = self._inboxes, []
+        for inbox in inboxes:
             await inbox.close()
+
+    async def _close(self) -> None:
         await self._publisher.close()
         for link in (self._in, self._out):
             await link.close()

@@ -49,7 +49,6 @@ async def revive(
                     found,
                     message=replace(letter.message, id=letter.message.id or found.message.id),
                     expires_at=None,
-                    deliveries=0,
                     failures=0,
                     why="",
                     died_at=None,

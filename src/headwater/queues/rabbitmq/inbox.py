@@ -25,12 +25,13 @@ from headwater.queues.rabbitmq.names import group_queue
 from headwater.queues.rabbitmq.tally import Tally
 
 if TYPE_CHECKING:
-    from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
+    from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 
 __all__ = ["Inbox"]
 
 logger = logging.getLogger("headwater.rabbitmq")
 _CHANCE: Final = random.Random()
+_IDLE: Final = 0.25  # seconds without a question, after which a receiver takes no more in advance
 
 
 @dataclass
@@ -82,6 +83,9 @@ class Inbox:
         self._driver = driver()
         self._gone = (*LOST, self._driver.exceptions.AMQPError)
         self._channel: AbstractChannel | None = None
+        self._source: AbstractQueue | None = None
+        self._consumer: str | None = None
+        self._receiving = 0
         self._opening = asyncio.Lock()
         self._arrived: deque[AbstractIncomingMessage] = deque()
         self._held: dict[str, _Held] = {}
@@ -93,25 +97,12 @@ class Inbox:
 
     async def receive(self, timeout: float | None, most: int) -> list[Delivery]:
         """As `Receiver.receive`."""
-        now = asyncio.get_running_loop().time
-        end = None if timeout is None else now() + timeout
-        looked = False
-        while not self._closed:
-            if not await self._opened(None if end is None else end - now()):
-                return []
-            if found := await self._taken(most):
-                return found
-            left = None if end is None else end - now()
-            if left is not None and left <= 0:
-                if looked:
-                    return []
-                await self._look()
-                looked = True
-                continue
-            self._news.clear()
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._news.wait(), left)
-        return []
+        self._receiving += 1
+        try:
+            return await self._received(timeout, most)
+        finally:
+            self._receiving -= 1
+            self._rest_soon()
 
     async def ack(self, deliveries: Sequence[Delivery]) -> list[Settled]:
         """As `Receiver.ack`."""
@@ -152,23 +143,30 @@ class Inbox:
         self._closed = True
         self._news.set()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        channel = self._channel
-        if channel is None or channel.is_closed:
-            self._drop()
-            return
-        held = [self._let_go(tag) for tag in list(self._held)]
-        back = [replace(each.envelope, deliveries=each.attempt) for each in held if each]
-        back += [Envelope.of(incoming, self._queue.name) for incoming in self._arrived]
-        taken = [each.incoming for each in held if each] + list(self._arrived)
-        self._arrived.clear()
-        try:
-            await self._forwarding.back(back)
-            for incoming in taken:
-                await _done(incoming)
-        except (HeadwaterError, *self._gone):
-            logger.warning("RabbitMQ takes back %d messages of %s by itself", len(taken), self._name)
-        with contextlib.suppress(*self._gone):
-            await asyncio.wait_for(channel.close(), 5.0)
+        await self._give_back()
+
+    async def _received(self, timeout: float | None, most: int) -> list[Delivery]:
+        now = asyncio.get_running_loop().time
+        end = None if timeout is None else now() + timeout
+        looked = False
+        while not self._closed:
+            if not await self._opened(None if end is None else end - now()):
+                return []
+            if found := await self._taken(min(most, self._prefetch - len(self._held))):
+                return found
+            left = None if end is None else end - now()
+            if left is not None and left <= 0:
+                if looked:
+                    return []
+                await self._look()
+                looked = True
+                continue
+            await self._consume()
+            self._news.clear()
+            if not self._arrived:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._news.wait(), left)
+        return []
 
     async def _opened(self, left: float | None) -> bool:
         """Whether there is a channel; a new one if need be. False when the time was over before."""
@@ -180,37 +178,95 @@ class Inbox:
             self._lost_at = self._lost_at or now()
             patience = self._link.patience if left is None else max(left, 0.5)
             try:
-                await self._consume(await self._link.channel(patience=min(patience, self._link.patience)))
+                channel = await self._link.channel(patience=min(patience, self._link.patience))
+                channel.close_callbacks.add(lambda *_: self._news.set())
+                await channel.set_qos(self._prefetch)
             except (UnreachableError, *self._gone):
                 if now() - self._lost_at > self._link.patience or left is None:
                     raise
                 return False
-            self._lost_at = None
+            self._source = await channel.get_queue(self._name, ensure=False)
+            self._channel, self._consumer, self._arrived, self._lost_at = channel, None, deque(), None
             return True
 
-    async def _consume(self, channel: AbstractChannel) -> None:
-        arrived: deque[AbstractIncomingMessage] = deque()
+    async def _consume(self) -> None:
+        """Have messages sent from now on."""
+        async with self._opening:
+            source, arrived = self._source, self._arrived
+            if source is None or self._consumer is not None or len(self._held) >= self._prefetch:
+                return
 
-        async def came(message: AbstractIncomingMessage) -> None:
-            if not self._closed:
+            async def came(message: AbstractIncomingMessage) -> None:
                 arrived.append(message)
+                self._tally.prefetched += 1
                 self._news.set()
 
-        channel.close_callbacks.add(lambda *_: self._news.set())
-        await channel.set_qos(self._prefetch)
-        queue = await channel.get_queue(self._name, ensure=False)
-        self._arrived, self._channel = arrived, channel
-        await queue.consume(came)
+            with contextlib.suppress(*self._gone):  # then the next look finds the channel closed
+                self._consumer = await source.consume(came)
 
     async def _look(self) -> None:
-        """Let what RabbitMQ has sent come in: it answers a question after all that went before."""
-        if self._channel is not None:
-            with contextlib.suppress(*self._gone):
+        """Look whether there is a message now: one is fetched, or what was sent before the answer comes in."""
+        if self._channel is None or self._source is None or len(self._held) >= self._prefetch:
+            return
+        with contextlib.suppress(*self._gone):
+            if self._consumer is not None:
                 await self._channel.set_qos(self._prefetch)
                 await asyncio.sleep(0.002)
+            elif (message := await self._source.get(fail=False, timeout=self._link.patience)) is not None:
+                self._arrived.append(message)
+                self._tally.prefetched += 1
+
+    def _rest_soon(self) -> None:
+        """Stop taking messages in advance when nobody has asked for a while."""
+        if self._idle() and self._channel is not None and not self._closed:
+            asyncio.get_running_loop().call_later(_IDLE, lambda: self._spawn(self._rest()))
+
+    def _idle(self) -> bool:
+        return not self._held and not self._receiving
+
+    async def _rest(self) -> None:
+        async with self._opening:
+            if self._idle() and (self._consumer is not None or self._arrived):
+                await self._give_back()
+
+    async def _give_back(self) -> None:
+        """Give back what is not settled, and close the channel, which gives back what is on its way."""
+        channel = self._channel
+        if channel is None or channel.is_closed:
+            self._drop()
+            return
+        try:
+            await self._pause()
+            held = [self._let_go(tag) for tag in list(self._held)]
+            envelopes = [replace(each.envelope, deliveries=each.attempt) for each in held if each]
+            envelopes += [Envelope.of(incoming, self._queue.name) for incoming in self._arrived]
+            taken = [each.incoming for each in held if each] + list(self._arrived)
+            await self._forwarding.back(envelopes)
+            for incoming in taken:
+                await _done(incoming)
+        except (HeadwaterError, *self._gone):
+            logger.warning("RabbitMQ takes back messages of %s by itself", self._name)
+        self._drop()
+        with contextlib.suppress(*self._gone):
+            await asyncio.wait_for(channel.close(), 5.0)
+
+    async def _pause(self) -> None:
+        """Have no more messages sent."""
+        if self._source is not None and self._consumer is not None:
+            consumer, self._consumer = self._consumer, None
+            await self._source.cancel(consumer)
+
+    async def _finish(self, incoming: AbstractIncomingMessage) -> None:
+        """Acknowledge. With one message at a time, none comes in its place until somebody asks."""
+        if self._prefetch == 1 and self._idle():
+            await self._pause()
+        await _done(incoming)
+        self._news.set()
+        self._rest_soon()
 
     async def _taken(self, most: int) -> list[Delivery]:
-        batch = [self._arrived.popleft() for _ in range(min(most, len(self._arrived)))]
+        batch = [self._arrived.popleft() for _ in range(max(0, min(most, len(self._arrived))))]
+        self._tally.prefetched -= len(batch)
         envelopes = [Envelope.of(incoming, self._queue.name) for incoming in batch]
         wanted = self._wanted(envelopes)
         found = []
@@ -276,7 +332,7 @@ class Inbox:
         if held is None:
             return Settled.STALE
         try:
-            await _done(held.incoming)
+            await self._finish(held.incoming)
         except self._gone:
             return Settled.STALE
         self._tally.acked += 1
@@ -305,7 +361,7 @@ class Inbox:
                 self._tally.in_flight += 1
             raise
         with contextlib.suppress(*self._gone):  # then it comes once more
-            await _done(held.incoming)
+            await self._finish(held.incoming)
         return Settled.DONE
 
     def _attempt(self, held: _Held, why: str, stack: str) -> Attempt:
@@ -327,8 +383,10 @@ class Inbox:
         for held in self._held.values():
             held.timer.cancel()
         self._tally.in_flight -= len(self._held)
+        self._tally.prefetched -= len(self._arrived)
         self._held.clear()
         self._arrived.clear()
+        self._consumer = None
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)

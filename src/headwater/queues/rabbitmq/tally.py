@@ -22,6 +22,7 @@ class Tally:
     expired: int = 0
     dropped: int = 0
     in_flight: int = 0
+    prefetched: int = 0
     due: list[datetime] = field(default_factory=list)
 
     def rests(self, milliseconds: int) -> None:
@@ -39,7 +40,7 @@ class Tally:
         del self.due[: bisect_right(self.due, datetime.now(UTC))]
         return GroupCounts(
             group,
-            waiting,
+            waiting + self.prefetched,
             len(self.due),
             self.in_flight,
             dead,
