@@ -23,7 +23,7 @@ from tests.queues.contract import (  # noqa: F401
 
 pytestmark = pytest.mark.services
 # The table of docs/rabbitmq.md has the reasons.
-SUPPORTS = EVERYTHING - {"priority", "ordered", "dedup", "drop oldest"}
+SUPPORTS = EVERYTHING - {"priority", "ordered", "dedup", "totals", "drop oldest"}
 
 
 @pytest.fixture

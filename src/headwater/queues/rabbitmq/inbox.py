@@ -8,24 +8,24 @@ import itertools
 import logging
 import random
 import uuid
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from headwater.errors import HeadwaterError, UnreachableError
+from headwater.errors import HeadwaterError
 from headwater.queues.choosing import Chooser
 from headwater.queues.definition import Queue
 from headwater.queues.protocol import Attempt, Delivery, Settled
 from headwater.queues.rabbitmq.envelope import Envelope
 from headwater.queues.rabbitmq.forwarding import Forwarding
-from headwater.queues.rabbitmq.link import LOST, Link, driver
+from headwater.queues.rabbitmq.intake import Intake, done
+from headwater.queues.rabbitmq.link import Link
 from headwater.queues.rabbitmq.names import group_queue
 from headwater.queues.rabbitmq.tally import Tally
 
 if TYPE_CHECKING:
-    from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
+    from aio_pika.abc import AbstractIncomingMessage
 
 __all__ = ["Inbox"]
 
@@ -71,28 +71,20 @@ class Inbox:
         worker: str,
         prefetch: int,
     ) -> None:
-        self._link = link
         self._queue = queue
         self._name = group_queue(queue.name, queue.groups[group].name)
+        self._intake = Intake(link, self._name, prefetch, tally=tally, lost=self._lost)
         self._number = group
         self._chooser = Chooser(queue) if queue.groups[group].where else None
         self._forwarding = forwarding
         self._tally = tally
         self._worker = worker
         self._prefetch = prefetch
-        self._driver = driver()
-        self._gone = (*LOST, self._driver.exceptions.AMQPError)
-        self._channel: AbstractChannel | None = None
-        self._source: AbstractQueue | None = None
-        self._consumer: str | None = None
         self._receiving = 0
-        self._opening = asyncio.Lock()
-        self._arrived: deque[AbstractIncomingMessage] = deque()
+        self._resting = asyncio.Lock()
         self._held: dict[str, _Held] = {}
-        self._news = asyncio.Event()
         self._tags = (f"{uuid.uuid4().hex}-{number}" for number in itertools.count())
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._lost_at: float | None = None
         self._closed = False
 
     async def receive(self, timeout: float | None, most: int) -> list[Delivery]:
@@ -138,135 +130,78 @@ class Inbox:
 
     async def close(self) -> None:
         """As `Receiver.close`: copies go back to the line, so that RabbitMQ does not count them as lost."""
-        if self._closed:
-            return
-        self._closed = True
-        self._news.set()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._give_back()
+        if not self._closed:
+            self._closed = True
+            self._intake.news.set()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self._give_back()
 
     async def _received(self, timeout: float | None, most: int) -> list[Delivery]:
         now = asyncio.get_running_loop().time
         end = None if timeout is None else now() + timeout
-        looked = False
         while not self._closed:
-            if not await self._opened(None if end is None else end - now()):
-                return []
-            if found := await self._taken(min(most, self._prefetch - len(self._held))):
+            async with self._resting:
+                if not await self._intake.opened(None if end is None else end - now()):
+                    return []
+            if found := self._taken(min(most, self._prefetch - len(self._held))):
                 return found
             left = None if end is None else end - now()
+            free = len(self._held) < self._prefetch
             if left is not None and left <= 0:
-                if looked:
-                    return []
-                await self._look()
-                looked = True
-                continue
-            await self._consume()
-            self._news.clear()
-            if not self._arrived:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._news.wait(), left)
+                if free and await self._intake.look():
+                    continue
+                return []
+            if free:
+                await self._intake.consume()
+            await self._news(left, free)
         return []
 
-    async def _opened(self, left: float | None) -> bool:
-        """Whether there is a channel; a new one if need be. False when the time was over before."""
-        async with self._opening:
-            if self._channel is not None and not self._channel.is_closed:
-                return True
-            self._drop()
-            now = asyncio.get_running_loop().time
-            self._lost_at = self._lost_at or now()
-            patience = self._link.patience if left is None else max(left, 0.5)
-            try:
-                channel = await self._link.channel(patience=min(patience, self._link.patience))
-                channel.close_callbacks.add(lambda *_: self._news.set())
-                await channel.set_qos(self._prefetch)
-            except (UnreachableError, *self._gone):
-                if now() - self._lost_at > self._link.patience or left is None:
-                    raise
-                return False
-            self._source = await channel.get_queue(self._name, ensure=False)
-            self._channel, self._consumer, self._arrived, self._lost_at = channel, None, deque(), None
-            return True
-
-    async def _consume(self) -> None:
-        """Have messages sent from now on."""
-        async with self._opening:
-            source, arrived = self._source, self._arrived
-            if source is None or self._consumer is not None or len(self._held) >= self._prefetch:
-                return
-
-            async def came(message: AbstractIncomingMessage) -> None:
-                arrived.append(message)
-                self._tally.prefetched += 1
-                self._news.set()
-
-            with contextlib.suppress(*self._gone):  # then the next look finds the channel closed
-                self._consumer = await source.consume(came)
-
-    async def _look(self) -> None:
-        """Look whether there is a message now: one is fetched, or what was sent before the answer comes in."""
-        if self._channel is None or self._source is None or len(self._held) >= self._prefetch:
-            return
-        with contextlib.suppress(*self._gone):
-            if self._consumer is not None:
-                await self._channel.set_qos(self._prefetch)
-                await asyncio.sleep(0.002)
-            elif (message := await self._source.get(fail=False, timeout=self._link.patience)) is not None:
-                self._arrived.append(message)
-                self._tally.prefetched += 1
+    async def _news(self, timeout: float | None, free: bool) -> None:
+        """Wait until a message came, one was settled, or the channel is gone."""
+        self._intake.news.clear()
+        if self._intake.live and not (free and self._intake.waiting):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._intake.news.wait(), timeout)
 
     def _rest_soon(self) -> None:
         """Stop taking messages in advance when nobody has asked for a while."""
-        if self._idle() and self._channel is not None and not self._closed:
+        if self._idle() and self._intake.ahead and not self._closed:
             asyncio.get_running_loop().call_later(_IDLE, lambda: self._spawn(self._rest()))
 
     def _idle(self) -> bool:
         return not self._held and not self._receiving
 
     async def _rest(self) -> None:
-        async with self._opening:
-            if self._idle() and (self._consumer is not None or self._arrived):
+        async with self._resting:
+            if self._idle() and self._intake.ahead and not self._closed:
                 await self._give_back()
 
     async def _give_back(self) -> None:
-        """Give back what is not settled, and close the channel, which gives back what is on its way."""
-        channel = self._channel
-        if channel is None or channel.is_closed:
-            self._drop()
-            return
+        """Give back what is not settled; what is on its way goes back with the channel."""
         try:
-            await self._pause()
-            held = [self._let_go(tag) for tag in list(self._held)]
-            envelopes = [replace(each.envelope, deliveries=each.attempt) for each in held if each]
-            envelopes += [Envelope.of(incoming, self._queue.name) for incoming in self._arrived]
-            taken = [each.incoming for each in held if each] + list(self._arrived)
-            await self._forwarding.back(envelopes)
-            for incoming in taken:
-                await _done(incoming)
-        except (HeadwaterError, *self._gone):
-            logger.warning("RabbitMQ takes back messages of %s by itself", self._name)
-        self._drop()
-        with contextlib.suppress(*self._gone):
-            await asyncio.wait_for(channel.close(), 5.0)
-
-    async def _pause(self) -> None:
-        """Have no more messages sent."""
-        if self._source is not None and self._consumer is not None:
-            consumer, self._consumer = self._consumer, None
-            await self._source.cancel(consumer)
+            if self._intake.live:
+                await self._intake.pause()
+                held = [each for each in map(self._let_go, list(self._held)) if each]
+                waiting = self._intake.take(self._prefetch)
+                envelopes = [replace(each.envelope, deliveries=each.attempt) for each in held]
+                envelopes += [Envelope.of(incoming, self._queue.name) for incoming in waiting]
+                await self._forwarding.back(envelopes)
+                for incoming in [each.incoming for each in held] + waiting:
+                    await done(incoming)
+        except (HeadwaterError, *self._intake.gone) as error:
+            logger.warning("RabbitMQ takes back messages of %s by itself: %s", self._name, error)
+        await self._intake.close()
 
     async def _finish(self, incoming: AbstractIncomingMessage) -> None:
         """Acknowledge. With one message at a time, none comes in its place until somebody asks."""
         if self._prefetch == 1 and self._idle():
-            await self._pause()
-        await _done(incoming)
-        self._news.set()
+            await self._intake.pause()
+        await done(incoming)
+        self._intake.news.set()
         self._rest_soon()
 
-    async def _taken(self, most: int) -> list[Delivery]:
-        batch = [self._arrived.popleft() for _ in range(max(0, min(most, len(self._arrived))))]
-        self._tally.prefetched -= len(batch)
+    def _taken(self, most: int) -> list[Delivery]:
+        batch = self._intake.take(most)
         envelopes = [Envelope.of(incoming, self._queue.name) for incoming in batch]
         wanted = self._wanted(envelopes)
         found = []
@@ -303,11 +238,11 @@ class Inbox:
                 history = (*envelope.history, lost) if why == "failed" else envelope.history
                 buried = replace(envelope, why=why, died_at=datetime.now(UTC), history=history)
                 await self._forwarding.bury(buried)
-            await _done(incoming)
-        except (HeadwaterError, *self._gone) as error:
+            await done(incoming)
+        except (HeadwaterError, *self._intake.gone) as error:
             logger.warning("a message of %s could not be put away and comes again: %s", self._name, error)
-            with contextlib.suppress(*self._gone):
-                await _done(incoming, again=True)
+            with contextlib.suppress(*self._intake.gone):
+                await done(incoming, again=True)
 
     def _hold(self, incoming: AbstractIncomingMessage, envelope: Envelope) -> Delivery:
         tag = next(self._tags)
@@ -333,7 +268,7 @@ class Inbox:
             return Settled.STALE
         try:
             await self._finish(held.incoming)
-        except self._gone:
+        except self._intake.gone:
             return Settled.STALE
         self._tally.acked += 1
         return Settled.DONE
@@ -355,12 +290,12 @@ class Inbox:
             else:
                 await self._forwarding.back([envelope], delay, exact=exact)
         except BaseException:
-            if self._channel is not None and not self._channel.is_closed and not self._closed:
+            if self._intake.live and not self._closed:
                 held.timer = self._timer(tag, self._queue.visible)
                 self._held[tag] = held
                 self._tally.in_flight += 1
             raise
-        with contextlib.suppress(*self._gone):  # then it comes once more
+        with contextlib.suppress(*self._intake.gone):  # then it comes once more
             await self._finish(held.incoming)
         return Settled.DONE
 
@@ -369,24 +304,20 @@ class Inbox:
 
     def _let_go(self, tag: str) -> _Held | None:
         """Take a message from the caller; None when it is not the caller's any more."""
-        channel = self._channel
-        if channel is None or channel.is_closed:
-            self._drop()
+        if not self._intake.live:
+            self._lost()
         held = self._held.pop(tag, None)
         if held is not None:
             held.timer.cancel()
             self._tally.in_flight -= 1
         return held
 
-    def _drop(self) -> None:
-        """Forget everything: RabbitMQ has taken it back."""
+    def _lost(self) -> None:
+        """RabbitMQ has taken back all that was with the caller."""
         for held in self._held.values():
             held.timer.cancel()
         self._tally.in_flight -= len(self._held)
-        self._tally.prefetched -= len(self._arrived)
         self._held.clear()
-        self._arrived.clear()
-        self._consumer = None
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -399,13 +330,3 @@ class Inbox:
             logger.warning(
                 "a message of %s that took too long could not be given back: %s", self._name, error
             )
-
-
-async def _done(incoming: AbstractIncomingMessage, *, again: bool = False) -> None:
-    """Acknowledge, or have it handed out again; on a channel that is gone, a word would end the whole connection."""
-    if incoming.channel.is_closed:
-        raise ConnectionError("the channel is closed")
-    if again:
-        await incoming.nack(requeue=True)
-    else:
-        await incoming.ack()
