@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 from datetime import timedelta
@@ -123,17 +124,16 @@ class Link:
 
     async def close(self) -> None:
         """Close the connection; what its channels have not settled goes back."""
-        if self._connection is not None:
-            connection, self._connection = self._connection, None
-            try:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with contextlib.suppress(*LOST, self._driver.exceptions.AMQPError):  # it may be gone
                 await asyncio.wait_for(connection.close(), 5.0)
-            except (*LOST, self._driver.exceptions.AMQPError):
-                logger.debug("a connection was gone before it was closed")
 
     async def _connected(self) -> AbstractConnection:
         async with self._lock:
             if self._connection is not None and _open(self._connection):
                 return self._connection
+            await self.close()
             error: Exception | None = None
             for address in self._addresses:
                 try:

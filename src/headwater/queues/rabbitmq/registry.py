@@ -86,13 +86,15 @@ class Registry:
         await self._publisher.send([Letter("", DEFINITIONS, message)])
 
     async def _lock(self) -> AbstractChannel:
+        from aiormq.exceptions import ChannelLockedResource
+
         end = asyncio.get_running_loop().time() + self._link.patience
         while True:
             channel = await self._link.channel()
             try:
                 await channel.declare_queue(LOCK, exclusive=True)
                 return channel
-            except self._driver.exceptions.ChannelLockedResource:
+            except ChannelLockedResource:
                 if asyncio.get_running_loop().time() > end:
                     what = "another process is declaring queues in RabbitMQ and does not end"
                     raise LockedError(what, fix="end that process", lock=LOCK) from None
