@@ -96,7 +96,16 @@ def latency_rows(bench: Bench) -> Iterator[Row]:
     p50, bare = percentile(taken, 0.5) * 1e3, percentile(syncs, 0.5) * 1e3
     bound = round(1.5 * bare + 1, 2)
     figure = "publish to worker in another process"
-    yield Row(f"{figure}, p50", p50, "ms", None, None, f"one bare sync, {bare:.2g} ms", p50 / bare, at_most(bound, unit="ms"))
+    yield Row(
+        f"{figure}, p50",
+        p50,
+        "ms",
+        None,
+        None,
+        f"one bare sync, {bare:.2g} ms",
+        p50 / bare,
+        at_most(bound, unit="ms"),
+    )
     yield Row(f"{figure}, p99", percentile(taken, 0.99) * 1e3, "ms")
 
 
@@ -108,7 +117,9 @@ def asking_rows(bench: Bench) -> Iterator[Row]:
     yield _asked(ours, "", None, at_most(3, unit="ms"))
     if bench.rabbit:
         theirs = percentile(rabbit_asks(bench.rabbit.url, count), 0.5) * 1e3
-        yield _asked(ours, f"RabbitMQ, direct reply-to, {theirs:.2g} ms", ours / theirs, at_most(1, of="ratio"))
+        yield _asked(
+            ours, f"RabbitMQ, direct reply-to, {theirs:.2g} ms", ours / theirs, at_most(1, of="ratio")
+        )
 
 
 def _asked(ours: float, name: str, ratio: float | None, aim: Aim) -> Row:

@@ -60,7 +60,7 @@ async def _rabbit_asks(url: str, count: int) -> list[float]:
         for number in range(count + _WARM_UP):
             begun = time.perf_counter()
             question = aio_pika.Message(str(number).encode(), reply_to=_REPLIES, correlation_id=str(number))
-            await channel.default_exchange.publish(question, routing_key=_QUEUE)
+            await channel.default_exchange.publish(question, routing_key=_QUEUE, mandatory=False)
             await replies.get()
             taken.append(time.perf_counter() - begun)
     return taken[_WARM_UP:]
@@ -90,7 +90,7 @@ async def _answer_on_rabbit(url: str) -> None:
         async def answer(message: AbstractIncomingMessage) -> None:
             assert message.reply_to is not None
             reply = aio_pika.Message(message.body, correlation_id=message.correlation_id)
-            await channel.default_exchange.publish(reply, routing_key=message.reply_to)
+            await channel.default_exchange.publish(reply, routing_key=message.reply_to, mandatory=False)
 
         await queue.consume(answer, no_ack=True)
         print("ready", flush=True)

@@ -1,4 +1,4 @@
-"""Messages published with confirmation, received and acknowledged: through our broker, and through a bare AMQP client."""
+"""Messages published with confirmation, received and acknowledged: by our broker, and by a bare AMQP client."""
 
 from __future__ import annotations
 

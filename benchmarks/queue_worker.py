@@ -68,7 +68,7 @@ def embedded(address: str, queue: str, count: int) -> list[int]:
     broker = EmbeddedBroker(Path(address))
     receiver = broker.receiver(queue)
     print("ready", flush=True)
-    taken = []
+    taken: list[int] = []
     while len(taken) < count:
         for delivery in receiver.receive(timeout=60):
             taken.append(time.monotonic_ns() - int(delivery.message.body))
@@ -104,7 +104,9 @@ async def _rabbitmq(address: str, queue: str, count: int) -> list[int]:
 def main() -> None:
     """Print "ready", then the nanoseconds each message took."""
     kind, address, queue, count = sys.argv[1:]
-    print(json.dumps({"embedded": embedded, "rabbitmq": rabbitmq}[kind](address, queue, int(count))), flush=True)
+    print(
+        json.dumps({"embedded": embedded, "rabbitmq": rabbitmq}[kind](address, queue, int(count))), flush=True
+    )
 
 
 if __name__ == "__main__":
