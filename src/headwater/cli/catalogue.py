@@ -96,7 +96,7 @@ VERBS: Final = {
             "services",
             "other",
             f"{_ROOM}.services",
-            "Start a local Kafka and PostgreSQL for trying a profile, look at them, or end them.",
+            "Start a local Kafka, PostgreSQL and RabbitMQ for trying a profile, look at them, or end them.",
         ),
         Verb(
             "cluster",
