@@ -87,6 +87,20 @@ def test_an_error_is_carried_with_type_message_and_stack(client, answer):
         client.ask("it", {}, timeout=LONG)
 
 
+def test_a_question_is_put_once_also_when_it_fails(client, answer):
+    seen = []
+
+    def broken(question):
+        seen.append(question)
+        raise ValueError
+
+    for _ in range(3):
+        answer(broken)
+    with pytest.raises(AnswerFailedError):
+        client.ask("it", 1, timeout=LONG)
+    assert seen == [1]
+
+
 def test_without_anybody_the_wait_ends_in_time(client):
     with pytest.raises(NoAnswerError) as error:
         client.ask("it", {}, timeout=0.05)

@@ -22,7 +22,7 @@ from pathlib import Path
 import headwater as hw
 
 app = hw.App("shop")
-jobs = app.queue("jobs", retry=hw.retry(3, backoff="100 ms"), visible="2s")
+jobs = app.queue("jobs", retry=hw.retry(3, backoff="100 ms"), visible="1s")
 
 def note(text):
     with open(Path(__file__).with_name("notes"), "a") as notes:
@@ -31,7 +31,7 @@ def note(text):
 @jobs.worker(group="shared", threads=2)
 def shared(job, message: hw.Message):
     print("printed by a worker")
-    if job.get("die") and not message.redelivered:
+    if job.get("die") == "always" or (job.get("die") and not message.redelivered):
         os.kill(os.getpid(), 9)
     note(f"shared {job['n']} {os.getpid()} {message.redelivered}")
 
@@ -99,6 +99,16 @@ def test_every_group_is_worked_on_and_a_process_that_dies_is_started_again(file,
     assert again[3] == "True"  # it was handed out before
     assert again[2] not in before
     assert str(client.ask("shop.pid", timeout=LONG)) == again[2]
+
+
+def test_a_message_that_ends_its_process_each_time_is_a_dead_letter_in_the_end(client, workers):
+    client.queue("jobs").publish({"n": 1, "die": "always"})
+    client.queue("jobs").publish_many([{"n": n} for n in range(10)])
+    until(lambda: [counts.acked + counts.dead for counts in client.broker.counts("jobs")] == [11, 11])
+    (letter,) = client.queue("jobs").dead()
+    assert (letter.group, letter.message.body) == ("shared", b'{"n":1,"die":"always"}')
+    assert len(letter.attempts) == 3
+    assert all(attempt.worker.startswith("shared#") for attempt in letter.attempts)
 
 
 def test_a_stop_in_good_order_leaves_nothing_in_flight(file, client, workers):

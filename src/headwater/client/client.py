@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -33,9 +34,16 @@ class Client(QueueCalls):
     """Sends to and reads from topics; safe to share between threads. Made by `hw.connect`."""
 
     def __init__(
-        self, log: Log, clock: Clock, views: ViewSource | None = None, queues: str | None = None
+        self,
+        log: Log,
+        clock: Clock,
+        views: ViewSource | None = None,
+        *,
+        folder: Path | None = None,
+        queues: str | None = None,
     ) -> None:
-        super().__init__(queues or (str(log.folder) if isinstance(log, EventLog) else None), clock)
+        folder = log.folder if isinstance(log, EventLog) else folder
+        super().__init__(folder, queues, clock)
         self.log = log
         self._incoming: dict[str, Incoming] = {}
         self._views = views

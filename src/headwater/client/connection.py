@@ -56,9 +56,10 @@ def connect(
 
 def _profiled(profile: Profile, clock: Clock) -> Client:
     """A client for the log and the views of a profile."""
-    if profile.log is None and profile.store is None:
+    if profile.log is None and profile.store is None and profile.queues is None:
         return connect(profile.data_folder(), clock=clock)
     folder = Path(profile.data_folder())
     log = open_log(profile.log.resolved() if profile.log else str(folder), clock)
     url = profile.store.resolved() if profile.store else None
-    return Client(log, clock, FolderViews(log, folder, url))
+    queues = profile.queues.resolved() if profile.queues else None
+    return Client(log, clock, FolderViews(log, folder, url), folder=folder, queues=queues)

@@ -22,12 +22,14 @@ class QueueCalls:
     """The part of a client that has to do with queues; the broker is opened when it is first used.
 
     Args:
-        where: The data folder or the broker's URL; None where there are no queues.
+        folder: The data folder; None for a client that has none.
+        queues: The broker's URL; None for queues in the data folder.
         clock: What time it is.
     """
 
-    def __init__(self, where: str | None, clock: Clock) -> None:
-        self._where_queues = where
+    def __init__(self, folder: Path | None, queues: str | None, clock: Clock) -> None:
+        self._folder = folder
+        self._queues = queues
         self._clock = clock
         self._broker: Broker | None = None
         self._asker: Asker | None = None
@@ -145,7 +147,7 @@ class QueueCalls:
     def _asked(self) -> Asker:
         with self._lock:
             if self._asker is None:
-                self._asker = Asker(Path(self._require_place()))
+                self._asker = Asker(self._require_folder())
             return self._asker
 
     @property
@@ -153,17 +155,17 @@ class QueueCalls:
         """What keeps the queues: the folder, or the broker of the profile."""
         with self._lock:
             if self._broker is None:
-                self._broker = open_broker(self._require_place(), self._clock)
+                self._broker = open_broker(self._queues or str(self._require_folder()), self._clock)
             return self._broker
 
-    def _require_place(self) -> str:
-        if self._where_queues is None:
-            what = "queues are not served over this connection"
+    def _require_folder(self) -> Path:
+        if self._folder is None:
+            what = "queues and questions are not served over this connection"
             detail = (
                 "a node serves topics and views; queues are in the data folder, or at the broker of a profile"
             )
             raise BadSettingError(what, detail=detail, fix='hw.connect(".headwater"), with the data folder')
-        return self._where_queues
+        return self._folder
 
     def close_queues(self) -> None:
         """Let go of the broker and of those who answer, if they were used."""
