@@ -134,6 +134,14 @@ class TestTheFile:
             _, [delivery, *_] = taken(again)
             assert (delivery.attempt, delivery.redelivered) == (2, True)
 
+    def test_a_queue_is_declared_anew_by_every_process_that_uses_it(self, broker, tmp_path, clock):
+        declare(broker, groups=["a", "b"])
+        broker.publish("q", [Outgoing(b"1")])
+        for groups in (["a", "b"], ["a", "b"], ["b", "a"]):
+            with EmbeddedBroker(tmp_path / "queues", clock) as again:
+                declare(again, groups=groups)
+                assert {counts.group: counts.waiting for counts in again.counts("q")} == {"a": 1, "b": 1}
+
     def test_a_file_that_is_no_queue_is_an_error_of_ours(self, tmp_path):
         folder = tmp_path / "queues" / "q"
         folder.mkdir(parents=True)
@@ -315,6 +323,17 @@ class TestClocks:
         broker.wake("q")
         thread.join(timeout=60)
         assert len(found) == 1
+
+    def test_more_than_one_transaction_moves_may_become_due_at_once(self, broker, pass_time):
+        declare(broker, durability="fast", visible="1 minute")
+        broker.publish("q", [Outgoing(b"old", ttl=timedelta(seconds=1))] * 1_200)
+        broker.publish("q", [Outgoing(b"new")])
+        pass_time(2)
+        assert [each.message.body for each in taken(broker)[1]] == [b"new"]
+        broker.publish("q", [Outgoing(b"later", delay=timedelta(seconds=1))] * 1_200)
+        pass_time(2)
+        [found] = broker.counts("q")
+        assert (found.waiting, found.delayed, found.in_flight, found.expired) == (1_200, 0, 1, 1_200)
 
 
 class TestBadInput:
