@@ -165,6 +165,9 @@ class App:
         if not fits or not isinstance(queue, DeclaredQueue):
             what = f"a feed leads from a topic to a queue, or back, not from {source!r} to {target!r}"
             raise BadAppError(what, fix="app.feed(orders, parcels)", place=place)
+        if isinstance(topic, Topic) and topic.compact and leads is Into.QUEUE:
+            what = f'the table "{topic.name}" cannot feed a queue: a deleted row is no task'
+            raise BadAppError(what, fix="feed it from a topic", place=place)
         made = Feed(source.name, target.name, leads, place)
         if made in self._feeds:
             raise BadAppError(f'app "{self.name}" declares the feed {made.name} twice', place=place)

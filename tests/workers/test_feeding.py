@@ -174,3 +174,5 @@ def test_an_app_feeds_a_queue_from_a_topic_and_a_topic_from_a_queue():
             app.feed(*wrong)
     with pytest.raises(BadAppError, match="twice"):
         app.feed(orders, parcels)
+    with pytest.raises(BadAppError, match="a deleted row"):
+        app.feed(app.table("articles", "n int", key="n"), parcels)
