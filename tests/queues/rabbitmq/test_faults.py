@@ -18,6 +18,7 @@ from headwater.errors import OverloadedError
 from headwater.queues.definition import Queue, retry
 from headwater.queues.protocol import Outgoing, Settled
 from headwater.queues.rabbitmq import RabbitBroker
+from tests.faults.counts import FULL
 from tests.services.postgres import Proxy
 from tests.services.rabbitmq import Rabbit, rabbit_broker
 
@@ -88,12 +89,14 @@ class Load:
             thread.join()
 
 
-@pytest.mark.parametrize("end", [Rabbit.stop, Rabbit.kill])
+@pytest.mark.parametrize("end", [Rabbit.kill, Rabbit.stop] if FULL else [Rabbit.kill])
 def test_no_confirmed_message_is_lost_when_the_server_restarts(
     harmed: Rabbit, broker: RabbitBroker, name: str, end: Callable[[Rabbit], None]
 ):
     broker.declare(Queue.declare(name, retry=retry(50)))
     load = Load(broker, name)
+    # RabbitMQ 3.10 writes who leads a new quorum queue some seconds after it was made; killed before, it has no leader.
+    time.sleep(6)
     load.reached(30)
     end(harmed)
     harmed.start()

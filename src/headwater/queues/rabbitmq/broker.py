@@ -139,7 +139,7 @@ class RabbitBroker:
 
     async def _declare(self, queue: Queue) -> Queue:
         async with self._registry.locked():
-            before = (await self._registry.read()).get(queue.name)
+            before = (await self._registry.read(none_yet=True)).get(queue.name)
             now = brought_up(before, queue) if before else replace(queue, given=None)
             check_queue(replace(now, given=None))
             await self._topology.make(now, before)
