@@ -50,9 +50,10 @@ def _skipping(reachable: list[bool], wanted: list[str]) -> list[bool]:
 class Chooser:
     """Decides for one queue.
 
-    A condition in SQL sees the fields of the message's value. If the queue has a type, they have its types. Otherwise
-    they are as JSON has them; a field that a message does not have is null, and a message on which the condition
-    cannot be evaluated, such as `amount > 100` where the amount is text, does not meet it.
+    A condition in SQL sees the fields of the message's value; a value without fields is the field `value`. If the queue
+    has a type, they have its types. Otherwise they are as JSON has them; a field that a message does not have is null,
+    and a message on which the condition cannot be evaluated, such as `amount > 100` where the amount is text, does not
+    meet it.
 
     Example:
         >>> from headwater.queues.definition import group

@@ -11,17 +11,16 @@ from itertools import islice
 from pathlib import Path
 
 from headwater.errors import (
-    BadEventError,
     BadNameError,
     BadSettingError,
     OverloadedError,
-    TooLargeError,
     UnknownGroupError,
     UnknownQueueError,
     UsageError,
 )
-from headwater.events import Clock, SystemClock, checked_headers, checked_traceparent
-from headwater.log.definition import LARGEST_EVENT, check_name, same_file
+from headwater.events import Clock, SystemClock
+from headwater.log.definition import check_name, same_file
+from headwater.queues.checking import check_message
 from headwater.queues.choosing import Chooser
 from headwater.queues.definition import Queue
 from headwater.queues.embedded.dead_letters import PAGE, read_dead, revive
@@ -125,7 +124,7 @@ class EmbeddedBroker:
         """
         file = self._file(name)
         for row, message in enumerate(messages):
-            _check(message, row)
+            check_message(message, row)
         started = time.monotonic()
         while messages:
             queue = file.queue
@@ -204,7 +203,7 @@ class EmbeddedBroker:
         file, rest, revived = self._file(name), iter(letters), 0
         while page := list(islice(rest, PAGE)):
             for row, letter in enumerate(page):
-                _check(letter.message, row)
+                check_message(letter.message, row)
             revived += file.run(partial(revive, letters=page), rows=len(page))
             file.make_safe()
         return revived
@@ -244,24 +243,6 @@ def _wait_for_room(file: QueueFile, full: Full, number: int, started: float, hea
 
 def _holds_some(counts: GroupCounts) -> bool:
     return bool(counts.waiting or counts.delayed or counts.in_flight or counts.dead)
-
-
-def _check(message: Outgoing, row: int) -> None:
-    if not isinstance(message.body, bytes) or not 0 <= message.priority <= 9:
-        what = f"message {row} has no bytes as its body, or a priority that is not from 0 to 9"
-        raise BadEventError(what, detail="nothing of this call was taken", row=row)
-    if len(message.body) > LARGEST_EVENT:
-        raise TooLargeError(
-            f"message {row} has {len(message.body):,} bytes, more than {LARGEST_EVENT:,}",
-            detail="nothing of this call was taken",
-            fix="keep large objects elsewhere and send where they are",
-            limit=LARGEST_EVENT,
-            row=row,
-        )
-    if message.headers:
-        checked_headers(message.headers)
-    if message.traceparent is not None:
-        checked_traceparent(message.traceparent)
 
 
 def _unknown_queue(name: str, known: Sequence[str]) -> UnknownQueueError:

@@ -57,7 +57,7 @@ def revive(transaction: Transaction, letters: Sequence[DeadLetter]) -> int:
         group, old, claims = row
         # It has waited long enough: a delay that it was published with is not waited for again.
         message = replace(letter.message, delay=timedelta(0))
-        new = insert_message(transaction, message, micros(letter.published_at), 1)
+        new = insert_message(transaction, message.id, message, micros(letter.published_at), 1)
         transaction.execute("UPDATE attempt SET id = ? WHERE grp = ? AND id = ?", (new, group, old))
         let_go(transaction, group, old, None, tried=False)
         add_to_group(transaction, group, new, message, claims)

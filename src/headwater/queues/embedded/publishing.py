@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
-import uuid
+import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 
 import msgspec
@@ -14,6 +14,7 @@ from headwater.log.door import WhenFull
 from headwater.queues.definition import Queue
 from headwater.queues.embedded.settling import dropped_for_room, placed
 from headwater.queues.embedded.tables import DELAYED, READY
+from headwater.queues.embedded.tidying import forget_old_ids
 from headwater.queues.embedded.transaction import Transaction
 from headwater.queues.protocol import Confirmed, Outgoing
 
@@ -55,7 +56,6 @@ def publish(transaction: Transaction, offer: Offer) -> list[Confirmed] | Full | 
         full = _no_room(transaction, offer, known, queue.limit)
         if full is not None:
             return full
-    _forget_old_ids(transaction, 2 * len(offer.messages))
     confirmed = []
     for message, chosen in zip(offer.messages, offer.chosen, strict=True):
         if message.id is not None and message.id in known:
@@ -71,22 +71,15 @@ def publish(transaction: Transaction, offer: Offer) -> list[Confirmed] | Full | 
 
 
 def _known(transaction: Transaction, messages: Sequence[Outgoing]) -> set[str]:
-    ids = {message.id for message in messages if message.id is not None}
     question = "SELECT 1 FROM seen WHERE uid = ? AND until > ?"
-    return {uid for uid in ids if transaction.row(question, (uid, transaction.now))}
+    ids = {message.id for message in messages}
+    return {uid for uid in ids if uid is not None and transaction.row(question, (uid, transaction.now))}
 
 
 def _remember(transaction: Transaction, uid: str) -> None:
+    forget_old_ids(transaction, 3)  # more than comes in
     until = transaction.now + micros_of(transaction.queue.remember)
     transaction.execute("INSERT OR REPLACE INTO seen (uid, until) VALUES (?, ?)", (uid, until))
-
-
-def _forget_old_ids(transaction: Transaction, most: int) -> None:
-    """Ids whose time is over; those of one queue are in the order of their time unless `remember` was changed."""
-    rows = transaction.execute("SELECT number, until FROM seen ORDER BY number LIMIT ?", (most,)).fetchall()
-    old = [(number,) for number, until in rows if until <= transaction.now]
-    if old:
-        transaction.executemany("DELETE FROM seen WHERE number = ?", old)
 
 
 def _no_room(transaction: Transaction, offer: Offer, known: set[str], limit: int) -> Full | None:
@@ -120,9 +113,9 @@ def _admitted(transaction: Transaction, group: int) -> bool:
 
 
 def _insert(transaction: Transaction, message: Outgoing, groups: Sequence[int]) -> str:
-    uid = message.id if message.id is not None else uuid.uuid4().hex
+    uid = message.id if message.id is not None else secrets.token_hex(16)
     if groups:
-        number = insert_message(transaction, replace(message, id=uid), transaction.wall, len(groups))
+        number = insert_message(transaction, uid, message, transaction.wall, len(groups))
         for group in groups:
             add_to_group(transaction, group, number, message)
     return uid
@@ -147,11 +140,13 @@ def add_to_group(
         transaction.execute("INSERT INTO expiry VALUES (?, ?, ?, ?, ?)", waits)
 
 
-def insert_message(transaction: Transaction, message: Outgoing, published_at: int, refs: int) -> int:
+def insert_message(
+    transaction: Transaction, uid: str | None, message: Outgoing, published_at: int, refs: int
+) -> int:
     """Store a message that so many groups are to get; its number."""
     headers = msgspec.json.encode(message.headers) if message.headers else None
     ttl = None if message.ttl is None else micros_of(message.ttl)
-    values = (message.id, message.body, message.words, message.key, headers, message.priority)
+    values = (uid, message.body, message.words, message.key, headers, message.priority)
     cursor = transaction.execute(
         "INSERT INTO message (uid, body, words, key, headers, priority, delay, ttl, traceparent, published_at, refs)"
         " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",

@@ -12,6 +12,7 @@ import fcntl
 import os
 import secrets
 import sqlite3
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -33,18 +34,21 @@ from headwater.queues.definition import Queue, brought_up
 from headwater.queues.embedded.bell import Bell
 from headwater.queues.embedded.queue_time import QueueTime
 from headwater.queues.embedded.tables import migrate
+from headwater.queues.embedded.tidying import tidy
 from headwater.queues.embedded.transaction import Transaction
 
 __all__ = ["QueueFile"]
 
 T = TypeVar("T")
+# SQLite's locks belong to a process: a child that is forked has their records, but not the locks.
+_open_here: weakref.WeakSet[QueueFile] = weakref.WeakSet()
+_open_in_parent: set[Path] = set()
 _NAME: Final = "messages.db"
 _BUSY: Final = (
     30.0  # seconds; our own processes take turns by a lock, so only another program can make us wait
 )
 _SHARED_MEMORY: Final = Path("/dev/shm")
-# Free pages are given back to the file system once they are this many and more than half of the file.
-_FREE_PAGES: Final = 2_048
+_TIDY_EVERY: Final = 64  # transactions
 _CHECKPOINT_PAGES: Final = 2_000
 
 
@@ -63,24 +67,35 @@ class QueueFile:
     def __init__(self, folder: Path, clock: Clock, wanted: Queue | None = None) -> None:
         self.path = folder / _NAME
         self.clock = clock
+        self._refuse_forked()
         if wanted is not None:
             _make(folder, wanted)
         with _translated(self.path):
             self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             self.bell = Bell(folder / "news")
             self.room = Bell(folder / "room")
-            self._connection = _connect(self.path)
+            with self._alone():
+                self._connection = _connect(self.path)
         self._stored = b""
         self._groups: dict[str, int] = {}
         self._closed = False
         with self._locked():
-            self._queue = self._define(wanted)
+            self._define(wanted)
             self.time = QueueTime(clock, self._connection)
         self._wal = -1
         self._commits = 0
         self._unsafe = False
         self._door = Door(self._commit, Overload(), count=lambda decisions: None)
         self._sync_door = Door(self._sync, Overload(), count=lambda decisions: None)
+        _open_here.add(self)
+
+    def _refuse_forked(self) -> None:
+        if self.path in _open_in_parent:
+            raise UsageError(
+                "this process was forked from one that has the queue open",
+                detail="its file is locked by process: a copy of a process would damage it",
+                fix='start it afresh, such as multiprocessing.get_context("spawn")',
+            )
 
     @staticmethod
     def there(folder: Path) -> bool:
@@ -98,9 +113,9 @@ class QueueFile:
         """Bring the queue up to a definition."""
 
         def step(transaction: Transaction) -> Queue:
-            self._queue = self._define(wanted)
-            transaction.queue, transaction.groups, transaction.rings = self._queue, self._groups, True
-            return self._queue
+            transaction.queue, transaction.rings = self._define(wanted), True
+            transaction.groups = self._groups
+            return transaction.queue
 
         return self.run(step)
 
@@ -116,6 +131,10 @@ class QueueFile:
             self._connection.executemany("INSERT OR IGNORE INTO grp (name) VALUES (?)", names)
         elif self._connection.execute("PRAGMA user_version").fetchone() == (0,):
             raise UnknownQueueError(f'no queue "{self.path.parent.name}"', detail="it was never declared")
+        return self._current()
+
+    def _current(self) -> Queue:
+        """The definition that is stored; inside a transaction."""
         found = self._read()
         if found is None:
             raise DamagedError("a queue's file has no definition", detail=str(self.path))
@@ -123,12 +142,13 @@ class QueueFile:
 
     def _read(self) -> Queue | None:
         row = self._connection.execute("SELECT value FROM setting WHERE name = 'queue'").fetchone()
-        if row is None or row[0] == self._stored:
-            return self._queue if row else None
-        self._stored = row[0]
-        groups = self._connection.execute("SELECT name, number FROM grp ORDER BY number")
-        self._groups = dict(groups.fetchall())
-        return Queue.from_json(row[0])
+        if row is None:
+            return None
+        if row[0] != self._stored:
+            groups = self._connection.execute("SELECT name, number FROM grp ORDER BY number")
+            self._groups = dict(groups.fetchall())
+            self._queue, self._stored = Queue.from_json(row[0]), row[0]
+        return self._queue
 
     # -- steps -------------------------------------------------------------------------------------------------
 
@@ -139,6 +159,7 @@ class QueueFile:
         """
         if self._closed:
             raise UsageError("the broker is closed", fix="open it again")
+        self._refuse_forked()
         outcome: T = self._door.pass_through(Entry(step, rows)).outcome
         return outcome
 
@@ -149,9 +170,9 @@ class QueueFile:
 
     def _commit(self, entries: list[Entry]) -> None:
         with self._locked():
-            self._queue = self._define(None)
+            queue = self._current()
             now, wall = self.time.micros(), self.clock.micros()
-            transaction = Transaction(self._connection, self._queue, self._groups, now, wall)
+            transaction = Transaction(self._connection, queue, self._groups, now, wall)
             for entry in entries:
                 try:
                     entry.outcome = entry.content(transaction)
@@ -159,8 +180,8 @@ class QueueFile:
                     entry.error = error
             transaction.write_counts()
             self._commits += 1
-            if self._commits % 64 == 0:
-                _tidy(transaction)
+            if self._commits % _TIDY_EVERY == 0:
+                tidy(transaction)
         if transaction.rings:
             self.bell.ring()
         if transaction.roomier and self._queue.limit is not None:
@@ -168,9 +189,8 @@ class QueueFile:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """A transaction. The lock wakes the next process at once, where SQLite would have it look again and again."""
-        with _translated(self.path):
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
+        """A transaction."""
+        with _translated(self.path), self._alone():
             try:
                 self._connection.execute("BEGIN IMMEDIATE")
                 yield
@@ -180,8 +200,15 @@ class QueueFile:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
                 raise
-            finally:
-                fcntl.flock(self._lock, fcntl.LOCK_UN)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """No other process has a transaction. The next is woken at once; SQLite would look again and again."""
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
 
     def _sync(self, entries: list[Entry]) -> None:
         """Make safe what is committed: it is in the write-ahead log, or was synced when it was taken out of it."""
@@ -204,14 +231,23 @@ class QueueFile:
         if self._closed:
             return
         self._closed = True
+        _open_here.discard(self)
         self._door.close()
         self._sync_door.close()
         self.bell.close()
         self.room.close()
-        self._connection.close()
+        with self._alone():
+            self._connection.close()
         for handle in (self._lock, self._wal):
             if handle >= 0:
                 os.close(handle)
+
+
+def _after_fork() -> None:
+    _open_in_parent.update(file.path for file in _open_here)
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _make(folder: Path, queue: Queue) -> None:
@@ -240,13 +276,6 @@ def _connect(path: Path) -> sqlite3.Connection:
     ):
         connection.execute(f"PRAGMA {setting}").fetchall()
     return connection
-
-
-def _tidy(transaction: Transaction) -> None:
-    """Give pages that acknowledged messages have left back to the file system, a few at a time."""
-    (free,) = transaction.row("PRAGMA freelist_count", ())
-    if free >= _FREE_PAGES and free * 2 > transaction.row("PRAGMA page_count", ())[0]:
-        transaction.execute(f"PRAGMA incremental_vacuum({_FREE_PAGES // 2})").fetchall()
 
 
 @contextlib.contextmanager

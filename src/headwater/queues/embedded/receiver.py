@@ -64,11 +64,14 @@ class EmbeddedReceiver:
             if not reserved:
                 return []
             found, wait = self._take(reserved)
-            left = wait if deadline is None else min(wait, deadline - time.monotonic())
-            if found or (deadline is not None and left <= 0 and deadline <= time.monotonic()):
+            if found:
                 return found
-            if left > 0:
-                self._file.bell.wait(heard, left)
+            if not wait:  # more has become due than one transaction moves: go on with it
+                continue
+            left = wait if deadline is None else min(wait, deadline - time.monotonic())
+            if left <= 0:
+                return []
+            self._file.bell.wait(heard, left)
         return []
 
     def _reserve(self, most: int, deadline: float | None) -> int:
@@ -151,9 +154,10 @@ class EmbeddedReceiver:
             return until if extend(transaction, tag, until) else None
 
         until = self._file.run(step)
-        if until is None:
-            return Settled.STALE
         with self._changed:
+            if until is None:
+                self._mine.pop(_place(delivery), None)
+                return Settled.STALE
             self._mine[_place(delivery)] = tag._replace(until=until)
         return Settled.DONE
 

@@ -27,8 +27,14 @@ _NEXT = (
     " WHERE d.grp = ? AND d.state = ? ORDER BY d.rank, d.at, d.id LIMIT ?"
 )
 _TAKE = (
-    "UPDATE delivery SET state = ?, rank = 0, at = ?, claims = claims + 1, owner = ?"
+    "UPDATE delivery SET state = ?, rank = 0, at = ?, claims = claims + 1, expires = NULL, owner = ?"
     " WHERE grp = ? AND state = ? AND rank = ? AND at = 0 AND id = ?"
+)
+_UP_TO_NOW = "FROM delivery WHERE grp = ? AND state = ? AND rank = 0 AND at <= ? ORDER BY at, id LIMIT ?"
+_DUE = (
+    "SELECT EXISTS (SELECT 1 FROM delivery WHERE grp = ? AND state = ? AND rank = 0 AND at <= ?),"
+    " EXISTS (SELECT 1 FROM delivery WHERE grp = ? AND state = ? AND rank = 0 AND at <= ?),"
+    " EXISTS (SELECT 1 FROM expiry WHERE at <= ?)"
 )
 
 
@@ -92,24 +98,34 @@ def put_in_line(transaction: Transaction, group: int) -> bool:
 
     True if there may be more than one transaction should move.
     """
-    bound = (group, DELAYED, transaction.now, _AT_ONCE)
-    question = (
-        "SELECT {} FROM delivery WHERE grp = ? AND state = ? AND rank = 0 AND at <= ? ORDER BY at, id LIMIT ?"
+    now = transaction.now
+    rested, overdue, expired = transaction.row(_DUE, (group, DELAYED, now, group, FLIGHT, now, now))
+    moved = (
+        _end_rests(transaction, group) if rested else 0,
+        _take_back(transaction, group) if overdue else 0,
+        _expire(transaction) if expired else 0,
     )
-    rested = transaction.execute(question.format("priority, at, id"), bound).fetchall()
-    if rested:
-        transaction.executemany(
-            "UPDATE delivery SET state = ?, rank = ?, at = 0"
-            " WHERE grp = ? AND state = ? AND rank = 0 AND at = ? AND id = ?",
-            [(READY, 9 - priority, group, DELAYED, at, id) for priority, at, id in rested],
-        )
-        transaction.moved(group, DELAYED, READY, len(rested))
+    return max(moved) == _AT_ONCE
+
+
+def _end_rests(transaction: Transaction, group: int) -> int:
+    bound = (group, DELAYED, transaction.now, _AT_ONCE)
+    rows = transaction.execute(f"SELECT priority, at, id {_UP_TO_NOW}", bound).fetchall()
+    transaction.executemany(
+        "UPDATE delivery SET state = ?, rank = ?, at = 0"
+        " WHERE grp = ? AND state = ? AND rank = 0 AND at = ? AND id = ?",
+        [(READY, 9 - priority, group, DELAYED, at, id) for priority, at, id in rows],
+    )
+    transaction.moved(group, DELAYED, READY, len(rows))
+    return len(rows)
+
+
+def _take_back(transaction: Transaction, group: int) -> int:
     bound = (group, FLIGHT, transaction.now, _AT_ONCE)
-    overdue = transaction.execute(question.format("id, at, claims"), bound).fetchall()
-    for id, at, claims in overdue:
+    rows = transaction.execute(f"SELECT id, at, claims {_UP_TO_NOW}", bound).fetchall()
+    for id, at, claims in rows:
         fail(transaction, Tag(group, id, at, claims), _OVERDUE)
-    expired = _expire(transaction)
-    return max(len(rested), len(overdue), expired) == _AT_ONCE
+    return len(rows)
 
 
 def _expire(transaction: Transaction) -> int:
