@@ -63,9 +63,7 @@ LOG = Setting("log", "", "The log of the profile: a folder, or kafka://host:port
 STORE = Setting(
     "store", "", "The store of the profile: postgresql://…; without one, SQLite in the data folder."
 )
-QUEUES = Setting(
-    "queues", "", "The queues of the profile: amqp://…; without one, SQLite in the data folder."
-)
+QUEUES = Setting("queues", "", "The queues of the profile: amqp://…; without one, SQLite in the data folder.")
 SPARK = Setting("spark", "local[*]", "Spark's master: local[*], spark://host:port, k8s://… or yarn.")
 CHECKPOINTS = Setting(
     "checkpoints",
