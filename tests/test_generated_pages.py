@@ -13,6 +13,7 @@ from headwater.cli.catalogue import VERBS
 from headwater.config import SETTINGS
 from headwater.errors import by_code
 from headwater.log.kafka.support import SUPPORT
+from headwater.queues.rabbitmq.support import SUPPORT as QUEUE_SUPPORT
 from tests.client import test_folder_client, test_http_client, test_kafka_client
 from tests.client.contract import ClientContract
 from tests.store import test_postgres_store, test_sqlite_store, test_system_views, test_views, test_waiting
@@ -70,6 +71,12 @@ def test_the_page_of_kafka_has_the_table_of_support():
     text = page("kafka.md")
     for what, (embedded, kafka) in SUPPORT.items():
         assert f"| {what} | {embedded} | {kafka} |" in text
+
+
+def test_the_page_of_rabbitmq_has_the_table_of_support():
+    text = page("rabbitmq.md")
+    for what, (embedded, rabbit) in QUEUE_SUPPORT.items():
+        assert f"| {what} | {embedded} | {rabbit} |" in text
 
 
 @pytest.mark.parametrize(

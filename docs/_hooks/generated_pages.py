@@ -21,6 +21,7 @@ from headwater.config import SETTINGS
 from headwater.errors import HeadwaterError, by_code
 from headwater.log import EventLog
 from headwater.log.kafka.support import SUPPORT
+from headwater.queues.rabbitmq.support import SUPPORT as QUEUE_SUPPORT
 from headwater.server.app import make_routes
 from headwater.server.gateway import Gateway
 from headwater.server.limits import Limits
@@ -86,6 +87,12 @@ def support_text() -> str:
     """What a topic can do in a folder and on Kafka, in one table."""
     rows = [f"| {what} | {embedded} | {kafka} |" for what, (embedded, kafka) in SUPPORT.items()]
     return "\n".join(["| | embedded | Kafka |", "|---|---|---|", *rows])
+
+
+def queue_support_text() -> str:
+    """What a queue can do in the data folder and on RabbitMQ, in one table."""
+    rows = [f"| {what} | {embedded} | {rabbit} |" for what, (embedded, rabbit) in QUEUE_SUPPORT.items()]
+    return "\n".join(["| | data folder | RabbitMQ |", "|---|---|---|", *rows])
 
 
 class Suite(NamedTuple):
@@ -163,6 +170,7 @@ MARKERS: Final[dict[str, Callable[[], str]]] = {
     "<!-- routes -->": routes_text,
     "<!-- settings -->": settings_text,
     "<!-- support -->": support_text,
+    "<!-- queue support -->": queue_support_text,
     "<!-- suites -->": suites_text,
 }
 
