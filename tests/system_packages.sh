@@ -22,6 +22,7 @@ need faketime faketime "runs a process under a wrong clock"
 need curl curl "runs the commands of docs/server.md"
 need chromium chromium "opens the page of the node"
 need chromedriver chromium-driver "drives chromium"
+need rabbitmq-server rabbitmq-server "hands out messages, as the other kind of broker"
 need prlimit util-linux "caps memory and file sizes"
 
 [ ${#missing_programs[@]} -eq 0 ] && exit 0

@@ -33,6 +33,10 @@ _FORMS: Final = {
         rf"postgresql://{_USER}(?:{_HOSTS})?(?:/[^\s/?]*)?(?:\?\S*)?",
         "postgresql://user:${PASSWORD}@host:5432/database, or nothing for SQLite",
     ),
+    "queues": (
+        rf"amqps?://{_USER}{_HOSTS}(?:/[^\s/?]*)?(?:\?\S*)?",
+        "amqp://user:${PASSWORD}@host:5672, or nothing for the data folder",
+    ),
     "spark": (
         rf"local(?:\[(?:\*|\d+)(?:, ?\d+)?\])?|spark://{_HOSTS}|k8s://\S+|yarn",
         "local[*], spark://host:7077, k8s://https://host:port or yarn",
@@ -60,7 +64,7 @@ class Address:
 
     Args:
         text: As it was written.
-        kind: What is there: "log", "store", "spark" or "checkpoints".
+        kind: What is there: "log", "store", "queues", "spark" or "checkpoints".
         base: What a folder and a file that is referred to are relative to.
         place: Where it was written, for errors.
 

@@ -58,11 +58,12 @@ SPARK_MEMORY = Setting("spark_memory", "1g", "The most memory that Spark's Java 
 JAVA_PATIENCE = Setting(
     "java_patience", "60", "Seconds without an answer from Java after which the engine is started again."
 )
-PROFILE = Setting("profile", "embedded", "The profile: where log, store and Spark are.")
+PROFILE = Setting("profile", "embedded", "The profile: where log, store, queues and Spark are.")
 LOG = Setting("log", "", "The log of the profile: a folder, or kafka://host:port,host:port.")
 STORE = Setting(
     "store", "", "The store of the profile: postgresql://…; without one, SQLite in the data folder."
 )
+QUEUES = Setting("queues", "", "The queues of the profile: amqp://…; without one, SQLite in the data folder.")
 SPARK = Setting("spark", "local[*]", "Spark's master: local[*], spark://host:port, k8s://… or yarn.")
 CHECKPOINTS = Setting(
     "checkpoints",
@@ -79,7 +80,7 @@ REALTIME_PARTITIONS = Setting(
     "1",
     "Into how many parts the state of a real-time pipeline is cut, when it first runs.",
 )
-ADDRESSES = (LOG, STORE, SPARK, CHECKPOINTS)
+ADDRESSES = (LOG, STORE, QUEUES, SPARK, CHECKPOINTS)
 SETTINGS = (
     DATA,
     PORT,

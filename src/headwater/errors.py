@@ -21,16 +21,19 @@
     │   │   ├── UnknownInputError  a pipeline reads what the app does not declare
     │   │   ├── CycleError         pipelines that wait for one another
     │   │   └── NotRealtimeError   a pipeline that real-time mode cannot run
+    │   ├── BadWorkerError         a function that cannot work on messages, or answer
     │   ├── TimeColumnMissingError the event-time column is not in the type
     │   ├── TooLargeError          an event, line or body over its limit
     │   ├── UnknownTopicError      no topic of that name
     │   ├── UnknownGroupError      no consumer group of that name
+    │   ├── UnknownQueueError      no queue of that name
     │   ├── UnknownViewError       no view of that name
     │   ├── KeyNotUniqueError      two rows of a view with one key
     │   └── UnknownCodeError       no error of that code
     ├── RefusedError               allowed in principle, not like this
     │   ├── SchemaConflictError    a type that old events cannot be read under
     │   ├── TopicExistsError       the topic is there with other settings
+    │   ├── QueueExistsError       the queue is there with other settings
     │   ├── StateChangedError      a pipeline was edited and its state does not fit
     │   ├── FencedError            a newer owner has taken over
     │   ├── LedgerMismatchError    a batch comes again with other offsets
@@ -39,6 +42,8 @@
     │   └── ForbiddenError         an address, host or origin that is not served
     ├── OverloadedError            the buffer at the door is full
     ├── ViewBehindError            a view has not taken an event in yet
+    ├── NoAnswerError              nobody answered a question in time
+    ├── AnswerFailedError          the function that answers raised an error
     ├── DataError                  something in the log is not as it should be
     │   ├── DataGoneError          the offsets asked for were removed by retention
     │   ├── DamagedError           a checksum does not match
@@ -72,6 +77,7 @@ from types import FrameType
 from typing import Any, ClassVar
 
 __all__ = [
+    "AnswerFailedError",
     "BadAppError",
     "BadCredentialsError",
     "BadEventError",
@@ -87,6 +93,7 @@ __all__ = [
     "BadSqlError",
     "BadTimeError",
     "BadTypeError",
+    "BadWorkerError",
     "CycleError",
     "DamagedError",
     "DataError",
@@ -107,12 +114,14 @@ __all__ = [
     "MissingSecretError",
     "NeedsConfirmationError",
     "NewerFormatError",
+    "NoAnswerError",
     "NoJavaError",
     "NotRealtimeError",
     "NotWritableError",
     "OverloadedError",
     "Place",
     "PortTakenError",
+    "QueueExistsError",
     "RefusedError",
     "SchemaConflictError",
     "ServiceFailedError",
@@ -124,6 +133,7 @@ __all__ = [
     "UnknownGroupError",
     "UnknownInputError",
     "UnknownProfileError",
+    "UnknownQueueError",
     "UnknownTopicError",
     "UnknownViewError",
     "UnreachableError",
@@ -412,6 +422,16 @@ class NotRealtimeError(BadPipelineError):
     code = "NOT_REALTIME"
 
 
+class BadWorkerError(UsageError):
+    """A function cannot work on the messages of a queue, or answer questions, as it is declared.
+
+    It takes the value, a message, or both; a parameter annotated `hw.Message` gets the message. It may be async. It
+    returns when it is done, and raises when it failed.
+    """
+
+    code = "BAD_WORKER"
+
+
 class TimeColumnMissingError(UsageError):
     """A topic's `time=` names a column that its type does not have, or that holds no timestamps."""
 
@@ -433,9 +453,16 @@ class UnknownTopicError(UsageError):
 
 
 class UnknownGroupError(UsageError):
-    """There is no consumer group of that name on that topic."""
+    """There is no consumer group of that name on that topic, or no group of that name on that queue."""
 
     code = "UNKNOWN_GROUP"
+    status = 404
+
+
+class UnknownQueueError(UsageError):
+    """There is no queue of that name; near names are listed. A queue is there once an app or a client declared it."""
+
+    code = "UNKNOWN_QUEUE"
     status = 404
 
 
@@ -486,6 +513,12 @@ class TopicExistsError(RefusedError):
     code = "TOPIC_EXISTS"
 
 
+class QueueExistsError(RefusedError):
+    """The queue exists with settings that cannot be changed in place: whether it is ordered, or kept in memory."""
+
+    code = "QUEUE_EXISTS"
+
+
 class StateChangedError(RefusedError):
     """A pipeline was edited since it ran, and what it has kept does not fit the new text.
 
@@ -534,7 +567,7 @@ class ForbiddenError(RefusedError):
 
 
 class OverloadedError(HeadwaterError):
-    """The buffer in front of the log is full and the topic's policy says to push back; try again later."""
+    """A topic's buffer or a queue is full and its policy says to push back; try again later."""
 
     code = "OVERLOADED"
     status = 429
@@ -553,6 +586,28 @@ class ViewBehindError(HeadwaterError):
     status = 504
     exit_code = 3
     retryable = True
+
+
+class NoAnswerError(HeadwaterError):
+    """A question was not answered in time: nobody answers on that subject, or whoever does was too slow or ended.
+
+    The function may have run, or may still run. `data` has the `subject` and `sent`, which says whether anybody got the
+    question.
+    """
+
+    code = "NO_ANSWER"
+    status = 504
+    exit_code = 3
+    retryable = True
+
+
+class AnswerFailedError(HeadwaterError):
+    """The function that answers a question raised an error, which is carried to whoever asked.
+
+    `data` has the `subject`, the `type` of the error, its `message` and the `stack`.
+    """
+
+    code = "ANSWER_FAILED"
 
 
 class DataError(HeadwaterError):
@@ -692,7 +747,7 @@ class BadCredentialsError(EnvironmentFaultError):
 
 
 class UnreachableError(EnvironmentFaultError):
-    """No Headwater node, Kafka broker or PostgreSQL server answers at that address."""
+    """No Headwater node, Kafka broker, RabbitMQ or PostgreSQL server answers at that address."""
 
     code = "UNREACHABLE"
     status = 503

@@ -1,8 +1,9 @@
-"""Profiles: where log, store and Spark are, by name, so that the same app file runs on a laptop and on a cluster.
+"""Profiles: where log, store, queues and Spark are, by name, so that an app file runs on a laptop and on a cluster.
 
 A profile is a table `[profiles.NAME]` of headwater.toml, or `[tool.headwater.profiles.NAME]` of pyproject.toml, in the
-current folder or one above it. `HEADWATER_LOG`, `HEADWATER_STORE`, `HEADWATER_SPARK` and `HEADWATER_CHECKPOINTS` count
-more than the file. Without a name nothing is read: log and store are in the data folder, and Spark is in this machine.
+current folder or one above it. `HEADWATER_LOG`, `HEADWATER_STORE`, `HEADWATER_QUEUES`, `HEADWATER_SPARK` and
+`HEADWATER_CHECKPOINTS` count more than the file. Without a name nothing is read: log, store and queues are in the data
+folder, and Spark is in this machine.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class Profile:
         name: "embedded" for the one that needs no file.
         log: A folder or `kafka://…`; None is the data folder.
         store: `postgresql://…`; None is SQLite in the data folder.
+        queues: `amqp://…`; None is SQLite in the data folder.
         spark: Spark's master.
         checkpoints: A folder or URL that driver and workers reach; None is the data folder.
         python: The Python of Spark's workers, or an archive with one; None is this one.
@@ -50,6 +52,7 @@ class Profile:
     name: str
     log: Address | None = None
     store: Address | None = None
+    queues: Address | None = None
     spark: Address = _LOCAL_SPARK
     checkpoints: Address | None = None
     python: str | None = None
@@ -114,7 +117,7 @@ def read_profile(name: str | None = None, start: Path | None = None) -> Profile:
 
 
 def describe(profile: Profile, data: str | None = None) -> list[str]:
-    """Where log, store and Spark are, in lines that show no secret; nothing is looked up or opened.
+    """Where log, store, queues and Spark are, in lines that show no secret; nothing is looked up or opened.
 
     Example:
         >>> describe(Profile("embedded"), "shop-data")[:2]
@@ -126,6 +129,7 @@ def describe(profile: Profile, data: str | None = None) -> list[str]:
         "profile": f"{profile.name}   {profile.place}" if profile.place else profile.name,
         "log": profile.log or folder,
         "store": profile.store or f"SQLite in {folder}",
+        "queues": profile.queues,
         "spark": profile.spark,
         "checkpoints": profile.checkpoints or folder,
         "python": profile.python,

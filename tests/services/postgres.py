@@ -164,6 +164,14 @@ class Proxy:
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
 
+    def cut(self) -> None:
+        """Cut all connections there are; new ones may come."""
+        pairs, self._pairs = self._pairs, []
+        for end in pairs:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
     def close(self) -> None:
         """Shut the door and all connections."""
         for end in (self._door, *self._pairs):

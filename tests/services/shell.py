@@ -56,7 +56,7 @@ def local_servers(folder: Path, before: Sequence[str] = ()) -> Iterator[Shell]:
     """
     shell = Shell(folder)
     try:
-        shell("services", "up", "--write")
+        shell("services", "up", "kafka", "postgres", "--write")
         Shell(folder, before)("cluster", "up", "--workers", "2", "--write")
         yield shell
     finally:

@@ -107,6 +107,16 @@ class Where:
             raise _refused(text, problem)
         self._names = frozenset(_names(tree))
 
+    @property
+    def names(self) -> frozenset[str]:
+        """The columns that it looks at.
+
+        Example:
+            >>> sorted(Where("amount > 100 and country = 'DE'").names)
+            ['amount', 'country']
+        """
+        return self._names
+
     def mask(
         self, batch: pa.RecordBatch, envelope: Mapping[str, pa.Array] | None = None
     ) -> npt.NDArray[np.bool_]:

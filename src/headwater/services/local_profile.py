@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from headwater.services.postgres import password_file
+from headwater.services.rabbitmq import rabbitmq_password_file
 from headwater.services.state import Service
 
 __all__ = ["profile_table", "write_table"]
@@ -17,7 +18,7 @@ _TABLE = re.compile(r"^\[profiles\.local\]\n(?:(?!\[).*\n?)*", re.MULTILINE)
 
 
 def profile_table(folder: Path, services: Mapping[str, Service]) -> str:
-    """The table for the servers that run; the password of PostgreSQL is referred to.
+    """The table for the servers that run; passwords are referred to.
 
     Args:
         folder: The folder of the servers.
@@ -30,6 +31,9 @@ def profile_table(folder: Path, services: Mapping[str, Service]) -> str:
     if "postgres" in running:
         password = f"${{file:{password_file(folder / 'postgres')}}}"
         values["store"] = running["postgres"].url.replace("***", password)
+    if "rabbitmq" in running:
+        password = f"${{file:{rabbitmq_password_file(folder / 'rabbitmq')}}}"
+        values["queues"] = running["rabbitmq"].url.replace("***", password)
     if "spark-master" in running:
         values["spark"] = running["spark-master"].url
         values["checkpoints"] = str(folder / "checkpoints")

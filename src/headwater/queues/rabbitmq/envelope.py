@@ -1,0 +1,184 @@
+"""A message of ours as an AMQP message, and back; what others publish is read, too.
+
+The body, `message_id` and `timestamp` are AMQP's own. Headers are the sender's, and these of ours:
+`hw-key`, `hw-words`, `hw-published-at`, `hw-expires-at`, `traceparent`; on a message that was handed out before
+`hw-deliveries`, `hw-failures` and `hw-history`; on a dead letter `hw-why` and `hw-died-at`.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from headwater.errors import BadEventError
+from headwater.events import checked_traceparent
+from headwater.queues.protocol import Attempt, Outgoing
+
+if TYPE_CHECKING:
+    from aio_pika import Message
+    from aio_pika.abc import AbstractIncomingMessage
+
+__all__ = ["Envelope"]
+
+_OURS: Final = ("hw-", "x-")
+_STACK: Final = 8_000  # characters of one stack that are kept
+_HISTORY: Final = 64_000  # bytes of history that are kept whole: headers must fit into one frame of 128 KiB
+_DEATHS: Final = {"expired": "expired", "rejected": "rejected", "maxlen": "full", "delivery_limit": "failed"}
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """A message and what happened to it in one group.
+
+    Args:
+        message: What was published.
+        published_at: When.
+        expires_at: When it dies, if nobody took it before.
+        deliveries: How often it was handed out.
+        failures: How often that failed.
+        history: Each failure.
+        why: Of a dead letter: "rejected", "failed", "expired" or "full".
+        died_at: Of a dead letter.
+    """
+
+    message: Outgoing
+    published_at: datetime
+    expires_at: datetime | None = None
+    deliveries: int = 0
+    failures: int = 0
+    history: tuple[Attempt, ...] = ()
+    why: str = ""
+    died_at: datetime | None = None
+
+    @classmethod
+    def new(cls, message: Outgoing, ttl: timedelta | None) -> Envelope:
+        """Of a message that is published now; it gets an id if it has none."""
+        now = datetime.now(UTC)
+        short = min((span for span in (ttl, message.ttl) if span is not None), default=None)
+        named = message if message.id is not None else replace(message, id=uuid.uuid4().hex)
+        return cls(named, now, None if short is None else now + message.delay + short)
+
+    @classmethod
+    def of(cls, incoming: AbstractIncomingMessage, exchange: str) -> Envelope:
+        """Of a message that came, published by us or by others.
+
+        Args:
+            incoming: The message.
+            exchange: The exchange of its queue, through which others publish.
+        """
+        headers: Mapping[str, Any] = incoming.headers
+        now = datetime.now(UTC)
+        # RabbitMQ counts how often it took a message back because its receiver was gone.
+        lost = int(headers.get("x-delivery-count", 0))
+        message = Outgoing(
+            body=incoming.body,
+            id=incoming.message_id,
+            words=_words(incoming, headers, exchange),
+            key=_text(headers.get("hw-key")),
+            headers={name: str(value) for name, value in headers.items() if not _own(name)},
+            traceparent=_trace(headers.get("traceparent")),
+        )
+        deaths = headers.get("x-death") or [{}]
+        return cls(
+            message,
+            _time(headers.get("hw-published-at")) or incoming.timestamp or now,
+            _time(headers.get("hw-expires-at")),
+            deliveries=int(headers.get("hw-deliveries", 0)) + lost,
+            failures=int(headers.get("hw-failures", 0)) + lost,
+            history=_history(headers.get("hw-history")),
+            why=_text(headers.get("hw-why")) or _DEATHS.get(str(deaths[0].get("reason")), "rejected"),
+            died_at=_time(headers.get("hw-died-at")) or deaths[0].get("time"),
+        )
+
+    def failed(self, attempt: Attempt) -> Envelope:
+        """After one more failure."""
+        kept = replace(attempt, stack=attempt.stack[-_STACK:])
+        return replace(
+            self, deliveries=attempt.number, failures=self.failures + 1, history=(*self.history, kept)
+        )
+
+    def amqp(self, driver: Any, *, expires: bool = False) -> Message:
+        """As RabbitMQ keeps it.
+
+        Args:
+            driver: The package aio_pika.
+            expires: Let RabbitMQ remove it when its time is over. Where it rests first, that would end the rest.
+        """
+        message = self.message
+        facts = {
+            "hw-key": message.key,
+            "hw-words": message.words or None,
+            "hw-published-at": self.published_at.isoformat(),
+            "hw-expires-at": self.expires_at and self.expires_at.isoformat(),
+            "hw-deliveries": self.deliveries or None,
+            "hw-failures": self.failures or None,
+            "hw-history": _shortened(self.history) if self.history else None,
+            "hw-why": self.why or None,
+            "hw-died-at": self.died_at and self.died_at.isoformat(),
+            "traceparent": message.traceparent,
+        }
+        result: Message = driver.Message(
+            message.body,
+            headers=message.headers | {name: value for name, value in facts.items() if value is not None},
+            content_type="application/json",
+            delivery_mode=driver.DeliveryMode.PERSISTENT,
+            message_id=message.id,
+            timestamp=self.published_at,
+            expiration=self.expires_at - self.published_at if expires and self.expires_at else None,
+        )
+        return result
+
+
+def _own(name: str) -> bool:
+    return name.startswith(_OURS) or name == "traceparent"
+
+
+def _words(incoming: AbstractIncomingMessage, headers: Mapping[str, Any], exchange: str) -> str:
+    if "hw-words" in headers:
+        return str(headers["hw-words"])
+    for death in headers.get("x-death") or ():
+        if death.get("exchange") == exchange:
+            return str((death.get("routing-keys") or [""])[0])
+    return incoming.routing_key or "" if incoming.exchange == exchange else ""
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+def _trace(value: object) -> str | None:
+    try:
+        return None if value is None else checked_traceparent(str(value))
+    except BadEventError:  # others may write what they like
+        return None
+
+
+def _time(value: object) -> datetime | None:
+    try:
+        return None if value is None else datetime.fromisoformat(str(value))
+    except ValueError:  # a header of somebody else's that has our name
+        return None
+
+
+def _history(value: object) -> tuple[Attempt, ...]:
+    try:
+        return () if value is None else tuple(msgspec.json.decode(str(value), type=list[Attempt]))
+    except msgspec.DecodeError:
+        return ()
+
+
+def _shortened(history: Sequence[Attempt]) -> str:
+    """As JSON; when that is too long, stacks are left out, those of the oldest failures first."""
+    kept = list(history)
+    text = msgspec.json.encode(kept)
+    for index, attempt in enumerate(history[:-1]):
+        if len(text) <= _HISTORY:
+            break
+        kept[index] = replace(attempt, stack="")
+        text = msgspec.json.encode(kept)
+    return (text if len(text) <= _HISTORY else msgspec.json.encode(kept[-1:])).decode()

@@ -1,0 +1,586 @@
+"""What every broker does, wherever it is: these tests run on the embedded one and on RabbitMQ alike.
+
+A module of tests imports the classes, and has two fixtures: `broker`, and `pass_time`, which lets so many seconds go by
+for the broker. If its broker cannot do everything, it has a set `SUPPORTS` of those words of `EVERYTHING` that it can;
+tests of the others are left out (conftest.py). One file, long as it is: it is the contract.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import pytest
+
+from headwater.errors import OverloadedError, UnknownGroupError, UnknownQueueError
+from headwater.log import backpressure, drop
+from headwater.queues.definition import Queue, group, retry
+from headwater.queues.embedded import EmbeddedBroker
+from headwater.queues.protocol import Broker, Delivery, GroupCounts, Outgoing, Receiver, Settled
+
+EVERYTHING = frozenset(
+    {"priority", "ordered", "dedup", "sql", "headers", "visibility", "counts", "totals", "drop oldest"}
+)
+AT_ONCE = retry(3, backoff="0s", jitter=0)
+Wait = Callable[[float], None]
+
+
+def needs(*what: str) -> pytest.MarkDecorator:
+    """Only for brokers that can do this; see `EVERYTHING`."""
+    return pytest.mark.broker_needs(*what)
+
+
+def declared(broker: Broker, **options: Any) -> str:
+    """A new queue with a name of its own; retries are at once unless the options say otherwise."""
+    name = f"q-{uuid.uuid4().hex[:12]}"
+    broker.declare(Queue.declare(name, **{"retry": AT_ONCE, **options}))
+    return name
+
+
+def message(value: object, **about: Any) -> Outgoing:
+    return Outgoing(msgspec.json.encode(value), **about)
+
+
+def publish(broker: Broker, name: str, *values: object, **about: Any) -> None:
+    confirmed = broker.publish(name, [message(value, **about) for value in values])
+    assert len(confirmed) == len(values)
+
+
+def receive(receiver: Receiver, number: int = 1, timeout: float = 10) -> list[Delivery]:
+    """Exactly so many deliveries."""
+    found: list[Delivery] = []
+    while len(found) < number:
+        more = receiver.receive(timeout=timeout, most=number - len(found))
+        assert more, f"only {len(found)} of {number} messages came"
+        found += more
+    return found
+
+
+def values(deliveries: Sequence[Delivery]) -> list[Any]:
+    return [msgspec.json.decode(delivery.message.body) for delivery in deliveries]
+
+
+def drained(broker: Broker, name: str, group: str = "") -> list[Any]:
+    """Every message that can be taken now, acknowledged."""
+    found: list[Any] = []
+    receiver = broker.receiver(name, group, prefetch=10)
+    quiet = 0 if isinstance(broker, EmbeddedBroker) else 0.5  # seconds; a server may take its time
+    while deliveries := receiver.receive(timeout=quiet, most=10):
+        found += values(deliveries)
+        assert set(receiver.ack(deliveries)) == {Settled.DONE}
+    receiver.close()
+    return found
+
+
+def counts(broker: Broker, name: str, group: str = "") -> GroupCounts:
+    [found] = [each for each in broker.counts(name) if each.group == group]
+    return found
+
+
+class TestPublishAndReceive:
+    def test_a_message_comes_as_it_was_published(self, broker):
+        name = declared(broker)
+        about = {"words": "mails.new", "key": "ada", "headers": {"tenant": "acme"}}
+        trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+        [confirmed] = broker.publish(name, [message({"to": "ada"}, id="m-1", traceparent=trace, **about)])
+        assert (confirmed.id, confirmed.duplicate, confirmed.dropped, confirmed.groups) == (
+            "m-1",
+            False,
+            False,
+            1,
+        )
+        [delivery] = receive(broker.receiver(name))
+        got = delivery.message
+        assert (got.body, got.id, got.traceparent) == (b'{"to":"ada"}', "m-1", trace)
+        assert {"words": got.words, "key": got.key, "headers": got.headers} == about
+        assert (delivery.attempt, delivery.redelivered) == (1, False)
+
+    def test_messages_come_in_the_order_of_publishing(self, broker):
+        name = declared(broker)
+        publish(broker, name, *range(20))
+        assert drained(broker, name) == list(range(20))
+
+    def test_an_acknowledged_message_never_comes_again(self, broker, pass_time):
+        name = declared(broker, visible="1s")
+        publish(broker, name, 1)
+        receiver = broker.receiver(name)
+        assert receiver.ack(receive(receiver)) == [Settled.DONE]
+        pass_time(2)
+        assert receiver.receive(timeout=0.2) == []
+        receiver.close()
+        assert drained(broker, name) == []
+
+    def test_nothing_comes_from_an_empty_queue(self, broker):
+        assert broker.receiver(declared(broker)).receive(timeout=0.05) == []
+
+    def test_a_message_without_an_id_gets_one_of_its_own(self, broker):
+        name = declared(broker)
+        first, second = broker.publish(name, [message(1), message(1)])
+        assert first.id != second.id
+        assert {delivery.message.id for delivery in receive(broker.receiver(name, prefetch=2), 2)} == {
+            first.id,
+            second.id,
+        }
+
+    def test_an_unknown_queue_or_group_is_an_error(self, broker):
+        with pytest.raises(UnknownQueueError):
+            broker.publish("nothing-like-this", [message(1)])
+        with pytest.raises(UnknownQueueError):
+            broker.receiver("nothing-like-this")
+        with pytest.raises(UnknownGroupError):
+            broker.receiver(declared(broker), "nobody")
+
+    def test_queues_are_listed_with_their_definition(self, broker):
+        name = declared(broker, visible="7s", groups=["a", "b"])
+        assert name in broker.queues()
+        assert broker.queue(name).visible == timedelta(seconds=7)
+        assert [each.name for each in broker.queue(name).groups] == ["a", "b"]
+
+    def test_declaring_again_keeps_the_messages(self, broker):
+        name = declared(broker)
+        publish(broker, name, 1)
+        broker.declare(Queue.declare(name))
+        assert drained(broker, name) == [1]
+
+    def test_a_receiver_that_waits_is_woken_by_a_message(self, broker):
+        name = declared(broker)
+        receiver, found = broker.receiver(name), []
+        thread = threading.Thread(target=lambda: found.extend(receiver.receive(timeout=30)))
+        thread.start()
+        publish(broker, name, "hello")
+        thread.join(timeout=30)
+        assert values(found) == ["hello"]
+
+
+class TestSharing:
+    def test_two_receivers_of_a_group_share_its_messages(self, broker):
+        name = declared(broker)
+        first, second = broker.receiver(name, prefetch=3), broker.receiver(name, prefetch=3)
+        publish(broker, name, *range(6))
+        got = receive(first, 3), receive(second, 3)
+        assert sorted(values(got[0]) + values(got[1])) == list(range(6))
+
+    def test_every_group_gets_every_message(self, broker):
+        name = declared(broker, groups=["mail", "stock"])
+        [confirmed] = broker.publish(name, [message(1)])
+        assert confirmed.groups == 2
+        assert drained(broker, name, "mail") == [1]
+        assert drained(broker, name, "stock") == [1]
+
+    def test_a_receiver_has_no_more_than_its_prefetch(self, broker):
+        name = declared(broker)
+        publish(broker, name, *range(4))
+        receiver = broker.receiver(name, prefetch=2)
+        taken = receive(receiver, 2)
+        assert receiver.receive(timeout=0.2, most=2) == []
+        receiver.ack(taken[:1])
+        assert len(receiver.receive(timeout=10, most=2)) == 1
+
+    def test_what_a_receiver_has_not_settled_goes_back_when_it_closes(self, broker):
+        name = declared(broker)
+        publish(broker, name, 1)
+        receiver = broker.receiver(name)
+        receive(receiver)
+        receiver.close()
+        [delivery] = receive(broker.receiver(name))
+        assert delivery.redelivered
+        assert delivery.attempt == 2
+
+
+class TestFailures:
+    def test_a_failed_message_comes_again_with_its_attempt_counted(self, broker):
+        name = declared(broker)
+        publish(broker, name, 1)
+        receiver = broker.receiver(name)
+        for attempt in (1, 2):
+            [delivery] = receive(receiver)
+            assert (delivery.attempt, delivery.redelivered) == (attempt, attempt > 1)
+            assert receiver.nack(delivery, "no connection") is Settled.DONE
+        assert receive(receiver)[0].attempt == 3
+
+    def test_a_failed_message_rests_before_it_comes_again(self, broker, pass_time):
+        name = declared(broker, retry=retry(5, backoff="2s", jitter=0))
+        publish(broker, name, 1)
+        receiver = broker.receiver(name)
+        receiver.nack(*receive(receiver))
+        assert receiver.receive(timeout=0.1) == []
+        pass_time(2.5)
+        assert receive(receiver)[0].attempt == 2
+
+    def test_a_receiver_may_say_how_long_a_message_rests(self, broker, pass_time):
+        name = declared(broker)
+        publish(broker, name, 1)
+        receiver = broker.receiver(name)
+        receiver.nack(*receive(receiver), delay=timedelta(seconds=1))
+        assert receiver.receive(timeout=0.1) == []
+        pass_time(1.5)
+        assert receive(receiver)[0].attempt == 2
+
+    def test_a_message_that_fails_too_often_is_dead_with_its_history(self, broker):
+        name = declared(broker)
+        about = {"words": "mails.new", "key": "ada", "headers": {"tenant": "acme"}}
+        broker.publish(name, [message({"to": "ada"}, id="m-1", **about)])
+        receiver = broker.receiver(name, worker="w-1")
+        for attempt in (1, 2, 3):
+            receiver.nack(*receive(receiver), f"no {attempt}", stack=f"line {attempt}")
+        assert receiver.receive(timeout=0.2) == []
+        [letter] = broker.dead(name)
+        got = letter.message
+        assert (letter.why, letter.group, got.body, got.id) == ("failed", "", b'{"to":"ada"}', "m-1")
+        assert {"words": got.words, "key": got.key, "headers": got.headers} == about
+        history = [(each.number, each.why, each.worker, each.stack) for each in letter.attempts]
+        assert history == [(n, f"no {n}", "w-1", f"line {n}") for n in (1, 2, 3)]
+
+    def test_a_rejected_message_is_dead_at_once(self, broker):
+        name = declared(broker)
+        publish(broker, name, 1)
+        receiver = broker.receiver(name)
+        assert receiver.reject(*receive(receiver), "not an address", stack="line 7") is Settled.DONE
+        assert receiver.receive(timeout=0.2) == []
+        [letter] = broker.dead(name)
+        assert letter.why == "rejected"
+        assert [(each.why, each.stack) for each in letter.attempts] == [("not an address", "line 7")]
+
+    def test_dead_letters_come_oldest_first_and_by_group(self, broker):
+        name = declared(broker, groups=["a", "b"])
+        publish(broker, name, 1, 2, 3)
+        for each in "ab":
+            receiver = broker.receiver(name, each, prefetch=3)
+            for delivery in receive(receiver, 3):
+                receiver.reject(delivery)
+        letters = list(broker.dead(name, "b"))
+        assert [msgspec.json.decode(letter.message.body) for letter in letters] == [1, 2, 3]
+        assert {letter.group for letter in letters} == {"b"}
+        assert len(list(broker.dead(name))) == 6
+
+    def test_a_dead_letter_is_put_back_in_line(self, broker):
+        name = declared(broker, groups=["a", "b"])
+        publish(broker, name, 1)
+        receiver = broker.receiver(name, "a")
+        receiver.reject(*receive(receiver), "no")
+        assert broker.revive(name, list(broker.dead(name))) == 1
+        assert list(broker.dead(name)) == []
+        [delivery] = receive(receiver)
+        assert values([delivery]) == [1]
+        assert delivery.redelivered
+        receiver.ack([delivery])
+        assert drained(broker, name, "b") == [1]
+
+    def test_a_dead_letter_may_be_edited_before_it_is_put_back(self, broker):
+        name = declared(broker)
+        publish(broker, name, {"to": "ada@"}, headers={"tenant": "acme"})
+        receiver = broker.receiver(name)
+        receiver.reject(*receive(receiver))
+        [letter] = broker.dead(name)
+        edited = replace(letter, message=replace(letter.message, body=b'{"to":"ada@example.org"}'))
+        assert broker.revive(name, [edited]) == 1
+        [delivery] = receive(receiver)
+        assert values([delivery]) == [{"to": "ada@example.org"}]
+        assert delivery.message.headers == {"tenant": "acme"}
+
+    def test_a_revived_message_that_dies_again_keeps_its_whole_history(self, broker):
+        name = declared(broker)
+        publish(broker, name, 1)
+        receiver = broker.receiver(name)
+        receiver.reject(*receive(receiver), "first")
+        broker.revive(name, broker.dead(name))
+        receiver.reject(*receive(receiver), "second")
+        [letter] = broker.dead(name)
+        assert [each.why for each in letter.attempts] == ["first", "second"]
+
+
+class TestStaleSettling:
+    def test_an_acknowledgement_twice_is_stale(self, broker):
+        name = declared(broker)
+        publish(broker, name, 1, 2)
+        receiver = broker.receiver(name)
+        [delivery] = receive(receiver)
+        assert receiver.ack([delivery]) == [Settled.DONE]
+        assert receiver.ack([delivery]) == [Settled.STALE]
+        assert receiver.nack(delivery) is Settled.STALE
+        assert drained(broker, name) == [2]
+        assert list(broker.dead(name)) == []
+
+    def test_a_delivery_that_failed_cannot_be_acknowledged_when_it_is_out_again(self, broker):
+        name = declared(broker)
+        publish(broker, name, 1)
+        receiver = broker.receiver(name)
+        [first] = receive(receiver)
+        receiver.nack(first)
+        [second] = receive(receiver)
+        assert receiver.ack([first]) == [Settled.STALE]
+        assert receiver.reject(first) is Settled.STALE
+        assert receiver.ack([second]) == [Settled.DONE]
+
+    @needs("visibility")
+    def test_a_receiver_that_was_too_slow_may_take_others(self, broker, pass_time):
+        name = declared(broker, visible="1s")
+        publish(broker, name, 1, 2)
+        slow = broker.receiver(name)
+        receive(slow)
+        pass_time(1.5)
+        assert len(receive(slow)) == 1
+
+    @needs("visibility")
+    def test_a_message_not_settled_in_time_goes_to_another(self, broker, pass_time):
+        name = declared(broker, visible="2s")
+        publish(broker, name, 1)
+        slow, other = broker.receiver(name, worker="slow"), broker.receiver(name)
+        [delivery] = receive(slow)
+        assert other.receive(timeout=0) == []
+        pass_time(2.5)
+        [again] = receive(other)
+        assert again.attempt == 2
+        for settled in (
+            slow.ack([delivery])[0],
+            slow.nack(delivery),
+            slow.reject(delivery),
+            slow.extend(delivery),
+        ):
+            assert settled is Settled.STALE
+        assert other.ack([again]) == [Settled.DONE]
+        assert drained(broker, name) == []
+
+    @needs("visibility")
+    def test_a_message_that_is_extended_stays(self, broker, pass_time):
+        name = declared(broker, visible="2s")
+        publish(broker, name, 1)
+        slow, other = broker.receiver(name), broker.receiver(name)
+        [delivery] = receive(slow)
+        for _ in range(3):
+            pass_time(1.5)
+            assert slow.extend(delivery) is Settled.DONE
+        assert other.receive(timeout=0) == []
+        assert slow.ack([delivery]) == [Settled.DONE]
+
+    @needs("visibility")
+    def test_a_message_that_kills_its_receivers_is_dead_in_the_end(self, broker, pass_time):
+        name = declared(broker, visible="1s", retry=retry(2))
+        publish(broker, name, 1)
+        for _ in range(2):
+            receive(broker.receiver(name, worker="doomed"))
+            pass_time(1.5)
+        assert broker.receiver(name).receive(timeout=0.1) == []
+        [letter] = broker.dead(name)
+        assert (letter.why, len(letter.attempts)) == ("failed", 2)
+        assert {each.worker for each in letter.attempts} == {"doomed"}
+
+
+class TestTime:
+    def test_a_delayed_message_comes_later(self, broker, pass_time):
+        name = declared(broker)
+        publish(broker, name, "later", delay=timedelta(seconds=2))
+        publish(broker, name, "now")
+        assert drained(broker, name) == ["now"]
+        pass_time(2.5)
+        assert drained(broker, name) == ["later"]
+
+    def test_a_message_that_nobody_took_in_time_is_dead(self, broker, pass_time):
+        name = declared(broker)
+        publish(broker, name, "old", ttl=timedelta(seconds=1))
+        publish(broker, name, "new")
+        pass_time(2)
+        assert drained(broker, name) == ["new"]
+        [letter] = broker.dead(name)
+        assert (letter.why, letter.attempts) == ("expired", ())
+
+    def test_a_message_that_was_taken_once_does_not_expire(self, broker, pass_time):
+        name = declared(broker)
+        publish(broker, name, 1, ttl=timedelta(seconds=1))
+        receiver = broker.receiver(name)
+        receive(receiver)
+        pass_time(2)
+        receiver.close()
+        assert drained(broker, name) == [1]
+
+    def test_a_queue_may_give_all_its_messages_a_time_to_live(self, broker, pass_time):
+        name = declared(broker, ttl="1s")
+        publish(broker, name, 1)
+        pass_time(2)
+        assert drained(broker, name) == []
+        assert [letter.why for letter in broker.dead(name)] == ["expired"]
+
+    @needs("dedup")
+    def test_a_second_message_of_one_id_is_not_taken(self, broker, pass_time):
+        name = declared(broker, remember="2s")
+        first, second = broker.publish(name, [message(1, id="a"), message(2, id="a")])
+        [third] = broker.publish(name, [message(3, id="a")])
+        assert [each.duplicate for each in (first, second, third)] == [False, True, True]
+        assert drained(broker, name) == [1]
+        assert broker.publish(name, [message(4, id="a")])[0].duplicate
+        pass_time(2.5)
+        assert not broker.publish(name, [message(5, id="a")])[0].duplicate
+        assert drained(broker, name) == [5]
+
+
+class TestOrder:
+    @needs("priority")
+    def test_higher_priorities_come_first(self, broker):
+        name = declared(broker)
+        for priority in (0, 9, 5, 9):
+            publish(broker, name, priority, priority=priority)
+        assert drained(broker, name) == [9, 9, 5, 0]
+
+    @needs("ordered")
+    def test_one_message_of_a_key_is_out_at_a_time(self, broker):
+        name = declared(broker, ordered=True)
+        for number in range(3):
+            publish(broker, name, f"a{number}", key="a")
+            publish(broker, name, f"b{number}", key="b")
+        receiver = broker.receiver(name, prefetch=10)
+        found = []
+        while deliveries := receiver.receive(timeout=0, most=10):
+            assert len({delivery.message.key for delivery in deliveries}) == len(deliveries)
+            found += values(deliveries)
+            receiver.ack(deliveries)
+        assert [value for value in found if value[0] == "a"] == ["a0", "a1", "a2"]
+        assert [value for value in found if value[0] == "b"] == ["b0", "b1", "b2"]
+
+    @needs("ordered")
+    def test_the_order_of_a_key_is_kept_through_retries(self, broker, pass_time):
+        name = declared(broker, ordered=True, retry=retry(5, backoff="1s", jitter=0))
+        publish(broker, name, 1, 2, key="a")
+        receiver = broker.receiver(name)
+        receiver.nack(*receive(receiver))
+        assert receiver.receive(timeout=0) == []
+        pass_time(1.5)
+        assert drained(broker, name) == [1, 2]
+
+    @needs("ordered")
+    def test_a_dead_letter_lets_the_next_of_its_key_go(self, broker):
+        name = declared(broker, ordered=True)
+        publish(broker, name, 1, 2, key="a")
+        receiver = broker.receiver(name)
+        receiver.reject(*receive(receiver))
+        assert values(receive(receiver)) == [2]
+
+    @needs("ordered")
+    def test_messages_without_a_key_do_not_wait_for_one_another(self, broker):
+        name = declared(broker, ordered=True)
+        publish(broker, name, 1, 2)
+        assert len(broker.receiver(name, prefetch=5).receive(timeout=5, most=5)) == 2
+
+
+class TestPatterns:
+    def test_groups_choose_by_words(self, broker):
+        words = {"all": "#", "eu": "orders.*.eu", "orders": "orders.#", "new": ["*.new", "*.new.*"]}
+        name = declared(broker, groups=[group(each, words=pattern) for each, pattern in words.items()])
+        for each in ("orders.new.eu", "orders.new", "orders", "mails.new", "orders.a.b.eu"):
+            publish(broker, name, each, words=each)
+        assert drained(broker, name, "all") == [
+            "orders.new.eu",
+            "orders.new",
+            "orders",
+            "mails.new",
+            "orders.a.b.eu",
+        ]
+        assert drained(broker, name, "eu") == ["orders.new.eu"]
+        assert drained(broker, name, "orders") == ["orders.new.eu", "orders.new", "orders", "orders.a.b.eu"]
+        assert drained(broker, name, "new") == ["orders.new.eu", "orders.new", "mails.new"]
+
+    def test_a_message_that_fits_no_group_is_confirmed_and_gone(self, broker):
+        name = declared(broker, groups=[group("eu", words="*.eu")])
+        [confirmed] = broker.publish(name, [message(1, words="orders.us")])
+        assert (confirmed.groups, confirmed.dropped) == (0, False)
+        assert drained(broker, name, "eu") == []
+
+    @needs("headers")
+    def test_groups_choose_by_headers(self, broker):
+        name = declared(broker, groups=["all", group("acme", headers={"tenant": "acme", "kind": "x"})])
+        publish(broker, name, 1, headers={"tenant": "acme", "kind": "x", "more": "1"})
+        publish(broker, name, 2, headers={"tenant": "acme"})
+        assert drained(broker, name, "acme") == [1]
+        assert drained(broker, name, "all") == [1, 2]
+
+    @needs("sql")
+    def test_groups_choose_by_a_condition_in_sql(self, broker):
+        name = declared(broker, groups=["all", group("large", where="amount > 100 and country = 'DE'")])
+        for amount, country in ((50, "DE"), (150, "DE"), (150, "FR"), ("many", "DE"), (None, "DE")):
+            publish(broker, name, {"amount": amount, "country": country})
+        publish(broker, name, {"country": "DE"})
+        assert drained(broker, name, "large") == [{"amount": 150, "country": "DE"}]
+        assert len(drained(broker, name, "all")) == 6
+
+
+class TestLimits:
+    def test_a_full_queue_pushes_back(self, broker):
+        name = declared(broker, limit=3, overload=backpressure("100 ms"))
+        publish(broker, name, 1, 2, 3)
+        with pytest.raises(OverloadedError) as caught:
+            publish(broker, name, 4)
+        assert caught.value.status == 429
+        assert drained(broker, name) == [1, 2, 3]
+        publish(broker, name, 5)
+        assert drained(broker, name) == [5]
+
+    def test_who_waits_for_room_goes_on_when_there_is_some(self, broker):
+        name = declared(broker, limit=1, overload=backpressure("30 s"))
+        publish(broker, name, 1)
+        thread = threading.Thread(target=publish, args=(broker, name, 2))
+        thread.start()
+        receiver = broker.receiver(name)
+        for value in (1, 2):
+            [delivery] = receive(receiver, timeout=30)
+            assert values([delivery]) == [value]
+            receiver.ack([delivery])
+        thread.join(timeout=30)
+        assert not thread.is_alive()
+
+    def test_a_full_queue_may_drop_the_newest(self, broker):
+        name = declared(broker, limit=3, overload=drop("newest"))
+        confirmed = broker.publish(name, [message(number) for number in range(9)])
+        assert [each.dropped for each in confirmed] == [False] * 3 + [True] * 6
+        assert drained(broker, name) == [0, 1, 2]
+
+    @needs("drop oldest")
+    def test_a_full_queue_may_drop_the_oldest(self, broker):
+        name = declared(broker, limit=3, overload=drop("oldest"))
+        publish(broker, name, *range(9))
+        assert drained(broker, name) == [6, 7, 8]
+
+
+@needs("counts")
+class TestCounts:
+    def test_every_message_is_counted_where_it_is(self, broker):
+        name = declared(broker, retry=retry(2, backoff="1h"))
+        publish(broker, name, *range(6))
+        publish(broker, name, 6, delay=timedelta(hours=1))
+        receiver = broker.receiver(name, prefetch=5)
+        first, second, third, _ = receive(receiver, 4)
+        receiver.ack([first])
+        receiver.nack(second)
+        receiver.reject(third)
+        found = counts(broker, name)
+        assert (found.waiting, found.delayed, found.in_flight, found.dead) == (2, 2, 1, 1)
+        assert (found.published, found.acked, found.redelivered) == (7, 1, 0)
+
+    @needs("totals")
+    def test_published_is_the_sum_of_where_messages_are(self, broker, pass_time):
+        name = declared(broker, limit=5, overload=drop("newest"), ttl="2s", retry=AT_ONCE)
+        publish(broker, name, *range(10))
+        receiver = broker.receiver(name, prefetch=2)
+        first, second = receive(receiver, 2)
+        receiver.ack([first])
+        receiver.nack(second)
+        pass_time(3)
+        found = counts(broker, name)
+        assert (found.dropped, found.expired, found.acked) == (5, 3, 1)
+        assert (
+            found.published
+            == 10
+            == sum((found.waiting, found.delayed, found.in_flight, found.dead, found.acked, found.dropped))
+        )
+
+    def test_redeliveries_are_counted(self, broker):
+        name = declared(broker)
+        publish(broker, name, 1)
+        receiver = broker.receiver(name)
+        receiver.nack(*receive(receiver))
+        receiver.ack(receive(receiver))
+        found = counts(broker, name)
+        assert (found.redelivered, found.acked, found.waiting) == (1, 1, 0)

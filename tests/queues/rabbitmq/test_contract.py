@@ -1,0 +1,38 @@
+"""Queues on RabbitMQ keep the contract of all brokers; what RabbitMQ cannot do is refused."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from headwater.queues.rabbitmq import RabbitBroker
+from tests.queues.contract import (  # noqa: F401
+    EVERYTHING,
+    TestCounts,
+    TestFailures,
+    TestLimits,
+    TestOrder,
+    TestPatterns,
+    TestPublishAndReceive,
+    TestSharing,
+    TestStaleSettling,
+    TestTime,
+)
+
+pytestmark = pytest.mark.services
+# The table of docs/rabbitmq.md has the reasons.
+SUPPORTS = EVERYTHING - {"priority", "ordered", "dedup", "totals", "drop oldest"}
+
+
+@pytest.fixture
+def broker(shared: RabbitBroker) -> Iterator[RabbitBroker]:
+    """One client for all; what a test has not closed is closed when it ends."""
+    yield shared
+    shared.close_receivers()
+
+
+@pytest.fixture
+def pass_time() -> Callable[[float], None]:
+    return time.sleep

@@ -1,0 +1,194 @@
+"""RabbitMQ restarted, killed, cut off and out of memory; receivers killed: no confirmed message is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+
+import pytest
+
+from headwater.errors import OverloadedError
+from headwater.queues.definition import Queue, retry
+from headwater.queues.protocol import Outgoing, Settled
+from headwater.queues.rabbitmq import RabbitBroker
+from tests.faults.counts import FULL
+from tests.services.postgres import Proxy
+from tests.services.rabbitmq import Rabbit, rabbit_broker
+
+pytestmark = pytest.mark.services
+PATIENCE = timedelta(minutes=2)
+OLD = "old"
+WORKER = """
+import sys
+from headwater.queues.rabbitmq import RabbitBroker
+[delivery] = RabbitBroker(sys.argv[1]).receiver(sys.argv[2], worker="doomed").receive(timeout=60)
+print(delivery.attempt, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(scope="module")
+def harmed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rabbit]:
+    """A server for this module alone, with the queue of the test that kills it."""
+    with rabbit_broker(tmp_path_factory.mktemp("harmed")) as server:
+        broker = RabbitBroker(server.url(), patience=PATIENCE)
+        broker.declare(Queue.declare(OLD, retry=retry(50)))
+        broker.close()
+        yield server
+
+
+@pytest.fixture
+def broker(harmed: Rabbit) -> Iterator[RabbitBroker]:
+    broker = RabbitBroker(harmed.url(), patience=PATIENCE)
+    yield broker
+    broker.close()
+
+
+class Load:
+    """Publishes numbers, each by itself, and receives them, until it is told to end."""
+
+    def __init__(self, broker: RabbitBroker, name: str) -> None:
+        self._broker, self._name = broker, name
+        self._ending = threading.Event()
+        self.confirmed: list[str] = []
+        self.received: Counter[str] = Counter()
+        self._threads = [threading.Thread(target=work) for work in (self._publish, self._receive)]
+        for thread in self._threads:
+            thread.start()
+
+    def _publish(self) -> None:
+        number = 0
+        while not self._ending.is_set():
+            [confirmed] = self._broker.publish(self._name, [Outgoing(b"1", id=str(number))])
+            self.confirmed.append(confirmed.id)
+            number += 1
+
+    def _receive(self) -> None:
+        receiver = self._broker.receiver(self._name, prefetch=20)
+        quiet = 0
+        while quiet < 3:
+            found = receiver.receive(timeout=0.5, most=20)
+            quiet = quiet + 1 if self._ending.is_set() and not found else 0
+            self.received.update(str(delivery.message.id) for delivery in found)
+            receiver.ack(found)
+        receiver.close()
+
+    def reached(self, number: int) -> None:
+        """Wait until so many more were confirmed."""
+        wanted = len(self.confirmed) + number
+        while len(self.confirmed) < wanted:
+            assert all(thread.is_alive() for thread in self._threads)
+            time.sleep(0.01)
+
+    def end(self) -> None:
+        self._ending.set()
+        for thread in self._threads:
+            thread.join()
+
+
+def test_a_message_whose_confirmation_was_lost_is_sent_again_with_its_id(harmed, name):
+    proxy = Proxy(harmed.port)
+    broker = RabbitBroker(harmed.url(proxy.port), patience=PATIENCE)
+    broker.declare(Queue.declare(name))
+    proxy.lost_after = b"the one"
+    [confirmed] = broker.publish(name, [Outgoing(b"the one", id="m-1")])
+    assert confirmed.id == "m-1"
+    assert proxy.lost_after is None
+    receiver = broker.receiver(name, prefetch=5)
+    found = []
+    while more := receiver.receive(timeout=2, most=5):
+        found += more
+    assert [delivery.message.id for delivery in found] == ["m-1", "m-1"]
+    broker.close()
+    proxy.close()
+
+
+def test_a_delivery_from_before_a_broken_connection_is_stale(harmed, name):
+    proxy = Proxy(harmed.port)
+    broker = RabbitBroker(harmed.url(proxy.port), patience=PATIENCE)
+    broker.declare(Queue.declare(name))
+    broker.publish(name, [Outgoing(b"1")])
+    receiver = broker.receiver(name)
+    [before] = receiver.receive(timeout=20)
+    proxy.lost_after = b"cut here"
+    broker.publish(
+        name, [Outgoing(b"cut here", id="other")]
+    )  # ends that connection; the other one is cut below
+    proxy.cut()
+    [after] = receiver.receive(timeout=20)
+    assert (after.message.body, after.attempt, after.redelivered) == (b"1", 2, True)
+    assert receiver.ack([before]) == [Settled.STALE]
+    assert receiver.nack(before) is Settled.STALE
+    assert receiver.ack([after]) == [Settled.DONE]
+    broker.close()
+    proxy.close()
+
+
+def test_publishing_waits_while_the_server_is_low_on_memory(harmed, broker, name, caplog):
+    broker.declare(Queue.declare(name))
+    broker.publish(name, [Outgoing(b"1")])
+    receiver = broker.receiver(name)
+    hasty = RabbitBroker(harmed.url(), patience=timedelta(seconds=1))
+    harmed.ctl("set_vm_memory_high_watermark", "0.0000001")
+    try:
+        with pytest.raises(OverloadedError, match="memory"):
+            hasty.publish(name, [Outgoing(b"hasty")])
+        patient = threading.Thread(target=broker.publish, args=(name, [Outgoing(b"2")]))
+        patient.start()
+        [delivery] = receiver.receive(timeout=20)
+        assert receiver.ack([delivery]) == [Settled.DONE]  # what is received is not held up
+        while "publish waits" not in caplog.text:
+            time.sleep(0.05)
+        assert patient.is_alive()
+    finally:
+        harmed.ctl("set_vm_memory_high_watermark", "0.4")
+    patient.join(timeout=60)
+    assert not patient.is_alive()
+    bodies = set()
+    while b"2" not in bodies:
+        [delivery] = receiver.receive(timeout=30)
+        bodies.add(delivery.message.body)
+        receiver.ack([delivery])
+    hasty.close()
+
+
+def test_a_message_that_kills_its_workers_comes_again_and_is_dead_in_the_end(harmed, broker, name):
+    broker.declare(Queue.declare(name, retry=retry(2)))
+    broker.publish(name, [Outgoing(b"1", id="m-1")])
+    for attempt in (1, 2):
+        command = [sys.executable, "-c", WORKER, harmed.url(), name]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as worker:
+            assert worker.stdout is not None
+            assert worker.stdout.readline() == f"{attempt}\n"
+            os.kill(worker.pid, signal.SIGKILL)
+    receiver = broker.receiver(name)
+    end = time.monotonic() + 60
+    while not (letters := list(broker.dead(name))):
+        assert receiver.receive(timeout=0.5) == []
+        assert time.monotonic() < end
+    assert [(letter.why, letter.message.id) for letter in letters] == [("failed", "m-1")]
+    assert "without a word" in letters[0].attempts[-1].why
+
+
+@pytest.mark.parametrize("end", [Rabbit.kill, Rabbit.stop] if FULL else [Rabbit.kill])
+def test_no_confirmed_message_is_lost_when_the_server_restarts(
+    harmed: Rabbit, broker: RabbitBroker, end: Callable[[Rabbit], None]
+):
+    load = Load(broker, OLD)
+    # RabbitMQ 3.10 writes who leads a new quorum queue some seconds after it was made; killed before, it has no leader.
+    time.sleep(max(0.0, harmed.started_at + 8 - time.monotonic()))
+    load.reached(30)
+    end(harmed)
+    harmed.start()
+    load.reached(30)
+    load.end()
+    assert set(load.received) >= set(load.confirmed)
+    assert len(load.confirmed) == len(set(load.confirmed))
+    assert broker.counts(OLD)[0].waiting == 0

@@ -1,0 +1,85 @@
+"""A real RabbitMQ: on loopback, on free ports, in a folder of the run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from headwater.services.launched import Launched
+from headwater.services.rabbitmq import (
+    launch_rabbitmq,
+    rabbitmq_environment,
+    rabbitmq_password_file,
+    rabbitmq_program,
+)
+from tests.services.system_packages import installed_program
+
+__all__ = ["Rabbit", "rabbit_broker"]
+
+
+class Rabbit:
+    """A broker that can be ended, killed and started again.
+
+    Args:
+        folder: Where its data goes; made when missing.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        if rabbitmq_program() is None:
+            installed_program("rabbitmq-server", "rabbitmq-server")
+        self.folder = folder
+        self._launched: Launched | None = None
+        self._ports: tuple[int, ...] = ()
+        self.start()
+
+    def start(self) -> None:
+        """Start it, with the ports it had, and wait until it answers."""
+        self._launched = launch_rabbitmq(self.folder, ports=self._ports, bound=True)
+        self._ports = self._launched.ports
+        self._launched.wait(timeout=180)
+        self.started_at = time.monotonic()
+
+    def stop(self) -> None:
+        """End it in order."""
+        assert self._launched is not None
+        self._launched.stop(patience=30)
+
+    def kill(self) -> None:
+        """End it as a power cut of the machine would end the process."""
+        assert self._launched is not None
+        self._launched.process.kill()
+        self._launched.process.wait()
+
+    @property
+    def port(self) -> int:
+        return self._ports[0]
+
+    def url(self, port: int | None = None) -> str:
+        """Where it is, password included; by another port if there is a proxy before it."""
+        password = rabbitmq_password_file(self.folder).read_text().strip()
+        return f"amqp://headwater:{password}@127.0.0.1:{port or self.port}"
+
+    def ctl(self, *words: str) -> str:
+        """What `rabbitmqctl` says."""
+        program = rabbitmq_program("rabbitmqctl")
+        assert program is not None
+        environment = {**os.environ, **rabbitmq_environment(self.folder, self._ports)}
+        done = subprocess.run(
+            [program, *words], env=environment, capture_output=True, text=True, check=False, timeout=120
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+
+@contextlib.contextmanager
+def rabbit_broker(folder: Path) -> Iterator[Rabbit]:
+    """A broker that runs while the block does."""
+    rabbit = Rabbit(folder)
+    try:
+        yield rabbit
+    finally:
+        rabbit.kill()
