@@ -10,7 +10,6 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 import headwater as hw
-from headwater.errors import BadPipelineError
 from headwater.testing import run
 from tests.engine.rooms import checkpoint, started
 
@@ -79,16 +78,3 @@ def test_a_first_start_that_was_cut_off_does_not_stop_the_second(tmp_path: Path)
         world.send("products", {"product_id": 1, "category": "a", "price": 2})
         world.settle()
         assert world.rows("totals") == [{"category": "a", "total": 2}]
-
-
-def test_events_that_have_lost_their_place_are_refused():
-    app = hw.App("shop")
-    app.topic("orders", "order_id int, note string, at timestamp", time="at")
-
-    @app.stream
-    def once(orders: DataFrame) -> DataFrame:
-        return hw.deduplicate(orders.select("order_id", "at"), by="order_id", within="1 hour")
-
-    with run(app) as world, pytest.raises(BadPipelineError) as refused:
-        world.settle()
-    assert "where they stand in their topic" in refused.value.what

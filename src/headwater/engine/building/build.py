@@ -13,7 +13,8 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from headwater.engine.building import plans, refusals
 from headwater.engine.building.after_spark import AfterSpark
 from headwater.engine.building.inputs import ARRIVAL, Input, Reading, Rows, streaming
-from headwater.engine.building.placing import HIDDEN_PREFIX, Stage, after_spark_of, stage
+from headwater.engine.building.places import HIDDEN_PREFIX
+from headwater.engine.building.placing import Stage, after_spark_of, stage
 from headwater.engine.building.pruning import needed_columns
 from headwater.engine.building.tables import history_after_spark, kept_by_tables, tables_after_spark
 from headwater.engine.building.weighted import weighted
