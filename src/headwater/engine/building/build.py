@@ -42,6 +42,7 @@ class Built:
         delay: How much older than the watermark its rows may be, in microseconds: the range of its joins.
         after_spark: What runs at the sink; None when Spark does all.
         keyed: What operators of ours keep in Spark's state, in words.
+        refusing: The names under which operators in Spark say which events they gave back.
         before_state: What the user's own code makes of its inputs before any operator of ours, on any DataFrames; None
             where it cannot be told apart from them.
     """
@@ -60,6 +61,7 @@ class Built:
     delay: int = 0
     after_spark: AfterSpark | None = None
     keyed: tuple[str, ...] = ()
+    refusing: tuple[str, ...] = ()
     before_state: Callable[[Mapping[str, DataFrame]], DataFrame] | None = None
 
     @property
@@ -146,7 +148,7 @@ def build(spark: SparkSession, pipeline: Pipeline, inputs: tuple[Input, ...], re
     state = "\n".join((plans.state_text(plan), *asked.forms))
     return Built(
         pipeline, inputs, reading, frame, mode, operators, schema, window, time, state, weighs, plans.join_delay(first),
-        keyed=tuple(asked.words), before_state=None if asked.words else pipeline.apply,
+        keyed=tuple(asked.words), refusing=tuple(asked.refusing), before_state=None if asked.words else pipeline.apply,
     )  # fmt: skip
 
 
@@ -205,7 +207,8 @@ def _ending_after_spark(
         pipeline, inputs, reading, frame, "append", (*operators, *asked.words), schema,
         plans.window_of(from_arrow_schema(schema)), time if time in schema.names else None,
         "\n".join((plans.state_text(plans.plan_of(frame)), *asked.forms[:-1], after.steps.form)),
-        WEIGHT in after.steps.schema.names, after_spark=after, before_state=lambda frames: before(frames)[0].frame(),
+        WEIGHT in after.steps.schema.names, after_spark=after, refusing=tuple(asked.refusing),
+        before_state=lambda frames: before(frames)[0].frame(),
     )  # fmt: skip
 
 

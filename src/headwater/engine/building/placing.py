@@ -60,6 +60,7 @@ class Stage:
         words: What the operators keep in state, for people.
         forms: What their states look like.
         last_only: Those that must be the last step.
+        refusing: Of those in Spark's query that give events back, the names under which they say which.
     """
 
     tables: Mapping[str, tuple[Input, DataFrame]]
@@ -69,17 +70,17 @@ class Stage:
     words: list[str] = field(default_factory=list)
     forms: list[str] = field(default_factory=list)
     last_only: list[str] = field(default_factory=list)
+    refusing: list[str] = field(default_factory=list)
 
 
 class Making(Protocol):
     """Makes an operator for a place."""
 
-    def __call__(self, *, final: bool, last: bool) -> Operator:
+    def __call__(self, *, final: bool) -> Operator:
         """The operator.
 
         Args:
             final: Whether its rows must be final when they come.
-            last: Whether it is the last step, so that events which it gives back are kept aside.
         """
 
 
@@ -150,16 +151,17 @@ def placed(make: Making, arrivals: tuple[Arrival, ...], words: str, verb: str) -
     now = _present(verb)
     if now.apart is not None:
         _require_places(arrivals, verb)
-    inside, beside = make(final=True, last=False), make(final=now.final, last=True)
+    inside, beside = make(final=True), make(final=now.final)
     apart = now.apart is None or len(now.words) in now.apart
     now.words.append(words)
     now.forms.append(f"{now.buckets} buckets of {inside.form}")
-    if {REFUSED, WEIGHT} & set(inside.schema.names):
+    if WEIGHT in inside.schema.names:
         now.last_only.append(verb)
     frames, times = [one.frame for one in arrivals], [one.time for one in arrivals]
     time = times[0] if times[0] in inside.schema.names else None
     if not apart:
-        return _timed(keyed(inside, frames, times=times, buckets=now.buckets, time=time), arrivals[0])
+        result = keyed(inside, frames, times=times, buckets=now.buckets, time=time)
+        return _timed(_without_refused(result, now), arrivals[0])
     result = frames[0].mapInArrow(_as_it_is, from_arrow_schema(inside.schema))
     result = _timed(result if time is None else _marked(result, time, arrivals[0]), arrivals[0])
     setattr(result, _AFTER, AfterSpark(beside, arrivals, (words,)))
@@ -176,6 +178,18 @@ def _require_places(arrivals: tuple[Arrival, ...], verb: str) -> None:
 def _as_it_is(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Stands for an operator in a plan that is looked at, and never run."""
     return batches
+
+
+def _without_refused(result: DataFrame, now: Stage) -> DataFrame:
+    """The result of an operator in Spark; which events it gave back, the sink reads from what is observed here."""
+    if REFUSED not in result.columns:
+        return result
+    name = f"refused.{len(now.words)}"
+    now.refusing.append(name)
+    refused = F.when(F.col(REFUSED).isNotNull(), F.struct(PARTITION, OFFSET, REFUSED))
+    kept = result.observe(name, F.collect_list(refused).alias("events")).where(F.col(REFUSED).isNull())
+    # A row that is no event has no place; only those that were given back had one.
+    return kept.drop(REFUSED) if TIME in result.columns else kept.drop(REFUSED, PARTITION, OFFSET)
 
 
 def _timed(result: DataFrame, of: Arrival) -> DataFrame:

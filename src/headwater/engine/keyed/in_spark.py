@@ -203,12 +203,17 @@ class _Host:
 
 
 def _as_lists(table: pa.Table) -> Iterator[Any]:
-    """Rows of Spark that each hold a list for each column."""
+    """Rows of Spark that each hold a list for each column; one of nothing but nulls is empty, and Spark fills it up."""
     from pyspark.sql import Row
 
     made = Row(*table.column_names)
     for start in range(0, table.num_rows, _ROWS):
-        yield made(*map(_values, table.slice(start, _ROWS).columns))
+        rows = table.slice(start, _ROWS)
+        bare = [column.null_count == len(rows) for column in rows.columns]
+        bare[0] &= not all(bare)  # one list says how many rows there are
+        yield made(
+            *(() if null else _values(column) for null, column in zip(bare, rows.columns, strict=True))
+        )
 
 
 def _values(column: pa.ChunkedArray) -> Any:

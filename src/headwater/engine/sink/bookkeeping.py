@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ from typing import Any
 from headwater.engine.building.build import Built
 from headwater.engine.building.inputs import Input
 from headwater.engine.building.places import place_in
+from headwater.engine.keyed.operator import OFFSET, PARTITION, REFUSED
 from headwater.engine.sink.accounting import Account, account, asides_of
 from headwater.engine.sink.checkpoint import Planned
 from headwater.errors import EngineFailedError
@@ -35,6 +37,12 @@ class ObservedRows:
         """The count; None when Spark found that it need not read the input at all."""
         found = self._execution.observedMetrics().get(name)
         return int(found.get().getLong(0)) if found.isDefined() else None
+
+    def refused(self, names: Sequence[str]) -> tuple[tuple[int, int, str], ...]:
+        """The events that operators in Spark gave back: partition, offset and reason."""
+        metrics = [self._execution.observedMetrics().get(name) for name in names]
+        found = [json.loads(one.get().json())["events"] for one in metrics if one.isDefined()]
+        return tuple((one[PARTITION], one[OFFSET], one[REFUSED]) for events in found for one in events)
 
 
 @dataclass(frozen=True)

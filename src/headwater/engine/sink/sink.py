@@ -96,7 +96,7 @@ class Sink:
         books.require_equal(observed)
         self._home.checkpoint.settle()
         made = self._remembered(batch, rows, planned)
-        books = replace(books, refused=made.refused)
+        books = replace(books, refused=(*observed.refused(self._built.refusing), *made.refused))
         reach("before-sink-commit")
         work = replace(self._work(batch, made.rows, books, began, worked), staged=parts, states=made.states)
         if self._files is not None:
