@@ -119,11 +119,24 @@ def build(spark: SparkSession, pipeline: Pipeline, inputs: tuple[Input, ...], re
             return _ending_after_spark(probing, pipeline, inputs, reading, len(asked.words) - 1)
         refusals.refuse_following(pipeline, asked.last_only)
         first, asked = _staged(probing, pipeline, inputs, reading)
-    plan = plans.plan_of(first)
-    operators = tuple(plans.stateful(plan))
+    operators = tuple(plans.stateful(plans.plan_of(first)))
     if kept_by_tables(pipeline, inputs, operators):
         return _over_tables(spark, pipeline, pipeline.sql or "", inputs, reading)
     _refuse(first, pipeline, inputs, operators)
+    return _in_spark(spark, pipeline, inputs, reading, (first, asked))
+
+
+def _in_spark(
+    spark: SparkSession,
+    pipeline: Pipeline,
+    inputs: tuple[Input, ...],
+    reading: Reading,
+    tried: tuple[DataFrame, Stage],
+) -> Built:
+    """A pipeline of which Spark does all; `tried` is what its function gave when inputs were read in any way."""
+    first, asked = tried
+    plan = plans.plan_of(first)
+    operators = tuple(plans.stateful(plan))
     mode = _mode(first, pipeline, operators)
     weighs = pipeline.kind is Kind.VIEW and not operators and any(input_.rows for input_ in inputs)
     reading = replace(
@@ -144,11 +157,10 @@ def build(spark: SparkSession, pipeline: Pipeline, inputs: tuple[Input, ...], re
     shown = frame.drop(WEIGHT).schema
     schema = pa.schema([field.with_nullable(True) for field in to_arrow_schema(shown, timezone="UTC")])
     refusals.check_columns(pipeline, schema)
-    window, time = plans.window_of(shown), plans.time_of(shown)
-    state = "\n".join((plans.state_text(plan), *asked.forms))
     return Built(
-        pipeline, inputs, reading, frame, mode, operators, schema, window, time, state, weighs, plans.join_delay(first),
-        keyed=tuple(asked.words), refusing=tuple(asked.refusing), before_state=None if asked.words else pipeline.apply,
+        pipeline, inputs, reading, frame, mode, operators, schema, plans.window_of(shown), plans.time_of(shown),
+        "\n".join((plans.state_text(plan), *asked.forms)), weighs, plans.join_delay(first), keyed=tuple(asked.words),
+        refusing=tuple(asked.refusing), before_state=None if asked.words else pipeline.apply,
     )  # fmt: skip
 
 

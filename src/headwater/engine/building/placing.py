@@ -56,7 +56,6 @@ class Stage:
         tables: The tables it was given, by name.
         final: Whether its rows must be final when they come, because nobody could correct them.
         apart: Which operators are not to be put into Spark's query, by number; None for all of them.
-        buckets: Among how many buckets the keys of an operator in Spark are spread.
         words: What the operators keep in state, for people.
         forms: What their states look like.
         last_only: Those that must be the last step.
@@ -66,7 +65,6 @@ class Stage:
     tables: Mapping[str, tuple[Input, DataFrame]]
     final: bool
     apart: tuple[int, ...] | None = None
-    buckets: int = BUCKETS
     words: list[str] = field(default_factory=list)
     forms: list[str] = field(default_factory=list)
     last_only: list[str] = field(default_factory=list)
@@ -154,13 +152,13 @@ def placed(make: Making, arrivals: tuple[Arrival, ...], words: str, verb: str) -
     inside, beside = make(final=True), make(final=now.final)
     apart = now.apart is None or len(now.words) in now.apart
     now.words.append(words)
-    now.forms.append(f"{now.buckets} buckets of {inside.form}")
+    now.forms.append(f"{BUCKETS} buckets of {inside.form}")
     if WEIGHT in inside.schema.names:
         now.last_only.append(verb)
     frames, times = [one.frame for one in arrivals], [one.time for one in arrivals]
     time = times[0] if times[0] in inside.schema.names else None
     if not apart:
-        result = keyed(inside, frames, times=times, buckets=now.buckets, time=time)
+        result = keyed(inside, frames, times=times, buckets=BUCKETS, time=time)
         return _timed(_without_refused(result, now), arrivals[0])
     result = frames[0].mapInArrow(_as_it_is, from_arrow_schema(inside.schema))
     result = _timed(result if time is None else _marked(result, time, arrivals[0]), arrivals[0])

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import pyarrow as pa
 
-from headwater.engine.keyed.bucket import Bucket
+from headwater.engine.keyed import bucket
 from headwater.engine.keyed.due import earliest
 from headwater.engine.keyed.operator import OFFSET, PARTITION, TIME, Operator
 from headwater.engine.keyed.packing import BUCKET, PACKET, Packing, in_order, unpacked
+from headwater.engine.keyed.state import MemoryState
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -182,11 +183,11 @@ class _Host:
         found = self._state.get()
         packed, timer = found or (None, None)
         form = self._operator.form
-        bucket = Bucket.unpacked(packed, self._buckets, form) if packed else Bucket()
-        result = self._operator.step(bucket, arrived, times.getCurrentWatermarkInMs() * 1_000)
-        next_ = self._set_timer(earliest(bucket), timer, fired)
-        if bucket:
-            self._state.update((bucket.packed(self._buckets, form), next_))
+        state = bucket.unpacked(packed, self._buckets, form) if packed else MemoryState()
+        result = self._operator.step(state, arrived, times.getCurrentWatermarkInMs() * 1_000)
+        next_ = self._set_timer(earliest(state), timer, fired)
+        if state:
+            self._state.update((bucket.packed(state, self._buckets, form), next_))
         elif found:
             self._state.clear()
         return _as_lists(result)

@@ -157,8 +157,7 @@ class Sink:
         late = tuple(aside for counted in accounts.values() for aside in counted.late)
         deletes: pa.Table | None = None
         if WEIGHT in rows.column_names:
-            parted = net if self._memory is None else settled
-            rows, deletes = parted(rows, self._built.pipeline.key)
+            rows, deletes = settled(net(rows) if self._memory is None else rows, self._built.pipeline.key)
         entry = LedgerEntry(
             self._home.query,
             batch,
