@@ -49,9 +49,9 @@ def kill_a_worker(session: int, chance: random.Random) -> None:
         os.kill(chance.choice(workers), signal.SIGKILL)
 
 
-def kill_engines(shop: Shop, plan: list[str | None], chance: random.Random) -> None:
-    """Start an engine for each point and kill it there, or at any instant, while events come."""
-    with shop.producing():
+def kill_engines(shop: Shop, plan: list[str | None], chance: random.Random, count: int = 40) -> None:
+    """Start an engine for each point and kill it there, or at any instant, while so many events come at once."""
+    with shop.producing(count=count):
         for point in plan:
             engine = start(shop, **({"HEADWATER_KILL_AT": point} if point else {}))
             try:
@@ -89,7 +89,7 @@ def test_engines_killed_while_operators_run_leave_the_rows_of_a_quiet_run(tmp_pa
     if FULL:
         plan = [*(list(POINTS) * 5), *([None] * 40)]
         chance.shuffle(plan)
-    kill_engines(shop, plan, chance)
+    kill_engines(shop, plan, chance, count=10)
     catch_up(shop.app, shop.data)
     events = compare_operators(shop)
     assert events > 100 * len(plan)
