@@ -53,7 +53,8 @@ def test_select_before_an_operator_keeps_equal_events_apart():
 
     @app.view(key="product_id")
     def in_sql(orders: DataFrame) -> DataFrame:
-        bare = orders.sparkSession.sql("select order_id, product_id from {o} o where note = ''", o=orders)
+        query = "with whole as (select * from {o}) select order_id, product_id from whole where note = ''"
+        bare = orders.sparkSession.sql(query, o=orders).repartition(1)
         returns = "product_id int, seen array<int>"
         return hw.stateful(bare, by="product_id", fn=gathered, returns=returns, ordered=True)
 
@@ -151,6 +152,7 @@ REFUSED: dict[str, Callable[[DataFrame, DataFrame], DataFrame]] = {
         orders.groupBy("order_id", "at").count().drop("count")
     ),
     "same": lambda orders, _: orders.select("order_id", "at").distinct(),
+    "equal": lambda orders, _: orders.dropDuplicates(),
     "code": lambda orders, _: orders.select("order_id", "at").mapInArrow(
         lambda rows: rows, "order_id int, at timestamp"
     ),

@@ -27,6 +27,16 @@ _CARRIED: Final = {
     "_hw_carried_at": AT,
 }
 """What hidden columns are called on their way: a user's `select("*")` may have those of the source as well."""
+_PASSING: Final = (
+    "Filter",
+    "Project",
+    "Repartition",
+    "RepartitionByExpression",
+    "ResolvedHint",
+    "SubqueryAlias",
+    "Union",
+)
+"""Steps of which each row is a row of one below it."""
 _INPUT: Final = 32
 _BRANCH: Final = 48
 
@@ -53,7 +63,7 @@ def with_place(events: DataFrame) -> DataFrame:
     or is made by code that Spark does not look into. Then the events come back without a place.
     """
     walk = _Walk(events)
-    carried = walk.carried(plan_of(events))
+    carried = walk.carried(_without_names(events))
     frame = events if carried is None else _frame(events, carried)
     found = {name: hidden for name, hidden in _CARRIED.items() if name in frame.columns}
     known = {PARTITION, OFFSET} & set(events.columns)
@@ -82,7 +92,7 @@ class _Walk:
         kind, children = plan.nodeName(), list(_all(plan.children()))
         if kind == "View":  # of a query in SQL: a name for what is below it
             return self.carried(children[0])
-        if kind not in ("Project", "Filter", "SubqueryAlias", "Union"):
+        if kind not in _PASSING or not _one_each(plan):
             return self._found(plan)
         below = [self.carried(child) for child in children]
         if None in below or len({len(_carried_by(one)) for one in below}) > 1:
@@ -111,11 +121,23 @@ class _Walk:
 
 
 def _one_each(plan: Any) -> bool:
-    """Whether a place tells its rows apart: a join of streams gives pairs, and `explode` several rows for an event."""
-    below = list(_all(plan.children()))
-    if plan.nodeName() == "Generate":
+    """Whether a place tells its rows apart, and is no more than that.
+
+    A join of streams gives pairs, and `explode` several rows for an event. To `distinct` the place would be a part of
+    the row, so that no two are equal.
+    """
+    kind, below = str(plan.nodeName()), list(_all(plan.children()))
+    if kind.startswith("Deduplicate"):
+        return PARTITION not in [column.name() for column in _all(plan.keys())]
+    if kind == "Generate":
         return str(below[0].nodeName()).startswith("TransformWithState")  # the lists that an operator gives
-    return plan.nodeName() != "Join" or not all(child.isStreaming() for child in below)
+    return kind != "Distinct" and (kind != "Join" or not all(child.isStreaming() for child in below))
+
+
+def _without_names(events: DataFrame) -> Any:
+    """The analysed plan, with what a query in SQL says under WITH in the places where it is used."""
+    jvm: Any = events.sparkSession.sparkContext._jvm
+    return jvm.org.apache.spark.sql.catalyst.optimizer.InlineCTE(True, False, False).apply(plan_of(events))
 
 
 def _frame(of: DataFrame, plan: Any) -> DataFrame:
