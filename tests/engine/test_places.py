@@ -148,6 +148,9 @@ REFUSED: dict[str, Callable[[DataFrame, DataFrame], DataFrame]] = {
     "windows": lambda orders, _: orders.groupBy("at", "order_id").count(),
     "pairs": lambda orders, returns_: joined(orders, returns_).drop("returned_at"),
     "parts": lambda orders, _: orders.select("*", F.explode(F.split("note", ","))),
+    "some parts": lambda orders, _: orders.select("*", F.explode(F.split("note", ","))).dropDuplicates(
+        ["order_id"]
+    ),
     "half": lambda orders, _: orders.select("order_id", "at").union(
         orders.groupBy("order_id", "at").count().drop("count")
     ),

@@ -113,25 +113,28 @@ class _Walk:
             return None
         branch, self.branches = self.branches, self.branches + 1
         columns = {"_hw_carried_at": F.col(f"`{time}`")}
-        if all(frame.columns.count(name) == 1 for name in (PARTITION, OFFSET)) and _one_each(plan):
+        if all(frame.columns.count(name) == 1 for name in (PARTITION, OFFSET)) and _one_each(plan, deep=True):
             # An event may come through two branches of a union.
             partition = F.col(PARTITION).cast("bigint") + F.lit(branch << _BRANCH)
             columns |= {"_hw_carried_partition": partition, "_hw_carried_offset": F.col(OFFSET)}
         return plan_of(frame.withColumns(columns))
 
 
-def _one_each(plan: Any) -> bool:
-    """Whether a place tells its rows apart, and is no more than that.
+def _one_each(plan: Any, *, deep: bool = False) -> bool:
+    """Whether a place tells the rows of a step apart, and is no more than that; `deep`: of all steps below it, too.
 
     A join of streams gives pairs, and `explode` several rows for an event. To `distinct` the place would be a part of
     the row, so that no two are equal.
     """
     kind, below = str(plan.nodeName()), list(_all(plan.children()))
-    if kind.startswith("Deduplicate"):
-        return PARTITION not in [column.name() for column in _all(plan.keys())]
-    if kind == "Generate":
-        return str(below[0].nodeName()).startswith("TransformWithState")  # the lists that an operator gives
-    return kind != "Distinct" and (kind != "Join" or not all(child.isStreaming() for child in below))
+    if kind == "Generate" and str(below[0].nodeName()).startswith("TransformWithState"):
+        return True  # the rows that an operator gives, in lists
+    streams = [child for child in below if child.isStreaming()]
+    if kind in ("Distinct", "Generate") or (kind == "Join" and len(streams) > 1):
+        return False
+    if kind.startswith("Deduplicate") and PARTITION in [column.name() for column in _all(plan.keys())]:
+        return False
+    return not deep or all(_one_each(child, deep=True) for child in streams)
 
 
 def _without_names(events: DataFrame) -> Any:
