@@ -55,19 +55,28 @@ def test_an_event_on_which_the_code_before_an_operator_fails_is_kept_aside():
     def count(order, events, state):
         return None, [{"order_id": order, "price": event["price"]} for event in events]
 
+    def known(orders: DataFrame) -> DataFrame:
+        whole = F.udf(lambda price: int(price), "int")  # noqa: PLW0108 - Spark looks for hints of a class
+        return orders.withColumn("price", whole("price"))
+
     @app.view(key="order_id")
     def priced(orders: DataFrame) -> DataFrame:
-        whole = F.udf(lambda price: int(price), "int")  # noqa: PLW0108 - Spark looks for hints of a class
-        known = orders.withColumn("price", whole("price"))
-        return hw.stateful(known, by="order_id", fn=count, returns="order_id int, price int")
+        return hw.stateful(known(orders), by="order_id", fn=count, returns="order_id int, price int")
+
+    @app.view(key="order_id")
+    def summed(orders: DataFrame) -> DataFrame:
+        """Another step follows, so that the first is in Spark."""
+        rows = hw.stateful(known(orders), by="order_id", fn=count, returns="order_id int, price int")
+        return rows.groupBy("order_id").agg(F.sum("price").alias("price"))
 
     with run(app, now="2026-01-01T00:00:00Z") as world:
         for number, price in enumerate(["1", "two", "3"]):
             world.send("orders", {"order_id": number, "price": price, "at": "2026-01-01T00:00:00Z"})
         world.settle()
-        assert [row["price"] for row in world.rows("priced")] == [1, 3]
-        counts = world.counts("priced")
-        assert (counts.in_, counts.used, counts.quarantined) == (3, 2, 1)
+        for view in ("priced", "summed"):
+            assert [row["price"] for row in world.rows(view)] == [1, 3]
+            counts = world.counts(view)
+            assert (counts.in_, counts.used, counts.quarantined) == (3, 2, 1)
 
 
 def test_a_first_start_that_was_cut_off_does_not_stop_the_second(tmp_path: Path):

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from headwater.engine.building import plans, refusals
-from headwater.engine.building.after_spark import AfterSpark
+from headwater.engine.building.after_spark import AfterSpark, together
 from headwater.engine.building.inputs import ARRIVAL, Input, Reading, Rows, streaming
 from headwater.engine.building.places import HIDDEN_PREFIX
 from headwater.engine.building.placing import Stage, after_spark_of, stage
@@ -44,7 +44,7 @@ class Built:
         keyed: What operators of ours keep in Spark's state, in words.
         refusing: The names under which operators in Spark say which events they gave back.
         before_state: What the user's own code makes of its inputs before any operator of ours, on any DataFrames; None
-            where it cannot be told apart from them.
+            where there is none.
     """
 
     pipeline: Pipeline
@@ -154,13 +154,17 @@ def _in_spark(
         if weighs
         else _without_hidden(_staged(session, pipeline, inputs, reading)[0])
     )
+
+    def before(frames: Mapping[str, DataFrame]) -> DataFrame:
+        return together(_in_stage(pipeline, inputs, frames, None)[1].entered)
+
     shown = frame.drop(WEIGHT).schema
     schema = pa.schema([field.with_nullable(True) for field in to_arrow_schema(shown, timezone="UTC")])
     refusals.check_columns(pipeline, schema)
     return Built(
         pipeline, inputs, reading, frame, mode, operators, schema, plans.window_of(shown), plans.time_of(shown),
         "\n".join((plans.state_text(plan), *asked.forms)), weighs, plans.join_delay(first), keyed=tuple(asked.words),
-        refusing=tuple(asked.refusing), before_state=None if asked.words else pipeline.apply,
+        refusing=tuple(asked.refusing), before_state=before if asked.words else pipeline.apply,
     )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from headwater.engine.building.after_spark import AfterSpark, Arrival
 from headwater.engine.building.inputs import Input
 from headwater.engine.building.places import AT, HIDDEN_PREFIX, with_place
-from headwater.engine.building.plans import time_of
+from headwater.engine.building.plans import plan_of, time_of
 from headwater.engine.keyed.in_spark import keyed
 from headwater.engine.keyed.operator import OFFSET, PARTITION, REFUSED, TIME, WEIGHT, Operator
 from headwater.errors import BadPipelineError, Place
@@ -59,6 +59,7 @@ class Stage:
         words: What the operators keep in state, for people.
         forms: What their states look like.
         last_only: Those that must be the last step.
+        entered: What reaches operators from the inputs, and not from another operator.
         refusing: Of those in Spark's query that give events back, the names under which they say which.
     """
 
@@ -68,6 +69,7 @@ class Stage:
     words: list[str] = field(default_factory=list)
     forms: list[str] = field(default_factory=list)
     last_only: list[str] = field(default_factory=list)
+    entered: list[Arrival] = field(default_factory=list)
     refusing: list[str] = field(default_factory=list)
 
 
@@ -152,6 +154,7 @@ def placed(make: Making, arrivals: tuple[Arrival, ...], words: str, verb: str) -
     inside, beside = make(final=True), make(final=now.final)
     apart = now.apart is None or len(now.words) in now.apart
     now.words.append(words)
+    now.entered.extend(one for one in arrivals if _as_it_is.__name__ not in plan_of(one.frame).toString())
     now.forms.append(f"{BUCKETS} buckets of {inside.form}")
     if WEIGHT in inside.schema.names:
         now.last_only.append(verb)
