@@ -19,7 +19,7 @@ import aio_pika
 from aio_pika.abc import AbstractIncomingMessage
 
 import headwater as hw
-from headwater.queues.asking import Answer, Answering
+from headwater.queues.asking import Answer, open_answering
 
 __all__ = ["embedded_asks", "rabbit_asks"]
 
@@ -103,7 +103,7 @@ def main() -> None:
     if kind == "rabbitmq":
         asyncio.run(_answer_on_rabbit(address))
         return
-    with Answering(Path(address), [Answer.of(_answer, _QUEUE)]):
+    with contextlib.closing(open_answering(address, [Answer.of(_answer, _QUEUE)])):
         print("ready", flush=True)
         sys.stdin.read()
 

@@ -1,14 +1,18 @@
-"""The embedded broker, for tests that say nothing else, and which tests of the contract a broker need not keep."""
+"""What tests get that say nothing else: the data folder; and which tests of the contract a broker need not keep."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from headwater.events import ManualClock
+import headwater as hw
+from headwater.events import ManualClock, SystemClock
+from headwater.log import EventLog
+from headwater.queues.asking import Answer, Answering, open_answering
 from headwater.queues.embedded import EmbeddedBroker
 from tests.queues.contract import EVERYTHING
 
@@ -27,6 +31,44 @@ def broker(tmp_path: Path, clock: ManualClock) -> Iterator[EmbeddedBroker]:
 @pytest.fixture
 def pass_time(clock: ManualClock) -> Callable[[float], None]:
     return lambda seconds: clock.advance(timedelta(seconds=seconds))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> str:
+    """Where questions are asked."""
+    return str(tmp_path)
+
+
+@pytest.fixture
+def subject() -> str:
+    """What they are about."""
+    return "it"
+
+
+@pytest.fixture
+def connected(place: str, tmp_path: Path) -> hw.Client:
+    """A client that asks at the place; whoever takes it closes it."""
+    return hw.Client(EventLog(tmp_path), SystemClock(), folder=tmp_path, queues=place)
+
+
+@pytest.fixture
+def client(connected: hw.Client) -> Iterator[hw.Client]:
+    with connected:
+        yield connected
+
+
+@pytest.fixture
+def answer(place: str, subject: str) -> Iterator[Callable[..., Answering]]:
+    """`answer(function)` answers until the test is over."""
+    begun: list[Answering] = []
+
+    def begin(function: Callable[..., Any], **options: Any) -> Answering:
+        begun.append(open_answering(place, [Answer.of(function, subject, **options)]))
+        return begun[-1]
+
+    yield begin
+    for one in begun:
+        one.close(grace=1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

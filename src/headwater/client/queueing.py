@@ -12,7 +12,7 @@ from headwater.client.queue import OpenQueue, seconds_of
 from headwater.errors import BadSettingError, HeadwaterError, Place
 from headwater.events import Clock
 from headwater.queues import Broker, Queue, QueueOptions, open_broker
-from headwater.queues.asking import Asker, Gathered, Question
+from headwater.queues.asking import Asker, Gathered, Question, ask_all, open_asker
 from headwater.units import duration
 
 __all__ = ["QueueCalls"]
@@ -136,18 +136,18 @@ class QueueCalls:
             timeout: How long to wait for all of them, in seconds if it is a number.
             as_: The class to make of each answer.
         """
-        return self._asked().ask_all(subject, list(values), seconds_of(timeout) or 0.0, as_)
+        return ask_all(self._asked(), subject, list(values), seconds_of(timeout) or 0.0, as_)
 
     def question(
         self, subject: str, value: Any, *, timeout: float | str | timedelta = 5, as_: type | None = None
     ) -> Question:
         """A question that another thread can cancel."""
-        return Question(self._asked(), subject, value, seconds_of(timeout) or 0.0, as_)
+        return self._asked().question(subject, value, seconds_of(timeout) or 0.0, as_)
 
     def _asked(self) -> Asker:
         with self._lock:
             if self._asker is None:
-                self._asker = Asker(self._require_folder())
+                self._asker = open_asker(self._queues or str(self._require_folder()))
             return self._asker
 
     @property

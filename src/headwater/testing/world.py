@@ -21,7 +21,7 @@ from headwater.errors import HeadwaterError
 from headwater.events import ManualClock, Receipt
 from headwater.log import EventLog, Receipts
 from headwater.log.upkeep import Upkeep
-from headwater.queues.asking import Answering
+from headwater.queues.asking import open_answering
 from headwater.store import Counts, SqliteStore
 from headwater.workers import Crew
 
@@ -107,7 +107,7 @@ class World:
         workers = [worker for queue in app.queues.values() for worker in queue.workers]
         self._crew = Crew(self.client, workers, app.feeds) if workers or app.feeds else None
         answers = list(app.answers.values())
-        self._answering = Answering(self.data, answers) if answers else None
+        self._answering = open_answering(str(self.data), answers) if answers else None
 
     def send(self, topic: str, *events: Any) -> Receipts:
         """Append events to a topic, in this order."""

@@ -23,7 +23,7 @@ from headwater.loading import load_app
 from headwater.log.places import open_log
 from headwater.profiles import Profile, read_profile
 from headwater.queues import Feed, Worker, broker_place
-from headwater.queues.asking import Answer, Answering
+from headwater.queues.asking import Answer, open_answering
 from headwater.workers.crew import Crew
 
 __all__ = ["Order", "main", "shares"]
@@ -112,7 +112,8 @@ def main(argument: str) -> int:
 def _run(order: Order, data: Path, node: int) -> None:
     ended = threading.Event()
     app = load_app(order.app)
-    client = _client(order.places(), data)
+    places = order.places()
+    client = _client(places, data)
     crew = Crew(client, order.chosen(app), order.feeds(app))
     _end_with_parent(ended, crew.failed)
     answering = contextlib.ExitStack()
@@ -121,7 +122,7 @@ def _run(order: Order, data: Path, node: int) -> None:
             client.broker.declare(queue.definition)
         crew.start()
         if answers := order.answers(app):
-            answering.enter_context(Answering(data, answers))
+            answering.callback(open_answering(broker_place(places, data), answers).close)
         _say(node, {"ready": True})
         crew.failed.wait()
         if crew.error is not None and not ended.is_set():

@@ -1,4 +1,4 @@
-"""What goes between who asks and who answers: one JSON document per line, over a socket of this machine."""
+"""What goes between who asks and who answers: JSON documents, one per line over a socket of this machine."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import msgspec
 
-from headwater.errors import TooLargeError
+from headwater.errors import NoAnswerError, TooLargeError
 
-__all__ = ["Ask", "Line", "Reply", "hung_up"]
+__all__ = ["Ask", "Line", "Reply", "encoded", "handed_back", "hung_up"]
 
 _LARGEST: Final = 16 << 20
 _PIECE: Final = 1 << 16
@@ -36,6 +36,30 @@ class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
     problem: dict[str, Any] | None = None
 
 
+def encoded(document: msgspec.Struct) -> bytes:
+    """A question or a reply as it goes over the wire.
+
+    Example:
+        >>> encoded(Reply(1, msgspec.Raw(b"42")))
+        b'{"number":1,"value":42}'
+
+    Raises:
+        TooLargeError: It is over the limit.
+    """
+    data = msgspec.json.encode(document)
+    if len(data) > _LARGEST:
+        raise TooLargeError(
+            f"{len(data)} bytes in a question or answer, more than {_LARGEST}", limit=_LARGEST
+        )
+    return data
+
+
+def handed_back(ask: Ask) -> Reply:
+    """What who ends replies to a question that it has not put to the function; the asker may ask others."""
+    error = NoAnswerError(f'"{ask.subject}" is not answered here any more', subject=ask.subject, sent=False)
+    return Reply(ask.number, problem=error.problem())
+
+
 class Line:
     """Documents over one connection; one thread reads, one thread writes."""
 
@@ -50,12 +74,7 @@ class Line:
             TooLargeError: It is over the limit; nothing was sent.
             OSError: The other side is gone.
         """
-        data = msgspec.json.encode(document)
-        if len(data) > _LARGEST:
-            raise TooLargeError(
-                f"{len(data)} bytes in a question or answer, more than {_LARGEST}", limit=_LARGEST
-            )
-        self.connection.sendall(data + b"\n")
+        self.connection.sendall(encoded(document) + b"\n")
 
     def receive(self, deadline: float | None = None) -> bytes | None:
         """The next document; None when the other side is gone.

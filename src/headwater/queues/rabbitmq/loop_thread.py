@@ -52,6 +52,13 @@ class LoopThread:
             future.cancel()
             raise
 
+    def begin(self, work: Coroutine[Any, Any, object]) -> None:
+        """Run a coroutine for which nobody waits; nothing happens when the loop is closed."""
+        if self.closed or os.getpid() != self._process:
+            work.close()
+        else:
+            asyncio.run_coroutine_threadsafe(work, self._loop)
+
     def close(self) -> None:
         """Cancel what runs, and end the thread."""
         if self.closed:

@@ -15,6 +15,8 @@ __all__ = [
     "DEFINITIONS",
     "LOCK",
     "LONGEST",
+    "ask_queue",
+    "cancel_key",
     "dead_queue",
     "group_queue",
     "headers_exchange",
@@ -47,6 +49,21 @@ def dead_queue(queue: str, group: str) -> str:
 def headers_exchange(queue: str, group: str) -> str:
     """What chooses messages of a group by their headers."""
     return f"{group_queue(queue, group)}/headers"
+
+
+def ask_queue(subject: str) -> str:
+    """Where questions on a subject wait.
+
+    Example:
+        >>> ask_queue("prices.quote")
+        'headwater/ask/prices.quote'
+    """
+    return f"headwater/ask/{subject}"
+
+
+def cancel_key(subject: str) -> str:
+    """By which key whoever answers on a subject hears of questions that were cancelled."""
+    return f"{ask_queue(subject)}/cancel"
 
 
 def wait_queue(milliseconds: int) -> str:
