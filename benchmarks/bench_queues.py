@@ -17,7 +17,7 @@ from benchmarks.bare_disk import BareSync
 from benchmarks.bench_options import Options, bench_options
 from benchmarks.machine import this_machine
 from benchmarks.measure import Case, Measured, measure, percentile, say
-from benchmarks.queue_asking import embedded_asks, rabbit_asks
+from benchmarks.queue_asking import bare_asks, our_asks
 from benchmarks.queue_rounds import Embedded, Rabbit
 from benchmarks.queue_worker import Worker
 from benchmarks.table import Aim, Row, at_least, at_most, print_table, rate_row
@@ -113,13 +113,17 @@ def asking_rows(bench: Bench) -> Iterator[Row]:
     """From question to answer, by a worker in another process."""
     say("ask, answer")
     count = bench.options.size(full=1_000, quick=5)
-    ours = percentile(embedded_asks(bench.options.folder / "asked", count), 0.5) * 1e3
+    ours = percentile(our_asks(bench.options.folder / "asked", count), 0.5) * 1e3
     yield _asked(ours, "", None, at_most(3, unit="ms"))
     if bench.rabbit:
-        theirs = percentile(rabbit_asks(bench.rabbit.url, count), 0.5) * 1e3
+        theirs = percentile(bare_asks(bench.rabbit.url, count), 0.5) * 1e3
         yield _asked(
             ours, f"RabbitMQ, direct reply-to, {theirs:.2g} ms", ours / theirs, at_most(1, of="ratio")
         )
+        through = percentile(
+            our_asks(bench.options.folder / "asked-rabbit", count, url=bench.rabbit.url), 0.5
+        )
+        yield Row("ask and answer through RabbitMQ, p50", through * 1e3, "ms")
 
 
 def _asked(ours: float, name: str, ratio: float | None, aim: Aim) -> Row:

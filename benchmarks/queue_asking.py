@@ -1,6 +1,6 @@
-"""Questions and answers between two processes: ours, and RabbitMQ's by direct reply-to with a bare client.
+"""Questions and answers between two processes: ours, also through RabbitMQ, and a bare client's by direct reply-to.
 
-    python -m benchmarks.queue_asking embedded|rabbitmq ADDRESS
+    python -m benchmarks.queue_asking ours|bare ADDRESS
 
 answers until its standard input closes.
 """
@@ -19,19 +19,24 @@ import aio_pika
 from aio_pika.abc import AbstractIncomingMessage
 
 import headwater as hw
+from headwater.events import SystemClock
+from headwater.log import EventLog
 from headwater.queues.asking import Answer, open_answering
 
-__all__ = ["embedded_asks", "rabbit_asks"]
+__all__ = ["bare_asks", "our_asks"]
 
 _QUEUE = "prices.quote"
 _REPLIES = "amq.rabbitmq.reply-to"
 _WARM_UP = 20
 
 
-def embedded_asks(folder: Path, count: int) -> list[float]:
-    """Seconds that each of our answers took."""
+def our_asks(folder: Path, count: int, *, url: str | None = None) -> list[float]:
+    """Seconds that each of our answers took: in a data folder, or through the RabbitMQ of a URL."""
     folder.mkdir()
-    with hw.connect(folder) as client, _answering("embedded", str(folder)):
+    with (
+        hw.Client(EventLog(folder), SystemClock(), folder=folder, queues=url) as client,
+        _answering("ours", url or str(folder)),
+    ):
         return _timed(lambda n: client.ask(_QUEUE, {"n": n}, timeout=30), count)
 
 
@@ -44,13 +49,13 @@ def _timed(ask: Callable[[int], object], count: int) -> list[float]:
     return taken[_WARM_UP:]
 
 
-def rabbit_asks(url: str, count: int) -> list[float]:
-    """Seconds that each answer through RabbitMQ took."""
-    with _answering("rabbitmq", url):
-        return asyncio.run(_rabbit_asks(url, count))
+def bare_asks(url: str, count: int) -> list[float]:
+    """Seconds that each answer through RabbitMQ took with a bare client."""
+    with _answering("bare", url):
+        return asyncio.run(_bare_asks(url, count))
 
 
-async def _rabbit_asks(url: str, count: int) -> list[float]:
+async def _bare_asks(url: str, count: int) -> list[float]:
     taken = []
     async with await aio_pika.connect(url) as connection:
         channel = await connection.channel(publisher_confirms=False)
@@ -100,7 +105,7 @@ async def _answer_on_rabbit(url: str) -> None:
 def main() -> None:
     """Answer until nobody asks any more."""
     kind, address = sys.argv[1:]
-    if kind == "rabbitmq":
+    if kind == "bare":
         asyncio.run(_answer_on_rabbit(address))
         return
     with contextlib.closing(open_answering(address, [Answer.of(_answer, _QUEUE)])):

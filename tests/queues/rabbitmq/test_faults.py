@@ -10,11 +10,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
 
-from headwater.errors import OverloadedError
+from headwater.errors import OverloadedError, UnreachableError
+from headwater.queues.asking import Answer, ask_all, open_answering, open_asker
 from headwater.queues.definition import Queue, retry
 from headwater.queues.protocol import Outgoing, Settled
 from headwater.queues.rabbitmq import RabbitBroker
@@ -159,6 +161,22 @@ def test_publishing_waits_while_the_server_is_low_on_memory(harmed, broker, name
     hasty.close()
 
 
+def test_asking_says_when_the_server_is_low_on_memory_and_goes_on_afterwards(harmed, name):
+    answering = open_answering(harmed.url(), [Answer.of(lambda question: question, name)])
+    asker = open_asker(harmed.url())
+    try:
+        assert asker.question(name, 1, timeout=60).answer() == 1
+        harmed.ctl("set_vm_memory_high_watermark", "0.0000001")
+        with pytest.raises(OverloadedError, match="memory"):
+            asker.question(name, 2, timeout=3).answer()
+        harmed.ctl("set_vm_memory_high_watermark", "0.4")
+        assert asker.question(name, 3, timeout=60).answer() == 3
+    finally:
+        harmed.ctl("set_vm_memory_high_watermark", "0.4")
+        asker.close()
+        answering.close()
+
+
 def test_a_message_that_kills_its_workers_comes_again_and_is_dead_in_the_end(harmed, broker, name):
     broker.declare(Queue.declare(name, retry=retry(2)))
     broker.publish(name, [Outgoing(b"1", id="m-1")])
@@ -192,3 +210,29 @@ def test_no_confirmed_message_is_lost_when_the_server_restarts(
     assert set(load.received) >= set(load.confirmed)
     assert len(load.confirmed) == len(set(load.confirmed))
     assert broker.counts(OLD)[0].waiting == 0
+
+
+def test_asking_goes_on_after_the_server_was_killed(harmed, name):
+    seen, release = threading.Event(), threading.Event()
+
+    def answer(question):
+        seen.set()
+        return release.wait(60)
+
+    answering = open_answering(harmed.url(), [Answer.of(answer, name)])
+    asker = open_asker(harmed.url())
+    try:
+        with ThreadPoolExecutor(1) as threads:
+            asked = threads.submit(asker.question(name, 1, timeout=60).answer)
+            assert seen.wait(60)
+            harmed.kill()
+            assert isinstance(asked.exception(60), UnreachableError)
+        release.set()
+        harmed.start()
+        end = time.monotonic() + 120
+        while not ask_all(asker, name, [1], timeout=30).complete:  # until whoever answers is back
+            assert time.monotonic() < end
+            time.sleep(0.1)
+    finally:
+        asker.close()
+        answering.close()

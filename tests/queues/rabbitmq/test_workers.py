@@ -79,6 +79,42 @@ def test_an_app_runs_on_rabbitmq_as_it_runs_in_a_folder(rabbit, name, tmp_path, 
     assert not (tmp_path / ".headwater" / "queues").exists()
 
 
+ANSWERING = """
+import os
+import headwater as hw
+
+app = hw.App("prices")
+
+
+@app.answer("NAME", processes=2)
+def quote(question):
+    return [os.getpid(), question * 2]
+"""
+
+
+def test_an_app_answers_through_rabbitmq_by_its_profile(rabbit, name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HEADWATER_QUEUES", rabbit.url())
+    (tmp_path / "app.py").write_text(ANSWERING.replace("NAME", name))
+    workers = WorkerProcesses("app.py", tmp_path / ".headwater", shares(load_app("app.py")))
+    workers.start()
+    try:
+        with hw.connect() as client:
+            deadline = time.monotonic() + LONG
+            while not client.ask_all(name, [1], timeout=LONG).complete:  # nobody is there yet
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            gathered = client.ask_all(name, range(40), timeout=LONG)
+            assert [answer[1] for answer in gathered.answers] == [2 * n for n in range(40)]
+            assert os.getpid() not in {answer[0] for answer in gathered.answers}
+    finally:
+        workers.stop()
+    with hw.connect() as client, pytest.raises(hw.HeadwaterError) as error:
+        client.ask(name, 1, timeout=LONG)
+    assert (error.value.code, error.value.data["sent"]) == ("NO_ANSWER", False)
+    assert not (tmp_path / ".headwater" / "answers").exists()
+
+
 def headwater(*words: str) -> list[dict]:
     command = [Path(sys.executable).with_name("headwater"), *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ, timeout=LONG)

@@ -76,6 +76,10 @@ class RabbitAsker:
                 if not isinstance(error, NoAnswerError) or error.data.get("sent", True):
                     raise error
                 # Whoever had it ends and has not put it to the function: others may.
+        except asyncio.CancelledError:
+            if question.request.cancelled:  # by `close`, before it was sent
+                raise question.request.unanswered("the question was cancelled", sent=False) from None
+            raise
         finally:
             self._open.discard(question)
 
@@ -132,9 +136,9 @@ class RabbitAsker:
                 await self._mailbox.cancel(question.request.subject, question.id)
 
     async def _close(self) -> None:
-        for question in list(self._open):
+        for question in self._open:
             question.request.cancelled = True
-            await self._cancel(question)
+        await asyncio.gather(*(self._cancel(question) for question in self._open))
         await asyncio.sleep(0)  # whoever waited hears of it before the connection ends
         await self._link.close()
 
