@@ -185,7 +185,8 @@ class App:
             subject: What the questions are about, such as "prices.quote".
             threads: How many questions are answered at a time in each process.
             processes: How many processes it gets for itself; if left out, it shares one with the app's workers.
-            limit: How many questions may wait in a process; more are refused at once with `OverloadedError`.
+            limit: How many questions may wait in a process, or on RabbitMQ for all of them; more are refused at once
+                with `OverloadedError`.
 
         Raises:
             BadWorkerError: The function cannot answer.

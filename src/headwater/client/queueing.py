@@ -109,6 +109,7 @@ class QueueCalls:
             NoAnswerError: There was no answer in time.
             AnswerFailedError: The function that answers raised an error; `data` has its type, message and stack.
             OverloadedError: Too many questions wait.
+            UnreachableError: The RabbitMQ through which questions go is away; the function may have run.
 
         Example:
             >>> import headwater as hw, tempfile

@@ -28,7 +28,7 @@ class Answer:
         takes: What it is called with.
         threads: How many questions are answered at a time in each process.
         processes: How many processes there are for it alone; 0 shares one with the app's other workers.
-        limit: How many questions may wait in a process; more are refused at once.
+        limit: How many questions may wait in a process, or on RabbitMQ for all of them; more are refused at once.
         place: Where the user wrote it.
     """
 
