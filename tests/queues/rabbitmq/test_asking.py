@@ -148,7 +148,7 @@ def test_a_lost_connection_ends_the_question_and_the_next_one_works(proxied, ans
 
     answer(slow)
     with ThreadPoolExecutor(1) as threads:
-        asked = threads.submit(client.ask, subject, "slow", timeout=LONG)
+        asked = threads.submit(client.ask, subject, "slow", timeout=3 * LONG)  # not because its time is over
         assert seen.wait(LONG)
         proxy.cut()
         assert isinstance(asked.exception(LONG), UnreachableError)
