@@ -92,6 +92,7 @@ class SocketAnswering:
     def _serve(self, line: Line) -> None:
         try:
             with contextlib.suppress(OSError, msgspec.DecodeError):
+                line.greet()
                 while (document := line.receive()) is not None:
                     ask = msgspec.json.decode(document, type=Ask)
                     reply = self._replied(ask, line)

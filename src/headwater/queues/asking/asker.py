@@ -75,7 +75,7 @@ class SocketAsker:
             self._busy[address] = self._busy.get(address, 0) + 1
         try:
             return address, self._line(address, deadline)
-        except (ConnectionRefusedError, FileNotFoundError):
+        except (ConnectionRefusedError, ConnectionResetError, FileNotFoundError):
             self._addresses.remove(file)  # whoever left it there has died
         except OSError as error:
             logger.warning("cannot ask at %s: %s", address, error)
@@ -107,6 +107,8 @@ class SocketAsker:
         try:
             line.limit(deadline)
             line.connection.connect(address)
+            if line.receive(deadline) is None:
+                raise ConnectionResetError("nobody took the connection")
         except OSError:
             line.close()
             raise

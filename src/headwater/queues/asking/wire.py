@@ -76,6 +76,13 @@ class Line:
         """
         self.connection.sendall(encoded(document) + b"\n")
 
+    def greet(self) -> None:
+        """Say that the connection was taken: an empty document, before which nobody sends a question.
+
+        A process that is ending has connections that it will not take; what was sent there would seem to be asked.
+        """
+        self.connection.sendall(b"\n")
+
     def receive(self, deadline: float | None = None) -> bytes | None:
         """The next document; None when the other side is gone.
 
