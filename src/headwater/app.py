@@ -14,6 +14,7 @@ from headwater.pipelines.declaring import check_free
 from headwater.pipelines.options import Columns, TopicOptions, ViewOptions
 from headwater.queues import DeclaredQueue, Queue, QueueOptions
 from headwater.queues.asking import Answer
+from headwater.queues.feed import Feed
 
 __all__ = ["App", "TopicOptions", "ViewOptions"]
 
@@ -50,6 +51,7 @@ class App:
         self._pipelines: dict[str, Pipeline] = {}
         self._queues: dict[str, DeclaredQueue] = {}
         self._answers: dict[str, Answer] = {}
+        self._feeds: list[Feed] = []
 
     @property
     def topics(self) -> dict[str, Topic]:
@@ -132,6 +134,35 @@ class App:
         kind = type_ if isinstance(type_, type) else None
         self._queues[name] = DeclaredQueue(definition, kind, groups_given="groups" in options)
         return self._queues[name]
+
+    @property
+    def feeds(self) -> tuple[Feed, ...]:
+        """Topics that feed queues, and queues that feed topics."""
+        return tuple(self._feeds)
+
+    def feed(
+        self, source: Topic | DeclaredQueue, target: Topic | DeclaredQueue, /, *, group: str | None = None
+    ) -> None:
+        """Let every event of a topic become a message of a queue, or every message of a queue an event of a topic.
+
+        Args:
+            source: A topic, or a queue.
+            target: A queue, or a topic.
+            group: The group of the queue whose messages become events.
+
+        Raises:
+            BadSettingError: It is not from one to the other.
+
+        Example:
+            >>> app = App("shop")
+            >>> app.feed(app.topic("orders", "order_id int"), app.queue("parcels"))
+            >>> print(*app.feeds)
+            orders (topic) feeds parcels (queue)
+        """
+        feed = Feed.of(source, target, group, Place.of_caller())
+        if feed in self._feeds:
+            raise BadAppError(f"{feed} already", fix="leave the second one out", place=feed.place)
+        self._feeds.append(feed)
 
     def answer(
         self, subject: str, /, *, threads: int = 4, processes: int | None = None, limit: int = 1_000

@@ -18,6 +18,7 @@ from headwater.log import Topic, Values
 from headwater.pipelines import Correct, Graph, Pipeline
 from headwater.queues import DeclaredQueue, Worker
 from headwater.queues.asking import Answer
+from headwater.queues.feed import Feed
 from headwater.store import ViewTable
 from headwater.survey import Survey
 from headwater.units import spoken
@@ -81,6 +82,7 @@ class Plan:
     survey: Survey | None = None
     queues: tuple[DeclaredQueue, ...] = ()
     answers: tuple[Answer, ...] = ()
+    feeds: tuple[Feed, ...] = ()
 
     @classmethod
     def of(cls, app: App) -> Plan:
@@ -91,7 +93,7 @@ class Plan:
             CycleError: Pipelines read one another.
         """
         queues, answers = tuple(app.queues.values()), tuple(app.answers.values())
-        return cls(app.name, app.resolve(), queues=queues, answers=answers)
+        return cls(app.name, app.resolve(), queues=queues, answers=answers, feeds=app.feeds)
 
     def with_survey(self, survey: Survey) -> Plan:
         """The same plan with what is there already."""
@@ -128,6 +130,7 @@ class Plan:
             "edges": [edge._asdict() for edge in self.graph.edges],
             "queues": [_queue_document(queue) for queue in self.queues],
             "answers": [_answer_document(answer) for answer in self.answers],
+            "feeds": [_feed_document(feed) for feed in self.feeds],
             "there": self.survey and self.survey.document(),
         }
 
@@ -164,6 +167,7 @@ class Plan:
         blocks += [list(self._pipeline_lines(pipeline)) for pipeline in self.graph.pipelines]
         blocks += [list(_queue_lines(queue)) for queue in self.queues]
         blocks += [[_heading("answer", answer.subject, answer.place)] for answer in self.answers]
+        blocks += [[_heading("feed", str(feed), feed.place)] for feed in self.feeds]
         return [line for block in blocks if block for line in (*block, "")][:-1]
 
     def tree(self) -> list[str]:
@@ -295,6 +299,12 @@ def _worker_document(worker: Worker) -> dict[str, Any]:
 def _answer_document(answer: Answer) -> dict[str, Any]:
     numbers = {name: getattr(answer, name) for name in ("threads", "processes", "limit")}
     return {"subject": answer.subject, **numbers, "place": _shown(answer.place)}
+
+
+def _feed_document(feed: Feed) -> dict[str, Any]:
+    source, target = (feed.topic, feed.queue) if feed.into_queue else (feed.queue, feed.topic)
+    into = "queue" if feed.into_queue else "topic"
+    return {"source": source, "target": target, "into": into, "place": _shown(feed.place)}
 
 
 def _queue_lines(queue: DeclaredQueue) -> Iterator[str]:

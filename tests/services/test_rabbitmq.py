@@ -33,9 +33,7 @@ async def test_a_plain_client_gets_back_what_it_sent_after_a_restart(shell):
         connection = await aio_pika.connect(shell.profile.queues.resolved())
         async with connection:
             channel = await connection.channel()
-            queue = await channel.declare_queue(
-                "tides", durable=True, arguments={"x-queue-type": "quorum"}
-            )
+            queue = await channel.declare_queue("tides", durable=True, arguments={"x-queue-type": "quorum"})
             if send:
                 await channel.default_exchange.publish(aio_pika.Message(b"high", delivery_mode=2), "tides")
             message = await queue.get(timeout=20)

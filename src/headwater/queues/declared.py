@@ -62,6 +62,7 @@ class DeclaredQueue:
         self._type = type_
         self._groups_given = groups_given
         self._workers: list[Worker] = []
+        self._taken: list[str] = []
 
     @property
     def name(self) -> str:
@@ -75,8 +76,8 @@ class DeclaredQueue:
 
     @property
     def definition(self) -> Queue:
-        """What the broker is told; the groups are those of the workers, unless the user named groups."""
-        named = dict.fromkeys(worker.group for worker in self._workers)
+        """What the broker is told; the groups are those of workers and feeds, unless the user named groups."""
+        named = dict.fromkeys(self._taken)
         if self._groups_given or not named:
             return self._definition
         given = (self._definition.given or frozenset()) | {"groups"}
@@ -127,14 +128,20 @@ class DeclaredQueue:
         options = {"name": name, "threads": threads, "processes": processes, "prefetch": prefetch}
 
         def declare(found: F) -> F:
-            self._add(Worker.of(found, self.name, self._type, group=self._group(group), **options))
+            self._add(Worker.of(found, self.name, self._type, group=self.taken_by(group), **options))
             return found
 
         return declare if function is None else declare(function)
 
-    def _group(self, group: str | None) -> str:
+    def taken_by(self, group: str | None) -> str:
+        """The group that is meant; one that is new, unless the user named groups.
+
+        Raises:
+            BadWorkerError: There is no such group.
+        """
         names = [one.name for one in self._definition.groups]
         if not self._groups_given:
+            self._taken.append(group or "")
             return group or ""
         if group is None and len(names) == 1:
             return names[0]

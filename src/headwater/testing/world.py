@@ -24,6 +24,7 @@ from headwater.log.upkeep import Upkeep
 from headwater.queues.asking import Answering
 from headwater.store import Counts, SqliteStore
 from headwater.workers import Crew
+from headwater.workers.feeding import feeder
 
 __all__ = ["World", "run"]
 
@@ -105,7 +106,10 @@ class World:
         for queue in app.queues.values():
             self.client.broker.declare(queue.definition)
         workers = [worker for queue in app.queues.values() for worker in queue.workers]
-        self._crew = Crew(self.client.broker, workers) if workers else None
+        for feed in app.feeds:
+            self.client.log.create(app.topics[feed.topic])
+        feeders = [feeder(self.client, feed, self.data / "workers" / "feeds") for feed in app.feeds]
+        self._crew = Crew(self.client.broker, workers, feeders) if workers or feeders else None
         answers = list(app.answers.values())
         self._answering = Answering(self.data, answers) if answers else None
 

@@ -10,6 +10,7 @@ from datetime import timedelta
 
 from headwater.errors import HeadwaterError, UnreachableError
 from headwater.queues import Broker, Worker
+from headwater.workers.feeding import Feeder
 from headwater.workers.hand import Hand
 from headwater.workers.keeping import Keeping
 
@@ -24,6 +25,7 @@ class Crew:
     Args:
         broker: Where the messages are.
         workers: What to do with them.
+        feeders: What else is to run meanwhile, between topics and queues.
 
     Example:
         >>> import headwater as hw, tempfile
@@ -43,11 +45,12 @@ class Crew:
         >>> client.close()
     """
 
-    def __init__(self, broker: Broker, workers: Sequence[Worker]) -> None:
+    def __init__(self, broker: Broker, workers: Sequence[Worker], feeders: Sequence[Feeder] = ()) -> None:
         self._broker = broker
         self._stopping = threading.Event()
         self._keeping = Keeping()
         self._workers = workers
+        self._feeders = feeders
         self._hands: list[Hand] = []
         self._threads: list[threading.Thread] = []
         self.error: HeadwaterError | None = None
@@ -63,6 +66,8 @@ class Crew:
                 name = f"headwater-{worker.name}-{number}"
                 self._hands.append(hand)
                 self._threads.append(threading.Thread(target=self._run, args=[hand], name=name, daemon=True))
+        for feeder in self._feeders:
+            self._threads.append(threading.Thread(target=self._run, args=[feeder], daemon=True))
         for thread in self._threads:
             thread.start()
 
@@ -71,7 +76,7 @@ class Crew:
         hands = [Hand(self._broker, worker, self._keeping) for worker in self._workers]
         total = 0
         try:
-            while done := sum(hand.once(0) for hand in hands):
+            while done := sum(one.once(0) for one in self._feeders) + sum(hand.once(0) for hand in hands):
                 total += done
         finally:
             for hand in hands:
@@ -86,22 +91,22 @@ class Crew:
         deadline = time.monotonic() + grace.total_seconds()
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        for hand, thread in zip(self._hands, self._threads, strict=True):
+        for hand, thread in zip(self._hands, self._threads, strict=False):
             if thread.is_alive():
                 logger.warning("%s did not finish in time; its message is given back", hand.worker.name)
                 hand.close()
+        for feeder in self._feeders if not self._threads else ():  # those in threads close by themselves
+            feeder.close()
         self._keeping.close()
 
-    def _run(self, hand: Hand) -> None:
+    def _run(self, hand: Hand | Feeder) -> None:
         try:
             hand.run(self._stopping)
         except HeadwaterError as error:
             self._fail(error)
         except Exception as error:
-            logger.exception("%s ended", hand.worker.name)
-            self._fail(
-                UnreachableError(f"the worker {hand.worker.name} ended: {type(error).__name__}: {error}")
-            )
+            logger.exception("%s ended", threading.current_thread().name)
+            self._fail(UnreachableError(f"a worker ended: {type(error).__name__}: {error}"))
 
     def _fail(self, error: HeadwaterError) -> None:
         if not self._stopping.is_set():

@@ -16,12 +16,16 @@ from pathlib import Path
 import msgspec
 
 from headwater.app import App
+from headwater.client import Client
 from headwater.errors import HeadwaterError
+from headwater.events import SystemClock
 from headwater.loading import load_app
+from headwater.log.places import open_log
 from headwater.profiles import Profile, read_profile
 from headwater.queues import Worker, broker_place, open_broker
 from headwater.queues.asking import Answer, Answering
 from headwater.workers.crew import Crew
+from headwater.workers.feeding import Feeder, feeder
 
 __all__ = ["Order", "main", "shares"]
 
@@ -81,7 +85,7 @@ def shares(app: App) -> list[dict[str, str]]:
     workers = [worker for queue in app.queues.values() for worker in queue.workers]
     answers = app.answers.values()
     own = [one.processes for one in workers] + [one.processes for one in answers]
-    shared: list[dict[str, str]] = [] if all(own) else [{}]
+    shared: list[dict[str, str]] = [] if all(own) and not app.feeds else [{}]
     shared += [{"subject": one.subject} for one in answers for _ in range(one.processes)]
     return shared + [
         {"queue": one.queue, "worker": one.name} for one in workers for _ in range(one.processes)
@@ -105,24 +109,33 @@ def main(argument: str) -> int:
 def _run(order: Order, data: Path, node: int) -> None:
     ended = threading.Event()
     app = load_app(order.app)
-    broker = open_broker(broker_place(order.places(), data))
-    crew = Crew(broker, order.chosen(app))
-    _end_with_parent(ended, crew.failed)
-    answering = contextlib.ExitStack()
-    try:
+    with contextlib.ExitStack() as around:
+        broker = around.enter_context(contextlib.closing(open_broker(broker_place(order.places(), data))))
         for queue in app.queues.values():
             broker.declare(queue.definition)
+        crew = Crew(broker, order.chosen(app), _feeders(order, app, data, around))
+        around.callback(crew.stop)
+        _end_with_parent(ended, crew.failed)
         crew.start()
         if answers := order.answers(app):
-            answering.enter_context(Answering(data, answers))
+            around.enter_context(Answering(data, answers))
         _say(node, {"ready": True})
         crew.failed.wait()
         if crew.error is not None and not ended.is_set():
             raise crew.error
-    finally:
-        answering.close()
-        crew.stop()
-        broker.close()
+
+
+def _feeders(order: Order, app: App, data: Path, around: contextlib.ExitStack) -> list[Feeder]:
+    """What goes between topics and queues; it is the work of the process that all workers share."""
+    if not app.feeds or order.worker or order.subject:
+        return []
+    profile = order.places()
+    log = open_log(profile.log.resolved() if profile.log else str(data))
+    queues = profile.queues.resolved() if profile.queues else None
+    client = around.enter_context(Client(log, SystemClock(), folder=data, queues=queues))
+    for feed in app.feeds:
+        client.log.create(app.topics[feed.topic])
+    return [feeder(client, feed, data / "workers" / "feeds") for feed in app.feeds]
 
 
 def _end_with_parent(ended: threading.Event, wake: threading.Event) -> None:
