@@ -150,8 +150,11 @@ class _IntoTopic(Feeder):
             return False
         self._appended = set()
         with contextlib.suppress(msgspec.DecodeError):  # empty, or torn before anything was appended
-            doubt = msgspec.json.decode(os.pread(self._note, os.fstat(self._note).st_size, 0), type=_Doubt)
+            line = os.pread(self._note, os.fstat(self._note).st_size, 0).partition(b"\n")[0]
+            doubt = msgspec.json.decode(line, type=_Doubt)
             ids, self._since = set(doubt.ids), doubt.ends
+            # Whole batches behind the end that a killed writer published become part of the topic: now, not later.
+            self._client.log.last_sequences(self._feed.topic, "hw.feed")
             for partition, end in doubt.ends.items() if ids else ():
                 events = self._client.read(self._feed.topic, end, "end", partitions=[partition])
                 self._appended |= ids & {event.id for event in events}
@@ -178,9 +181,8 @@ class _IntoTopic(Feeder):
         os.fsync(self._note)
 
     def _write(self, fresh: Sequence[Delivery]) -> None:
-        data = msgspec.json.encode(_Doubt([*map(_id, fresh), *(self._appended or ())], self._since))
-        os.pwrite(self._note, data, 0)
-        os.ftruncate(self._note, len(data))
+        data = msgspec.json.encode(_Doubt([*map(_id, fresh), *(self._appended or ())], self._since)) + b"\n"
+        os.pwrite(self._note, data, 0)  # what is left of a longer one stands behind the end of the line
 
     def _append(self, fresh: Sequence[Delivery]) -> list[Delivery]:
         fitting = []
