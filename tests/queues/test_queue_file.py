@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headwater.errors import DamagedError, DiskFullError, NewerFormatError
+from headwater.errors import DamagedError, DiskFullError, NewerFormatError, UnknownQueueError
 from headwater.queues.embedded import EmbeddedBroker
 from headwater.queues.protocol import Outgoing
 from tests.queues.given import declare, taken
@@ -127,9 +127,31 @@ def test_a_queue_in_memory_is_lost_with_the_memory_only(broker, tmp_path, clock)
     assert link.is_symlink()
     with EmbeddedBroker(tmp_path / "queues", clock) as again:
         assert again.counts("q")[0].waiting == 1
-    link.resolve().unlink()
+    for path in link.resolve().parent.glob(f"{link.resolve().name}*"):
+        path.unlink()
     with EmbeddedBroker(tmp_path / "queues", clock) as again:
         assert again.queues() == []
         declare(again, durability="memory")
         assert again.counts("q")[0].waiting == 0
-    link.resolve().unlink()
+        again.delete("q")
+
+
+@pytest.mark.parametrize("durability", ["durable", "memory"])
+def test_a_queue_that_is_deleted_is_gone_for_everybody(broker, tmp_path, clock, durability):
+    declare(broker, durability=durability)
+    broker.publish("q", [Outgoing(b"1")] * 2)
+    target = (tmp_path / "queues/q/messages.db").resolve()
+    with EmbeddedBroker(tmp_path / "queues", clock) as other:
+        receiver, [delivery] = taken(other, 1)
+        taken(broker, 1)
+        broker.delete("q")
+        assert broker.queues() == other.queues() == []
+        assert not list(target.parent.glob(f"{target.name}*"))
+        with pytest.raises(UnknownQueueError):
+            receiver.ack([delivery])
+        for each in (broker, other):
+            with pytest.raises(UnknownQueueError):
+                each.publish("q", [Outgoing(b"2")])
+        declare(other)
+        assert broker.counts("q")[0].published == 0
+    assert list((tmp_path / "queues").iterdir()) == [tmp_path / "queues" / "q"]

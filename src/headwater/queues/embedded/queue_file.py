@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import os
 import secrets
+import shutil
 import sqlite3
 import weakref
 from collections.abc import Callable, Iterator
@@ -206,6 +207,10 @@ class QueueFile:
         """No other process has a transaction. The next is woken at once; SQLite would look again and again."""
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         try:
+            if self.gone:
+                raise UnknownQueueError(
+                    f'queue "{self.path.parent.name}" was deleted', fix="declare it again"
+                )
             yield
         finally:
             fcntl.flock(self._lock, fcntl.LOCK_UN)
@@ -226,6 +231,25 @@ class QueueFile:
             what = "messages could not be made safe"
             raise DiskFailedError(what, detail=f"{self.path}: {error}", fix="publish them again") from error
 
+    @property
+    def gone(self) -> bool:
+        """Whether somebody has deleted the queue."""
+        return os.fstat(self._lock).st_nlink == 0
+
+    def delete(self) -> None:
+        """Remove the queue and all that is in it; for other processes it is gone at once. Close it afterwards."""
+
+        def step(transaction: Transaction) -> None:
+            folder, target = self.path.parent, self.path.resolve()
+            # Renamed first, so that it is gone as a whole however far this comes.
+            removed = folder.rename(folder.with_name(f"{folder.name}~{secrets.token_hex(4)}"))
+            for path in (target, Path(f"{target}-wal"), Path(f"{target}-shm")):
+                path.unlink(missing_ok=True)
+            shutil.rmtree(removed)
+            transaction.rings = True
+
+        self.run(step)
+
     def close(self) -> None:
         """Finish what runs, then let go of the file."""
         if self._closed:
@@ -236,8 +260,9 @@ class QueueFile:
         self._sync_door.close()
         self.bell.close()
         self.room.close()
-        with self._alone():
+        with contextlib.suppress(UnknownQueueError), self._alone():
             self._connection.close()
+        self._connection.close()  # again, if it was deleted; then nobody else is there
         for handle in (self._lock, self._wal):
             if handle >= 0:
                 os.close(handle)

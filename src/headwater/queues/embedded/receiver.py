@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
 from collections.abc import Sequence
 from datetime import timedelta
 
+from headwater.errors import UsageError
 from headwater.queues.embedded.queue_file import QueueFile
 from headwater.queues.embedded.settling import Failure, Tag, acknowledge, extend, fail, give_back
 from headwater.queues.embedded.taking import next_timer, take
@@ -179,8 +181,9 @@ class EmbeddedReceiver:
             tags = list(self._mine.values())
             self._mine.clear()
             self._changed.notify_all()
-        if tags:
-            self._give_back(tags)
+        with contextlib.suppress(UsageError):  # the queue may have been deleted
+            if tags:
+                self._give_back(tags)
         self._file.bell.ring()  # a thread may still wait here for messages
 
 
