@@ -2,7 +2,7 @@
 
 A module of tests imports the classes, and has two fixtures: `broker`, and `pass_time`, which lets so many seconds go by
 for the broker. If its broker cannot do everything, it has a set `SUPPORTS` of those words of `EVERYTHING` that it can;
-tests of the others are left out (conftest.py).
+tests of the others are left out (conftest.py). One file, long as it is: it is the contract.
 """
 
 from __future__ import annotations
@@ -306,6 +306,26 @@ class TestStaleSettling:
         assert drained(broker, name) == [2]
         assert list(broker.dead(name)) == []
 
+    def test_a_delivery_that_failed_cannot_be_acknowledged_when_it_is_out_again(self, broker):
+        name = declared(broker)
+        publish(broker, name, 1)
+        receiver = broker.receiver(name)
+        [first] = receive(receiver)
+        receiver.nack(first)
+        [second] = receive(receiver)
+        assert receiver.ack([first]) == [Settled.STALE]
+        assert receiver.reject(first) is Settled.STALE
+        assert receiver.ack([second]) == [Settled.DONE]
+
+    @needs("visibility")
+    def test_a_receiver_that_was_too_slow_may_take_others(self, broker, pass_time):
+        name = declared(broker, visible="1s")
+        publish(broker, name, 1, 2)
+        slow = broker.receiver(name)
+        receive(slow)
+        pass_time(1.5)
+        assert len(receive(slow)) == 1
+
     @needs("visibility")
     def test_a_message_not_settled_in_time_goes_to_another(self, broker, pass_time):
         name = declared(broker, visible="2s")
@@ -368,6 +388,15 @@ class TestTime:
         assert drained(broker, name) == ["new"]
         [letter] = broker.dead(name)
         assert (letter.why, letter.attempts) == ("expired", ())
+
+    def test_a_message_that_was_taken_once_does_not_expire(self, broker, pass_time):
+        name = declared(broker)
+        publish(broker, name, 1, ttl=timedelta(seconds=1))
+        receiver = broker.receiver(name)
+        receive(receiver)
+        pass_time(2)
+        receiver.close()
+        assert drained(broker, name) == [1]
 
     def test_a_queue_may_give_all_its_messages_a_time_to_live(self, broker, pass_time):
         name = declared(broker, ttl="1s")

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from headwater.queues.definition import Queue, retry
-from headwater.queues.embedded import EmbeddedBroker
-from headwater.queues.protocol import Outgoing
+from headwater.queues.embedded import EmbeddedBroker, EmbeddedReceiver
+from headwater.queues.protocol import Delivery, Outgoing
 from tests.faults.processes import fork, wait_for
 
 AT_ONCE = retry(3, backoff="0s", jitter=0)
@@ -21,6 +21,18 @@ def opened(folder: Path, **options: Any) -> EmbeddedBroker:
     broker = EmbeddedBroker(folder)
     broker.declare(Queue.declare("q", **{"retry": AT_ONCE, **options}))
     return broker
+
+
+def declare(broker: EmbeddedBroker, **options: Any) -> EmbeddedBroker:
+    broker.declare(Queue.declare("q", **{"retry": AT_ONCE, **options}))
+    return broker
+
+
+def taken(
+    broker: EmbeddedBroker, most: int = 100, group: str = ""
+) -> tuple[EmbeddedReceiver, list[Delivery]]:
+    receiver = broker.receiver("q", group, prefetch=most)
+    return receiver, receiver.receive(most=most)
 
 
 def numbered(first: int, number: int, **about: Any) -> list[Outgoing]:

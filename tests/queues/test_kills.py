@@ -215,3 +215,16 @@ def test_an_ack_by_the_old_owner_touches_nobody_elses_message(tmp_path):
         assert other.extend(again) is Settled.DONE
         assert other.ack([again]) == [Settled.DONE]
         assert other.ack([again]) == [Settled.STALE]
+
+
+def test_processes_that_open_a_new_queue_at_the_same_time_all_get_it(tmp_path):
+    def child(number: int) -> None:
+        until((tmp_path / "go").exists)
+        with opened(tmp_path / "queues") as broker:
+            broker.publish("q", numbered(number, 1))
+
+    children = [fork(lambda number=number: child(number)) for number in range(8)]
+    (tmp_path / "go").touch()
+    assert [wait_for(pid) for pid in children] == [0] * 8
+    with opened(tmp_path / "queues") as broker:
+        assert broker.counts("q")[0].waiting == 8

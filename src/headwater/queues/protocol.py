@@ -143,11 +143,13 @@ class DeadLetter:
 
 @dataclass(frozen=True)
 class GroupCounts:
-    """How one group of a queue stands; counts below `in_flight` are since the queue exists.
+    """How one group of a queue stands; counts below `dead` are since the queue exists.
+
+    Every message is somewhere: published = waiting + delayed + in_flight + dead + acked + dropped.
 
     Args:
         group: Its name; "" is the one that every queue has unless it names groups.
-        waiting: Can be taken now.
+        waiting: Can be taken now, or as soon as another of its key is settled in a queue that is ordered.
         delayed: Can be taken later: delayed, or between two attempts.
         in_flight: With receivers.
         dead: Dead letters.

@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import os
 import secrets
+import shutil
 import sqlite3
 import weakref
 from collections.abc import Callable, Iterator
@@ -74,12 +75,13 @@ class QueueFile:
             self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             self.bell = Bell(folder / "news")
             self.room = Bell(folder / "room")
-            self._connection = _connect(self.path)
+            with self._alone():
+                self._connection = _connect(self.path)
         self._stored = b""
         self._groups: dict[str, int] = {}
         self._closed = False
         with self._locked():
-            self._queue = self._define(wanted)
+            self._define(wanted)
             self.time = QueueTime(clock, self._connection)
         self._wal = -1
         self._commits = 0
@@ -112,9 +114,9 @@ class QueueFile:
         """Bring the queue up to a definition."""
 
         def step(transaction: Transaction) -> Queue:
-            self._queue = self._define(wanted)
-            transaction.queue, transaction.groups, transaction.rings = self._queue, self._groups, True
-            return self._queue
+            transaction.queue, transaction.rings = self._define(wanted), True
+            transaction.groups = self._groups
+            return transaction.queue
 
         return self.run(step)
 
@@ -141,12 +143,12 @@ class QueueFile:
 
     def _read(self) -> Queue | None:
         row = self._connection.execute("SELECT value FROM setting WHERE name = 'queue'").fetchone()
-        if row is None or row[0] == self._stored:
-            return self._queue if row else None
-        self._stored = row[0]
-        groups = self._connection.execute("SELECT name, number FROM grp ORDER BY number")
-        self._groups = dict(groups.fetchall())
-        self._queue = Queue.from_json(row[0])
+        if row is None:
+            return None
+        if row[0] != self._stored:
+            groups = self._connection.execute("SELECT name, number FROM grp ORDER BY number")
+            self._groups = dict(groups.fetchall())
+            self._queue, self._stored = Queue.from_json(row[0]), row[0]
         return self._queue
 
     # -- steps -------------------------------------------------------------------------------------------------
@@ -169,9 +171,9 @@ class QueueFile:
 
     def _commit(self, entries: list[Entry]) -> None:
         with self._locked():
-            self._queue = self._current()
+            queue = self._current()
             now, wall = self.time.micros(), self.clock.micros()
-            transaction = Transaction(self._connection, self._queue, self._groups, now, wall)
+            transaction = Transaction(self._connection, queue, self._groups, now, wall)
             for entry in entries:
                 try:
                     entry.outcome = entry.content(transaction)
@@ -188,9 +190,8 @@ class QueueFile:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """A transaction. The lock wakes the next process at once, where SQLite would have it look again and again."""
-        with _translated(self.path):
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
+        """A transaction."""
+        with _translated(self.path), self._alone():
             try:
                 self._connection.execute("BEGIN IMMEDIATE")
                 yield
@@ -200,8 +201,19 @@ class QueueFile:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
                 raise
-            finally:
-                fcntl.flock(self._lock, fcntl.LOCK_UN)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """No other process has a transaction. The next is woken at once; SQLite would look again and again."""
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        try:
+            if self.gone:
+                raise UnknownQueueError(
+                    f'queue "{self.path.parent.name}" was deleted', fix="declare it again"
+                )
+            yield
+        finally:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
 
     def _sync(self, entries: list[Entry]) -> None:
         """Make safe what is committed: it is in the write-ahead log, or was synced when it was taken out of it."""
@@ -219,6 +231,25 @@ class QueueFile:
             what = "messages could not be made safe"
             raise DiskFailedError(what, detail=f"{self.path}: {error}", fix="publish them again") from error
 
+    @property
+    def gone(self) -> bool:
+        """Whether somebody has deleted the queue."""
+        return os.fstat(self._lock).st_nlink == 0
+
+    def delete(self) -> None:
+        """Remove the queue and all that is in it; for other processes it is gone at once. Close it afterwards."""
+
+        def step(transaction: Transaction) -> None:
+            folder, target = self.path.parent, self.path.resolve()
+            # Renamed first, so that it is gone as a whole however far this comes.
+            removed = folder.rename(folder.with_name(f"{folder.name}~{secrets.token_hex(4)}"))
+            for path in (target, Path(f"{target}-wal"), Path(f"{target}-shm")):
+                path.unlink(missing_ok=True)
+            shutil.rmtree(removed)
+            transaction.rings = True
+
+        self.run(step)
+
     def close(self) -> None:
         """Finish what runs, then let go of the file."""
         if self._closed:
@@ -229,7 +260,9 @@ class QueueFile:
         self._sync_door.close()
         self.bell.close()
         self.room.close()
-        self._connection.close()
+        with contextlib.suppress(UnknownQueueError), self._alone():
+            self._connection.close()
+        self._connection.close()  # again, if it was deleted; then nobody else is there
         for handle in (self._lock, self._wal):
             if handle >= 0:
                 os.close(handle)

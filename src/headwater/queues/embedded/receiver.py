@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
 from collections.abc import Sequence
 from datetime import timedelta
 
+from headwater.errors import UsageError
 from headwater.queues.embedded.queue_file import QueueFile
 from headwater.queues.embedded.settling import Failure, Tag, acknowledge, extend, fail, give_back
 from headwater.queues.embedded.taking import next_timer, take
@@ -64,11 +66,14 @@ class EmbeddedReceiver:
             if not reserved:
                 return []
             found, wait = self._take(reserved)
-            left = wait if deadline is None else min(wait, deadline - time.monotonic())
-            if found or (deadline is not None and left <= 0 and deadline <= time.monotonic()):
+            if found:
                 return found
-            if left > 0:
-                self._file.bell.wait(heard, left)
+            if not wait:  # more has become due than one transaction moves: go on with it
+                continue
+            left = wait if deadline is None else min(wait, deadline - time.monotonic())
+            if left <= 0:
+                return []
+            self._file.bell.wait(heard, left)
         return []
 
     def _reserve(self, most: int, deadline: float | None) -> int:
@@ -151,9 +156,10 @@ class EmbeddedReceiver:
             return until if extend(transaction, tag, until) else None
 
         until = self._file.run(step)
-        if until is None:
-            return Settled.STALE
         with self._changed:
+            if until is None:
+                self._mine.pop(_place(delivery), None)
+                return Settled.STALE
             self._mine[_place(delivery)] = tag._replace(until=until)
         return Settled.DONE
 
@@ -175,8 +181,9 @@ class EmbeddedReceiver:
             tags = list(self._mine.values())
             self._mine.clear()
             self._changed.notify_all()
-        if tags:
-            self._give_back(tags)
+        with contextlib.suppress(UsageError):  # the queue may have been deleted
+            if tags:
+                self._give_back(tags)
         self._file.bell.ring()  # a thread may still wait here for messages
 
 
