@@ -13,8 +13,11 @@ from headwater.cli.catalogue import VERBS
 from headwater.config import SETTINGS
 from headwater.errors import by_code
 from headwater.log.kafka.support import SUPPORT
+from headwater.queues.rabbitmq.support import SUPPORT as QUEUE_SUPPORT
 from tests.client import test_folder_client, test_http_client, test_kafka_client
 from tests.client.contract import ClientContract
+from tests.queues import contract as queue_contract
+from tests.queues.rabbitmq import test_contract as test_rabbitmq
 from tests.store import test_postgres_store, test_sqlite_store, test_system_views, test_views, test_waiting
 from tests.store.contract import StoreContract
 from tests.store.given import BOTH
@@ -72,6 +75,12 @@ def test_the_page_of_kafka_has_the_table_of_support():
         assert f"| {what} | {embedded} | {kafka} |" in text
 
 
+def test_the_page_of_rabbitmq_has_the_table_of_support():
+    text = page("rabbitmq.md")
+    for what, (embedded, rabbit) in QUEUE_SUPPORT.items():
+        assert f"| {what} | {embedded} | {rabbit} |" in text
+
+
 @pytest.mark.parametrize(
     ("contract", "over", "title"),
     [
@@ -121,6 +130,21 @@ def _fixtures(module: ModuleType, function: object) -> set[str]:
     """What a test asks for, and what that asks for in turn."""
     asked = set(inspect.signature(function).parameters) if inspect.isfunction(function) else set()
     return asked | ({"store"} if "views" in asked else set())
+
+
+def test_the_support_matrix_has_what_a_broker_leaves_out():
+    text = page("support.md").split("\n## Queues")[1]
+    assert "| a message comes as it was published | yes | yes |" in text
+    assert "| higher priorities come first | yes | no |" in text
+    assert "| published is the sum of where messages are | yes | no |" in text
+    assert "| redeliveries are counted | yes | yes |" in text
+    assert text.count(" | no |") == sum(
+        not test_rabbitmq.SUPPORTS.issuperset(mark.args)
+        for name in dir(queue_contract)
+        if name.startswith("Test")
+        for test in vars(getattr(queue_contract, name)).values()
+        for mark in getattr(test, "pytestmark", ())
+    )
 
 
 def test_pages_without_a_marker_stay_as_they_are():

@@ -21,6 +21,7 @@ from headwater.config import SETTINGS
 from headwater.errors import HeadwaterError, by_code
 from headwater.log import EventLog
 from headwater.log.kafka.support import SUPPORT
+from headwater.queues.rabbitmq.support import SUPPORT as QUEUE_SUPPORT
 from headwater.server.app import make_routes
 from headwater.server.gateway import Gateway
 from headwater.server.limits import Limits
@@ -88,6 +89,12 @@ def support_text() -> str:
     return "\n".join(["| | embedded | Kafka |", "|---|---|---|", *rows])
 
 
+def queue_support_text() -> str:
+    """What a queue can do in the data folder and on RabbitMQ, in one table."""
+    rows = [f"| {what} | {embedded} | {rabbit} |" for what, (embedded, rabbit) in QUEUE_SUPPORT.items()]
+    return "\n".join(["| | data folder | RabbitMQ |", "|---|---|---|", *rows])
+
+
 class Suite(NamedTuple):
     """Tests that several implementations pass: the files they are in, and the file of each implementation."""
 
@@ -102,6 +109,7 @@ _CLIENTS: Final = {
     "Kafka": "client/test_kafka_client.py",
 }
 _STORES: Final = {"SQLite": "store/test_sqlite_store.py", "PostgreSQL": "store/test_postgres_store.py"}
+_BROKERS: Final = {"data folder": "queues/test_embedded.py", "RabbitMQ": "queues/rabbitmq/test_contract.py"}
 _READERS: Final = dict.fromkeys(_STORES, "")  # no files of their own: each test runs over both, see STORES
 SUITES: Final = (
     Suite("Log: sending", ("client/sending.py",), _CLIENTS),
@@ -113,6 +121,7 @@ SUITES: Final = (
         ("store/test_views.py", "store/test_waiting.py", "store/test_system_views.py"),
         _READERS,
     ),
+    Suite("Queues", ("queues/contract.py",), _BROKERS),
 )
 _TESTS: Final = Path(__file__).parent.parent.parent / "tests"
 _RUN_OVER_ALL: Final = {
@@ -122,6 +131,7 @@ _RUN_OVER_ALL: Final = {
     "store",
     "views",
     "sales",
+    "broker",
 }  # what tests of a suite ask for
 
 
@@ -132,12 +142,15 @@ def suites_text() -> str:
 
 def _suite_text(suite: Suite) -> str:
     differing = {name: dict(_tests(file, {"self"})) if file else {} for name, file in suite.over.items()}
+    lacking = {name: _lacking(file) if file else set() for name, file in suite.over.items()}
     rows = [
         f"| {promise.removeprefix('test_').replace('_', ' ')} | "
-        + " | ".join(_cell(differing[name].get(promise)) for name in suite.over)
+        + " | ".join(
+            "no" if needs & lacking[name] else _cell(differing[name].get(promise)) for name in suite.over
+        )
         + " |"
         for file in suite.files
-        for promise, _ in _tests(file, _RUN_OVER_ALL)
+        for promise, needs in _promises(file)
     ]
     heading = f"| | {' | '.join(suite.over)} |\n|---|{'---|' * len(suite.over)}"
     files = ", ".join(f"`tests/{file}`" for file in (*suite.files, *filter(None, suite.over.values())))
@@ -146,6 +159,34 @@ def _suite_text(suite: Suite) -> str:
 
 def _cell(difference: str | None) -> str:
     return "yes" if difference is None else f"yes, with a difference: {difference}"
+
+
+def _promises(file: str) -> Iterator[tuple[str, set[str]]]:
+    """The tests of a suite, with what each `needs` of an implementation, by itself or by its class."""
+    needs: dict[str, set[str]] = {}
+    for found in ast.walk(ast.parse((_TESTS / file).read_text())):  # a class comes before what is in it
+        if isinstance(found, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            own = _needs(found) | needs.get(found.name, set())
+            inner = found.body if isinstance(found, ast.ClassDef) else ()
+            needs |= {each.name: own for each in inner if isinstance(each, ast.FunctionDef)}
+            needs[found.name] = own
+    for promise, _ in _tests(file, _RUN_OVER_ALL):
+        yield promise, needs[promise]
+
+
+def _needs(found: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
+    calls = [mark for mark in found.decorator_list if isinstance(mark, ast.Call)]
+    named = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "needs"]
+    return {ast.literal_eval(word) for call in named for word in call.args}
+
+
+def _lacking(file: str) -> set[str]:
+    """What an implementation says it cannot do: `SUPPORTS = EVERYTHING - {…}`."""
+    for found in ast.parse((_TESTS / file).read_text()).body:
+        match found:
+            case ast.Assign(targets=[ast.Name(id="SUPPORTS")], value=ast.BinOp(right=left_out)):
+                return set(ast.literal_eval(left_out))
+    return set()
 
 
 def _tests(file: str, asking: set[str]) -> Iterator[tuple[str, str]]:
@@ -163,6 +204,7 @@ MARKERS: Final[dict[str, Callable[[], str]]] = {
     "<!-- routes -->": routes_text,
     "<!-- settings -->": settings_text,
     "<!-- support -->": support_text,
+    "<!-- queue support -->": queue_support_text,
     "<!-- suites -->": suites_text,
 }
 

@@ -747,7 +747,7 @@ class BadCredentialsError(EnvironmentFaultError):
 
 
 class UnreachableError(EnvironmentFaultError):
-    """No Headwater node, Kafka broker or PostgreSQL server answers at that address."""
+    """No Headwater node, Kafka broker, RabbitMQ or PostgreSQL server answers at that address."""
 
     code = "UNREACHABLE"
     status = 503

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,6 +41,7 @@ class Rabbit:
         self._launched = launch_rabbitmq(self.folder, ports=self._ports, bound=True)
         self._ports = self._launched.ports
         self._launched.wait(timeout=180)
+        self.started_at = time.monotonic()
 
     def stop(self) -> None:
         """End it in order."""

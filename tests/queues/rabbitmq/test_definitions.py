@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from datetime import timedelta
 
@@ -13,12 +14,13 @@ from headwater.errors import (
     QueueExistsError,
     RefusedError,
     UnreachableError,
+    UsageError,
 )
 from headwater.log import drop
 from headwater.queues.definition import Queue, group
 from headwater.queues.protocol import Outgoing
 from headwater.queues.rabbitmq import RabbitBroker
-from headwater.queues.rabbitmq.support import check_message, check_queue
+from headwater.queues.rabbitmq.support import refuse_message, refuse_queue
 from headwater.services.launched import free_ports
 
 
@@ -35,15 +37,45 @@ from headwater.services.launched import free_ports
 )
 def test_what_rabbitmq_cannot_do_is_refused_with_the_reason(options):
     with pytest.raises(RefusedError) as raised:
-        check_queue(Queue.declare("emails", **options))
+        refuse_queue(Queue.declare("emails", **options))
     assert raised.value.detail
     assert raised.value.data["queue"] == "emails"
 
 
-def test_a_priority_is_refused():
-    check_message("emails", Outgoing(b"1"))
-    with pytest.raises(RefusedError, match="priority"):
-        check_message("emails", Outgoing(b"1", priority=1))
+@pytest.mark.parametrize(
+    "about",
+    [
+        {"priority": 1},
+        {"headers": {"hw-key": "ada"}},
+        {"ttl": timedelta(days=60)},
+        {"delay": timedelta(days=60)},
+    ],
+)
+def test_what_rabbitmq_cannot_do_with_a_message_is_refused(about):
+    refuse_message("emails", Outgoing(b"1", headers={"tenant": "acme"}, delay=timedelta(days=1)))
+    with pytest.raises(RefusedError) as raised:
+        refuse_message("emails", Outgoing(b"1", **about))
+    assert raised.value.detail
+
+
+def test_a_broker_that_is_closed_says_so():
+    broker = RabbitBroker("amqp://127.0.0.1:1")
+    broker.close()
+    broker.close()
+    with pytest.raises(UsageError, match="closed"):
+        broker.queues()
+
+
+def test_a_process_that_was_forked_says_so():
+    with RabbitBroker("amqp://127.0.0.1:1") as broker:
+        child = os.fork()
+        if child == 0:
+            try:
+                broker.queues()
+            except UsageError:
+                os._exit(7)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
 def test_an_address_that_is_none_is_refused():

@@ -18,11 +18,13 @@ from headwater.errors import OverloadedError
 from headwater.queues.definition import Queue, retry
 from headwater.queues.protocol import Outgoing, Settled
 from headwater.queues.rabbitmq import RabbitBroker
+from tests.faults.counts import FULL
 from tests.services.postgres import Proxy
 from tests.services.rabbitmq import Rabbit, rabbit_broker
 
 pytestmark = pytest.mark.services
 PATIENCE = timedelta(minutes=2)
+OLD = "old"
 WORKER = """
 import sys
 from headwater.queues.rabbitmq import RabbitBroker
@@ -34,8 +36,11 @@ sys.stdin.read()
 
 @pytest.fixture(scope="module")
 def harmed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rabbit]:
-    """A server for this module alone."""
+    """A server for this module alone, with the queue of the test that kills it."""
     with rabbit_broker(tmp_path_factory.mktemp("harmed")) as server:
+        broker = RabbitBroker(server.url(), patience=PATIENCE)
+        broker.declare(Queue.declare(OLD, retry=retry(50)))
+        broker.close()
         yield server
 
 
@@ -88,22 +93,6 @@ class Load:
             thread.join()
 
 
-@pytest.mark.parametrize("end", [Rabbit.stop, Rabbit.kill])
-def test_no_confirmed_message_is_lost_when_the_server_restarts(
-    harmed: Rabbit, broker: RabbitBroker, name: str, end: Callable[[Rabbit], None]
-):
-    broker.declare(Queue.declare(name, retry=retry(50)))
-    load = Load(broker, name)
-    load.reached(30)
-    end(harmed)
-    harmed.start()
-    load.reached(30)
-    load.end()
-    assert set(load.received) >= set(load.confirmed)
-    assert len(load.confirmed) == len(set(load.confirmed))
-    assert broker.counts(name)[0].waiting == 0
-
-
 def test_a_message_whose_confirmation_was_lost_is_sent_again_with_its_id(harmed, name):
     proxy = Proxy(harmed.port)
     broker = RabbitBroker(harmed.url(proxy.port), patience=PATIENCE)
@@ -146,7 +135,7 @@ def test_publishing_waits_while_the_server_is_low_on_memory(harmed, broker, name
     broker.declare(Queue.declare(name))
     broker.publish(name, [Outgoing(b"1")])
     receiver = broker.receiver(name)
-    hasty = RabbitBroker(harmed.url(), patience=timedelta(seconds=2))
+    hasty = RabbitBroker(harmed.url(), patience=timedelta(seconds=1))
     harmed.ctl("set_vm_memory_high_watermark", "0.0000001")
     try:
         with pytest.raises(OverloadedError, match="memory"):
@@ -155,18 +144,18 @@ def test_publishing_waits_while_the_server_is_low_on_memory(harmed, broker, name
         patient.start()
         [delivery] = receiver.receive(timeout=20)
         assert receiver.ack([delivery]) == [Settled.DONE]  # what is received is not held up
-        patient.join(timeout=2)
+        while "publish waits" not in caplog.text:
+            time.sleep(0.05)
         assert patient.is_alive()
     finally:
         harmed.ctl("set_vm_memory_high_watermark", "0.4")
     patient.join(timeout=60)
     assert not patient.is_alive()
-    assert "low on memory or disk; publish waits" in caplog.text
     bodies = set()
-    while found := receiver.receive(timeout=2):
-        bodies.add(found[0].message.body)
-        receiver.ack(found)
-    assert b"2" in bodies
+    while b"2" not in bodies:
+        [delivery] = receiver.receive(timeout=30)
+        bodies.add(delivery.message.body)
+        receiver.ack([delivery])
     hasty.close()
 
 
@@ -186,3 +175,20 @@ def test_a_message_that_kills_its_workers_comes_again_and_is_dead_in_the_end(har
         assert time.monotonic() < end
     assert [(letter.why, letter.message.id) for letter in letters] == [("failed", "m-1")]
     assert "without a word" in letters[0].attempts[-1].why
+
+
+@pytest.mark.parametrize("end", [Rabbit.kill, Rabbit.stop] if FULL else [Rabbit.kill])
+def test_no_confirmed_message_is_lost_when_the_server_restarts(
+    harmed: Rabbit, broker: RabbitBroker, end: Callable[[Rabbit], None]
+):
+    load = Load(broker, OLD)
+    # RabbitMQ 3.10 writes who leads a new quorum queue some seconds after it was made; killed before, it has no leader.
+    time.sleep(max(0.0, harmed.started_at + 8 - time.monotonic()))
+    load.reached(30)
+    end(harmed)
+    harmed.start()
+    load.reached(30)
+    load.end()
+    assert set(load.received) >= set(load.confirmed)
+    assert len(load.confirmed) == len(set(load.confirmed))
+    assert broker.counts(OLD)[0].waiting == 0

@@ -11,6 +11,7 @@ from typing import Final
 
 from headwater.errors import OverloadedError, UnknownGroupError, UnknownQueueError
 from headwater.log.door.overload import WhenFull
+from headwater.queues.checking import check_message
 from headwater.queues.choosing import Chooser
 from headwater.queues.definition import Queue, brought_up
 from headwater.queues.protocol import Confirmed, DeadLetter, GroupCounts, Outgoing
@@ -24,7 +25,7 @@ from headwater.queues.rabbitmq.names import dead_queue, group_queue
 from headwater.queues.rabbitmq.publisher import Letter, Outcome, Publisher
 from headwater.queues.rabbitmq.receiver import RabbitReceiver
 from headwater.queues.rabbitmq.registry import Registry
-from headwater.queues.rabbitmq.support import check_message, check_queue
+from headwater.queues.rabbitmq.support import refuse_message, refuse_queue
 from headwater.queues.rabbitmq.tally import tallies
 from headwater.queues.rabbitmq.topology import Topology
 
@@ -79,7 +80,7 @@ class RabbitBroker:
             QueueExistsError: There is such a queue, and it cannot be changed in that way.
         """
         queue.check()
-        check_queue(queue)
+        refuse_queue(queue)
         return self._loop.run(self._declare(queue))
 
     def queues(self) -> list[str]:
@@ -102,9 +103,12 @@ class RabbitBroker:
         Raises:
             UnreachableError: RabbitMQ did not answer in time.
             OverloadedError: It was low on memory for all that time, or the queue is full.
+            BadEventError: A message cannot be as it is; nothing was taken.
+            RefusedError: RabbitMQ cannot do what a message asks for; nothing was taken.
         """
-        for message in messages:
-            check_message(name, message)
+        for row, message in enumerate(messages):
+            check_message(message, row)
+            refuse_message(name, message)
         return self._loop.run(self._publish(name, messages)) if messages else []
 
     def receiver(self, name: str, group: str = "", *, worker: str = "", prefetch: int = 1) -> RabbitReceiver:
@@ -125,7 +129,11 @@ class RabbitBroker:
 
     def revive(self, name: str, letters: Iterable[DeadLetter]) -> int:
         """Put dead letters back in line, with the message they have now; how many there were."""
-        return self._loop.run(self._revive(name, list(letters)))
+        found = list(letters)
+        for row, letter in enumerate(found):
+            check_message(letter.message, row)
+            refuse_message(name, letter.message)
+        return self._loop.run(self._revive(name, found))
 
     def close_receivers(self) -> None:
         """Close all receivers of this broker that are open; what they have not settled goes back."""
@@ -133,15 +141,22 @@ class RabbitBroker:
 
     def close(self) -> None:
         """Close receivers and connections."""
-        self.close_receivers()
-        self._loop.run(self._close())
-        self._loop.close()
+        if not self._loop.closed:
+            self.close_receivers()
+            self._loop.run(self._close())
+            self._loop.close()
+
+    def __enter__(self) -> RabbitBroker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     async def _declare(self, queue: Queue) -> Queue:
         async with self._registry.locked():
-            before = (await self._registry.read()).get(queue.name)
+            before = (await self._registry.read(none_yet=True)).get(queue.name)
             now = brought_up(before, queue) if before else replace(queue, given=None)
-            check_queue(replace(now, given=None))
+            refuse_queue(replace(now, given=None))
             await self._topology.make(now, before)
             if now != before:
                 await self._registry.write(now)

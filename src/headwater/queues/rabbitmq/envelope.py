@@ -1,6 +1,6 @@
 """A message of ours as an AMQP message, and back; what others publish is read, too.
 
-The body, `message_id`, `priority` and `timestamp` are AMQP's own. Headers are the sender's, and these of ours:
+The body, `message_id` and `timestamp` are AMQP's own. Headers are the sender's, and these of ours:
 `hw-key`, `hw-words`, `hw-published-at`, `hw-expires-at`, `traceparent`; on a message that was handed out before
 `hw-deliveries`, `hw-failures` and `hw-history`; on a dead letter `hw-why` and `hw-died-at`.
 """
@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from headwater.errors import BadEventError
+from headwater.events import checked_traceparent
 from headwater.queues.protocol import Attempt, Outgoing
 
 if TYPE_CHECKING:
@@ -79,8 +81,7 @@ class Envelope:
             words=_words(incoming, headers, exchange),
             key=_text(headers.get("hw-key")),
             headers={name: str(value) for name, value in headers.items() if not _own(name)},
-            priority=incoming.priority or 0,
-            traceparent=_text(headers.get("traceparent")),
+            traceparent=_trace(headers.get("traceparent")),
         )
         deaths = headers.get("x-death") or [{}]
         return cls(
@@ -126,7 +127,6 @@ class Envelope:
             headers=message.headers | {name: value for name, value in facts.items() if value is not None},
             content_type="application/json",
             delivery_mode=driver.DeliveryMode.PERSISTENT,
-            priority=message.priority,
             message_id=message.id,
             timestamp=self.published_at,
             expiration=self.expires_at - self.published_at if expires and self.expires_at else None,
@@ -149,6 +149,13 @@ def _words(incoming: AbstractIncomingMessage, headers: Mapping[str, Any], exchan
 
 def _text(value: object) -> str | None:
     return None if value is None else str(value)
+
+
+def _trace(value: object) -> str | None:
+    try:
+        return None if value is None else checked_traceparent(str(value))
+    except BadEventError:  # others may write what they like
+        return None
 
 
 def _time(value: object) -> datetime | None:

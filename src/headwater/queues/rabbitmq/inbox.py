@@ -147,9 +147,12 @@ class Inbox:
                 return found
             left = None if end is None else end - now()
             free = len(self._held) < self._prefetch
-            if left is not None and left <= 0:
-                if free and await self._intake.look():
-                    continue
+            over = left is not None and left <= 0
+            # One at a time, to fetch it costs less than to have it sent, and have that stopped again.
+            single = self._prefetch == 1 and not self._intake.ahead
+            if free and (over or single) and await self._intake.look():
+                continue
+            if over:
                 return []
             if free:
                 await self._intake.consume()

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from headwater.errors import UnreachableError
 from headwater.queues.rabbitmq.link import LOST, Link, driver
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 
 __all__ = ["Intake", "done"]
+
+_ANSWER: Final = 10.0  # seconds for an answer; a queue without a leader gives none
 
 
 class Intake:
@@ -104,27 +106,31 @@ class Intake:
                 self._tally.prefetched += 1
                 self.news.set()
 
-            with contextlib.suppress(*self.gone):  # then the next look finds the channel closed
-                self._consumer = await source.consume(came)
+            try:
+                self._consumer = await source.consume(came, timeout=_ANSWER)
+            except self.gone:
+                await self.close()  # whatever it answers later, the channel is not there any more
 
     async def look(self) -> bool:
         """Whether a message is here now: one is fetched, or what RabbitMQ sent before its answer has come in."""
         if self._channel is None or self._source is None:
             return False
-        with contextlib.suppress(*self.gone):
+        try:
             if self._consumer is not None:
-                await self._channel.set_qos(self._prefetch)
+                await self._channel.set_qos(self._prefetch, timeout=_ANSWER)
                 await asyncio.sleep(0.002)
-            elif (message := await self._source.get(fail=False, timeout=self._link.patience)) is not None:
+            elif (message := await self._source.get(fail=False, timeout=_ANSWER)) is not None:
                 self._arrived.append(message)
                 self._tally.prefetched += 1
+        except self.gone:
+            await self.close()
         return bool(self._arrived)
 
     async def pause(self) -> None:
         """Have no more messages sent."""
         if self._source is not None and self._consumer is not None:
             consumer, self._consumer = self._consumer, None
-            await self._source.cancel(consumer)
+            await self._source.cancel(consumer, timeout=_ANSWER)
 
     async def close(self) -> None:
         """Close the channel, which gives back what is not settled and what is on its way."""

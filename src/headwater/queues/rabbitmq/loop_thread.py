@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from headwater.errors import RefusedError
+from headwater.errors import UsageError
 
 __all__ = ["LoopThread"]
 
@@ -30,7 +31,8 @@ class LoopThread:
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
-        self._closed = False
+        self._process = os.getpid()
+        self.closed = False
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
 
@@ -38,11 +40,11 @@ class LoopThread:
         """Wait for a coroutine; when the wait is interrupted, as by Ctrl-C, the coroutine is cancelled.
 
         Raises:
-            RefusedError: The loop was closed.
+            UsageError: The loop was closed, or this process was forked from the one that has it.
         """
-        if self._closed:
+        if self.closed or os.getpid() != self._process:
             work.close()
-            raise RefusedError("the connection to RabbitMQ was closed", fix="connect again")
+            raise self._refusal()
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
@@ -52,13 +54,22 @@ class LoopThread:
 
     def close(self) -> None:
         """Cancel what runs, and end the thread."""
-        if self._closed:
+        if self.closed:
             return
         self.run(_cancel_others())
-        self._closed = True
+        self.closed = True
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+    def _refusal(self) -> UsageError:
+        if self.closed:
+            return UsageError("the broker is closed", fix="open it again")
+        return UsageError(
+            "this process was forked from one that is connected to RabbitMQ",
+            detail="its threads and connections are not here",
+            fix='start it afresh, such as multiprocessing.get_context("spawn")',
+        )
 
 
 async def _cancel_others() -> None:

@@ -84,28 +84,44 @@ class Publisher:
         found: dict[int, Outcome] = {}
         end = asyncio.get_running_loop().time() + patience
         strikes = 0
-        while len(found) < len(letters):
-            channel = await self._opened(max(0.1, end - asyncio.get_running_loop().time()))
-            open_ = [index for index in range(len(letters)) if index not in found]
-            tasks = [asyncio.create_task(self._one(channel, letters[index])) for index in open_]
-            try:
-                await self._confirmed(tasks, end)
-            finally:
-                for task in tasks:
-                    task.cancel()
-                results = await asyncio.gather(*tasks, return_exceptions=True)
-            refusal = None
-            for index, result in zip(open_, results, strict=True):
-                if isinstance(result, Outcome):
-                    found[index] = result
-                elif isinstance(result, self._driver.exceptions.ChannelClosed):
-                    refusal = result
-                elif not isinstance(result, (*LOST, self._driver.exceptions.AMQPError)):
-                    raise result
-            strikes += refusal is not None
-            if refusal is not None and strikes >= _STRIKES:
-                raise self._refused(letters[open_[0]], refusal)
+        while open_ := [index for index in range(len(letters)) if index not in found]:
+            left = end - asyncio.get_running_loop().time()
+            if left < 0:
+                raise self._gave_up(False, len(open_))
+            channel = await self._opened(max(0.1, left))
+            results = await self._tried(channel, [letters[index] for index in open_], end)
+            found |= {
+                index: result
+                for index, result in zip(open_, results, strict=True)
+                if isinstance(result, Outcome)
+            }
+            if refusals := [each for each in results if isinstance(each, Exception)]:
+                strikes += 1
+                if strikes >= _STRIKES:
+                    raise self._refused(letters[open_[0]], refusals[0])
         return [found[index] for index in range(len(letters))]
+
+    async def _tried(
+        self, channel: AbstractChannel, letters: Sequence[Letter], end: float
+    ) -> list[Outcome | Exception | None]:
+        """What became of each: an outcome, a refusal, or nothing when the connection was lost."""
+        tasks = [asyncio.create_task(self._one(channel, letter)) for letter in letters]
+        try:
+            await self._confirmed(tasks, end)
+        finally:
+            for task in tasks:
+                task.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+        known = self._driver.exceptions
+        found: list[Outcome | Exception | None] = []
+        for result in results:
+            if isinstance(result, (Outcome, known.ChannelClosed)):
+                found.append(result)
+            elif isinstance(result, (*LOST, known.AMQPError)):
+                found.append(None)
+            else:
+                raise result
+        return found
 
     async def _one(self, channel: AbstractChannel, letter: Letter) -> Outcome:
         exchange = (

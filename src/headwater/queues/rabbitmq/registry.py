@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from headwater.errors import DamagedError, LockedError
+from headwater.errors import DamagedError, LockedError, UnreachableError
 from headwater.queues.definition import Queue
 from headwater.queues.rabbitmq.link import Link, driver
 from headwater.queues.rabbitmq.names import DEFINITIONS, LOCK
@@ -58,14 +58,23 @@ class Registry:
                     await lock.delete(if_unused=False, if_empty=False)
                     await channel.close()
 
-    async def read(self) -> dict[str, Queue]:
-        """All definitions, by name."""
+    async def read(self, *, none_yet: bool = False) -> dict[str, Queue]:
+        """All definitions, by name.
+
+        Args:
+            none_yet: A stream that says nothing is empty. The caller has the lock, and writes next.
+
+        Raises:
+            UnreachableError: RabbitMQ has the stream, and does not give what is in it.
+        """
         channel = await self._link.channel()
         try:
             await channel.set_qos(_PREFETCH)
             stream = await channel.declare_queue(DEFINITIONS, passive=True)
             # Each record is a chunk of its own, since one process writes at a time and waits for its confirmation.
             last = await _records(stream, "last", None)
+            if not last and not none_yet:
+                raise self._silent()
             records = await _records(stream, "first", _offset(last[0])) if last else []
         except self._driver.exceptions.ChannelNotFoundEntity:
             return {}
@@ -84,6 +93,13 @@ class Registry:
             await channel.close()
         message = self._driver.Message(queue.to_json(), content_type="application/json", delivery_mode=2)
         await self._publisher.send([Letter("", DEFINITIONS, message)])
+
+    def _silent(self) -> UnreachableError:
+        return UnreachableError(
+            f'RabbitMQ at {self._link.shown} does not give its stream "{DEFINITIONS}"',
+            detail="the definitions of queues are in it",
+            fix="rabbitmqctl list_queues name state tells whether it runs",
+        )
 
     async def _lock(self) -> AbstractChannel:
         from aiormq.exceptions import ChannelLockedResource

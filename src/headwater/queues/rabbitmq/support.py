@@ -12,7 +12,7 @@ from headwater.queues.definition import Queue
 from headwater.queues.protocol import Outgoing
 from headwater.queues.rabbitmq.names import LONGEST
 
-__all__ = ["SUPPORT", "check_message", "check_queue"]
+__all__ = ["SUPPORT", "refuse_message", "refuse_queue"]
 
 # Capability: (data folder, RabbitMQ).
 SUPPORT: Final[dict[str, tuple[str, str]]] = {
@@ -70,7 +70,7 @@ SUPPORT: Final[dict[str, tuple[str, str]]] = {
 }
 
 
-def check_queue(queue: Queue) -> None:
+def refuse_queue(queue: Queue) -> None:
     """Refuse what RabbitMQ cannot do.
 
     Raises:
@@ -86,19 +86,25 @@ def check_queue(queue: Queue) -> None:
         )
 
 
-def check_message(queue: str, message: Outgoing) -> None:
+def refuse_message(queue: str, message: Outgoing) -> None:
     """Refuse what RabbitMQ cannot do with a message.
 
     Raises:
         RefusedError: With the reason.
     """
+    ours = next((name for name in message.headers if name.startswith(("hw-", "x-"))), None)
     if message.priority:
-        raise RefusedError(
-            f'queue "{queue}" takes no priority on RabbitMQ',
-            detail="its quorum queues have none",
-            fix="a queue of its own for what is urgent",
-            queue=queue,
-        )
+        what, why = "a priority", "its quorum queues have none"
+    elif ours is not None:
+        what, why = f"the header {ours}", "names that begin with hw- are ours, those with x- RabbitMQ's"
+    elif max(message.ttl or timedelta(0), message.delay) > LONGEST:
+        what, why = "such a ttl or delay", f"RabbitMQ keeps no message longer than {LONGEST} for that"
+    else:
+        return
+    fix = "leave it out, or keep the queue in the data folder"
+    raise RefusedError(
+        f'a message of queue "{queue}" cannot have {what} on RabbitMQ', detail=why, fix=fix, queue=queue
+    )
 
 
 def _impossible(queue: Queue) -> Iterator[tuple[str, str]]:
