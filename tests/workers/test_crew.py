@@ -257,3 +257,24 @@ def test_a_function_that_exits_is_a_failure_and_the_worker_goes_on(client, app):
     client.queue("emails").publish_many([{"n": 0}, {"n": 1}])
     crew.drain(), crew.stop()
     assert (counts(client).dead, counts(client).acked) == (1, 1)
+
+
+def test_a_short_time_is_kept_beside_a_long_one(client, app):
+    calls, release = [], threading.Event()
+
+    def work(job):
+        calls.append(job["queue"])
+        release.wait(LONG)
+
+    for name, visible in {"long": "1 hour", "short": "600 ms"}.items():
+        app.queue(name, visible=visible).worker(threads=2)(work)
+    crew = begun(client, app)
+    client.queue("long").publish({"queue": "long"})
+    until(lambda: calls == ["long"])
+    client.queue("short").publish({"queue": "short"})
+    until(lambda: len(calls) == 2)
+    time.sleep(2)
+    release.set()
+    until(lambda: counts(client, "short").acked == 1)
+    crew.stop()
+    assert calls == ["long", "short"]

@@ -198,3 +198,28 @@ def test_a_feed_waits_while_the_queue_is_full(tmp_path):
                     message.ack()
         one.close()
     assert found == list(range(12))
+
+
+def test_a_feed_that_lost_its_partitions_goes_on_and_repeats_nothing(tmp_path):
+    app = shop()
+    with hw.connect(tmp_path) as client:
+        for topic in app.topics.values():
+            client.log.create(topic)
+        client.broker.declare(app.queues["parcels"].definition)
+        client.send_many("orders", list(map(order, range(10))))
+        slow = feeder(client, app.feeds[0], tmp_path / "feeds")
+        poll = slow._consumer.poll
+
+        def overtaken(timeout, most):
+            events = poll(timeout, most)
+            with client.consumer("orders", group="hw.queue.parcels") as other:
+                other.poll(0.1)
+            slow._consumer.poll = poll
+            return events
+
+        slow._consumer.poll = overtaken
+        while slow.once(0.2):
+            pass
+        slow.close()
+        (counts,) = client.queue("parcels").counts()
+    assert counts.published == counts.waiting == 10

@@ -19,7 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from headwater.client import Client
-from headwater.errors import BadEventError, OverloadedError
+from headwater.errors import BadEventError, FencedError, OverloadedError
 from headwater.events import Event
 from headwater.queues import Delivery, Outgoing, Settled
 from headwater.queues.body import Bodies, key_text
@@ -29,6 +29,7 @@ __all__ = ["Feeder", "feeder"]
 
 logger = logging.getLogger("headwater.workers")
 _AT_ONCE: Final = 500
+_PAUSE: Final = 0.1  # seconds before the next try when the queue is full
 _LOOK: Final = 1.0  # seconds after which one that waits sees that it is to stop
 
 
@@ -85,9 +86,15 @@ class _IntoQueue(Feeder):
                 self._broker.publish(self._feed.queue, self._rest)
         except OverloadedError as error:
             logger.info("%s waits: %s", self._feed, error.what)
+            time.sleep(min(timeout, _PAUSE))
             return 0
         self._rest = []
-        self._consumer.commit()
+        try:
+            self._consumer.commit()
+        except (
+            FencedError
+        ) as error:  # it waited so long that others read on from here; the queue knows the ids
+            logger.info("%s: %s", self._feed, error.what)
         return count
 
     def _message(self, event: Event) -> Outgoing:
