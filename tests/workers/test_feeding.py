@@ -10,7 +10,7 @@ import time
 import pytest
 
 import headwater as hw
-from headwater.errors import BadAppError, BadSettingError, BadWorkerError
+from headwater.errors import BadAppError, BadSettingError, BadWorkerError, FencedError
 from headwater.testing import run
 from headwater.workers.feeding import feeder
 
@@ -208,18 +208,18 @@ def test_a_feed_that_lost_its_partitions_goes_on_and_repeats_nothing(tmp_path):
         client.broker.declare(app.queues["parcels"].definition)
         client.send_many("orders", list(map(order, range(10))))
         slow = feeder(client, app.feeds[0], tmp_path / "feeds")
-        poll = slow._consumer.poll
+        commit = slow._consumer.commit
 
-        def overtaken(timeout, most):
-            events = poll(timeout, most)
-            with client.consumer("orders", group="hw.queue.parcels") as other:
-                other.poll(0.1)
-            slow._consumer.poll = poll
-            return events
+        def fenced():
+            slow._consumer.commit = commit
+            raise FencedError("others read on from here")
 
-        slow._consumer.poll = overtaken
+        slow._consumer.commit = fenced
+        slow.once(LONG)
+        client.send_many("orders", list(map(order, range(10, 20))))
         while slow.once(0.2):
             pass
         slow.close()
+        assert [lag.events for lag in client.lag("hw.queue.parcels")] == [0, 0, 0]
         (counts,) = client.queue("parcels").counts()
-    assert counts.published == counts.waiting == 10
+    assert counts.published == counts.waiting == 20
