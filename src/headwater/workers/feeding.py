@@ -91,9 +91,8 @@ class _IntoQueue(Feeder):
         self._rest = []
         try:
             self._consumer.commit()
-        except (
-            FencedError
-        ) as error:  # it waited so long that others read on from here; the queue knows the ids
+        except FencedError as error:
+            # It waited so long that others read on from here. What they publish once more, the queue knows by its id.
             logger.info("%s: %s", self._feed, error.what)
         return count
 
