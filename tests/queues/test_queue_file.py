@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 from datetime import timedelta
 from pathlib import Path
@@ -96,6 +97,18 @@ def test_a_file_that_is_no_queue_is_an_error_of_ours(tmp_path):
     (folder / "messages.db").write_bytes(b"nonsense" * 1_000)
     with EmbeddedBroker(tmp_path / "queues") as broker, pytest.raises(DamagedError):
         broker.counts("q")
+
+
+def test_nothing_stays_open_of_a_file_that_could_not_be_opened(tmp_path):
+    folder = tmp_path / "queues" / "q"
+    folder.mkdir(parents=True)
+    (folder / "messages.db").write_bytes(b"nonsense" * 1_000)
+    before = len(os.listdir("/dev/fd"))
+    with EmbeddedBroker(tmp_path / "queues") as broker:
+        for _ in range(5):
+            with pytest.raises(DamagedError):
+                broker.counts("q")
+    assert len(os.listdir("/dev/fd")) == before
 
 
 def test_a_queue_of_a_newer_version_is_not_touched(broker, tmp_path, clock):

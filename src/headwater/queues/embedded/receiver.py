@@ -61,7 +61,7 @@ class EmbeddedReceiver:
         """The next messages, `most` at a time; none after `timeout` seconds without any. None waits for ever."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self._closed:
-            heard = self._file.bell.heard()
+            heard = self._file.bell.heard() if timeout != 0 else 0
             reserved = self._reserve(most, deadline)
             if not reserved:
                 return []
