@@ -267,7 +267,7 @@ class RabbitBroker:
         return inbox
 
     async def _counts(self, name: str) -> list[GroupCounts]:
-        groups = [group.name for group in (await self._definition(name, 0)).queue.groups]
+        groups = [group.name for group in (await self._definition(name, _FRESH)).queue.groups]
         waiting = await self._waiting(*(group_queue(name, group) for group in groups))
         dead = await self._waiting(*(dead_queue(name, group) for group in groups))
         return [
@@ -276,12 +276,12 @@ class RabbitBroker:
         ]
 
     async def _dead(self, name: str, group: str | None) -> list[DeadLetter]:
-        queue = (await self._definition(name, 0)).queue
+        queue = (await self._definition(name, _FRESH)).queue
         groups = queue.groups if group is None else (queue.groups[_group(queue, group)],)
         return [letter for each in groups for letter in await dead_letters.look(self._in, name, each.name)]
 
     async def _revive(self, name: str, letters: list[DeadLetter]) -> int:
-        queue = (await self._definition(name, 0)).queue
+        queue = (await self._definition(name, _FRESH)).queue
         done = 0
         for group in {letter.group: _group(queue, letter.group) for letter in letters}:
             wanted = {letter.number: letter for letter in letters if letter.group == group}
