@@ -131,6 +131,25 @@ def test_a_delivery_from_before_a_broken_connection_is_stale(harmed, name):
     proxy.close()
 
 
+def test_questions_are_asked_again_over_a_new_connection(harmed, name):
+    proxy = Proxy(harmed.port)
+    with RabbitBroker(harmed.url(proxy.port), patience=PATIENCE) as broker:
+        questions = [
+            lambda: broker.declare(Queue.declare(name)).name,
+            lambda: broker.queue(name).name,
+            lambda: broker.publish(name, [Outgoing(b"1", delay=timedelta(hours=1))])[0].groups,
+            lambda: broker.counts(name)[0].delayed,
+            lambda: list(broker.dead(name)),
+            lambda: broker.receiver(name).receive(timeout=0),
+        ]
+        answers = []
+        for question in questions:
+            answers.append(question())
+            proxy.cut()
+    assert answers == [name, name, 1, 1, [], []]
+    proxy.close()
+
+
 def test_publishing_waits_while_the_server_is_low_on_memory(harmed, broker, name, caplog):
     broker.declare(Queue.declare(name))
     broker.publish(name, [Outgoing(b"1")])
