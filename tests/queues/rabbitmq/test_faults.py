@@ -131,22 +131,23 @@ def test_a_delivery_from_before_a_broken_connection_is_stale(harmed, name):
     proxy.close()
 
 
-def test_questions_are_asked_again_over_a_new_connection(harmed, name):
+def test_questions_whose_answer_is_lost_are_asked_again(harmed, name):
     proxy = Proxy(harmed.port)
+    delayed = Outgoing(b"1", delay=timedelta(hours=1))
     with RabbitBroker(harmed.url(proxy.port), patience=PATIENCE) as broker:
         questions = [
-            lambda: broker.declare(Queue.declare(name)).name,
-            lambda: broker.queue(name).name,
-            lambda: broker.publish(name, [Outgoing(b"1", delay=timedelta(hours=1))])[0].groups,
-            lambda: broker.counts(name)[0].delayed,
-            lambda: list(broker.dead(name)),
-            lambda: broker.receiver(name).receive(timeout=0),
+            (b"headwater/queues", lambda: broker.declare(Queue.declare(name)).name),
+            (b"headwater/queues", lambda: broker.queue(name).name),
+            (b"headwater/wait-", lambda: broker.publish(name, [delayed])[0].groups),
+            (name.encode(), lambda: broker.counts(name)[0].delayed),
+            (name.encode(), lambda: list(broker.dead(name))),
         ]
         answers = []
-        for question in questions:
+        for word, question in questions:
+            proxy.lost_after = word
             answers.append(question())
-            proxy.cut()
-    assert answers == [name, name, 1, 1, [], []]
+            assert proxy.lost_after is None
+    assert answers == [name, name, 1, 1, []]
     proxy.close()
 
 
