@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import headwater as hw
-from headwater.app import TopicOptions, load_app
+from headwater.app import TopicOptions
 from headwater.errors import (
     BadAppError,
     BadNameError,
@@ -21,6 +21,7 @@ from headwater.errors import (
     Place,
     TimeColumnMissingError,
 )
+from headwater.loading import load_app
 from headwater.log import Topic
 
 GOOD = """

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import headwater as hw
-from headwater.app import load_app
 from headwater.errors import (
     BadAppError,
     BadNameError,
@@ -21,6 +20,7 @@ from headwater.errors import (
     HeadwaterError,
     UnknownInputError,
 )
+from headwater.loading import load_app
 from headwater.pipelines import Correct, Drop, Edge, Keep, Kind
 
 HERE = Path(__file__)

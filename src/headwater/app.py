@@ -1,67 +1,24 @@
-"""An app: the topics, tables and pipelines of one Python file, as frozen data; nothing is touched until it runs."""
+"""An app: the topics, pipelines, queues and answers of one Python file, as data; nothing is touched until it runs."""
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-import traceback
-from collections.abc import Callable
-from datetime import timedelta
+from collections.abc import Callable, Collection
 from pathlib import Path
-from types import ModuleType
-from typing import Any, TypeAlias, TypedDict, Unpack, overload
+from typing import Any, TypeAlias, TypeVar, Unpack, overload
 
 from headwater.errors import BadAppError, BadPipelineError, HeadwaterError, Place
-from headwater.events import DeviceClock
-from headwater.log import Durability, Overload, Retention, Topic, Values
+from headwater.log import Topic
 from headwater.log.definition import check_name, same_file
 from headwater.pipelines import Function, Graph, Kind, Late, Pipeline, Wanted
 from headwater.pipelines.declaring import check_free
+from headwater.pipelines.options import Columns, TopicOptions, ViewOptions
+from headwater.queues import DeclaredQueue, Feed, Into, Queue, QueueOptions
+from headwater.queues.asking import Answer
 
-__all__ = ["App", "TopicOptions", "ViewOptions", "checked_file", "load_app", "module_name"]
+__all__ = ["App", "TopicOptions", "ViewOptions"]
 
-Columns: TypeAlias = str | tuple[str, ...]
+F = TypeVar("F", bound=Callable[..., Any])
 Decorator: TypeAlias = Callable[[Function], Pipeline]
-
-
-class TopicOptions(TypedDict, total=False):
-    """What may be said about a topic besides its name and type; durations may be text such as "10 minutes"."""
-
-    key: str | tuple[str, ...]
-    """The column, or columns, that say what an event is about; events of one key stay in order."""
-    time: str | DeviceClock
-    """The column that says when an event happened, or `hw.device_clock(…)`; arrival, if there is none."""
-    lateness: str | timedelta
-    """How long to wait for stragglers."""
-    partitions: int
-    """How many sequences the events are spread over; fixed once the topic exists."""
-    durability: str | Durability
-    """What an acknowledgement promises: "durable", "fast" or "memory"."""
-    retention: str | timedelta | Retention
-    """How long events are kept; for ever, if left out."""
-    compact: bool
-    """Keep only the newest event of each key."""
-    overload: str | Overload
-    """What happens when producers are faster than the disk: "backpressure", "buffer", "drop" or `hw.drop(…)`."""
-    idle: str | timedelta
-    """After this long without events, time moves on by itself."""
-    ahead: str | timedelta
-    """A time further in the future than this is a wrong clock and does not move time on."""
-    values: str | Values
-    """What others find in Kafka: "json", "avro" or "arrow"; in a folder it changes nothing."""
-
-
-class ViewOptions(TypedDict, total=False):
-    """What may be said about a view besides its name and what it is made of."""
-
-    key: Columns
-    """The column or columns that identify a row."""
-    late: Late | str
-    """What happens to late events: "keep" them aside, "drop" them, or `hw.correct(for_=…)`."""
-    latency: str | None
-    """A view is made in batches: "realtime", which a stream can ask for, is refused by the plan."""
-    history: bool | str | timedelta
-    """Of a table: also keep its earlier rows, for ever or for a time, with `valid_from` and `valid_to`."""
 
 
 class App:
@@ -91,6 +48,9 @@ class App:
         self.name = check_name(name, what="app")
         self._topics: dict[str, Topic] = {}
         self._pipelines: dict[str, Pipeline] = {}
+        self._queues: dict[str, DeclaredQueue] = {}
+        self._answers: dict[str, Answer] = {}
+        self._feeds: list[Feed] = []
 
     @property
     def topics(self) -> dict[str, Topic]:
@@ -101,6 +61,21 @@ class App:
     def pipelines(self) -> dict[str, Pipeline]:
         """All views, streams and file outputs by name, in the order they were declared."""
         return dict(self._pipelines)
+
+    @property
+    def queues(self) -> dict[str, DeclaredQueue]:
+        """All queues by name, in the order they were declared, with their workers."""
+        return dict(self._queues)
+
+    @property
+    def answers(self) -> dict[str, Answer]:
+        """All functions that answer questions, by subject."""
+        return dict(self._answers)
+
+    @property
+    def feeds(self) -> tuple[Feed, ...]:
+        """What is carried between topics and queues."""
+        return tuple(self._feeds)
 
     def topic(self, name: str, type_: object, /, **options: Unpack[TopicOptions]) -> Topic:
         """Declare a topic.
@@ -131,6 +106,106 @@ class App:
             True
         """
         return self._declare(name, type_, {**options, "compact": True})
+
+    def queue(self, name: str, type_: object = None, /, **options: Unpack[QueueOptions]) -> DeclaredQueue:
+        """Declare a queue, whose messages are handed out one by one, each to one worker of a group.
+
+        Args:
+            name: Letters, digits, `.`, `_`, `-`.
+            type_: The type of its values; without one, any dict that JSON can hold is taken.
+            options: See `QueueOptions`.
+
+        Raises:
+            UsageError: The definition cannot be right; the error quotes the user's line.
+
+        Example:
+            >>> import headwater as hw
+            >>> app = App("shop")
+            >>> emails = app.queue("emails", "to string", retry=hw.retry(5, backoff="2s"))
+            >>> @emails.worker(threads=4)
+            ... def send(email): ...
+            >>> list(app.queues), emails.workers[0].threads
+            (['emails'], 4)
+        """
+        place = Place.of_caller()
+        try:
+            _refuse_again(self.name, "queue", name, self._queues)
+            definition = Queue.declare(name, type_, place=place, **options)
+            check_free(name, place=place)
+        except HeadwaterError as error:
+            error.place = error.place or place
+            raise
+        kind = type_ if isinstance(type_, type) else None
+        self._queues[name] = DeclaredQueue(definition, kind, groups_given="groups" in options)
+        return self._queues[name]
+
+    def feed(self, source: Topic | Pipeline | DeclaredQueue, target: DeclaredQueue | Topic, /) -> Feed:
+        """Declare that a topic feeds a queue, or a queue a topic: each event, or message, is carried on once.
+
+        A queue gives every message to the topic, beside what its workers get. A message that does not fit the topic's
+        type is a dead letter.
+
+        Args:
+            source: A topic, a stream of this app, or a queue.
+            target: A queue, if the source is a topic; else a topic.
+
+        Raises:
+            BadAppError: They are not one topic and one queue of this app.
+
+        Example:
+            >>> app = App("shop")
+            >>> orders, parcels = app.topic("orders", "order_id string"), app.queue("parcels")
+            >>> app.feed(orders, parcels).name
+            'orders to parcels'
+        """
+        place = Place.of_caller()
+        leads = Into.TOPIC if isinstance(source, DeclaredQueue) else Into.QUEUE
+        topic, queue = (source, target) if leads is Into.QUEUE else (target, source)
+        fits = isinstance(topic, Topic) or (isinstance(topic, Pipeline) and topic.kind is Kind.STREAM)
+        if not fits or not isinstance(queue, DeclaredQueue):
+            what = f"a feed leads from a topic to a queue, or back, not from {source!r} to {target!r}"
+            raise BadAppError(what, fix="app.feed(orders, parcels)", place=place)
+        if isinstance(topic, Topic) and topic.compact and leads is Into.QUEUE:
+            what = f'the table "{topic.name}" cannot feed a queue: a deleted row is no task'
+            raise BadAppError(what, fix="feed it from a topic", place=place)
+        made = Feed(source.name, target.name, leads, place)
+        if made in self._feeds:
+            raise BadAppError(f'app "{self.name}" declares the feed {made.name} twice', place=place)
+        if leads is Into.TOPIC:
+            queue.feed(made)
+        self._feeds.append(made)
+        return made
+
+    def answer(
+        self, subject: str, /, *, threads: int = 4, processes: int | None = None, limit: int = 1_000
+    ) -> Callable[[F], F]:
+        """Declare a function that answers questions: `client.ask(subject, …)`. What it returns is the answer.
+
+        Args:
+            subject: What the questions are about, such as "prices.quote".
+            threads: How many questions are answered at a time in each process.
+            processes: How many processes it gets for itself; if left out, it shares one with the app's workers.
+            limit: How many questions may wait in a process; more are refused at once with `OverloadedError`.
+
+        Raises:
+            BadWorkerError: The function cannot answer.
+
+        Example:
+            >>> app = App("shop")
+            >>> @app.answer("prices.quote")
+            ... def quote(question):
+            ...     return {"article": question["article"], "price": 9.9}
+            >>> list(app.answers), quote({"article": "tea"})["price"]
+            (['prices.quote'], 9.9)
+        """
+
+        def declare(function: F) -> F:
+            answer = Answer.of(function, subject, threads=threads, processes=processes, limit=limit)
+            _refuse_again(self.name, "answer", subject, self._answers)
+            self._answers[subject] = answer
+            return function
+
+        return declare
 
     @overload
     def view(self, name: str | None = ..., /, **options: Unpack[ViewOptions]) -> Decorator: ...
@@ -309,81 +384,7 @@ class App:
         return f"App({self.name!r}, topics={list(self._topics)}, pipelines={list(self._pipelines)})"
 
 
-def load_app(path: str | Path) -> App:
-    """The app that a Python file defines.
-
-    The file runs as a module: what stands under `if __name__ == "__main__"` does not. Its folder is on the path, so it
-    may import its neighbours.
-
-    Raises:
-        BadAppError: The file is missing, does not run, or defines no app, or several.
-    """
-    module = _imported(checked_file(path))
-    apps = {id(value): (name, value) for name, value in vars(module).items() if isinstance(value, App)}
-    if not apps:
-        raise BadAppError(f"{path} defines no app", fix='app = hw.App("shop")', path=str(path))
-    if len(apps) > 1:
-        names = ", ".join(name for name, _ in apps.values())
-        what = f"{path} defines {len(apps)} apps: {names}"
-        raise BadAppError(what, detail="one file is one app", fix="keep one of them", path=str(path))
-    return next(iter(apps.values()))[1]
-
-
-def checked_file(path: str | Path) -> Path:
-    """A file that may define an app: it is there and it is Python. Nothing of it is run.
-
-    Raises:
-        BadAppError: The file is missing or has a syntax error.
-    """
-    file = Path(path)
-    if not file.is_file():
-        near = sorted(name.name for name in file.parent.glob("*.py"))[:5]
-        detail = f"files here: {', '.join(near)}" if near else "there is no Python file in that folder"
-        raise BadAppError(f"no file {str(path)!r}", detail=detail, fix="headwater run app.py", path=str(path))
-    try:
-        compile(file.read_bytes(), str(file.absolute()), "exec")
-    except (SyntaxError, ValueError) as error:
-        raise _broken(file, error) from error
-    return file
-
-
-def module_name(file: Path) -> str:
-    """The name under which an app's file is a module of this process, and of no other.
-
-    Example:
-        >>> module_name(Path("shop/orders.py"))
-        'headwater_app_orders'
-    """
-    return f"headwater_app_{file.stem}"
-
-
-def _imported(file: Path) -> ModuleType:
-    name = module_name(file)
-    spec = importlib.util.spec_from_file_location(name, file.absolute())
-    if spec is None or spec.loader is None:
-        raise BadAppError(f"{file} is not a Python file", fix="headwater run app.py", path=str(file))
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # type hints of the user's classes are looked up there
-    sys.path.insert(0, str(file.absolute().parent))
-    try:
-        spec.loader.exec_module(module)
-    except HeadwaterError:
-        raise
-    except Exception as error:
-        raise _broken(file, error) from error
-    return module
-
-
-def _broken(file: Path, error: Exception) -> BadAppError:
-    kind = type(error).__name__
-    if isinstance(error, SyntaxError):
-        line = (error.text or "").strip()
-        place = Place.near(error.filename or str(file), error.lineno or 1, line)
-        return BadAppError(f"{file} has a syntax error: {error.msg}", place=place, path=str(file))
-    frames = [
-        frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file.absolute())
-    ]
-    found = frames[-1] if frames else None
-    place = Place.near(found.filename, found.lineno or 1, found.line or "") if found else Place(str(file), 1)
-    what = f"{file} cannot be loaded: {kind}: {error}".rstrip(": ")
-    return BadAppError(what, fix=f"python {file}", place=place, path=str(file))
+def _refuse_again(app: str, noun: str, name: str, declared: Collection[str]) -> None:
+    if name in declared:
+        what = f'app "{app}" declares the {noun} "{name}" twice'
+        raise BadAppError(what, fix="choose another name")

@@ -21,6 +21,7 @@
     │   │   ├── UnknownInputError  a pipeline reads what the app does not declare
     │   │   ├── CycleError         pipelines that wait for one another
     │   │   └── NotRealtimeError   a pipeline that real-time mode cannot run
+    │   ├── BadWorkerError         a function that cannot work on messages, or answer
     │   ├── TimeColumnMissingError the event-time column is not in the type
     │   ├── TooLargeError          an event, line or body over its limit
     │   ├── UnknownTopicError      no topic of that name
@@ -41,6 +42,8 @@
     │   └── ForbiddenError         an address, host or origin that is not served
     ├── OverloadedError            the buffer at the door is full
     ├── ViewBehindError            a view has not taken an event in yet
+    ├── NoAnswerError              nobody answered a question in time
+    ├── AnswerFailedError          the function that answers raised an error
     ├── DataError                  something in the log is not as it should be
     │   ├── DataGoneError          the offsets asked for were removed by retention
     │   ├── DamagedError           a checksum does not match
@@ -74,6 +77,7 @@ from types import FrameType
 from typing import Any, ClassVar
 
 __all__ = [
+    "AnswerFailedError",
     "BadAppError",
     "BadCredentialsError",
     "BadEventError",
@@ -89,6 +93,7 @@ __all__ = [
     "BadSqlError",
     "BadTimeError",
     "BadTypeError",
+    "BadWorkerError",
     "CycleError",
     "DamagedError",
     "DataError",
@@ -109,6 +114,7 @@ __all__ = [
     "MissingSecretError",
     "NeedsConfirmationError",
     "NewerFormatError",
+    "NoAnswerError",
     "NoJavaError",
     "NotRealtimeError",
     "NotWritableError",
@@ -416,6 +422,16 @@ class NotRealtimeError(BadPipelineError):
     code = "NOT_REALTIME"
 
 
+class BadWorkerError(UsageError):
+    """A function cannot work on the messages of a queue, or answer questions, as it is declared.
+
+    It takes the value, a message, or both; a parameter annotated `hw.Message` gets the message. It may be async. It
+    returns when it is done, and raises when it failed.
+    """
+
+    code = "BAD_WORKER"
+
+
 class TimeColumnMissingError(UsageError):
     """A topic's `time=` names a column that its type does not have, or that holds no timestamps."""
 
@@ -570,6 +586,28 @@ class ViewBehindError(HeadwaterError):
     status = 504
     exit_code = 3
     retryable = True
+
+
+class NoAnswerError(HeadwaterError):
+    """A question was not answered in time: nobody answers on that subject, or whoever does was too slow or ended.
+
+    The function may have run, or may still run. `data` has the `subject` and `sent`, which says whether anybody got the
+    question.
+    """
+
+    code = "NO_ANSWER"
+    status = 504
+    exit_code = 3
+    retryable = True
+
+
+class AnswerFailedError(HeadwaterError):
+    """The function that answers a question raised an error, which is carried to whoever asked.
+
+    `data` has the `subject`, the `type` of the error, its `message` and the `stack`.
+    """
+
+    code = "ANSWER_FAILED"
 
 
 class DataError(HeadwaterError):

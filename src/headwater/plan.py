@@ -16,6 +16,8 @@ from headwater.errors import Place
 from headwater.events import to_ddl
 from headwater.log import Topic, Values
 from headwater.pipelines import Correct, Graph, Pipeline
+from headwater.queues import DeclaredQueue, Feed, Worker
+from headwater.queues.asking import Answer
 from headwater.store import ViewTable
 from headwater.survey import Survey
 from headwater.units import spoken
@@ -77,6 +79,9 @@ class Plan:
     graph: Graph
     checked: tuple[Checked, ...] = ()
     survey: Survey | None = None
+    queues: tuple[DeclaredQueue, ...] = ()
+    answers: tuple[Answer, ...] = ()
+    feeds: tuple[Feed, ...] = ()
 
     @classmethod
     def of(cls, app: App) -> Plan:
@@ -86,7 +91,8 @@ class Plan:
             UnknownInputError: A pipeline reads what is not declared.
             CycleError: Pipelines read one another.
         """
-        return cls(app.name, app.resolve())
+        queues, answers = tuple(app.queues.values()), tuple(app.answers.values())
+        return cls(app.name, app.resolve(), queues=queues, answers=answers, feeds=app.feeds)
 
     def with_survey(self, survey: Survey) -> Plan:
         """The same plan with what is there already."""
@@ -121,6 +127,12 @@ class Plan:
                 for pipeline in self.graph.pipelines
             ],
             "edges": [edge._asdict() for edge in self.graph.edges],
+            "queues": [_queue_document(queue) for queue in self.queues],
+            "answers": [_answer_document(answer) for answer in self.answers],
+            "feeds": [
+                {"source": feed.source, "target": feed.target, "place": _shown(feed.place)}
+                for feed in self.feeds
+            ],
             "there": self.survey and self.survey.document(),
         }
 
@@ -155,6 +167,9 @@ class Plan:
         blocks = [self.tree()]
         blocks += [list(self._topic_lines(topic)) for topic in self.graph.topics]
         blocks += [list(self._pipeline_lines(pipeline)) for pipeline in self.graph.pipelines]
+        blocks += [list(_queue_lines(queue)) for queue in self.queues]
+        blocks += [[_heading("answer", answer.subject, answer.place)] for answer in self.answers]
+        blocks += [[_heading("feed", feed.name, feed.place)] for feed in self.feeds]
         return [line for block in blocks if block for line in (*block, "")][:-1]
 
     def tree(self) -> list[str]:
@@ -259,6 +274,52 @@ def _topic_document(topic: Topic) -> dict[str, Any]:
         "values": topic.values.value,
         "place": _shown(topic.place),
     }
+
+
+def _queue_document(queue: DeclaredQueue) -> dict[str, Any]:
+    definition = queue.definition
+    return {
+        "name": queue.name,
+        "type": None if definition.schema is None else to_ddl(definition.schema),
+        "key": definition.key,
+        "ordered": definition.ordered,
+        "attempts": definition.retry.attempts,
+        "backoff": definition.retry.backoff.total_seconds(),
+        "visible": definition.visible.total_seconds(),
+        "durability": definition.durability.value,
+        "groups": [asdict(group) for group in definition.groups],
+        "workers": [_worker_document(worker) for worker in queue.workers],
+        "place": _shown(definition.place),
+    }
+
+
+def _worker_document(worker: Worker) -> dict[str, Any]:
+    numbers = {name: getattr(worker, name) for name in ("threads", "processes", "prefetch")}
+    return {"name": worker.name, "group": worker.group, **numbers, "place": _shown(worker.place)}
+
+
+def _answer_document(answer: Answer) -> dict[str, Any]:
+    numbers = {name: getattr(answer, name) for name in ("threads", "processes", "limit")}
+    return {"subject": answer.subject, **numbers, "place": _shown(answer.place)}
+
+
+def _queue_lines(queue: DeclaredQueue) -> Iterator[str]:
+    definition = queue.definition
+    yield _heading("queue", queue.name, definition.place)
+    if definition.schema is not None:
+        yield f"  type      {to_ddl(definition.schema)}"
+    if definition.key:
+        yield f"  key       {definition.key}{', in order' if definition.ordered else ''}"
+    tried = definition.retry
+    yield f"  retry     {tried.attempts} attempts, first rest {spoken(tried.backoff)}"
+    for group in definition.groups:
+        names = [
+            f"{one.name} ({one})" if str(one) else one.name
+            for one in queue.workers
+            if one.group == group.name
+        ]
+        title = f"group {group.name}" if group.name else "workers"
+        yield f"  {title:9} {', '.join(names) or 'no worker in this file'}"
 
 
 def _fitted(check: Checked, table: ViewTable | None) -> Checked:

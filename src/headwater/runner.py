@@ -1,4 +1,4 @@
-"""Runs an app: the node, and the engine as a process of its own that is watched and started again."""
+"""Runs an app: the engine and the workers as processes of their own that are watched and started again."""
 
 from __future__ import annotations
 
@@ -22,12 +22,14 @@ from headwater.events import SystemClock
 from headwater.plan import Checked
 from headwater.store.engine_state import EngineState, write_engine_state
 
-__all__ = ["EngineProcess", "app_of", "catch_up", "check", "replay"]
+__all__ = ["EngineProcess", "WorkerProcesses", "app_of", "catch_up", "check", "replay"]
 
 logger = logging.getLogger("headwater.runner")
 _TRIES: Final = 3
 _TRIES_WITHIN: Final = 60.0
 _PATIENCE: Final = 45.0
+_LONGEST_PAUSE: Final = 10.0  # seconds before a process of workers is started again
+_SOUND: Final = 60.0  # seconds after which a process of workers counts as having run well
 
 
 def app_of(data: Path) -> Path | None:
@@ -122,13 +124,11 @@ class EngineProcess:
     def _hear(self, process: subprocess.Popen[bytes]) -> HeadwaterError | None:
         """Pass on what the engine says until it ends; the error that it ended with, if it said so."""
         error = None
-        for line in process.stdout or ():
-            with contextlib.suppress(msgspec.DecodeError):
-                document = msgspec.json.decode(line)
-                if "error" in document:
-                    error = HeadwaterError.from_problem(document["error"])
-                else:
-                    self._note(_words(document))
+        for document in _documents(process):
+            if "error" in document:
+                error = HeadwaterError.from_problem(document["error"])
+            else:
+                self._note(_words(document))
         return error
 
     def _too_often(self, ends: deque[float]) -> bool:
@@ -136,6 +136,89 @@ class EngineProcess:
 
     def _tell(self, state: str, detail: str = "") -> None:
         write_engine_state(self._data, EngineState(state, SystemClock().micros(), detail, self.pid))
+
+
+class WorkerProcesses:
+    """The processes of an app's workers, in the background; each is started again whenever it ends.
+
+    One is given up only for an error that the next start would meet too, such as a file that cannot be loaded. A
+    message that ends its process is no such error: it is a dead letter after so many attempts.
+
+    Args:
+        app: The user's file.
+        data: The data folder.
+        shares: Which workers each process has, as `workers.process.shares` says.
+        profile: Where the queues are, by name.
+        tell: Called with what people should know.
+    """
+
+    def __init__(
+        self,
+        app: str | Path,
+        data: Path,
+        shares: Sequence[dict[str, str]],
+        profile: str | None = None,
+        tell: Callable[[str], None] = logger.warning,
+    ) -> None:
+        order = {"app": str(Path(app).absolute()), "data": str(data.absolute()), "profile": profile or ""}
+        self._orders = [order | {"here": str(Path.cwd())} | share for share in shares]
+        self._note = tell
+        self.error: HeadwaterError | None = None
+        """Why one was given up; None as long as none was."""
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._stopping = threading.Event()
+        self._threads = [
+            threading.Thread(
+                target=self._watch, args=[number], name=f"headwater-workers-{number}", daemon=True
+            )
+            for number in range(len(self._orders))
+        ]
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes that run now."""
+        return [process.pid for process in self._processes.values() if process.poll() is None]
+
+    def start(self) -> None:
+        """Begin, and go on until `stop`."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Let what is under way finish, give the rest back, and end all processes."""
+        self._stopping.set()
+        for process in list(self._processes.values()):
+            _close_input(process)
+        for thread in self._threads:
+            thread.join(timeout=_PATIENCE)
+        for process in list(self._processes.values()):
+            _end(process)
+
+    def _watch(self, number: int) -> None:
+        ends = 0
+        while not self._stopping.is_set():
+            begun = time.monotonic()
+            process = self._processes[number] = _started(
+                self._orders[number], "headwater.workers.process", None
+            )
+            if self._stopping.is_set():  # it began between the question and the answer
+                _close_input(process)
+            error = next(
+                (HeadwaterError.from_problem(one["error"]) for one in _documents(process) if "error" in one),
+                None,
+            )
+            code = process.wait()
+            if self._stopping.is_set():
+                return
+            _end_group(process)
+            if error is not None and not error.retryable:
+                self.error = error
+                self._note(f"workers were given up: {error.render()}")
+                return
+            ends = 1 if time.monotonic() - begun > _SOUND else ends + 1
+            why = error.what if error else f"a process of workers ended with code {code}"
+            self._note(f"{why}; it is started again")
+            self._stopping.wait(min(_LONGEST_PAUSE, 2**ends / 4))
 
 
 def catch_up(
@@ -218,30 +301,40 @@ def _told(order: dict[str, Any]) -> Iterator[dict[str, Any]]:
         _end(process)
 
 
-def _started(order: dict[str, Any]) -> subprocess.Popen[bytes]:
+def _started(
+    order: dict[str, Any], program: str = "headwater.engine.process", errors: int | None = subprocess.DEVNULL
+) -> subprocess.Popen[bytes]:
     """A process group of its own, so that everything it starts can be ended with it."""
-    command = [sys.executable, "-m", "headwater.engine.process", msgspec.json.encode(order).decode()]
+    command = [sys.executable, "-m", program, msgspec.json.encode(order).decode()]
     return subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=True
     )
+
+
+def _documents(process: subprocess.Popen[bytes]) -> Iterator[dict[str, Any]]:
+    """What a process says, line by line, until it ends; anything else that is printed is passed over."""
+    for line in process.stdout or ():
+        with contextlib.suppress(msgspec.DecodeError):
+            yield msgspec.json.decode(line)
 
 
 def _end(process: subprocess.Popen[bytes] | None) -> None:
     """In good order if it can, by force if not."""
     if process is None:
         return
-    if process.stdin is not None:
-        with contextlib.suppress(OSError):
-            process.stdin.close()
+    _close_input(process)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(_PATIENCE)
     _end_group(process)
     if process.stdout is not None:
         process.stdout.close()
+
+
+def _close_input(process: subprocess.Popen[bytes]) -> None:
+    """Tell a process to end in good order."""
+    if process.stdin is not None:
+        with contextlib.suppress(OSError):
+            process.stdin.close()
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from headwater.app import load_app
 from headwater.cli.commands.plan import exit_code
+from headwater.loading import load_app
 from headwater.plan import Checked, Plan
 
 APP = """
@@ -122,3 +122,38 @@ def test_the_real_command_answers_without_java(app, shell):
     done = shell("plan", "app.py", "--no-spark", "--json", JAVA_HOME="/nowhere", PATH="")
     assert done.code == 0
     assert json.loads(done.out)["app"] == "shop"
+
+
+QUEUES = """
+import headwater as hw
+
+app = hw.App("shop")
+emails = app.queue("emails", "to string", retry=hw.retry(3, backoff="2s"))
+
+
+@emails.worker(threads=4)
+def send(email):
+    raise AssertionError("nothing runs")
+
+
+@emails.worker(group="audit")
+def keep(email): ...
+
+
+@app.answer("prices.quote")
+def quote(question): ...
+"""
+
+
+def test_queues_workers_and_answers_are_shown_without_spark(app, call, tmp_path):
+    app.write_text(QUEUES)
+    done = call("plan", "app.py")
+    assert (done.code, done.err) == (0, "")
+    assert "  type      to STRING\n" in done.out
+    assert "  retry     3 attempts, first rest 2 seconds\n" in done.out
+    assert "  workers   send (4 threads)\n" in done.out
+    assert "  group audit keep\n" in done.out
+    [document] = call("plan", "app.py", "--json").rows
+    assert [worker["name"] for worker in document["queues"][0]["workers"]] == ["send", "keep"]
+    assert [answer["subject"] for answer in document["answers"]] == ["prices.quote"]
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "__pycache__") == ["app.py"]

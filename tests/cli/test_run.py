@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -210,3 +211,45 @@ def test_a_type_that_old_events_do_not_fit_quotes_the_line_of_the_app(shell, tmp
     first, second, *_ = done.err.splitlines()
     assert first.startswith("error SCHEMA_CONFLICT: ")
     assert second.startswith("  app.py:5   orders = app.topic(")
+
+
+QUEUES = """
+import headwater as hw
+
+app = hw.App("post")
+emails = app.queue("emails", "to string", retry=hw.retry(1))
+
+
+@emails.worker
+def send(email):
+    if email["to"] == "nobody":
+        raise ValueError("no address")
+
+
+@app.answer("post.greeting")
+def greeting(question):
+    return f"hello {question['to']}"
+"""
+
+
+def test_an_app_with_queues_runs_its_workers_and_no_spark(environment, tmp_path, call):
+    (tmp_path / "app.py").write_text(QUEUES)
+    process, said = started(environment, tmp_path, "app.py")
+    with (
+        process,
+        hw.connect(
+            said["folder"] if Path(said["folder"]).is_absolute() else tmp_path / said["folder"]
+        ) as client,
+    ):
+        assert said["queues"] == 1
+        with client.queue("emails") as queue:
+            queue.publish({"to": "ada"}), queue.publish({"to": "nobody"})
+            assert client.ask("post.greeting", {"to": "ada"}, timeout=60) == "hello ada"
+            deadline = time.monotonic() + 60
+            while queue.counts()[0].acked + queue.counts()[0].dead < 2 and time.monotonic() < deadline:
+                time.sleep(0.05)
+            (letter,) = queue.dead()
+        process.terminate()
+        assert process.wait(60) == 0
+    assert letter.attempts[0].why == "ValueError: no address"
+    assert not (tmp_path / "data" / "engine").exists()

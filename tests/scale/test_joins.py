@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import headwater as hw
-from headwater.app import load_app
 from headwater.events import ManualClock
+from headwater.loading import load_app
 from headwater.log.places import open_log
 from headwater.log.protocol import TimedLog
 from headwater.profiles import read_profile

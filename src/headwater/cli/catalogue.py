@@ -36,7 +36,7 @@ VERBS: Final = {
             "run",
             "start",
             f"{_ROOM}.run",
-            "Run an app: the node with its topics, and its pipelines on Spark.",
+            "Run an app: the node with its topics, its pipelines on Spark, and the workers of its queues.",
         ),
         Verb(
             "status",
@@ -57,7 +57,19 @@ VERBS: Final = {
             f"{_ROOM}.late",
             "Print events that came late, or that could not be used, or send them again.",
         ),
+        Verb(
+            "queues",
+            "look",
+            f"{_ROOM}.queues",
+            "Show how queues stand: counts per queue and group, or the dead letters of one.",
+        ),
         Verb("send", "act", f"{_ROOM}.send", "Send events, given as JSON, to a topic."),
+        Verb(
+            "retry",
+            "act",
+            f"{_ROOM}.retry",
+            "Put dead letters of a queue back in line, for another round of attempts.",
+        ),
         Verb("reset", "act", f"{_ROOM}.reset", "Set where a consumer group goes on."),
         Verb(
             "backfill",

@@ -65,7 +65,7 @@ def connected(options: Options) -> Client:
     """
     from headwater.client import connect
 
-    if options.kafka:
+    if options.kafka or (options.data is None and options.settled.queues is not None):
         return connect(profile=options.settled.name)
     if not options.remote:
         data_folder(options)

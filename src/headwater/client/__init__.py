@@ -3,11 +3,13 @@
 In come the user's values, out come events and receipts. Enter at `connect`.
 """
 
-from headwater.client.asynchronous import AsyncClient, AsyncConsumer, AsyncProducer, connect_async
-from headwater.client.connection import Client, connect
+from headwater.client.asynchronous import AsyncClient, AsyncConsumer, AsyncProducer, AsyncQueue, connect_async
+from headwater.client.client import Client
+from headwater.client.connection import connect
 from headwater.client.consumer import Consumer
 from headwater.client.producer import Producer
 from headwater.client.progress import Lag, Move
+from headwater.client.queue import OpenQueue
 from headwater.client.table import TableReader
 from headwater.client.views import View
 
@@ -15,10 +17,12 @@ __all__ = [
     "AsyncClient",
     "AsyncConsumer",
     "AsyncProducer",
+    "AsyncQueue",
     "Client",
     "Consumer",
     "Lag",
     "Move",
+    "OpenQueue",
     "Producer",
     "TableReader",
     "View",

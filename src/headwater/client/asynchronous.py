@@ -9,16 +9,20 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from headwater.client.connection import Client, connect
+from headwater.client.client import Client
+from headwater.client.connection import connect
 from headwater.client.consumer import Consumer
 from headwater.client.producer import Producer
+from headwater.client.queue import OpenQueue
 from headwater.events import Event, Receipt
 from headwater.log import Receipts, Start, Topic
+from headwater.queues import Confirmed, Message, Queue
 
-__all__ = ["AsyncClient", "AsyncConsumer", "AsyncProducer", "connect_async"]
+__all__ = ["AsyncClient", "AsyncConsumer", "AsyncProducer", "AsyncQueue", "connect_async"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 _AT_ONCE = 500
 
 
@@ -81,6 +85,23 @@ class AsyncClient:
     def producer(self, topic: str, *, id: str | None = None) -> AsyncProducer:
         """A producer, for `async with`."""
         return AsyncProducer(self._run, lambda: self.client.producer(topic, id=id))
+
+    def queue(self, name: str, **options: Any) -> AsyncQueue:
+        """A queue, for `async with`; options as of `Client.queue`."""
+        return AsyncQueue(self._run, lambda: self.client.queue(name, **options))
+
+    async def create_queue(self, name: str, type_: object = None, /, **options: Any) -> Queue:
+        """Create a queue, or bring it up to this type and these options."""
+        return await self._run(self.client.create_queue, name, type_, **options)
+
+    async def ask(self, subject: str, value: Any = None, **options: Any) -> Any:
+        """Ask a question; when the task is cancelled, so is the question."""
+        question = self.client.question(subject, value, **options)
+        try:
+            return await self._run(question.answer)
+        except asyncio.CancelledError:
+            question.cancel()
+            raise
 
     async def close(self) -> None:
         """Finish what waits and let go of files and connections."""
@@ -147,5 +168,35 @@ class AsyncProducer:
         return receipts
 
 
-def _some(events: Iterator[Event], most: int) -> list[Event]:
+class AsyncQueue:
+    """Like `OpenQueue`: `await queue.publish(...)`, `async for message in queue`; a message's calls are short."""
+
+    def __init__(self, run: Callable[..., Any], make: Callable[[], OpenQueue]) -> None:
+        self._run = run
+        self._make = make
+
+    async def __aenter__(self) -> AsyncQueue:
+        self._queue: OpenQueue = await self._run(self._make)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._run(self._queue.close)
+
+    async def publish(self, value: Any, **about: Any) -> Confirmed:
+        """Publish one message; done when it is safe."""
+        confirmed: Confirmed = await self._run(self._queue.publish, value, **about)
+        return confirmed
+
+    async def receive(self, timeout: float | None = 0) -> Message | None:
+        """The next message; None after `timeout` seconds without any."""
+        message: Message | None = await self._run(self._queue.receive, timeout)
+        return message
+
+    async def __aiter__(self) -> AsyncIterator[Message]:
+        messages = iter(self._queue)
+        while chunk := await self._run(_some, messages, 1):
+            yield chunk[0]
+
+
+def _some(events: Iterator[T], most: int) -> list[T]:
     return list(islice(events, most))

@@ -21,7 +21,6 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from headwater.app import load_app
 from headwater.config import JAVA_PATIENCE, SPARK_CORES, SPARK_MEMORY
 from headwater.engine.checking import check
 from headwater.engine.engine import Engine
@@ -34,6 +33,7 @@ from headwater.engine.surroundings import Surroundings
 from headwater.engine.versions import Rebuild
 from headwater.errors import BadSettingError, HeadwaterError, LockedError, UnreachableError
 from headwater.events import SystemClock
+from headwater.loading import load_app
 from headwater.log.places import open_log, require_log
 from headwater.pipelines import Kind
 from headwater.profiles import Profile, read_profile

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from headwater.app import App
-from headwater.client import Client, connect
+from headwater.client import Client, OpenQueue, connect
 from headwater.engine.engine import Engine
 from headwater.engine.points import arm, reach
 from headwater.engine.spark.session import Spark, SparkSettings
@@ -21,7 +21,9 @@ from headwater.errors import HeadwaterError
 from headwater.events import ManualClock, Receipt
 from headwater.log import EventLog, Receipts
 from headwater.log.upkeep import Upkeep
+from headwater.queues.asking import Answering
 from headwater.store import Counts, SqliteStore
+from headwater.workers import Crew
 
 __all__ = ["World", "run"]
 
@@ -60,7 +62,7 @@ def run(app: App, *, now: datetime | str | None = None, rows: int = 400_000) -> 
         around = Surroundings(log.folder, log, store, clock, rows=rows, wait=_WAIT)
         engine = Engine(graph, lambda: shared_spark().session, around)
         engine.start()
-        world = World(engine, around, log, clock)
+        world = World(engine, around, log, clock, app)
         try:
             yield world
         finally:
@@ -91,13 +93,21 @@ class World:
     `client` is a client of its log and views, `data` its folder, `clock` the clock everything in it goes by.
     """
 
-    def __init__(self, engine: Engine, around: Surroundings, log: EventLog, clock: ManualClock) -> None:
+    def __init__(
+        self, engine: Engine, around: Surroundings, log: EventLog, clock: ManualClock, app: App
+    ) -> None:
         self._engine = engine
         self._around = around
         self._upkeep = Upkeep(log)
         self.clock = clock
         self.data = around.data
         self.client: Client = connect(around.data, clock=clock)
+        for queue in app.queues.values():
+            self.client.broker.declare(queue.definition)
+        workers = [worker for queue in app.queues.values() for worker in queue.workers]
+        self._crew = Crew(self.client, workers, app.feeds) if workers or app.feeds else None
+        answers = list(app.answers.values())
+        self._answering = Answering(self.data, answers) if answers else None
 
     def send(self, topic: str, *events: Any) -> Receipts:
         """Append events to a topic, in this order."""
@@ -121,12 +131,21 @@ class World:
         self._upkeep.each(self._upkeep.mark)
 
     def settle(self) -> None:
-        """Return when every pipeline has committed all there is.
+        """Return when every pipeline has committed all there is, and workers have had every message that is due.
+
+        Workers run in the test's own thread, one message at a time. A message that failed comes again once `advance`
+        has let its rest pass.
 
         Raises:
             HeadwaterError: A pipeline has failed for good.
         """
         self._engine.settle()
+        while self._crew is not None and self._crew.drain():
+            self._engine.settle()  # workers may have sent events
+
+    def queue(self, name: str, **options: Any) -> OpenQueue:
+        """A queue of the app, to publish to and look at; options as of `client.queue`."""
+        return self.client.queue(name, **options)
 
     def rows(self, view: str, **options: Any) -> list[dict[str, Any]]:
         """The rows of a view in the order of its key; options as of `client.view(…).rows`.
@@ -152,6 +171,10 @@ class World:
 
     def close(self) -> None:
         """Let go of files."""
+        if self._crew is not None:
+            self._crew.stop()
+        if self._answering is not None:
+            self._answering.close()
         self.client.close()
 
     def crash(self, point: str) -> None:

@@ -34,7 +34,7 @@ def plan(app: str, /, *, mermaid: bool = False, spark: bool = True, options: Opt
         spark: Let Spark check the pipelines; without it the answer is there at once.
         options: Options of every command.
     """
-    from headwater.app import load_app
+    from headwater.loading import load_app
     from headwater.pipelines import faults
     from headwater.plan import Plan
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from headwater.app import App
     from headwater.log import EventLog, Topic
-    from headwater.runner import EngineProcess
+    from headwater.runner import EngineProcess, WorkerProcesses
     from headwater.server import Node
 
 __all__ = ["run"]
@@ -39,11 +39,12 @@ def run(
     until_current: bool = False,
     options: Options = DEFAULTS,
 ) -> int:
-    """Run an app: the node with its topics, and its pipelines on Spark.
+    """Run an app: the node with its topics, its pipelines on Spark, and the workers of its queues.
 
     The node serves the log and the views over HTTP, on this machine only, and keeps the log in order: retention,
-    compaction, time marks. Spark starts in the background, in a process of its own. Ctrl-C ends both; requests under
-    way get a few seconds. With a profile whose log is on Kafka, the brokers do the node's work: only the pipelines run.
+    compaction, time marks. Spark starts in the background, in a process of its own, and so do workers; an app without
+    pipelines starts no Spark. Ctrl-C ends all of them; requests and messages under way get a few seconds. With a
+    profile whose log is on Kafka, the brokers do the node's work: only pipelines and workers run.
 
     Args:
         app: A Python file that defines an app; without one, the log is served as it is.
@@ -56,7 +57,7 @@ def run(
     if until_current:
         return _until_current(app, folder, rebuild, options)
     if app is not None:
-        from headwater.app import checked_file
+        from headwater.loading import checked_file
 
         checked_file(app)
     if options.kafka:
@@ -86,6 +87,7 @@ class _Running:
         self._rebuild = rebuild
         self._output = Output(options)
         self._engine: EngineProcess | None = None
+        self._workers: WorkerProcesses | None = None
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._load, name="headwater-app", daemon=True)
 
@@ -99,6 +101,8 @@ class _Running:
         """End the pipelines; raises what kept the app from starting."""
         if self._thread.ident is not None:
             self._thread.join(_PATIENCE)
+        if self._workers is not None:
+            self._workers.stop()
         if self._engine is not None:
             self._engine.stop()
         if self._error is not None:
@@ -115,6 +119,8 @@ class _Running:
 
                 self._engine = EngineProcess(str(self._file), self._folder, self._rebuild, self._profile)
                 self._engine.start()
+            if app is not None:
+                self._workers = _workers(app, str(self._file), self._folder, self._profile, self._output)
             self._tell(app)
         except BaseException as error:
             self._error = error
@@ -126,10 +132,11 @@ class _Running:
         events = sum(events_held(log, name) for name in names)
         document = {"app": app.name if app else None, "url": url, "folder": str(self._folder)}
         self._output.record(
-            document | {"topics": len(names), "events": events},
+            document | {"topics": len(names), "events": events, "queues": len(app.queues) if app else 0},
             [
                 f"headwater {__version__}  {app.name if app else 'log'}   {url}",
                 f"log        ready   {plural(len(names), 'topic')}, {plural(events, 'event')} in {self._folder}",
+                *_queue_lines(app),
                 *(["spark      starting; log and page already work"] if self._engine else []),
             ],
         )
@@ -138,7 +145,7 @@ class _Running:
 
 
 def _loaded(file: str) -> App:
-    from headwater.app import load_app
+    from headwater.loading import load_app
 
     app = load_app(file)
     app.resolve()
@@ -154,22 +161,27 @@ def _without_node(app: str | None, folder: Path, rebuild: tuple[str, ...], optio
         raise UsageError(what, fix=f"headwater run app.py --profile {options.settled.name}")
     output = Output(options)
     loaded = _loaded(app)
-    engine = EngineProcess(app, folder, rebuild, options.profile, output.note)
+    engine = EngineProcess(app, folder, rebuild, options.profile, output.note) if loaded.pipelines else None
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
-    engine.start()
+    if engine is not None:
+        engine.start()
+    workers = _workers(loaded, app, folder, options.profile, output)
     where = describe(options.settled, str(folder))
     output.record(
         {"app": loaded.name, "folder": str(folder), "profile": options.settled.name},
-        [f"headwater {__version__}  {loaded.name}", *where, "spark        starting"],
+        [f"headwater {__version__}  {loaded.name}", *where, *(["spark        starting"] if engine else [])],
     )
     try:
         while not ended.wait(0.5):
-            if engine.error:
+            if engine is not None and engine.error:
                 raise engine.error
     finally:
-        engine.stop()
+        if workers is not None:
+            workers.stop()
+        if engine is not None:
+            engine.stop()
     return 0
 
 
@@ -180,11 +192,44 @@ def _until_current(app: str | None, folder: Path, rebuild: tuple[str, ...], opti
 
     if app is None:
         raise UsageError("there is nothing to run", fix="headwater run app.py --until-current")
-    _loaded(app)
+    if not _loaded(app).pipelines:
+        raise UsageError(
+            "the app has no pipelines, so there is nothing to bring up to date", fix=f"headwater run {app}"
+        )
     output.note("Spark is starting")
     catch_up(app, folder, rebuild, profile=options.profile, tell=output.note)
     output.record({"current": True, "folder": str(folder)}, ["all pipelines have read the log to its end"])
     return 0
+
+
+def _workers(
+    app: App, file: str, folder: Path, profile: str | None, output: Output
+) -> WorkerProcesses | None:
+    """Declare the app's queues and start its workers and answers, if it has any."""
+    if not app.queues and not app.answers:
+        return None
+    from headwater.profiles import read_profile
+    from headwater.queues import broker_place, open_broker
+    from headwater.runner import WorkerProcesses
+    from headwater.workers.process import shares
+
+    broker = open_broker(broker_place(read_profile(profile), folder))
+    try:
+        for queue in app.queues.values():
+            broker.declare(queue.definition)
+    finally:
+        broker.close()
+    workers = WorkerProcesses(file, folder, shares(app), profile, output.note)
+    workers.start()
+    return workers
+
+
+def _queue_lines(app: App | None) -> list[str]:
+    if app is None or not (app.queues or app.answers):
+        return []
+    workers = sum(len(queue.workers) for queue in app.queues.values())
+    answers = f", {plural(len(app.answers), 'answer')}" if app.answers else ""
+    return [f"queues     ready   {plural(len(app.queues), 'queue')}, {plural(workers, 'worker')}{answers}"]
 
 
 def _create(log: EventLog, topic: Topic) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from pyspark.cloudpickle import register_pickle_by_value
 from pyspark.sql import SparkSession
 
-from headwater.app import module_name
+from headwater.loading import module_name
 
 __all__ = ["modules_beside", "ship"]
 

@@ -1,0 +1,56 @@
+"""Fan-out: each group gets every message that it chooses, and the workers of one group share them."""
+
+import headwater as hw
+from headwater.testing import run
+
+app = hw.App("shop")
+orders = app.queue(
+    "orders",
+    "order_id int, country string, amount int",
+    key="country",
+    ordered=True,  # within a country one after the other, also through retries
+    groups=[
+        "books",  # everything
+        hw.group("europe", words="orders.*.eu"),  # * is one word, # any number of them
+        hw.group("gifts", headers={"gift": "yes"}),
+        hw.group("large", where="amount > 100"),
+    ],
+)
+shares: dict[str, list[int]] = {"first": [], "second": [], "europe": [], "gifts": [], "large": []}
+
+
+@orders.worker(group="books", name="first")
+def first(order: dict[str, int]) -> None:
+    """Together with the second one, each order once."""
+    shares["first"].append(order["order_id"])
+
+
+@orders.worker(group="books", name="second")
+def second(order: dict[str, int]) -> None:
+    """The other half of the books."""
+    shares["second"].append(order["order_id"])
+
+
+for name in ("europe", "gifts", "large"):
+
+    @orders.worker(group=name, name=name)
+    def note(order: dict[str, int], name: str = name) -> None:
+        """One worker for each of the other groups."""
+        shares[name].append(order["order_id"])
+
+
+if __name__ == "__main__":
+    with run(app) as world, world.queue("orders", group="books") as queue:
+        for number, country in enumerate(["de", "fr", "us", "de", "us", "fr"], start=1):
+            region = "us" if country == "us" else "eu"
+            confirmed = queue.publish(
+                {"order_id": number, "country": country, "amount": 40 * number},
+                words=f"orders.{country}.{region}",
+                headers={"gift": "yes" if number % 3 == 0 else "no"},
+            )
+            print(f"order {number} from {country}: {confirmed.groups} groups")
+        world.settle()
+        books = sorted(shares["first"] + shares["second"])
+        print(f"books: {books}, shared {0 < len(shares['first']) < len(books)}")
+        for name in ("europe", "gifts", "large"):
+            print(f"{name}: {shares[name]}")
