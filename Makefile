@@ -33,7 +33,7 @@ faults: $(INSTALLED) $(SYSTEM)  ## run the long fault suites of log, queues and 
 	@HEADWATER_FAULTS=full $(BIN)/pytest -q -o faulthandler_timeout=0 -m "services and not spark" tests/faults $(ARGS)
 	@HEADWATER_FAULTS=full $(BIN)/pytest -q -o faulthandler_timeout=0 -m spark tests/faults tests/engine tests/scale $(ARGS)
 
-bench-%: $(INSTALLED)  ## measure: bench-log, bench-spine (views), bench-scale (Kafka, PostgreSQL, workers)
+bench-%: $(INSTALLED)  ## measure: bench-log, bench-spine (views), bench-scale (Kafka, PostgreSQL, workers), bench-state, bench-queues
 	@$(BIN)/python -m benchmarks.bench_$* $(ARGS)
 
 lint: $(INSTALLED)  ## check style, layers and types: ruff, import-linter, mypy

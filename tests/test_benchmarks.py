@@ -54,6 +54,20 @@ def test_bench_log_prints_every_figure(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.services
+def test_bench_queues_prints_every_figure(tmp_path):
+    found = json.loads(run("benchmarks.bench_queues", tmp_path, "--json"))
+
+    rows = [(row["figure"], row["compared_with"]) for row in found["rows"]]
+    for clients in (1, 16, 64):
+        figure = f"publish, receive, acknowledge, {clients} at a time"
+        assert any(row[0] == figure and "RabbitMQ" in row[1] for row in rows)
+    for figure in ("publish to worker in another process, p50", "memory that it took more, 2,000 waiting"):
+        assert figure in [row[0] for row in rows]
+    assert any(row[0] == "ask and answer, p50" and "direct reply-to" in row[1] for row in rows)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_bare_disk_prints_a_table_with_the_machine(tmp_path):
     printed = run("benchmarks.bare_disk", tmp_path)
 

@@ -12,9 +12,8 @@ from headwater.log.definition import check_name, same_file
 from headwater.pipelines import Function, Graph, Kind, Late, Pipeline, Wanted
 from headwater.pipelines.declaring import check_free
 from headwater.pipelines.options import Columns, TopicOptions, ViewOptions
-from headwater.queues import DeclaredQueue, Queue, QueueOptions
+from headwater.queues import DeclaredQueue, Feed, Into, Queue, QueueOptions
 from headwater.queues.asking import Answer
-from headwater.queues.feed import Feed
 
 __all__ = ["App", "TopicOptions", "ViewOptions"]
 
@@ -72,6 +71,11 @@ class App:
     def answers(self) -> dict[str, Answer]:
         """All functions that answer questions, by subject."""
         return dict(self._answers)
+
+    @property
+    def feeds(self) -> tuple[Feed, ...]:
+        """What is carried between topics and queues."""
+        return tuple(self._feeds)
 
     def topic(self, name: str, type_: object, /, **options: Unpack[TopicOptions]) -> Topic:
         """Declare a topic.
@@ -135,34 +139,42 @@ class App:
         self._queues[name] = DeclaredQueue(definition, kind, groups_given="groups" in options)
         return self._queues[name]
 
-    @property
-    def feeds(self) -> tuple[Feed, ...]:
-        """Topics that feed queues, and queues that feed topics."""
-        return tuple(self._feeds)
+    def feed(self, source: Topic | Pipeline | DeclaredQueue, target: DeclaredQueue | Topic, /) -> Feed:
+        """Declare that a topic feeds a queue, or a queue a topic: each event, or message, is carried on once.
 
-    def feed(
-        self, source: Topic | DeclaredQueue, target: Topic | DeclaredQueue, /, *, group: str | None = None
-    ) -> None:
-        """Let every event of a topic become a message of a queue, or every message of a queue an event of a topic.
+        A queue gives every message to the topic, beside what its workers get. A message that does not fit the topic's
+        type is a dead letter.
 
         Args:
-            source: A topic, or a queue.
-            target: A queue, or a topic.
-            group: The group of the queue whose messages become events.
+            source: A topic, a stream of this app, or a queue.
+            target: A queue, if the source is a topic; else a topic.
 
         Raises:
-            BadSettingError: It is not from one to the other.
+            BadAppError: They are not one topic and one queue of this app.
 
         Example:
             >>> app = App("shop")
-            >>> app.feed(app.topic("orders", "order_id int"), app.queue("parcels"))
-            >>> print(*app.feeds)
-            orders (topic) feeds parcels (queue)
+            >>> orders, parcels = app.topic("orders", "order_id string"), app.queue("parcels")
+            >>> app.feed(orders, parcels).name
+            'orders to parcels'
         """
-        feed = Feed.of(source, target, group, Place.of_caller())
-        if feed in self._feeds:
-            raise BadAppError(f"{feed} already", fix="leave the second one out", place=feed.place)
-        self._feeds.append(feed)
+        place = Place.of_caller()
+        leads = Into.TOPIC if isinstance(source, DeclaredQueue) else Into.QUEUE
+        topic, queue = (source, target) if leads is Into.QUEUE else (target, source)
+        fits = isinstance(topic, Topic) or (isinstance(topic, Pipeline) and topic.kind is Kind.STREAM)
+        if not fits or not isinstance(queue, DeclaredQueue):
+            what = f"a feed leads from a topic to a queue, or back, not from {source!r} to {target!r}"
+            raise BadAppError(what, fix="app.feed(orders, parcels)", place=place)
+        if isinstance(topic, Topic) and topic.compact and leads is Into.QUEUE:
+            what = f'the table "{topic.name}" cannot feed a queue: a deleted row is no task'
+            raise BadAppError(what, fix="feed it from a topic", place=place)
+        made = Feed(source.name, target.name, leads, place)
+        if made in self._feeds:
+            raise BadAppError(f'app "{self.name}" declares the feed {made.name} twice', place=place)
+        if leads is Into.TOPIC:
+            queue.feed(made)
+        self._feeds.append(made)
+        return made
 
     def answer(
         self, subject: str, /, *, threads: int = 4, processes: int | None = None, limit: int = 1_000

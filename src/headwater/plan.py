@@ -16,9 +16,8 @@ from headwater.errors import Place
 from headwater.events import to_ddl
 from headwater.log import Topic, Values
 from headwater.pipelines import Correct, Graph, Pipeline
-from headwater.queues import DeclaredQueue, Worker
+from headwater.queues import DeclaredQueue, Feed, Worker
 from headwater.queues.asking import Answer
-from headwater.queues.feed import Feed
 from headwater.store import ViewTable
 from headwater.survey import Survey
 from headwater.units import spoken
@@ -130,7 +129,10 @@ class Plan:
             "edges": [edge._asdict() for edge in self.graph.edges],
             "queues": [_queue_document(queue) for queue in self.queues],
             "answers": [_answer_document(answer) for answer in self.answers],
-            "feeds": [_feed_document(feed) for feed in self.feeds],
+            "feeds": [
+                {"source": feed.source, "target": feed.target, "place": _shown(feed.place)}
+                for feed in self.feeds
+            ],
             "there": self.survey and self.survey.document(),
         }
 
@@ -167,7 +169,7 @@ class Plan:
         blocks += [list(self._pipeline_lines(pipeline)) for pipeline in self.graph.pipelines]
         blocks += [list(_queue_lines(queue)) for queue in self.queues]
         blocks += [[_heading("answer", answer.subject, answer.place)] for answer in self.answers]
-        blocks += [[_heading("feed", str(feed), feed.place)] for feed in self.feeds]
+        blocks += [[_heading("feed", feed.name, feed.place)] for feed in self.feeds]
         return [line for block in blocks if block for line in (*block, "")][:-1]
 
     def tree(self) -> list[str]:
@@ -299,12 +301,6 @@ def _worker_document(worker: Worker) -> dict[str, Any]:
 def _answer_document(answer: Answer) -> dict[str, Any]:
     numbers = {name: getattr(answer, name) for name in ("threads", "processes", "limit")}
     return {"subject": answer.subject, **numbers, "place": _shown(answer.place)}
-
-
-def _feed_document(feed: Feed) -> dict[str, Any]:
-    source, target = (feed.topic, feed.queue) if feed.into_queue else (feed.queue, feed.topic)
-    into = "queue" if feed.into_queue else "topic"
-    return {"source": source, "target": target, "into": into, "place": _shown(feed.place)}
 
 
 def _queue_lines(queue: DeclaredQueue) -> Iterator[str]:

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame
@@ -71,6 +72,23 @@ def count(product, orders, state):
         "amount": state["amount"] + sum(order["amount"] for order in orders),
     }
     return state, [{"product_id": product, **state}]
+
+
+def picky(product, orders, state):
+    if any(order["amount"] < 0 for order in orders):
+        raise ValueError("no order is negative")
+    return count(product, orders, state)
+
+
+SUM = "product_id int, amount bigint"
+
+
+def added(orders, at, states, keys):
+    amounts = orders["amount"].to_numpy()
+    if (amounts < 0).any():
+        raise ValueError("no order is negative")
+    np.add.at(states["amount"], at, amounts)
+    return keys.append_column("amount", pa.array(states["amount"]))
 
 
 class Sent:
@@ -162,11 +180,6 @@ def test_an_event_on_which_the_function_fails_is_kept_aside():
     app = hw.App("shop")
     app.topic("orders", ORDER, key="order_id", time="at")
 
-    def picky(product, orders, state):
-        if any(order["amount"] < 0 for order in orders):
-            raise ValueError("no order is negative")
-        return count(product, orders, state)
-
     @app.view(key="product_id")
     def counted(orders: DataFrame) -> DataFrame:
         return hw.stateful(orders, by="product_id", fn=picky, returns="product_id int, n int, amount bigint")
@@ -183,6 +196,57 @@ def test_an_event_on_which_the_function_fails_is_kept_aside():
         assert '"amount":-1' in value
         assert reason.startswith("ValueError: no order is negative, in picky")
         assert "for the key 0" in reason
+
+
+def test_events_on_which_an_operator_in_spark_fails_are_kept_aside():
+    """Steps follow all of them; the vectorised one is the last, at the sink."""
+    app = hw.App("shop")
+    app.topic("orders", ORDER, key="order_id", time="at")
+    app.table("products", PRODUCT, key="product_id", time="since")
+
+    @app.view(key="product_id")
+    def in_spark(orders: DataFrame) -> DataFrame:
+        counted = hw.stateful(
+            orders, by="product_id", fn=picky, returns="product_id int, n int, amount bigint"
+        )
+        return counted.groupBy("product_id").agg(F.max("amount").alias("amount"))
+
+    @app.view(key="product_id")
+    def at_sink(orders: DataFrame) -> DataFrame:
+        return hw.stateful(orders, by="product_id", fn=added, returns=SUM, state="amount bigint")
+
+    @app.view(key="product_id")
+    def summed(orders: DataFrame) -> DataFrame:
+        sums = hw.stateful(orders, by="product_id", fn=added, returns=SUM, state="amount bigint")
+        return sums.groupBy("product_id").agg(F.max("amount").alias("amount"))
+
+    @app.view(key="name")
+    def known(orders: DataFrame, products: hw.Table) -> DataFrame:
+        found = hw.enrich(orders, products, on="product_id", missing="quarantine")
+        return found.groupBy(F.col("category").alias("name")).agg(F.sum("amount").alias("amount"))
+
+    with run(app, now=START) as world:
+        world.send(
+            "products", *({"product_id": n, "category": "a", "price": 1, "since": START} for n in (0, 1))
+        )
+        for amounts in ((1, 2, 3), (-1, 4, 5), (3, 5, 6)):
+            for product, amount in enumerate(amounts):
+                world.send("orders", {"order_id": 0, "product_id": product, "amount": amount, "at": START})
+            world.settle()
+        for view in ("in_spark", "at_sink", "summed"):
+            assert rows(world, view, "product_id", "amount") == [(0, 4), (1, 11), (2, 14)]
+            counts = world.counts(view)
+            assert (counts.in_, counts.used, counts.quarantined) == (9, 8, 1)
+        assert rows(world, "known", "name", "amount") == [("a", 14)]
+        assert world.counts("known").quarantined == 3
+        asked = "select pipeline, value->>'amount', reason from hw_quarantine where pipeline <> 'known' order by 1"
+        kept = [tuple(row) for row in world.client.sql(asked).rows]
+        assert [(pipeline, amount) for pipeline, amount, _ in kept] == [
+            ("at_sink", -1),
+            ("in_spark", -1),
+            ("summed", -1),
+        ]
+        assert all(reason.startswith("ValueError: no order is negative, in ") for _, _, reason in kept)
 
 
 def test_a_function_sees_events_in_the_order_of_time_when_asked():

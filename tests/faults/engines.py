@@ -21,7 +21,7 @@ import pyarrow as pa
 import headwater as hw
 from headwater.log import EventLog
 from headwater.store import SqliteStore, Views
-from tests.engine.judging import judged
+from tests.engine.judging import Judged, judged
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 APP = """
@@ -53,6 +53,55 @@ def large(orders):
 def behind(sums):
     return sums.groupBy("k").agg(F.sum("total").alias("all"), F.count("*").alias("windows"))
 """
+
+OPERATORS = """
+import headwater as hw
+from pyspark.sql import functions as F
+
+app = hw.App("shop")
+app.topic(
+    "orders", "seq bigint, k int, v int, at timestamp", key="k", time="at", lateness="20 seconds", partitions=2
+)
+NOTHING = {"n": 0, "total": 0}
+
+
+def added(state, order):
+    return {"n": state["n"] + 1, "total": state["total"] + order["seq"]}
+
+
+def newest(k, orders, state):
+    for order in orders:
+        state = added(state or NOTHING, order)
+    return state, [{"k": k, **state}]
+
+
+def each(k, orders, state):
+    rows = []
+    for order in orders:
+        state = added(state or NOTHING, order)
+        rows.append({"k": k, "seq": order["seq"], "at": order["at"], **state})
+    return state, rows
+
+
+@app.view(key="k")
+def at_sink(orders):
+    return hw.stateful(orders, by="k", fn=newest, returns="k int, n int, total bigint")
+
+
+@app.view(key="k")
+def in_spark(orders):
+    rows = hw.stateful(orders, by="k", fn=each, returns="k int, seq bigint, at timestamp, n int, total bigint")
+    groups = rows.groupBy("k")
+    return groups.agg(F.count("*").alias("rows"), F.sum("seq").alias("seqs"), F.max("n").alias("n"),
+                      F.max("total").alias("total"))
+
+
+@app.view(key="seq")
+def in_order(orders):
+    return hw.stateful(orders, by="k", fn=each, returns="k int, seq bigint, at timestamp, n int, total bigint",
+                       ordered=True)
+"""
+"""Operators at the sink, in Spark with a step behind them, and at the sink with events that wait in state."""
 
 
 class Shop:
@@ -234,3 +283,57 @@ def _same_chain(views: Views, finals: list[dict[str, Any]]) -> None:
         wanted[row["k"]] = (total + row["total"], windows + 1)
     found = {row["k"]: (row["all"], row["windows"]) for row in views.rows("behind")}
     assert found == wanted
+
+
+def compare_operators(shop: Shop) -> int:
+    """Raises `AssertionError` where a view of `OPERATORS` differs from the events; the number of events."""
+    log, store = EventLog(shop.data), SqliteStore(shop.data / "store")
+    views = Views(store)
+    try:
+        events = judged(log, "orders")
+        used = [event for event in events if event.behind <= 20_000_000]
+        assert {row["k"]: (row["n"], row["total"]) for row in views.rows("at_sink")} == _totals(used)
+        # An aggregate without a window waits for no time: to it, no event is late.
+        sums = {
+            row["k"]: (row["rows"], row["seqs"], row["n"], row["total"]) for row in views.rows("in_spark")
+        }
+        assert sums == {k: (*found, *found) for k, found in _totals(events).items()}
+        _same_order(views, used)
+        sql = (
+            "select name, in_, used, late, quarantined, dropped, unaccounted from hw_pipelines order by name"
+        )
+        late = len(events) - len(used)
+        assert [tuple(row) for row in views.sql(sql).rows] == [
+            ("at_sink", len(events), len(used), late, 0, 0, 0),
+            ("in_order", len(events), len(used), late, 0, 0, 0),
+            ("in_spark", len(events), len(events), 0, 0, 0, 0),
+        ]
+        return len(events)
+    finally:
+        views.close()
+        store.close()
+        log.close()
+
+
+def _totals(events: list[Judged]) -> dict[int, tuple[int, int]]:
+    """How many events each key has, and the sum of their numbers."""
+    found: dict[int, tuple[int, int]] = {}
+    for event in events:
+        n, total = found.get(event.value["k"], (0, 0))
+        found[event.value["k"]] = n + 1, total + event.value["seq"]
+    return found
+
+
+def _same_order(views: Views, used: list[Judged]) -> None:
+    """Numbers that events got in the order of time; those that still wait have none."""
+    found = {row["seq"]: (row["k"], row["n"], row["total"]) for row in views.rows("in_order")}
+    wanted = {}
+    states: dict[int, tuple[int, int]] = {}
+    for event in sorted(used, key=lambda one: (one.occurred, one.partition, one.offset)):
+        n, total = states.get(event.value["k"], (0, 0))
+        states[event.value["k"]] = n + 1, total + event.value["seq"]
+        wanted[event.value["seq"]] = (event.value["k"], *states[event.value["k"]])
+    newest = max(event.occurred for event in used)
+    final = [event.value["seq"] for event in used if event.occurred < newest - 25_000_000]
+    assert set(final) <= found.keys() <= wanted.keys()
+    assert found == {seq: wanted[seq] for seq in found}

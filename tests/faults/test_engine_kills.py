@@ -15,7 +15,16 @@ from headwater.engine.points import POINTS
 from headwater.errors import HeadwaterError
 from headwater.runner import EngineProcess, catch_up
 from tests.faults.counts import FULL, only_in_full_runs, times
-from tests.faults.engines import Shop, compare, gone, kill_group, members, start
+from tests.faults.engines import (
+    OPERATORS,
+    Shop,
+    compare,
+    compare_operators,
+    gone,
+    kill_group,
+    members,
+    start,
+)
 from tests.faults.processes import until
 
 pytestmark = pytest.mark.spark
@@ -40,14 +49,9 @@ def kill_a_worker(session: int, chance: random.Random) -> None:
         os.kill(chance.choice(workers), signal.SIGKILL)
 
 
-def test_engines_killed_at_any_instant_leave_the_rows_of_a_quiet_run(tmp_path: Path):
-    chance = random.Random(4)
-    shop = Shop(tmp_path)
-    plan: list[str | None] = [*IN_OTHER_PROCESSES, None]
-    if FULL:
-        plan = [*(list(POINTS) * times(1, 20)), *([None] * times(2, 300))]
-        chance.shuffle(plan)
-    with shop.producing():
+def kill_engines(shop: Shop, plan: list[str | None], chance: random.Random, count: int = 40) -> None:
+    """Start an engine for each point and kill it there, or at any instant, while so many events come at once."""
+    with shop.producing(count=count):
         for point in plan:
             engine = start(shop, **({"HEADWATER_KILL_AT": point} if point else {}))
             try:
@@ -61,8 +65,33 @@ def test_engines_killed_at_any_instant_leave_the_rows_of_a_quiet_run(tmp_path: P
             finally:
                 kill_group(engine)
             assert gone(engine.pid), members(engine.pid)
+
+
+def test_engines_killed_at_any_instant_leave_the_rows_of_a_quiet_run(tmp_path: Path):
+    chance = random.Random(4)
+    shop = Shop(tmp_path)
+    plan: list[str | None] = [*IN_OTHER_PROCESSES, None]
+    if FULL:
+        plan = [*(list(POINTS) * times(1, 20)), *([None] * times(2, 300))]
+        chance.shuffle(plan)
+    kill_engines(shop, plan, chance)
     catch_up(shop.app, shop.data)
     events = compare(shop)
+    assert events > 100 * len(plan)
+    print(f"{len(plan)} kills, {events} events")  # noqa: T201
+
+
+def test_engines_killed_while_operators_run_leave_the_rows_of_a_quiet_run(tmp_path: Path):
+    """State at the sink, and state in Spark's checkpoint."""
+    chance = random.Random(7)
+    shop = Shop(tmp_path, OPERATORS)
+    plan: list[str | None] = ["after-sink-commit", None]
+    if FULL:
+        plan = [*(list(POINTS) * 5), *([None] * 40)]
+        chance.shuffle(plan)
+    kill_engines(shop, plan, chance, count=10)
+    catch_up(shop.app, shop.data)
+    events = compare_operators(shop)
     assert events > 100 * len(plan)
     print(f"{len(plan)} kills, {events} events")  # noqa: T201
 

@@ -206,9 +206,42 @@ def test_a_quiet_table_is_known_up_to_the_present(log, clock):
     log.create(declared("never", "id int", key="id", compact=True))
     long_ago = clock.now() - timedelta(days=2000)
     log.append("prices", rows_of(prices, [{"id": 1, "since": long_ago}], partition=0))
-    upkeep = Upkeep(log)
-    for _ in range(4):  # steadily, not at growing intervals
+    orders, upkeep = filled(log), Upkeep(log)
+    for _ in range(4):  # steadily, not at growing intervals, as long as events come
         upkeep.once()
         clock.advance("31 seconds")
+        log.append("orders", rows_of(orders, [{"id": "a", "at": clock.now()}], partition=0))
     upkeep.once()
     assert [log.ends(topic)[0].running_max for topic in ("prices", "never")] == [clock.micros()] * 2
+
+
+def marks(upkeep: Upkeep, clock: ManualClock, log: EventLog, minutes: int, each=lambda minute: None) -> int:
+    """How many marks the table gets, with upkeep every five seconds."""
+    before = log.ends("prices")[0].end
+    for second in range(0, minutes * 60, 5):
+        clock.advance("5 seconds")
+        if second % 60 == 0:
+            each(second // 60)
+        upkeep.once()
+    return log.ends("prices")[0].end - before
+
+
+def test_a_table_for_which_nobody_waits_costs_nothing(log, clock):
+    log.create(declared("prices", "id int, since timestamp", key="id", time="since", compact=True))
+    topic = filled(log)
+    upkeep = Upkeep(log)
+    upkeep.once()
+    assert marks(upkeep, clock, log, 12 * 60) < 40  # 1,440 of 30 seconds each
+
+    def event(minute: int) -> None:
+        if minute < 5:
+            log.append("orders", rows_of(topic, [{"id": "a", "at": clock.now()}], partition=0))
+
+    moving = marks(upkeep, clock, log, 5, event)
+    assert moving >= 8
+    event(0)
+    newest = log.ends("orders")[0].running_max
+    for _ in range(9):  # the idle time, and the table's lateness of ten seconds behind it
+        clock.advance("5 seconds")
+        upkeep.once()
+    assert log.ends("prices")[0].running_max >= newest + 10 * SECOND

@@ -37,7 +37,7 @@ def app() -> hw.App:
 def begun(client: hw.Client, app: hw.App) -> Crew:
     for queue in app.queues.values():
         client.broker.declare(queue.definition)
-    crew = Crew(client.broker, [worker for queue in app.queues.values() for worker in queue.workers])
+    crew = Crew(client, [worker for queue in app.queues.values() for worker in queue.workers])
     crew.start()
     return crew
 
@@ -46,7 +46,7 @@ def declared(client: hw.Client, app: hw.App) -> Crew:
     """The same, to be drained by the test."""
     for queue in app.queues.values():
         client.broker.declare(queue.definition)
-    return Crew(client.broker, [worker for queue in app.queues.values() for worker in queue.workers])
+    return Crew(client, [worker for queue in app.queues.values() for worker in queue.workers])
 
 
 def until(true) -> None:

@@ -1,225 +1,178 @@
-"""A topic feeds a queue, and a queue a topic: nothing is lost, nothing comes twice, whatever dies in between."""
+"""Topics that feed queues, and queues that feed topics: each event and message once, whatever is killed."""
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
-import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import headwater as hw
-from headwater.errors import BadAppError, BadSettingError, BadWorkerError, FencedError
-from headwater.testing import run
-from headwater.workers.feeding import feeder
+from headwater.client import Client
+from headwater.errors import BadAppError
+from headwater.queues import Feed, Into
+from headwater.workers.feeding import carrier
+from tests.faults.counts import FULL
 
-LONG = 60.0
-
-
-SHOP = """
+INTO_QUEUE = Feed("orders", "parcels", Into.QUEUE)
+INTO_TOPIC = Feed("parcels", "sent", Into.TOPIC)
+CARRY = """
+import os, sys
 import headwater as hw
-
-app = hw.App("shop")
-orders = app.topic("orders", "n int, country string", key="country", partitions=3)
-shipped = app.topic("shipped", "n int, country string", partitions=2)
-parcels = app.queue("parcels", "n int, country string", visible="1 second")
-app.feed(orders, parcels)
-app.feed(parcels, shipped, group="log")
+from headwater.queues import Feed, Into
+from headwater.workers.feeding import carrier
+step, into = int(sys.argv[2]), Into(sys.argv[3])
+client = hw.connect(sys.argv[1])
+feed = Feed("orders", "parcels", into) if into is Into.QUEUE else Feed("parcels", "sent", into)
+seen = 0
+def count(*_):
+    global seen
+    seen += 1
+    if seen == step:
+        os.kill(os.getpid(), 9)
+carrying = carrier(client, feed)
+sys.setprofile(lambda frame, event, arg: count() if event in ("call", "return") else None)
+while carrying.once(0):
+    pass
+sys.setprofile(None)
+carrying.close()
+print(seen)
 """
 
 
-def shop() -> hw.App:
-    names: dict[str, hw.App] = {}
-    exec(SHOP, names)
-    return names["app"]
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[Client]:
+    with hw.connect(tmp_path) as client:
+        client.create_topic("orders", "n int", partitions=3, key="n")
+        client.create_topic("sent", "n int", partitions=2)
+        client.create_queue("parcels", groups=["work", INTO_TOPIC.group])
+        yield client
 
 
-def order(n: int) -> dict[str, object]:
-    return {"n": n, "country": ["de", "fr", "us"][n % 3]}
+def carried(client: Client, feed: Feed) -> int:
+    carrying = carrier(client, feed)
+    total = 0
+    while done := carrying.once(0):
+        total += done
+    carrying.close()
+    return total
 
 
-def test_events_become_messages_and_messages_events_with_stable_ids():
-    with run(shop()) as world:
-        world.send("orders", *map(order, range(100)))
-        world.settle()
-        sent = {event.id: event.value for event in world.client.read("orders")}
-        came = {event.id: event.value for event in world.client.read("shipped")}
-        (counts,) = world.queue("parcels").counts()
-    assert came == sent
-    assert (counts.published, counts.acked) == (100, 100)
+def received(client: Client, group: str) -> list[Any]:
+    found = []
+    with client.queue("parcels", group=group) as queue:
+        while message := queue.receive(0):
+            found.append((message.id, message.value))
+            message.ack()
+    return found
 
 
-def test_a_message_that_is_no_event_of_the_topic_is_a_dead_letter():
-    app = hw.App("shop")
-    app.feed(app.queue("any"), app.topic("numbers", "n int not null"))
-    with run(app) as world:
-        queue = world.queue("any")
+def test_every_event_becomes_a_message_that_names_its_place(client: Client):
+    client.send_many("orders", [{"n": n} for n in range(20)])
+    assert carried(client, INTO_QUEUE) == 20
+    expected = {
+        (f"orders/{event.partition}/{event.offset}", event.value["n"]) for event in client.read("orders")
+    }
+    assert {(id, value["n"]) for id, value in received(client, "work")} == expected
+    assert carried(client, INTO_QUEUE) == 0
+    assert client.lag(INTO_QUEUE.group)[0].events == 0
+
+
+def test_events_that_the_group_reads_again_are_left_out_however_late(client: Client, tmp_path: Path):
+    client.send_many("orders", [{"n": n} for n in range(20)])
+    carried(client, INTO_QUEUE)
+    received(client, "work")
+    client.reset(INTO_QUEUE.group, "orders", "earliest")
+    assert carried(client, INTO_QUEUE) == 20
+    assert received(client, "work") == []
+
+
+def test_every_message_becomes_an_event_beside_what_workers_get(client: Client):
+    with client.queue("parcels") as queue:
+        queue.publish_many([{"n": n} for n in range(20)])
+    assert carried(client, INTO_TOPIC) == 20
+    assert sorted(event.value["n"] for event in client.read("sent")) == list(range(20))
+    assert len(received(client, "work")) == 20
+    counts = {each.group: each for each in client.broker.counts("parcels")}
+    assert (counts[INTO_TOPIC.group].acked, counts[INTO_TOPIC.group].in_flight) == (20, 0)
+
+
+def test_a_message_that_the_topic_refuses_is_a_dead_letter_with_the_reason(client: Client):
+    with client.queue("parcels") as queue:
         queue.publish_many([{"n": 1}, {"n": "many"}, {"n": 2}])
-        world.settle()
-        assert sorted(event.value["n"] for event in world.client.read("numbers")) == [1, 2]
-        (letter,) = queue.dead()
-    assert letter.message.body == b'{"n":"many"}'
-    assert "numbers" in letter.attempts[-1].why
+    assert carried(client, INTO_TOPIC) == 3
+    assert sorted(event.value["n"] for event in client.read("sent")) == [1, 2]
+    (letter,) = client.broker.dead("parcels")
+    assert (letter.group, letter.why, letter.message.body) == (INTO_TOPIC.group, "rejected", b'{"n":"many"}')
+    assert "expected int" in letter.attempts[0].why
 
 
-def test_what_cannot_be_a_feed_is_refused():
-    app = shop()
-    topic, table = app.topics["orders"], app.table("products", "id int", key="id")
-    queue, named = app.queues["parcels"], app.queue("named", groups=["a", "b"])
-    for source, target in ((topic, topic), (queue, queue), (table, queue), ("orders", queue)):
-        with pytest.raises(BadSettingError) as error:
-            app.feed(source, target)
-        assert error.value.place is not None
-    with pytest.raises(BadWorkerError):
-        app.feed(named, topic)
-    with pytest.raises(BadAppError):
-        app.feed(topic, queue)
+def test_a_full_queue_makes_the_feed_wait(client: Client):
+    client.create_queue("small", limit=5, overload=hw.backpressure(timeout="1 ms"))
+    client.send_many("orders", [{"n": n} for n in range(12)])
+    carrying = carrier(client, Feed("orders", "small", Into.QUEUE))
+    taken = []
+    for _ in range(20):
+        carrying.once(0)
+        with client.queue("small") as queue:
+            while message := queue.receive(0):
+                taken.append(message.value["n"])
+                message.ack()
+    carrying.close()
+    assert sorted(taken) == list(range(12))
 
 
-def test_events_published_and_not_committed_are_not_published_twice(tmp_path):
-    app = shop()
-    with hw.connect(tmp_path) as client:
-        for topic in app.topics.values():
-            client.log.create(topic)
-        client.broker.declare(app.queues["parcels"].definition)
-        client.send_many("orders", list(map(order, range(10))))
-        broken = feeder(client, app.feeds[0], tmp_path / "feeds")
-        broken._consumer.commit = die
-        with pytest.raises(KeyboardInterrupt):
-            broken.once(LONG)
-        broken.close()
-        again = feeder(client, app.feeds[0], tmp_path / "feeds")
-        while again.once(0.1):
-            pass
-        again.close()
-        (counts,) = client.queue("parcels").counts()
-    assert counts.published == counts.waiting == 10
+@pytest.mark.parametrize("into", list(Into))
+def test_killed_at_any_step_each_arrives_once(client: Client, tmp_path: Path, into: Into):
+    """A process that carries is killed at one step, the next one a little later, until one gets to its end."""
+
+    def run(step: int) -> str:
+        command = [sys.executable, "-c", CARRY, str(tmp_path), str(step), into]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+    def offer(start: int) -> None:
+        rows = [{"n": n} for n in range(start, start + 7)]
+        if into is Into.QUEUE:
+            client.send_many("orders", rows)
+        else:
+            with client.queue("parcels") as queue:
+                queue.publish_many(rows)
+
+    offer(0)
+    steps = int(run(0))  # how many there are when nothing is killed
+    times = 40 if FULL else 6
+    for turn in range(1, times + 1):
+        offer(7 * turn)
+        run(turn * steps // (times + 1))
+    assert run(0)
+    found = (
+        [value["n"] for _, value in received(client, "work")]
+        if into is Into.QUEUE
+        else [event.value["n"] for event in client.read("sent")]
+    )
+    assert sorted(found) == list(range(7 * (times + 1)))
 
 
-def die(*_: object) -> None:
-    raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize("acked", [0, 4, 10])
-def test_messages_appended_and_not_acknowledged_are_not_appended_twice(tmp_path, acked):
-    app = shop()
-    with hw.connect(tmp_path) as client:
-        for topic in app.topics.values():
-            client.log.create(topic)
-        client.broker.declare(app.queues["parcels"].definition)
-        client.send_many("shipped", [order(n) for n in range(7)])  # what was there before
-        client.queue("parcels").publish_many(list(map(order, range(10))))
-        broken = feeder(client, app.feeds[1], tmp_path / "feeds")
-        ack = broken._receiver.ack
-
-        def partly(deliveries):
-            ack(deliveries[:acked])
-            raise KeyboardInterrupt
-
-        broken._receiver.ack = partly
-        with pytest.raises(KeyboardInterrupt):
-            broken.once(LONG)
-        broken.close()
-        client.queue("parcels").publish(order(10))
-        again = feeder(client, app.feeds[1], tmp_path / "feeds")
-        while again.once(0.1):
-            pass
-        again.close()
-        found = sorted(event.value["n"] for event in client.read("shipped"))
-        (counts,) = client.queue("parcels").counts()
-    assert found == sorted([*range(7), *range(11)])
-    assert (counts.acked, counts.waiting, counts.in_flight) == (11, 0, 0)
-
-
-PROGRAM = f"""
-{SHOP}
-import sys, threading
-from pathlib import Path
-from headwater.workers.feeding import feeder
-data = Path(sys.argv[1])
-client = hw.connect(data)
-feeders = [feeder(client, feed, data / "feeds") for feed in app.feeds]
-threads = [threading.Thread(target=one.run, args=[threading.Event()]) for one in feeders]
-for thread in threads:
-    thread.start()
-print("ready", flush=True)
-"""
-
-
-def test_a_feeder_killed_again_and_again_loses_and_repeats_nothing(tmp_path):
-    app, events, kills = shop(), 600, 4
-    with hw.connect(tmp_path) as client:
-        for topic in app.topics.values():
-            client.log.create(topic)
-        queue = app.queues["parcels"].definition
-        client.broker.declare(queue)
-        for kill in range(kills + 1):
-            process = subprocess.Popen([sys.executable, "-c", PROGRAM, str(tmp_path)], stdout=subprocess.PIPE)
-            assert process.stdout is not None
-            assert process.stdout.readline() == b"ready\n"
-            for n in range(events):
-                if n % 50 == 49:
-                    client.send_many("orders", [order(kill * events + m) for m in range(n - 49, n + 1)])
-            if kill == kills:
-                until(lambda: client.queue("parcels").counts()[0].acked == (kills + 1) * events)
-            else:
-                time.sleep(0.02 * kill)
-            process.send_signal(signal.SIGKILL)
-            process.communicate()
-        found = [event.value["n"] for event in client.read("shipped")]
-    assert len(found) == (kills + 1) * events
-    assert sorted(found) == list(range((kills + 1) * events))
-
-
-def until(true) -> None:
-    deadline = time.monotonic() + LONG
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def test_a_feed_waits_while_the_queue_is_full(tmp_path):
+def test_an_app_feeds_a_queue_from_a_topic_and_a_topic_from_a_queue():
     app = hw.App("shop")
-    orders = app.topic("orders", "n int")
-    small = app.queue("small", limit=5, overload=hw.backpressure("10 ms"))
-    app.feed(orders, small)
-    with hw.connect(tmp_path) as client:
-        client.log.create(orders)
-        client.broker.declare(small.definition)
-        client.send_many("orders", [{"n": n} for n in range(12)])
-        one = feeder(client, app.feeds[0], tmp_path / "feeds")
-        found = []
-        with client.queue("small", timeout="100 ms") as queue:
-            while len(found) < 12:
-                one.once(0.1), one.once(0.1)
-                for message in queue:
-                    found.append(message.value["n"])
-                    message.ack()
-        one.close()
-    assert found == list(range(12))
+    orders, parcels = app.topic("orders", "n int"), app.queue("parcels")
+    sent = app.topic("sent", "n int")
 
+    @parcels.worker
+    def pack(parcel: dict[str, Any]) -> None: ...
 
-def test_a_feed_that_lost_its_partitions_goes_on_and_repeats_nothing(tmp_path):
-    app = shop()
-    with hw.connect(tmp_path) as client:
-        for topic in app.topics.values():
-            client.log.create(topic)
-        client.broker.declare(app.queues["parcels"].definition)
-        client.send_many("orders", list(map(order, range(10))))
-        slow = feeder(client, app.feeds[0], tmp_path / "feeds")
-        commit = slow._consumer.commit
-
-        def fenced():
-            slow._consumer.commit = commit
-            raise FencedError("others read on from here")
-
-        slow._consumer.commit = fenced
-        slow.once(LONG)
-        client.send_many("orders", list(map(order, range(10, 20))))
-        while slow.once(0.2):
-            pass
-        slow.close()
-        assert [lag.events for lag in client.lag("hw.queue.parcels")] == [0, 0, 0]
-        (counts,) = client.queue("parcels").counts()
-    assert counts.published == counts.waiting == 20
+    assert [app.feed(orders, parcels).name, app.feed(parcels, sent).name] == [
+        "orders to parcels",
+        "parcels to sent",
+    ]
+    assert [group.name for group in parcels.definition.groups] == ["", "to-sent"]
+    for wrong in ((orders, sent), (parcels, parcels)):
+        with pytest.raises(BadAppError, match="a feed leads"):
+            app.feed(*wrong)
+    with pytest.raises(BadAppError, match="twice"):
+        app.feed(orders, parcels)
+    with pytest.raises(BadAppError, match="a deleted row"):
+        app.feed(app.table("articles", "n int", key="n"), parcels)

@@ -81,15 +81,17 @@ class Producer:
 
     def _number(self, row: Row, sequence: int | None) -> None:
         row.producer = self.id or ""
-        row.partition = partition = self._partition(row)
+        row.partition = partition = self._partition(row, sequence)
         row.sequence = self._sequences[partition] + 1 if sequence is None else sequence
         self._sequences[partition] = max(row.sequence, self._sequences[partition])
 
-    def _partition(self, row: Row) -> int:
+    def _partition(self, row: Row, sequence: int | None) -> int:
         number = len(self._sequences)
         if number == 1:
             return 0
         key = self._incoming.key_of(row)
+        if key is None and sequence is not None:  # where it is sent again, it must meet itself
+            return sequence % number
         if key is None:
             self._turn += 1
             return self._turn % number

@@ -7,6 +7,7 @@ what an app says about a queue, `message.py` what a receiver holds.
 
 from headwater.queues.declared import DeclaredQueue, QueueOptions
 from headwater.queues.definition import Group, Queue, Retry, group, retry
+from headwater.queues.feed import Feed, Into
 from headwater.queues.message import Message, Reject
 from headwater.queues.places import broker_place, open_broker
 from headwater.queues.protocol import (
@@ -29,8 +30,10 @@ __all__ = [
     "DeadLetter",
     "DeclaredQueue",
     "Delivery",
+    "Feed",
     "Group",
     "GroupCounts",
+    "Into",
     "Message",
     "Outgoing",
     "Queue",

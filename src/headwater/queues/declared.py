@@ -10,6 +10,7 @@ from typing import Any, TypedDict, TypeVar, overload
 from headwater.errors import BadWorkerError
 from headwater.log import Durability, Overload
 from headwater.queues.definition import Group, Queue, Retry
+from headwater.queues.feed import Feed
 from headwater.queues.worker import Worker
 
 __all__ = ["DeclaredQueue", "QueueOptions"]
@@ -62,7 +63,7 @@ class DeclaredQueue:
         self._type = type_
         self._groups_given = groups_given
         self._workers: list[Worker] = []
-        self._taken: list[str] = []
+        self._feeds: list[Feed] = []
 
     @property
     def name(self) -> str:
@@ -77,11 +78,17 @@ class DeclaredQueue:
     @property
     def definition(self) -> Queue:
         """What the broker is told; the groups are those of workers and feeds, unless the user named groups."""
-        named = dict.fromkeys(self._taken)
-        if self._groups_given or not named:
+        named = {group.name: group for group in self._definition.groups if self._groups_given}
+        own = [worker.group for worker in self._workers] + [feed.group for feed in self._feeds]
+        named = {name: Group(name) for name in own} | named
+        if not own:
             return self._definition
         given = (self._definition.given or frozenset()) | {"groups"}
-        return replace(self._definition, groups=tuple(map(Group, named)), given=given)
+        return replace(self._definition, groups=tuple(named.values()), given=given)
+
+    def feed(self, feed: Feed) -> None:
+        """Also give every message to a topic, through a group of its own."""
+        self._feeds.append(feed)
 
     @overload
     def worker(self, function: F, /) -> F: ...
@@ -128,20 +135,14 @@ class DeclaredQueue:
         options = {"name": name, "threads": threads, "processes": processes, "prefetch": prefetch}
 
         def declare(found: F) -> F:
-            self._add(Worker.of(found, self.name, self._type, group=self.taken_by(group), **options))
+            self._add(Worker.of(found, self.name, self._type, group=self._group(group), **options))
             return found
 
         return declare if function is None else declare(function)
 
-    def taken_by(self, group: str | None) -> str:
-        """The group that is meant; one that is new, unless the user named groups.
-
-        Raises:
-            BadWorkerError: There is no such group.
-        """
+    def _group(self, group: str | None) -> str:
         names = [one.name for one in self._definition.groups]
         if not self._groups_given:
-            self._taken.append(group or "")
             return group or ""
         if group is None and len(names) == 1:
             return names[0]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from headwater.queues.definition import Queue
 
@@ -16,7 +16,9 @@ __all__ = [
     "Confirmed",
     "DeadLetter",
     "Delivery",
+    "FeedingBroker",
     "GroupCounts",
+    "Handover",
     "Outgoing",
     "Receiver",
     "Settled",
@@ -172,6 +174,21 @@ class GroupCounts:
     dropped: int
 
 
+@dataclass(frozen=True)
+class Handover:
+    """Messages on their way from a queue to a topic.
+
+    Args:
+        feed: Who carries them.
+        first: The number of the first; the others follow without gaps.
+        messages: The same, under the same numbers, until they are done.
+    """
+
+    feed: str
+    first: int
+    messages: tuple[Outgoing, ...]
+
+
 class Receiver(Protocol):
     """Takes messages for one group. What it has not settled when it closes goes back at once."""
 
@@ -225,3 +242,19 @@ class Broker(Protocol):
 
     def close(self) -> None:
         """Let go of files and connections."""
+
+
+@runtime_checkable
+class FeedingBroker(Broker, Protocol):
+    """A broker that remembers, in its own transactions, how far topics have come: no message is carried twice."""
+
+    def publish_from(self, name: str, feed: str, messages: Sequence[tuple[int, Outgoing]]) -> list[Confirmed]:
+        """Take messages made of events, by their rising offsets, except those of offsets that were taken before."""
+
+    def hand_over(
+        self, name: str, group: str, feed: str, *, most: int = 500, least: int = 0, timeout: float = 0
+    ) -> Handover | None:
+        """Messages that are to go to a topic; the same until `handed_over`. None if none came within `timeout`."""
+
+    def handed_over(self, name: str, handover: Handover, refused: Mapping[int, str] = ...) -> None:
+        """They are in the topic; those that it refused, by place and with the reason, are dead."""

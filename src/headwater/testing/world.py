@@ -24,7 +24,6 @@ from headwater.log.upkeep import Upkeep
 from headwater.queues.asking import Answering
 from headwater.store import Counts, SqliteStore
 from headwater.workers import Crew
-from headwater.workers.feeding import feeder
 
 __all__ = ["World", "run"]
 
@@ -106,10 +105,7 @@ class World:
         for queue in app.queues.values():
             self.client.broker.declare(queue.definition)
         workers = [worker for queue in app.queues.values() for worker in queue.workers]
-        for feed in app.feeds:
-            self.client.log.create(app.topics[feed.topic])
-        feeders = [feeder(self.client, feed, self.data / "workers" / "feeds") for feed in app.feeds]
-        self._crew = Crew(self.client.broker, workers, feeders) if workers or feeders else None
+        self._crew = Crew(self.client, workers, app.feeds) if workers or app.feeds else None
         answers = list(app.answers.values())
         self._answering = Answering(self.data, answers) if answers else None
 

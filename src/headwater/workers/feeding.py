@@ -1,107 +1,134 @@
-"""Feeds at work: events of a topic become messages of a queue, messages of a queue become events of a topic.
+"""Carries events from a topic into a queue, and messages from a queue into a topic.
 
-Nothing is lost: an event is committed after its message is safe, a message is acknowledged after its event is. What a
-crash leaves in doubt is told by ids: a message has the id of its event, an event the id of its message.
+Between the log and a broker that is a `FeedingBroker` each of them arrives once, whatever is killed; on other brokers
+at least once, with ids that tell a second one.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import logging
-import os
 import threading
-import time
-from collections.abc import Sequence
-from pathlib import Path
+from abc import ABC, abstractmethod
 from typing import Any, Final
 
-import msgspec
-
 from headwater.client import Client
-from headwater.errors import BadEventError, FencedError, OverloadedError
+from headwater.errors import (
+    BadEventError,
+    BadKeyError,
+    FencedError,
+    OverloadedError,
+    UnknownTopicError,
+)
 from headwater.events import Event
-from headwater.queues import Delivery, Outgoing, Settled
+from headwater.queues import Broker, Delivery, Outgoing
 from headwater.queues.body import Bodies, key_text
-from headwater.queues.feed import Feed
+from headwater.queues.feed import Feed, Into
+from headwater.queues.protocol import FeedingBroker, Handover, Receiver
 
-__all__ = ["Feeder", "feeder"]
+__all__ = ["Carrier", "carrier", "carry"]
 
 logger = logging.getLogger("headwater.workers")
 _AT_ONCE: Final = 500
-_PAUSE: Final = 0.1  # seconds before the next try when the queue is full
-_LOOK: Final = 1.0  # seconds after which one that waits sees that it is to stop
+_LOOK: Final = 1.0  # seconds after which a carrier that waits sees at the latest that it is to stop
 
 
-class Feeder:
-    """What the two directions share: they run until told to stop, and do one step at a time."""
+class Carrier(ABC):
+    """One feed at work."""
 
-    def run(self, stopping: threading.Event) -> None:
-        """Work until `stopping`."""
-        try:
-            while not stopping.is_set():
-                self.once(_LOOK)
-        finally:
-            self.close()
+    def __init__(self, feed: Feed) -> None:
+        self.feed = feed
 
+    @abstractmethod
     def once(self, timeout: float) -> int:
-        """Take what is there, wait for it up to `timeout` seconds, and hand it on; how many there were."""
-        raise NotImplementedError
+        """Carry what is there, wait for it up to `timeout` seconds; how many there were."""
 
+    @abstractmethod
     def close(self) -> None:
-        """Let go of what it takes from."""
-        raise NotImplementedError
+        """Let go of what it reads from."""
 
 
-def feeder(client: Client, feed: Feed, folder: Path) -> Feeder:
-    """What does the work of a feed.
+def carry(client: Client, feed: Feed, stopping: threading.Event) -> None:
+    """Carry until `stopping`; a topic that is not there yet is waited for: pipelines make theirs when they start."""
+    carrying: Carrier | None = None
+    while carrying is None and not stopping.is_set():
+        try:
+            carrying = carrier(client, feed)
+        except UnknownTopicError:
+            stopping.wait(_LOOK)
+    try:
+        while carrying is not None and not stopping.is_set():
+            carrying.once(_LOOK)
+    finally:
+        if carrying is not None:
+            carrying.close()
 
-    Args:
-        client: Its topics and queues.
-        feed: What goes where.
-        folder: Where it may keep what it is about to do.
+
+def carrier(client: Client, feed: Feed) -> Carrier:
+    """What carries a feed between the log and the broker of a client; topic and queue exist.
+
+    Example:
+        >>> import headwater as hw, tempfile
+        >>> with hw.connect(tempfile.mkdtemp()) as client:
+        ...     _ = client.create_topic("orders", "order_id string")
+        ...     _ = client.create_queue("parcels")
+        ...     _ = client.send("orders", {"order_id": "o-1"})
+        ...     carrying = carrier(client, Feed("orders", "parcels", Into.QUEUE))
+        ...     _ = carrying.once(5); carrying.close()
+        ...     with client.queue("parcels") as parcels:
+        ...         message = parcels.receive(timeout=5)
+        ...         message.value, message.id
+        ({'order_id': 'o-1'}, 'orders/0/0')
     """
-    return _IntoQueue(client, feed) if feed.into_queue else _IntoTopic(client, feed, folder)
+    return _IntoQueue(client, feed) if feed.into is Into.QUEUE else _IntoTopic(client, feed)
 
 
-class _IntoQueue(Feeder):
-    """A member of a consumer group of the topic; the group is named after the queue."""
-
+class _IntoQueue(Carrier):
     def __init__(self, client: Client, feed: Feed) -> None:
-        self._broker = client.broker
-        self._feed = feed
-        definition = client.broker.queue(feed.queue)
-        self._bodies = Bodies(definition.schema)
-        self._most = min(_AT_ONCE, definition.limit or _AT_ONCE)
-        self._consumer = client.consumer(feed.topic, group=f"hw.queue.{feed.queue}")
-        self._rest: list[Outgoing] = []
+        super().__init__(feed)
+        self._broker: Broker = client.broker
+        self._queue = self._broker.queue(feed.target)
+        self._consumer = client.consumer(feed.source, group=feed.group)
+        self._bodies = Bodies()
+        self._most = min(_AT_ONCE, self._queue.limit or _AT_ONCE)
+        self._waiting: list[Event] = []
 
     def once(self, timeout: float) -> int:
-        if not self._rest:
-            events = self._consumer.poll(timeout, self._most)
-            self._rest = [self._message(event) for event in events if event.value is not None]
-        count = len(self._rest)
+        self._waiting = self._waiting or self._consumer.poll(timeout, self._most)
+        partitions: dict[int, list[tuple[int, Outgoing]]] = {}
+        for event in self._waiting:
+            if event.value is None:
+                why = f"cannot be read: {event.error}" if event.error else "deletes its key"
+                logger.warning("%s: no message for %s, which %s", self.feed.name, _place(event), why)
+                continue
+            partitions.setdefault(event.partition, []).append((event.offset, self._message(event)))
         try:
-            if self._rest:
-                self._broker.publish(self._feed.queue, self._rest)
-        except OverloadedError as error:
-            logger.info("%s waits: %s", self._feed, error.what)
-            time.sleep(min(timeout, _PAUSE))
+            for partition, messages in partitions.items():
+                self._publish(partition, messages)
+        except OverloadedError as error:  # what was not taken is offered again
+            logger.info("%s waits: %s", self.feed.name, error.what)
             return 0
-        self._rest = []
+        carried, self._waiting = len(self._waiting), []
         try:
             self._consumer.commit()
-        except FencedError as error:
-            # It waited so long that others read on from here. What they publish once more, the queue knows by its id.
-            logger.info("%s: %s", self._feed, error.what)
-        return count
+        except FencedError:  # another process reads the partition by now, and knows what is there already
+            logger.info("%s: a partition has moved", self.feed.name)
+        return carried
+
+    def _publish(self, partition: int, messages: list[tuple[int, Outgoing]]) -> None:
+        if isinstance(self._broker, FeedingBroker):
+            self._broker.publish_from(self.feed.target, f"{self.feed.source}/{partition}", messages)
+        else:
+            self._broker.publish(self.feed.target, [message for _, message in messages])
 
     def _message(self, event: Event) -> Outgoing:
+        field = self._queue.key
+        key = event.key if field is None else (event.value or {}).get(field)
         return Outgoing(
             self._bodies.encode(event.value),
-            id=event.id,
-            key=None if event.key is None else key_text(event.key),
-            headers=event.headers,
+            id=_place(event),
+            words=event.topic,
+            key=None if key is None else key_text(key),
+            headers=dict(event.headers or {}),
             traceparent=event.traceparent,
         )
 
@@ -109,107 +136,79 @@ class _IntoQueue(Feeder):
         self._consumer.close()
 
 
-class _Doubt(msgspec.Struct):
-    """Messages that may have become events already: their ids, and where the topic ended before the first of them."""
-
-    ids: list[str]
-    ends: dict[int, int]
-
-
-class _IntoTopic(Feeder):
-    """A receiver of the queue. What it is about to append is written down first, so that a crash leaves no doubt."""
-
-    def __init__(self, client: Client, feed: Feed, folder: Path) -> None:
+class _IntoTopic(Carrier):
+    def __init__(self, client: Client, feed: Feed) -> None:
+        super().__init__(feed)
+        self._broker: Broker = client.broker
         self._client = client
-        self._feed = feed
-        self._bodies = Bodies(client.broker.queue(feed.queue).schema)
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{feed.queue}.{feed.group or 'all'}.{feed.topic}.json"
-        self._note = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        self._appended: set[str] | None = None  # None until the note of an earlier run has been read
-        self._since: dict[int, int] = {}
-        self._receiver = client.broker.receiver(feed.queue, feed.group, worker=str(feed), prefetch=_AT_ONCE)
+        self._bodies = Bodies()
+        self._keyless = not client.topic(feed.target).key
+        self._id = f"queue/{feed.source}/{feed.group}"
+        self._least = 0
+        self._receiver: Receiver | None = None
+        if isinstance(self._broker, FeedingBroker):
+            self._least = max(client.log.last_sequences(feed.target, self._id)) + 1
+        else:
+            self._receiver = self._broker.receiver(
+                feed.source, feed.group, worker=feed.name, prefetch=_AT_ONCE
+            )
 
     def once(self, timeout: float) -> int:
-        if self._appended is None and not self._begin():
-            time.sleep(timeout)
+        if self._receiver is not None:
+            return self._at_least_once(self._receiver, timeout)
+        assert isinstance(self._broker, FeedingBroker)
+        handover = self._broker.hand_over(
+            self.feed.source,
+            self.feed.group,
+            self.feed.name,
+            most=_AT_ONCE,
+            least=self._least,
+            timeout=timeout,
+        )
+        if handover is None:
             return 0
-        deliveries = self._receiver.receive(timeout, _AT_ONCE)
-        if deliveries:
-            self._hand_on(deliveries)
-        elif self._appended and self._nothing_left():
-            self._appended.clear()
-        return len(deliveries)
+        self._broker.handed_over(self.feed.source, handover, self._sent(handover))
+        return len(handover.messages)
 
-    def _nothing_left(self) -> bool:
-        """Whether no message can come again, so that none is in doubt."""
-        (counts,) = [
-            one for one in self._client.broker.counts(self._feed.queue) if one.group == self._feed.group
-        ]
-        return not (counts.waiting or counts.delayed or counts.in_flight)
-
-    def _begin(self) -> bool:
-        """Read what an earlier run left in doubt, unless another process is at it; it goes on when that one ends."""
-        try:
-            fcntl.flock(self._note, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        self._appended = set()
-        with contextlib.suppress(msgspec.DecodeError):  # empty, or torn before anything was appended
-            line = os.pread(self._note, os.fstat(self._note).st_size, 0).partition(b"\n")[0]
-            doubt = msgspec.json.decode(line, type=_Doubt)
-            ids, self._since = set(doubt.ids), doubt.ends
-            # Whole batches behind the end that a killed writer published become part of the topic: now, not later.
-            self._client.log.last_sequences(self._feed.topic, "hw.feed")
-            for partition, end in doubt.ends.items() if ids else ():
-                events = self._client.read(self._feed.topic, end, "end", partitions=[partition])
-                self._appended |= ids & {event.id for event in events}
-        return True
-
-    def _hand_on(self, deliveries: Sequence[Delivery]) -> None:
-        assert self._appended is not None
-        fresh = [one for one in deliveries if _id(one) not in self._appended]
-        if fresh:
-            self._write_down(fresh)
-        fitting = self._append(fresh)
-        done = [one for one in deliveries if one in fitting or _id(one) in self._appended]
-        self._appended |= {_id(one) for one in done}
-        for one, settled in zip(done, self._receiver.ack(done), strict=True):
-            if settled is Settled.DONE:
-                self._appended.discard(_id(one))
-        self._write([])  # lost in a crash of the machine, it only leaves more to look up
-
-    def _write_down(self, fresh: Sequence[Delivery]) -> None:
-        """What is about to be appended, beside what was and could not be acknowledged."""
-        if not self._appended:
-            self._since = {part.partition: part.end for part in self._client.log.ends(self._feed.topic)}
-        self._write(fresh)
-        os.fsync(self._note)
-
-    def _write(self, fresh: Sequence[Delivery]) -> None:
-        data = msgspec.json.encode(_Doubt([*map(_id, fresh), *(self._appended or ())], self._since)) + b"\n"
-        os.pwrite(self._note, data, 0)  # what is left of a longer one stands behind the end of the line
-
-    def _append(self, fresh: Sequence[Delivery]) -> list[Delivery]:
-        fitting = []
-        with self._client.producer(self._feed.topic) as producer:
-            for one in fresh:
-                about: dict[str, Any] = {
-                    "id": _id(one),
-                    "headers": one.message.headers,
-                    "traceparent": one.message.traceparent,
-                }
+    def _sent(self, handover: Handover) -> dict[int, str]:
+        """Send the messages under their numbers; those that the topic refuses, with the reason."""
+        refused = {}
+        with self._client.producer(self.feed.target, id=self._id) as producer:
+            for at, message in enumerate(handover.messages):
                 try:
-                    producer.send(self._bodies.decode(one.message.body), **about)
-                    fitting.append(one)
-                except BadEventError as error:
-                    self._receiver.reject(one, f"no event of {self._feed.topic}: {error.what}")
-        return fitting
+                    value = self._bodies.decode(message.body)
+                    producer.send(value, sequence=handover.first + at, **self._about(message))
+                except (BadEventError, BadKeyError) as error:
+                    refused[at] = error.what
+        return refused
+
+    def _at_least_once(self, receiver: Receiver, timeout: float) -> int:
+        found = receiver.receive(timeout, _AT_ONCE)
+        sent: list[Delivery] = []
+        with self._client.producer(self.feed.target) as producer:
+            for delivery in found:
+                try:
+                    producer.send(self._bodies.decode(delivery.message.body), **self._about(delivery.message))
+                    sent.append(delivery)
+                except (BadEventError, BadKeyError) as error:
+                    receiver.reject(delivery, error.what)
+        receiver.ack(sent)
+        return len(found)
+
+    def _about(self, message: Outgoing) -> dict[str, Any]:
+        about: dict[str, Any] = {
+            "id": message.id,
+            "headers": message.headers,
+            "traceparent": message.traceparent,
+        }
+        if self._keyless:
+            about["key"] = message.key
+        return {name: value for name, value in about.items() if value}
 
     def close(self) -> None:
-        self._receiver.close()
-        os.close(self._note)
+        if self._receiver is not None:
+            self._receiver.close()
 
 
-def _id(delivery: Delivery) -> str:
-    return delivery.message.id or ""
+def _place(event: Event) -> str:
+    return f"{event.topic}/{event.partition}/{event.offset}"

@@ -22,10 +22,9 @@ from headwater.events import SystemClock
 from headwater.loading import load_app
 from headwater.log.places import open_log
 from headwater.profiles import Profile, read_profile
-from headwater.queues import Worker, broker_place, open_broker
+from headwater.queues import Feed, Worker, broker_place
 from headwater.queues.asking import Answer, Answering
 from headwater.workers.crew import Crew
-from headwater.workers.feeding import Feeder, feeder
 
 __all__ = ["Order", "main", "shares"]
 
@@ -62,6 +61,10 @@ class Order(msgspec.Struct, frozen=True):
         if self.worker or self.subject:
             return [one for one in workers if (one.queue, one.name) == (self.queue, self.worker)]
         return [one for one in workers if not one.processes]
+
+    def feeds(self, app: App) -> list[Feed]:
+        """What this process carries between topics and queues."""
+        return [] if self.worker or self.subject else list(app.feeds)
 
     def answers(self, app: App) -> list[Answer]:
         """What this process answers."""
@@ -109,33 +112,30 @@ def main(argument: str) -> int:
 def _run(order: Order, data: Path, node: int) -> None:
     ended = threading.Event()
     app = load_app(order.app)
-    with contextlib.ExitStack() as around:
-        broker = around.enter_context(contextlib.closing(open_broker(broker_place(order.places(), data))))
+    client = _client(order.places(), data)
+    crew = Crew(client, order.chosen(app), order.feeds(app))
+    _end_with_parent(ended, crew.failed)
+    answering = contextlib.ExitStack()
+    try:
         for queue in app.queues.values():
-            broker.declare(queue.definition)
-        crew = Crew(broker, order.chosen(app), _feeders(order, app, data, around))
-        around.callback(crew.stop)
-        _end_with_parent(ended, crew.failed)
+            client.broker.declare(queue.definition)
         crew.start()
         if answers := order.answers(app):
-            around.enter_context(Answering(data, answers))
+            answering.enter_context(Answering(data, answers))
         _say(node, {"ready": True})
         crew.failed.wait()
         if crew.error is not None and not ended.is_set():
             raise crew.error
+    finally:
+        answering.close()
+        crew.stop()
+        client.close()
 
 
-def _feeders(order: Order, app: App, data: Path, around: contextlib.ExitStack) -> list[Feeder]:
-    """What goes between topics and queues; it is the work of the process that all workers share."""
-    if not app.feeds or order.worker or order.subject:
-        return []
-    profile = order.places()
+def _client(profile: Profile, data: Path) -> Client:
+    """Events and messages, where a profile has them."""
     log = open_log(profile.log.resolved() if profile.log else str(data))
-    queues = profile.queues.resolved() if profile.queues else None
-    client = around.enter_context(Client(log, SystemClock(), folder=data, queues=queues))
-    for feed in app.feeds:
-        client.log.create(app.topics[feed.topic])
-    return [feeder(client, feed, data / "workers" / "feeds") for feed in app.feeds]
+    return Client(log, SystemClock(), queues=broker_place(profile, data))
 
 
 def _end_with_parent(ended: threading.Event, wake: threading.Event) -> None:

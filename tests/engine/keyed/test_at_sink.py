@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.engine.keyed.at_sink import Recent, StoreState
+from headwater.engine.keyed.bucket import packed, unpacked
 from headwater.engine.keyed.state import MemoryState
 from headwater.store import SqliteStore
 from tests.store.given import Runner
@@ -51,19 +52,18 @@ def test_it_answers_as_memory_does(steps, most):
     with tempfile.TemporaryDirectory() as folder:
         store = SqliteStore(Path(folder))
         runner, recent = Runner(store, None), Recent(most)
-        model, state, kept = MemoryState(), StoreState(store.states(runner.query), recent), []
+        model, state = MemoryState(), StoreState(store.states(runner.query), recent)
+        kept = packed(model, 1, "model")
         for step, given_ in steps:
             if step == "commit":
                 runner.commit([], states=state.writes())
                 state.committed()
             elif step == "lose":  # the batch is not committed: a new process begins where the last commit was
                 recent.clear()
-                model = MemoryState()
-                for space, key, name, value in kept:
-                    model.put(space, [key], [name], [value])
+                model = unpacked(kept, 1, "model")
             else:
                 assert do(state, step, given_) == do(model, step, given_), (step, given_)
                 continue
-            kept = list(model)
+            kept = packed(model, 1, "model")
             state = StoreState(store.states(runner.query), recent)
         store.close()

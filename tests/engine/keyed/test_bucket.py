@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.engine.keyed.bucket import Bucket
+from headwater.engine.keyed.bucket import packed, unpacked
 from headwater.engine.keyed.state import MemoryState
 from headwater.errors import NewerFormatError, StateChangedError
 
@@ -32,36 +32,44 @@ def put(state: Any, space: str, entries: list[tuple[bytes, bytes, bytes | None]]
 
 @settings(max_examples=150)
 @given(st.lists(PUTS, max_size=6), st.lists(ASKED, min_size=1, max_size=5))
-def test_a_bucket_answers_like_a_state_in_memory(puts, asked):
-    bucket, memory = Bucket(), MemoryState()
+def test_a_bucket_has_what_was_put_into_it(puts, asked):
+    bucket, known = MemoryState(), {}
     for space, entries, single in puts:
         put(bucket, space, entries, single)
-        put(memory, space, entries, single)
-        bucket = Bucket.unpacked(bucket.packed(4, "words"), 4, "words")
-    assert len(bucket) == len(memory)
+        for key, name, value in entries:
+            known[space, key, b"" if single else name] = value
+        bucket = unpacked(packed(bucket, 4, "words"), 4, "words")
+    known = {place: value for place, value in known.items() if value is not None}
+    assert len(bucket) == len(known)
     for space, key, low, high, most, backwards in asked:
-        options = {"most": most, "backwards": backwards}
-        assert bucket.entries(space, key, low, high, **options) == memory.entries(
-            space, key, low, high, **options
+        wanted = sorted(
+            (
+                (name, value)
+                for (where, whose, name), value in known.items()
+                if (where, whose) == (space, key) and low <= name and (high is None or name < high)
+            ),
+            reverse=backwards,
         )
-        assert bucket.values(space, [key, b"k"], [low, b"a"]) == memory.values(
-            space, [key, b"k"], [low, b"a"]
-        )
-        assert bucket.values(space, [key]) == memory.values(space, [key])
+        assert bucket.entries(space, key, low, high, most=most, backwards=backwards) == wanted[:most]
+        assert bucket.values(space, [key, b"k"], [low, b"a"]) == [
+            known.get((space, key, low)),
+            known.get((space, b"k", b"a")),
+        ]
+        assert bucket.values(space, [key]) == [known.get((space, key, b""))]
 
 
 def test_another_number_of_buckets_is_refused():
     with pytest.raises(StateChangedError) as caught:
-        Bucket.unpacked(Bucket().packed(4, "words"), 8, "words")
+        unpacked(packed(MemoryState(), 4, "words"), 8, "words")
     assert caught.value.data == {"was": 4, "now": 8}
 
 
 def test_the_state_of_another_operator_is_refused():
     with pytest.raises(StateChangedError):
-        Bucket.unpacked(Bucket().packed(4, "words"), 4, "other words")
+        unpacked(packed(MemoryState(), 4, "words"), 4, "other words")
 
 
 def test_a_newer_form_is_refused():
     with pytest.raises(NewerFormatError) as caught:
-        Bucket.unpacked(b"\x02" + Bucket().packed(4, "words")[1:], 4, "words")
+        unpacked(b"\x02" + packed(MemoryState(), 4, "words")[1:], 4, "words")
     assert caught.value.data == {"form": 2}

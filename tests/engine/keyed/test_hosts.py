@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headwater.engine.keyed import bucket
 from headwater.engine.keyed.at_sink import Recent, StoreState
-from headwater.engine.keyed.bucket import Bucket
 from headwater.engine.keyed.in_spark import keyed
 from headwater.engine.keyed.operator import OFFSET, Operator
 from headwater.engine.keyed.state import MemoryState
@@ -35,11 +35,11 @@ def in_memory(operator: Operator, topics: Mapping[str, str], batches: Sequence[B
 def packed_each_time(
     operator: Operator, topics: Mapping[str, str], batches: Sequence[Batch]
 ) -> list[list[Record]]:
-    results, packed = [], Bucket().packed(1, operator.form)
+    results, packed = [], bucket.packed(MemoryState(), 1, operator.form)
     for batch in _and_the_end(topics, batches):
-        bucket = Bucket.unpacked(packed, 1, operator.form)
-        results.append(_stepped(operator, bucket, topics, batch))
-        packed = bucket.packed(1, operator.form)
+        state = bucket.unpacked(packed, 1, operator.form)
+        results.append(_stepped(operator, state, topics, batch))
+        packed = bucket.packed(state, 1, operator.form)
     return results
 
 

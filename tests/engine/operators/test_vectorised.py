@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from headwater.engine.keyed.operator import TIME
+from headwater.engine.keyed.operator import OFFSET, PARTITION, REFUSED, TIME
 from headwater.engine.keyed.state import MemoryState
 from headwater.engine.operators.own.vectorised import Vectorised
 from headwater.errors import BadPipelineError
@@ -29,8 +31,8 @@ def added(events, at, states, keys):
 
 
 def made(**options):
-    given = {"by": ["k"], "fn": added, "returns": "k double, n bigint", "state": "n bigint, seen boolean"}
-    return Vectorised(EVENTS, **{**given, **options})
+    usual = {"by": ["k"], "fn": added, "returns": "k double, n bigint", "state": "n bigint, seen boolean"}
+    return Vectorised(EVENTS, **{**usual, **options})
 
 
 def test_states_are_arrays_over_touched_keys():
@@ -90,3 +92,28 @@ def test_a_state_without_fixed_width_is_refused():
 def test_another_state_has_another_form():
     assert made().form != made(state="n bigint").form
     assert made().form == made(fn=lambda *_: None).form
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=40), st.sets(st.integers(0, 9)))
+def test_events_of_keys_on_which_the_function_fails_are_given_back(numbers, bad):
+    """Whatever keys they are: the others go on, and what those had stays as it was."""
+
+    def picky(events, at, states, keys):
+        if bad & set(keys["k"].to_pylist()):
+            raise ValueError("not these")
+        np.add.at(states["n"], at, 1)
+        return keys.append_column("n", pa.array(states["n"]))
+
+    places = pa.array(range(len(numbers)), pa.int64())
+    events = pa.table({"k": numbers, TIME: places, PARTITION: places, OFFSET: places})
+    operator = Vectorised(
+        events.schema, by=["k"], fn=picky, returns="k bigint, n bigint", state="n bigint", refuse=True
+    )
+    state = MemoryState()
+    for times in (1, 2):
+        found = operator.step(state, [events], 0).to_pylist()
+        given_back = sorted(row[OFFSET] for row in found if row[REFUSED] is not None)
+        assert given_back == [place for place, number in enumerate(numbers) if number in bad]
+        made = {row["k"]: row["n"] for row in found if row[REFUSED] is None}
+        assert made == {number: times * numbers.count(number) for number in numbers if number not in bad}
+    assert len(state) == len(set(numbers) - bad)

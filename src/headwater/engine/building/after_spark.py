@@ -17,7 +17,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from headwater.engine.keyed.operator import OFFSET, PARTITION, TIME
 from headwater.engine.keyed.state import State
 
-__all__ = ["AfterSpark", "Arrival", "Stepping"]
+__all__ = ["AfterSpark", "Arrival", "Stepping", "together"]
 
 _INPUT: Final = "_hw_input"
 
@@ -72,14 +72,8 @@ class AfterSpark:
     by_offset: bool = False
 
     def frame(self) -> DataFrame:
-        """All inputs as one DataFrame, for Spark runs one query: each in a column of its own."""
-        if len(self.arrivals) == 1:
-            return self.arrivals[0].frame
-        tagged = [
-            arrival.frame.select(F.lit(number).alias(_INPUT), F.struct("*").alias(f"_hw_{number}"))
-            for number, arrival in enumerate(self.arrivals)
-        ]
-        return reduce(lambda one, two: one.unionByName(two, allowMissingColumns=True), tagged)
+        """All inputs as one DataFrame."""
+        return together(self.arrivals)
 
     def run(self, state: State, rows: pa.Table, watermark: int) -> pa.Table:
         """What the operator makes of one batch of `frame`."""
@@ -98,6 +92,17 @@ class AfterSpark:
         rows = rows.append_column(pa.field(TIME, pa.int64()), times)
         order = _order(rows, [PARTITION, OFFSET] if self.by_offset else [TIME, PARTITION, OFFSET])
         return rows if order is None else rows.take(pa.array(order))
+
+
+def together(arrivals: Sequence[Arrival]) -> DataFrame:
+    """Several inputs as one DataFrame, for Spark runs one query: each in a column of its own."""
+    if len(arrivals) == 1:
+        return arrivals[0].frame
+    tagged = [
+        arrival.frame.select(F.lit(number).alias(_INPUT), F.struct("*").alias(f"_hw_{number}"))
+        for number, arrival in enumerate(arrivals)
+    ]
+    return reduce(lambda one, two: one.unionByName(two, allowMissingColumns=True), tagged)
 
 
 def _order(rows: pa.Table, names: list[str]) -> Any:

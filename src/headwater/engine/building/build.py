@@ -11,9 +11,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from headwater.engine.building import plans, refusals
-from headwater.engine.building.after_spark import AfterSpark
+from headwater.engine.building.after_spark import AfterSpark, together
 from headwater.engine.building.inputs import ARRIVAL, Input, Reading, Rows, streaming
-from headwater.engine.building.placing import HIDDEN_PREFIX, Stage, after_spark_of, stage
+from headwater.engine.building.places import HIDDEN_PREFIX
+from headwater.engine.building.placing import Stage, after_spark_of, stage
 from headwater.engine.building.pruning import needed_columns
 from headwater.engine.building.tables import history_after_spark, kept_by_tables, tables_after_spark
 from headwater.engine.building.weighted import weighted
@@ -41,8 +42,9 @@ class Built:
         delay: How much older than the watermark its rows may be, in microseconds: the range of its joins.
         after_spark: What runs at the sink; None when Spark does all.
         keyed: What operators of ours keep in Spark's state, in words.
+        refusing: The names under which operators in Spark say which events they gave back.
         before_state: What the user's own code makes of its inputs before any operator of ours, on any DataFrames; None
-            where it cannot be told apart from them.
+            where there is none.
     """
 
     pipeline: Pipeline
@@ -59,6 +61,7 @@ class Built:
     delay: int = 0
     after_spark: AfterSpark | None = None
     keyed: tuple[str, ...] = ()
+    refusing: tuple[str, ...] = ()
     before_state: Callable[[Mapping[str, DataFrame]], DataFrame] | None = None
 
     @property
@@ -116,11 +119,24 @@ def build(spark: SparkSession, pipeline: Pipeline, inputs: tuple[Input, ...], re
             return _ending_after_spark(probing, pipeline, inputs, reading, len(asked.words) - 1)
         refusals.refuse_following(pipeline, asked.last_only)
         first, asked = _staged(probing, pipeline, inputs, reading)
-    plan = plans.plan_of(first)
-    operators = tuple(plans.stateful(plan))
+    operators = tuple(plans.stateful(plans.plan_of(first)))
     if kept_by_tables(pipeline, inputs, operators):
         return _over_tables(spark, pipeline, pipeline.sql or "", inputs, reading)
     _refuse(first, pipeline, inputs, operators)
+    return _in_spark(spark, pipeline, inputs, reading, (first, asked))
+
+
+def _in_spark(
+    spark: SparkSession,
+    pipeline: Pipeline,
+    inputs: tuple[Input, ...],
+    reading: Reading,
+    tried: tuple[DataFrame, Stage],
+) -> Built:
+    """A pipeline of which Spark does all; `tried` is what its function gave when inputs were read in any way."""
+    first, asked = tried
+    plan = plans.plan_of(first)
+    operators = tuple(plans.stateful(plan))
     mode = _mode(first, pipeline, operators)
     weighs = pipeline.kind is Kind.VIEW and not operators and any(input_.rows for input_ in inputs)
     reading = replace(
@@ -138,14 +154,17 @@ def build(spark: SparkSession, pipeline: Pipeline, inputs: tuple[Input, ...], re
         if weighs
         else _without_hidden(_staged(session, pipeline, inputs, reading)[0])
     )
+
+    def before(frames: Mapping[str, DataFrame]) -> DataFrame:
+        return together(_in_stage(pipeline, inputs, frames, None)[1].entered)
+
     shown = frame.drop(WEIGHT).schema
     schema = pa.schema([field.with_nullable(True) for field in to_arrow_schema(shown, timezone="UTC")])
     refusals.check_columns(pipeline, schema)
-    window, time = plans.window_of(shown), plans.time_of(shown)
-    state = "\n".join((plans.state_text(plan), *asked.forms))
     return Built(
-        pipeline, inputs, reading, frame, mode, operators, schema, window, time, state, weighs, plans.join_delay(first),
-        keyed=tuple(asked.words), before_state=None if asked.words else pipeline.apply,
+        pipeline, inputs, reading, frame, mode, operators, schema, plans.window_of(shown), plans.time_of(shown),
+        "\n".join((plans.state_text(plan), *asked.forms)), weighs, plans.join_delay(first), keyed=tuple(asked.words),
+        refusing=tuple(asked.refusing), before_state=before if asked.words else pipeline.apply,
     )  # fmt: skip
 
 
@@ -204,7 +223,8 @@ def _ending_after_spark(
         pipeline, inputs, reading, frame, "append", (*operators, *asked.words), schema,
         plans.window_of(from_arrow_schema(schema)), time if time in schema.names else None,
         "\n".join((plans.state_text(plans.plan_of(frame)), *asked.forms[:-1], after.steps.form)),
-        WEIGHT in after.steps.schema.names, after_spark=after, before_state=lambda frames: before(frames)[0].frame(),
+        WEIGHT in after.steps.schema.names, after_spark=after, refusing=tuple(asked.refusing),
+        before_state=lambda frames: before(frames)[0].frame(),
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from headwater.engine.building.places import numbered
 from headwater.engine.keyed.operator import DELETED, OFFSET, PARTITION
 from headwater.engine.source.log_source import FAR, TICK_FROM
 from headwater.engine.source.visible import HIDDEN, SINCE, Visible
@@ -214,7 +215,9 @@ def _load(
         ),
     }
     reader = session.readStream.format("headwater").schema(from_arrow_schema(schema))
-    return reader.options(**options).load()
+    frame = reader.options(**options).load()
+    # Rows of a table never meet those of another input.
+    return numbered(frame, number) if input_.placed and not input_.of_table and number else frame
 
 
 def _clocked(frame: DataFrame, input_: Input) -> DataFrame:

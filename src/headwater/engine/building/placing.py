@@ -15,20 +15,20 @@ from typing import Any, Final, Protocol
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
-from pyspark.sql.types import StructType
 
 from headwater.engine.building.after_spark import AfterSpark, Arrival
 from headwater.engine.building.inputs import Input
-from headwater.engine.building.plans import time_of
+from headwater.engine.building.places import AT, HIDDEN_PREFIX, with_place
+from headwater.engine.building.plans import plan_of, time_of
 from headwater.engine.keyed.in_spark import keyed
-from headwater.engine.keyed.operator import OFFSET, PARTITION, REFUSED, WEIGHT, Operator
+from headwater.engine.keyed.operator import OFFSET, PARTITION, REFUSED, TIME, WEIGHT, Operator
 from headwater.errors import BadPipelineError, Place
 from headwater.pipelines import Table
 
 __all__ = [
     "BUCKETS",
-    "HIDDEN_PREFIX",
     "Making",
     "Stage",
     "after_spark_of",
@@ -39,10 +39,13 @@ __all__ = [
     "table_of",
 ]
 
-HIDDEN_PREFIX: Final = "_hw_"
 BUCKETS: Final = 16
 """Among how many buckets the keys of an operator in Spark are spread: part of what its state means."""
 _AFTER: Final = "_hw_after_spark"
+_MIXED: Final = (
+    "select, where and union keep it; groupBy, distinct, explode, mapInArrow and joins of streams do not"
+)
+_EARLIER: Final = "call {} before that step, or make that step a pipeline of its own and read it"
 
 
 @dataclass
@@ -53,30 +56,31 @@ class Stage:
         tables: The tables it was given, by name.
         final: Whether its rows must be final when they come, because nobody could correct them.
         apart: Which operators are not to be put into Spark's query, by number; None for all of them.
-        buckets: Among how many buckets the keys of an operator in Spark are spread.
         words: What the operators keep in state, for people.
         forms: What their states look like.
         last_only: Those that must be the last step.
+        entered: What reaches operators from the inputs, and not from another operator.
+        refusing: Of those in Spark's query that give events back, the names under which they say which.
     """
 
     tables: Mapping[str, tuple[Input, DataFrame]]
     final: bool
     apart: tuple[int, ...] | None = None
-    buckets: int = BUCKETS
     words: list[str] = field(default_factory=list)
     forms: list[str] = field(default_factory=list)
     last_only: list[str] = field(default_factory=list)
+    entered: list[Arrival] = field(default_factory=list)
+    refusing: list[str] = field(default_factory=list)
 
 
 class Making(Protocol):
     """Makes an operator for a place."""
 
-    def __call__(self, *, final: bool, last: bool) -> Operator:
+    def __call__(self, *, final: bool) -> Operator:
         """The operator.
 
         Args:
             final: Whether its rows must be final when they come.
-            last: Whether it is the last step, so that events which it gives back are kept aside.
         """
 
 
@@ -121,10 +125,11 @@ def arrival(events: Any, verb: str) -> Arrival:
     if not isinstance(events, DataFrame):
         what = f"{verb} takes events, not {type(events).__name__}"
         raise BadPipelineError(what, fix="a parameter annotated DataFrame", place=Place.of_caller())
+    events = with_place(events)
     time = time_of(events.schema)
     if time is None:
-        what = f"{verb} takes events in the order of their time, and these have lost their time column"
-        raise BadPipelineError(what, fix="keep the column in select", place=Place.of_caller())
+        what = f"{verb} takes events in the order of their time, and a step before it has dropped that"
+        raise BadPipelineError(what, detail=_MIXED, fix=_EARLIER.format(verb), place=Place.of_caller())
     return Arrival(events, time)
 
 
@@ -146,28 +151,29 @@ def placed(make: Making, arrivals: tuple[Arrival, ...], words: str, verb: str) -
     now = _present(verb)
     if now.apart is not None:
         _require_places(arrivals, verb)
-    inside, beside = make(final=True, last=False), make(final=now.final, last=True)
+    inside, beside = make(final=True), make(final=now.final)
     apart = now.apart is None or len(now.words) in now.apart
     now.words.append(words)
-    now.forms.append(f"{now.buckets} buckets of {inside.form}")
-    if {REFUSED, WEIGHT} & set(inside.schema.names):
+    now.entered.extend(one for one in arrivals if _as_it_is.__name__ not in plan_of(one.frame).toString())
+    now.forms.append(f"{BUCKETS} buckets of {inside.form}")
+    if WEIGHT in inside.schema.names:
         now.last_only.append(verb)
     frames, times = [one.frame for one in arrivals], [one.time for one in arrivals]
     time = times[0] if times[0] in inside.schema.names else None
     if not apart:
-        return keyed(inside, frames, times=times, buckets=now.buckets, time=time)
-    result = frames[0].mapInArrow(_as_it_is, _marked(inside.schema, time, frames[0]))
+        result = keyed(inside, frames, times=times, buckets=BUCKETS, time=time)
+        return _timed(_without_refused(result, now), arrivals[0])
+    result = frames[0].mapInArrow(_as_it_is, from_arrow_schema(inside.schema))
+    result = _timed(result if time is None else _marked(result, time, arrivals[0]), arrivals[0])
     setattr(result, _AFTER, AfterSpark(beside, arrivals, (words,)))
     return result
 
 
 def _require_places(arrivals: tuple[Arrival, ...], verb: str) -> None:
     """Two events may be equal in all they say, and are told apart by where they stand in their topic alone."""
-    if not all({PARTITION, OFFSET} <= set(one.frame.columns) for one in arrivals):
+    if not all(one.frame.columns.count(name) == 1 for one in arrivals for name in (PARTITION, OFFSET)):
         what = f"{verb} tells events apart by where they stand in their topic, and a step before it has dropped that"
-        detail = "select and groupBy keep only what they name; where, withColumn and drop keep it"
-        fix = 'events.drop("note") in place of select(…), or select after it'
-        raise BadPipelineError(what, detail=detail, fix=fix, place=Place.of_caller())
+        raise BadPipelineError(what, detail=_MIXED, fix=_EARLIER.format(verb), place=Place.of_caller())
 
 
 def _as_it_is(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -175,12 +181,28 @@ def _as_it_is(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     return batches
 
 
-def _marked(schema: pa.Schema, time: str | None, events: DataFrame) -> StructType:
-    """The columns of a result, of which one carries the event time on."""
-    found = from_arrow_schema(schema)
-    if time is not None:
-        found[time].metadata = events.schema[time].metadata
-    return found
+def _without_refused(result: DataFrame, now: Stage) -> DataFrame:
+    """The result of an operator in Spark; which events it gave back, the sink reads from what is observed here."""
+    if REFUSED not in result.columns:
+        return result
+    name = f"refused.{len(now.words)}"
+    now.refusing.append(name)
+    refused = F.when(F.col(REFUSED).isNotNull(), F.struct(PARTITION, OFFSET, REFUSED))
+    kept = result.observe(name, F.collect_list(refused).alias("events")).where(F.col(REFUSED).isNull())
+    # A row that is no event has no place; only those that were given back had one.
+    return kept.drop(REFUSED) if TIME in result.columns else kept.drop(REFUSED, PARTITION, OFFSET)
+
+
+def _timed(result: DataFrame, of: Arrival) -> DataFrame:
+    """The result of an operator with the time of its events, if it says when they were and has no such column."""
+    if time_of(result.schema) is not None or TIME not in result.columns:
+        return result
+    return _marked(result.withColumn(AT, F.timestamp_micros(TIME)), AT, of)
+
+
+def _marked(result: DataFrame, column: str, of: Arrival) -> DataFrame:
+    """A result of which one column carries the event time on."""
+    return result.withMetadata(column, of.frame.schema[of.time].metadata)
 
 
 def after_spark_of(result: DataFrame) -> AfterSpark | None:

@@ -62,9 +62,9 @@ def refuse_changing(pipeline: Pipeline, inputs: tuple[Input, ...]) -> None:
 
 
 def refuse_following(pipeline: Pipeline, verbs: list[str]) -> None:
-    """What gives events back, or corrects its rows, must be the last step: nobody behind it would know what to do."""
+    """What corrects its rows must be the last step: nobody behind it would know what to do."""
     if verbs:
-        what = f"{pipeline} goes on after {verbs[0]}, whose rows are corrected or given back"
+        what = f"{pipeline} goes on after {verbs[0]}, whose rows are corrected"
         fix = f"return what {verbs[0]} gives in a view, and go on in a pipeline that reads the view"
         raise _bad(pipeline, what, None, fix)
 

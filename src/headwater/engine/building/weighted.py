@@ -7,14 +7,15 @@ adding up its weights is the change of the view. That holds for inserts, updates
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from headwater.engine.keyed.grouping import grouped
 from headwater.engine.keyed.operator import WEIGHT
 
 __all__ = ["distinct", "net", "weighted"]
@@ -39,28 +40,18 @@ def weighted(
     return added.unionByName(apply(gone).withColumn(WEIGHT, F.lit(-1)))
 
 
-def net(rows: pa.Table, key: tuple[str, ...]) -> tuple[pa.Table, pa.Table]:
-    """The rows that are left, and the keys of which none is.
+def net(rows: pa.Table) -> pa.Table:
+    """The changes with weights of equal rows added up.
 
     Example:
-        >>> rows = pa.table({"k": [1, 1, 2], "n": [5, 6, 7], WEIGHT: [-1, 1, -1]})
-        >>> kept, gone = net(rows, ("k",))
-        >>> kept.to_pylist(), gone.to_pylist()
-        ([{'k': 1, 'n': 6}], [{'k': 2}])
+        >>> net(pa.table({"k": [1, 1, 2, 2], WEIGHT: [1, -1, 1, 1]})).to_pylist()
+        [{'k': 1, '_hw_weight': 0}, {'k': 2, '_hw_weight': 2}]
     """
-    names = [name for name in rows.column_names if name != WEIGHT]
-    shown = rows.select(names)
-    contents = list(zip(*map(_hashable, shown.columns), strict=True))
-    left: Counter[tuple[Any, ...]] = Counter()
-    for content, weight in zip(contents, rows.column(WEIGHT).to_pylist(), strict=True):
-        left[content] += weight
-    place = {content: number for number, content in enumerate(contents)}
-    keys = list(zip(*(_hashable(rows.column(name)) for name in key), strict=True))
-    kept = [place[content] for content, weight in left.items() for _ in range(weight)]
-    there = {keys[number] for number in kept}
-    gone = {keys[place[content]]: place[content] for content, weight in left.items() if weight < 0}
-    lost = [number for found, number in gone.items() if found not in there]
-    return shown.take(pa.array(kept, pa.int64())), shown.select(list(key)).take(pa.array(lost, pa.int64()))
+    shown = rows.drop_columns([WEIGHT])
+    first, at = _first(shown)
+    weights = np.zeros(len(first), np.int64)
+    np.add.at(weights, at, rows.column(WEIGHT).to_numpy())
+    return shown.take(first).append_column(WEIGHT, pa.array(weights))
 
 
 def distinct(rows: pa.Table) -> pa.Table:
@@ -70,14 +61,20 @@ def distinct(rows: pa.Table) -> pa.Table:
         >>> distinct(pa.table({"k": [1, 2, 1]})).to_pylist()
         [{'k': 1}, {'k': 2}]
     """
-    contents = zip(*map(_hashable, rows.columns), strict=True)
-    first: dict[tuple[Any, ...], int] = {}
-    for number, content in enumerate(contents):
-        first.setdefault(content, number)
-    return rows.take(pa.array(first.values(), pa.int64()))
+    return rows.take(_first(rows)[0])
 
 
-def _hashable(column: pa.ChunkedArray) -> list[Any]:
-    """The values of a column; those of nested types as text."""
-    values = column.to_pylist()
-    return [repr(value) for value in values] if pa.types.is_nested(column.type) else values
+def _first(rows: pa.Table) -> tuple[pa.Array, npt.NDArray[np.int64]]:
+    """Where each row is for the first time; and of each row, the number of the one that it is equal to."""
+    by_row = grouped(
+        pa.table({str(n): _comparable(column) for n, column in enumerate(rows.columns)}),
+        [str(n) for n in range(rows.num_columns)],
+    )
+    return pa.array(by_row.order[by_row.starts[:-1]]), by_row.at
+
+
+def _comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The column; of nested types as text, since some of them have no order."""
+    if not pa.types.is_nested(column.type):
+        return column
+    return pa.chunked_array([pa.array([repr(value) for value in column.to_pylist()], pa.string())])

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import pyarrow as pa
 
-from headwater.engine.keyed.bucket import Bucket
+from headwater.engine.keyed import bucket
 from headwater.engine.keyed.due import earliest
 from headwater.engine.keyed.operator import OFFSET, PARTITION, TIME, Operator
 from headwater.engine.keyed.packing import BUCKET, PACKET, Packing, in_order, unpacked
+from headwater.engine.keyed.state import MemoryState
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -182,11 +183,11 @@ class _Host:
         found = self._state.get()
         packed, timer = found or (None, None)
         form = self._operator.form
-        bucket = Bucket.unpacked(packed, self._buckets, form) if packed else Bucket()
-        result = self._operator.step(bucket, arrived, times.getCurrentWatermarkInMs() * 1_000)
-        next_ = self._set_timer(earliest(bucket), timer, fired)
-        if bucket:
-            self._state.update((bucket.packed(self._buckets, form), next_))
+        state = bucket.unpacked(packed, self._buckets, form) if packed else MemoryState()
+        result = self._operator.step(state, arrived, times.getCurrentWatermarkInMs() * 1_000)
+        next_ = self._set_timer(earliest(state), timer, fired)
+        if state:
+            self._state.update((bucket.packed(state, self._buckets, form), next_))
         elif found:
             self._state.clear()
         return _as_lists(result)
@@ -203,12 +204,17 @@ class _Host:
 
 
 def _as_lists(table: pa.Table) -> Iterator[Any]:
-    """Rows of Spark that each hold a list for each column."""
+    """Rows of Spark that each hold a list for each column; one of nothing but nulls is empty, and Spark fills it up."""
     from pyspark.sql import Row
 
     made = Row(*table.column_names)
     for start in range(0, table.num_rows, _ROWS):
-        yield made(*map(_values, table.slice(start, _ROWS).columns))
+        rows = table.slice(start, _ROWS)
+        bare = [column.null_count == len(rows) for column in rows.columns]
+        bare[0] &= not all(bare)  # one list says how many rows there are
+        yield made(
+            *(() if null else _values(column) for null, column in zip(bare, rows.columns, strict=True))
+        )
 
 
 def _values(column: pa.ChunkedArray) -> Any:

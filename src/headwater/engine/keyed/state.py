@@ -6,10 +6,14 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Protocol
 
-__all__ = ["DUE", "Entry", "MemoryState", "State", "after"]
+__all__ = ["DUE", "Entry", "MemoryState", "Named", "Plain", "State", "after"]
 
 Entry = tuple[bytes, bytes]
 """What is below a key: a name, by whose bytes entries are in order, and a value."""
+Plain = dict[str, dict[bytes, bytes]]
+"""Values by space and key."""
+Named = dict[str, dict[bytes, dict[bytes, bytes]]]
+"""Values by space, key and name."""
 DUE: Final = "due"
 """The space of deadlines, below the key b"": the first 8 bytes of a name are a time (see `headwater.engine.keyed.due`).
 
@@ -77,7 +81,13 @@ def after(prefix: bytes) -> bytes | None:
 
 
 class MemoryState:
-    r"""A state that is all in memory: what a packed bucket is between two batches, and what tests use.
+    r"""A state that is all in memory: what a packed bucket is during a batch, and what tests use.
+
+    Values without a name are in plain dicts: of an operator that has one value for each key, millions may come and go.
+
+    Args:
+        plain: Values without a name, by space and key.
+        named: Values with one, by space, key and name.
 
     Example:
         >>> state = MemoryState()
@@ -86,20 +96,38 @@ class MemoryState:
         ([(b'\x01', b'one')], [b'two', None])
     """
 
-    def __init__(self) -> None:
-        self._spaces: dict[str, dict[bytes, _Below]] = {}
+    def __init__(self, plain: Plain | None = None, named: Named | None = None) -> None:
+        self._plain: Plain = plain or {}
+        self._named: dict[str, dict[bytes, _Below]] = {
+            space: {key: _Below(values) for key, values in keys.items()}
+            for space, keys in (named or {}).items()
+        }
+
+    @property
+    def plain(self) -> Plain:
+        """All values without a name; spaces that have none are left out."""
+        return {space: keys for space, keys in self._plain.items() if keys}
+
+    @property
+    def named(self) -> Named:
+        """All values with a name; spaces that have none are left out."""
+        return {
+            space: {key: below.values for key, below in keys.items()}
+            for space, keys in self._named.items()
+            if keys
+        }
 
     def values(
         self, space: str, keys: Sequence[bytes], names: Sequence[bytes] | None = None
     ) -> list[bytes | None]:
         """The values of many entries; None where there is none."""
-        found = self._spaces.get(space)
-        if not found:
-            return [None] * len(keys)
+        plain, named = self._plain.get(space, {}), self._named.get(space, {})
         if names is None:
-            return [below.values.get(b"") if (below := found.get(key)) else None for key in keys]
-        pairs = zip(keys, names, strict=True)
-        return [below.values.get(name) if (below := found.get(key)) else None for key, name in pairs]
+            return list(map(plain.get, keys))
+        return [
+            plain.get(key) if not name else below.values.get(name) if (below := named.get(key)) else None
+            for key, name in zip(keys, names, strict=True)
+        ]
 
     def load(self, space: str, keys: Iterable[bytes]) -> None:
         """Nothing to do: all is there."""
@@ -115,32 +143,53 @@ class MemoryState:
         backwards: bool = False,
     ) -> list[Entry]:
         """The entries below a key, in the order of names."""
-        below = self._spaces.get(space, {}).get(key)
-        return [] if below is None else below.between(low, high, most, backwards)
+        below = self._named.get(space, {}).get(key)
+        found = [] if below is None else below.between(low, high, most, backwards)
+        value = self._plain.get(space, {}).get(key)
+        if value is not None and not low and high != b"":
+            # The empty name is before all others.
+            found = [*found, (b"", value)] if backwards else [(b"", value), *found]
+        return found[:most]
 
     def put(
         self, space: str, keys: Sequence[bytes], names: Sequence[bytes] | None, values: Sequence[bytes | None]
     ) -> None:
         """Set many entries; None takes an entry away."""
-        below = self._spaces.setdefault(space, {})
-        for key, name, value in zip(keys, names or [b""] * len(keys), values, strict=True):
-            mine = below.get(key)
-            if value is not None:
+        plain = self._plain.setdefault(space, {})
+        if names is None:
+            for key, value in zip(keys, values, strict=True):
+                _set(plain, key, value)
+            return
+        named = self._named.setdefault(space, {})
+        for key, name, value in zip(keys, names, values, strict=True):
+            mine = named.get(key)
+            if not name:
+                _set(plain, key, value)
+            elif value is not None:
                 if mine is None:
-                    mine = below[key] = _Below()
+                    mine = named[key] = _Below({})
                 mine.put(name, value)
             elif mine is not None and mine.take(name):
-                del below[key]
+                del named[key]
 
     def __iter__(self) -> Iterator[tuple[str, bytes, bytes, bytes]]:
         """All entries: space, key, name, value."""
-        for space, keys in self._spaces.items():
+        for space, singles in self.plain.items():
+            yield from ((space, key, b"", value) for key, value in singles.items())
+        for space, keys in self.named.items():
             for key, below in keys.items():
-                for name, value in below.values.items():
-                    yield space, key, name, value
+                yield from ((space, key, name, value) for name, value in below.items())
 
     def __len__(self) -> int:
-        return sum(len(below.values) for keys in self._spaces.values() for below in keys.values())
+        named = sum(len(below.values) for keys in self._named.values() for below in keys.values())
+        return named + sum(map(len, self._plain.values()))
+
+
+def _set(values: dict[bytes, bytes], key: bytes, value: bytes | None) -> None:
+    if value is None:
+        values.pop(key, None)
+    else:
+        values[key] = value
 
 
 class _Below:
@@ -148,8 +197,8 @@ class _Below:
 
     __slots__ = ("_order", "values")
 
-    def __init__(self) -> None:
-        self.values: dict[bytes, bytes] = {}
+    def __init__(self, values: dict[bytes, bytes]) -> None:
+        self.values = values
         self._order: list[bytes] | None = None
 
     def put(self, name: bytes, value: bytes) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import cached_property
 from typing import Any
 
 from headwater.engine.building.build import Built
 from headwater.engine.building.inputs import Input
+from headwater.engine.building.places import place_in
+from headwater.engine.keyed.operator import OFFSET, PARTITION, REFUSED
 from headwater.engine.sink.accounting import Account, account, asides_of
 from headwater.engine.sink.checkpoint import Planned
 from headwater.errors import EngineFailedError
@@ -33,6 +38,12 @@ class ObservedRows:
         found = self._execution.observedMetrics().get(name)
         return int(found.get().getLong(0)) if found.isDefined() else None
 
+    def refused(self, names: Sequence[str]) -> tuple[tuple[int, int, str], ...]:
+        """The events that operators in Spark gave back: partition, offset and reason."""
+        metrics = [self._execution.observedMetrics().get(name) for name in names]
+        found = [json.loads(one.get().json())["events"] for one in metrics if one.isDefined()]
+        return tuple((one[PARTITION], one[OFFSET], one[REFUSED]) for events in found for one in events)
+
 
 @dataclass(frozen=True)
 class Books:
@@ -43,8 +54,8 @@ class Books:
         planned: What Spark planned, by name of the input.
         skipped: Events that are left out because of what they did before.
         log: Where the events are.
-        refused: Events of the first input that the pipeline gives back: partition, offset and reason. They may have
-            come in an earlier batch, and have counted as used since then.
+        refused: Events that the pipeline gives back: partition (see `place_in`), offset and reason. They may have come
+            in an earlier batch, and have counted as used since then.
     """
 
     built: Built
@@ -74,9 +85,10 @@ class Books:
 
     def ranges(self, accounts: Mapping[str, Account]) -> tuple[InputRange, ...]:
         """The inputs as they stand in the ledger."""
+        refused = Counter(number for number, _, _, _ in self._given_back)
         return tuple(
             InputRange(input_.topic.name, self.planned[input_.name].start, self.planned[input_.name].end,
-                       self._counts(accounts[input_.name], len(self.refused) if number == 0 else 0))
+                       self._counts(accounts[input_.name], refused[number]))
             for number, input_ in enumerate(self.built.inputs)
             if input_.name in accounts
         )  # fmt: skip
@@ -117,14 +129,18 @@ class Books:
         read = {i.topic.name: self.planned[i.name] for i in self.built.inputs if i.name in self.planned}
         mine = [aside for aside in self.skipped if aside.topic in read and _within(read[aside.topic], aside)]
         kept = tuple(a for a in mine if (a.topic, a.partition, a.offset) not in too_late)
-        return (*kept, *self._given_back())
+        return (*kept, *self._refused())
 
-    def _given_back(self) -> Iterator[Aside]:
+    @cached_property
+    def _given_back(self) -> list[tuple[int, int, int, str]]:
+        """The events that the pipeline refused, each once: number of the input, partition, offset and reason."""
+        by_place = {(*place_in(partition), offset): reason for partition, offset, reason in self.refused}
+        return [(*place, reason) for place, reason in by_place.items()]
+
+    def _refused(self) -> Iterator[Aside]:
         """The events that the pipeline refused, as they are in the log."""
-        if not self.refused:
-            return
-        topic = self.log.opened(self.built.inputs[0].topic.name)
-        for partition, offset, reason in self.refused:
+        for number, partition, offset, reason in self._given_back:
+            topic = self.log.opened(self.built.inputs[number].topic.name)
             for batch in topic.batches(partition, offset, offset + 1):
                 yield from asides_of(batch.select(batch.offsets == offset), iter([reason]))
 

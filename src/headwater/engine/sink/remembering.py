@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.engine.building.after_spark import AfterSpark
+from headwater.engine.building.places import HIDDEN_PREFIX
 from headwater.engine.keyed.at_sink import Recent, StoreState
 from headwater.engine.keyed.keys import encode_keys
 from headwater.engine.keyed.operator import OFFSET, PARTITION, REFUSED, WEIGHT
@@ -81,7 +82,7 @@ class Remembering:
                 zip(*(given_back.column(n).to_pylist() for n in (PARTITION, OFFSET, REFUSED)), strict=True)
             )
             made = made.filter(pc.is_null(made.column(REFUSED)))
-        hidden = [name for name in made.column_names if name.startswith("_hw_") and name != WEIGHT]
+        hidden = [name for name in made.column_names if name.startswith(HIDDEN_PREFIX) and name != WEIGHT]
         mark = () if self._marked else (StateWrite(_MARK, [b""], [b""], [self._after.steps.form.encode()]),)
         return Made(made.drop_columns(hidden), (*self._state.writes(), *mark), refused)
 

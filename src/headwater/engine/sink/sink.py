@@ -96,7 +96,7 @@ class Sink:
         books.require_equal(observed)
         self._home.checkpoint.settle()
         made = self._remembered(batch, rows, planned)
-        books = replace(books, refused=made.refused)
+        books = replace(books, refused=(*observed.refused(self._built.refusing), *made.refused))
         reach("before-sink-commit")
         work = replace(self._work(batch, made.rows, books, began, worked), staged=parts, states=made.states)
         if self._files is not None:
@@ -157,8 +157,7 @@ class Sink:
         late = tuple(aside for counted in accounts.values() for aside in counted.late)
         deletes: pa.Table | None = None
         if WEIGHT in rows.column_names:
-            parted = net if self._memory is None else settled
-            rows, deletes = parted(rows, self._built.pipeline.key)
+            rows, deletes = settled(net(rows) if self._memory is None else rows, self._built.pipeline.key)
         entry = LedgerEntry(
             self._home.query,
             batch,

@@ -70,7 +70,7 @@ def enrich(
         refuse=missing == "quarantine",
     )
     words = f"rows of {table.inputs[0]} by {_named(pairs)}"
-    return placed(lambda final, last: operator, (left, right), words, "hw.enrich")
+    return placed(lambda final: operator, (left, right), words, "hw.enrich")
 
 
 def join_as_of(
@@ -116,7 +116,7 @@ def join_as_of(
     left, right = arrival(events, "hw.join_as_of"), table_of(table, "hw.join_as_of")
     pairs = _pairs(on)
 
-    def make(*, final: bool, last: bool) -> AsOf:
+    def make(*, final: bool) -> AsOf:
         return AsOf(columns_of(left), columns_of(right), pairs, how=how, final=final, valid_from=valid_from)
 
     words = f"versions of {table.inputs[0]} by {_named(pairs)}"

@@ -74,20 +74,19 @@ def stateful(  # noqa: PLR0913 - what a user may say of a function
     left = arrival(events, "hw.stateful")
     columns, keys = columns_of(left), [by] if isinstance(by, str) else list(by)
 
-    def make(*, final: bool, last: bool) -> Operator:
-        return Held(bare(last), columns) if ordered else bare(last)
-
-    def bare(last: bool) -> Operator:
-        if isinstance(state, str | pa.Schema):
-            _require_plain(version=version != 1, upgrade=upgrade, expire=expire, on_expire=on_expire)
-            return Vectorised(columns, by=keys, fn=fn, returns=returns, state=state)
-        return Stateful(
+    operator: Operator
+    if isinstance(state, str | pa.Schema):
+        _require_plain(version=version != 1, upgrade=upgrade, expire=expire, on_expire=on_expire)
+        operator = Vectorised(columns, by=keys, fn=fn, returns=returns, state=state, refuse=True)
+    else:
+        operator = Stateful(
             columns, by=keys, fn=fn, returns=returns, state=state, version=version, upgrade=upgrade, expire=expire,
-            on_expire=on_expire, refuse=last,
+            on_expire=on_expire, refuse=True,
         )  # fmt: skip
-
+    if ordered:
+        operator = Held(operator, columns)
     words = f"states of {getattr(fn, '__name__', 'a function')} by {', '.join(keys)}"
-    return placed(make, (left,), words, "hw.stateful")
+    return placed(lambda final: operator, (left,), words, "hw.stateful")
 
 
 def _require_plain(**options: Any) -> None:

@@ -63,7 +63,7 @@ def sliding(
     """
     left, keys, wanted = arrival(events, "hw.sliding"), _names(by), _aggregates("hw.sliding", aggregates)
 
-    def make(*, final: bool, last: bool) -> Sliding:
+    def make(*, final: bool) -> Sliding:
         return Sliding(columns_of(left), keys, _micros(over), wanted, itself=itself, final=final)
 
     return placed(make, (left,), f"the past of {', '.join(keys)}", "hw.sliding")
@@ -101,7 +101,7 @@ def deduplicate(events: DataFrame, *, by: str | Sequence[str], within: str | tim
     left, keys = arrival(events, "hw.deduplicate"), _names(by)
     operator = Deduplicate(columns_of(left), keys, _micros(within))
     words = f"times of {', '.join(keys)}"
-    return placed(lambda final, last: operator, (left,), words, "hw.deduplicate")
+    return placed(lambda final: operator, (left,), words, "hw.deduplicate")
 
 
 def sessions(
@@ -150,7 +150,7 @@ def sessions(
     most = None if longest is None else _micros(longest)
     operator = Sessions(columns, keys, lasting, wanted, longest=most)
     words = f"open sessions of {', '.join(keys)}"
-    return placed(lambda final, last: operator, (left,), words, "hw.sessions")
+    return placed(lambda final: operator, (left,), words, "hw.sessions")
 
 
 def _names(by: str | Sequence[str]) -> tuple[str, ...]:

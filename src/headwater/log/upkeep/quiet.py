@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
+from functools import partial
 
 from headwater.events import Clock
 from headwater.log.protocol import PartitionEnd
@@ -22,8 +23,8 @@ class Quiet:
     clock, so that a jump of the wall clock moves no event time.
 
     A table holds until it is changed: as long as it is quiet, it is known up to the present, whatever its newest row
-    says about since when it holds. So its marks say what the clock says, and come at steady intervals, because whoever
-    joins events with it waits for them.
+    says about since when it holds. So its marks say what the clock says. They come at steady intervals while somebody
+    waits for them, who joins events with it, and else at growing ones: each is a batch for all who read the table.
 
     Args:
         clock: What time it is.
@@ -51,7 +52,7 @@ class Quiet:
         idle: timedelta,
         width: int = 1,
         *,
-        table: bool = False,
+        table: Callable[[int], bool] | None = None,
     ) -> Iterator[tuple[int, int]]:
         """Partitions whose mark is due, and the time it says.
 
@@ -60,13 +61,13 @@ class Quiet:
             ends: Where its partitions end.
             idle: The topic's idle time.
             width: How many offsets a mark takes.
-            table: Whether the topic is a table.
+            table: Given for a table: whether somebody waits, if it is known up to a time.
         """
         furthest = max((end.running_max for end in ends.values()), default=LOWEST_TIME)
         for number, end in ends.items():
-            longest = idle if table else max(idle, _LONGEST_PAUSE)
-            quiet = self._quiet_for((topic, number), end.next_offset, idle, width, longest)
-            if quiet is not None and table:
+            waits = table is not None and partial(table, end.running_max)
+            quiet = self._quiet_for((topic, number), end.next_offset, idle, width, waits or _nobody_waits)
+            if quiet is not None and table is not None:
                 yield number, max(self._clock.micros(), end.running_max)
                 continue
             if quiet is None or furthest == LOWEST_TIME:
@@ -75,7 +76,7 @@ class Quiet:
             yield number, end.running_max + int(quiet * 1e6) if known else furthest
 
     def _quiet_for(
-        self, place: tuple[str, int], at: int, idle: timedelta, width: int, longest: timedelta
+        self, place: tuple[str, int], at: int, idle: timedelta, width: int, waits: Callable[[], bool]
     ) -> float | None:
         """Seconds of silence to account for, when a mark is due."""
         now = self._clock.monotonic()
@@ -83,8 +84,12 @@ class Quiet:
         if end != at:
             self._seen[place] = (at, now, idle.total_seconds())
             return None
-        if now - since < pause:
+        if now - since < pause and (now - since < idle.total_seconds() or not waits()):
             return None
-        longer = min(2 * pause, longest.total_seconds())
+        longer = min(2 * pause, max(idle, _LONGEST_PAUSE).total_seconds())
         self._seen[place] = (at + width, now, longer)
         return now - since
+
+
+def _nobody_waits() -> bool:
+    return False

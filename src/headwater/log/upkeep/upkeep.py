@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 from headwater.errors import HeadwaterError, LockedError
 from headwater.log.event_log import EventLog
+from headwater.log.storage.frame import LOWEST_TIME
 from headwater.log.topic import OpenTopic
 from headwater.log.upkeep.compaction import Compacted, compact
 from headwater.log.upkeep.quiet import Quiet
@@ -42,16 +44,28 @@ class Upkeep:
         self.each(self.compact)
 
     def each(self, work: Callable[[OpenTopic], object]) -> None:
-        """Do something for every topic; a fault of one does not keep the others from it."""
+        """Do something for every topic, tables last; a fault of one does not keep the others from it."""
+        tables = []
         for name in self._log.topics():
-            try:
+            with self._bearing(name):
                 topic = self._log.opened(name)
                 topic.reload()  # another process may have changed its settings
+                if topic.definition.compact:
+                    tables.append(topic)
+                else:
+                    work(topic)
+        for topic in tables:
+            with self._bearing(topic.definition.name):
                 work(topic)
-            except LockedError:
-                pass
-            except (HeadwaterError, OSError):
-                logger.exception("upkeep of topic %s failed", name)
+
+    @contextmanager
+    def _bearing(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except LockedError:
+            pass
+        except (HeadwaterError, OSError):
+            logger.exception("upkeep of topic %s failed", name)
 
     def mark(self, topic: OpenTopic) -> None:
         """Write the time marks that are due; a clocked topic gets its own from whoever writes it."""
@@ -59,8 +73,23 @@ class Upkeep:
         if definition.clocked:
             return
         ends = {partition.number: partition.slot() for partition in topic.partitions}
-        for number, time in self._quiet.due(definition.name, ends, definition.idle, table=definition.compact):
+
+        def waits(known: int) -> bool:
+            return self._newest_event() > known - definition.lateness // timedelta(microseconds=1)
+
+        table = waits if definition.compact else None
+        for number, time in self._quiet.due(definition.name, ends, definition.idle, table=table):
             topic.partitions[number].mark(time)
+
+    def _newest_event(self) -> int:
+        """The highest time of all topics that are no tables."""
+        newest = LOWEST_TIME
+        for name in self._log.topics():
+            with self._bearing(name):
+                topic = self._log.opened(name)
+                if not topic.definition.compact:
+                    newest = max(newest, *(partition.slot().running_max for partition in topic.partitions))
+        return newest
 
     def retain(self, topic: OpenTopic) -> list[Removal]:
         """Apply the topic's retention to each partition."""

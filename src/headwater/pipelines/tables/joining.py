@@ -14,6 +14,8 @@ from headwater.pipelines.tables.spelling import column, conjuncts, located, tabl
 __all__ = ["joined"]
 
 Sides = tuple[frozenset[str], frozenset[str]]
+Equality = tuple[exp.Expr, exp.Expr, exp.Expr]
+"""An expression of the left side, one of the right, and the condition that says they are equal."""
 
 
 def joined(
@@ -51,13 +53,7 @@ def joined(
         ((('p.author', 'u.name'),), [])
     """
     how = _how(join, asked)
-    given = join.args.get("on")
-    if given is None and how == "inner":
-        equal, rest = _split(conditions, sides)
-        conditions = [part for part in conditions if not any(part is pair[2] for pair in equal)]
-        rest = []
-    else:
-        equal, rest = _split(conjuncts(given) if given else [], sides)
+    equal, rest, conditions = _conditions(join, how, conditions, sides)
     if not equal:
         fix = "on left.column = right.column"
         asked.refuse(join, "a join needs a column of each side that must be equal", fix=fix)
@@ -65,13 +61,30 @@ def joined(
     if how != "inner":
         left, right, rest = _filtered(left, right, how, rest, sides, asked)
         pairs = _narrowed(pairs, rest, sides, asked)
-    kept = left.columns if how in ("semi", "anti") else (*left.columns, *right.columns)
-    left, mine_names = _with_keys(left, [mine for mine, _ in pairs], "left")
-    right, other_names = _with_keys(right, [other for _, other in pairs], "right")
-    both: Relation = Join(left, right, how, tuple(zip(mine_names, other_names, strict=True)), kept)
+    both: Relation = _by_keys(left, right, how, pairs)
     if how == "inner" and rest:
         both = Where(both, located(together(rest), asked))
     return both, conditions
+
+
+def _conditions(
+    join: exp.Join, how: How, conditions: list[exp.Expr], sides: Sides
+) -> tuple[list[Equality], list[exp.Expr], list[exp.Expr]]:
+    """What must be equal, the rest of what the join says, and the conditions of WHERE that are left."""
+    given = join.args.get("on")
+    if given is None and how == "inner":
+        equal, _ = _split(conditions, sides)
+        return equal, [], [part for part in conditions if not any(part is pair[2] for pair in equal)]
+    equal, rest = _split(conjuncts(given) if given else [], sides)
+    return equal, rest, conditions
+
+
+def _by_keys(left: Relation, right: Relation, how: How, pairs: list[tuple[exp.Expr, exp.Expr]]) -> Join:
+    """The join of two relations by expressions over either."""
+    kept = left.columns if how in ("semi", "anti") else (*left.columns, *right.columns)
+    left, mine_names = _with_keys(left, [mine for mine, _ in pairs], "left")
+    right, other_names = _with_keys(right, [other for _, other in pairs], "right")
+    return Join(left, right, how, tuple(zip(mine_names, other_names, strict=True)), kept)
 
 
 def _how(join: exp.Join, asked: Asked) -> How:
@@ -89,9 +102,7 @@ def _how(join: exp.Join, asked: Asked) -> How:
     return known[words]
 
 
-def _split(
-    parts: Iterable[exp.Expr], sides: Sides
-) -> tuple[list[tuple[exp.Expr, exp.Expr, exp.Expr]], list[exp.Expr]]:
+def _split(parts: Iterable[exp.Expr], sides: Sides) -> tuple[list[Equality], list[exp.Expr]]:
     """The equalities between the two sides, left first, each with the condition it came from; and all other parts."""
     equal, rest = [], []
     for part in parts:

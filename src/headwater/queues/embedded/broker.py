@@ -5,10 +5,11 @@ from __future__ import annotations
 import difflib
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 
 from headwater.errors import (
     BadNameError,
@@ -24,12 +25,13 @@ from headwater.queues.checking import check_message
 from headwater.queues.choosing import Chooser
 from headwater.queues.definition import Queue
 from headwater.queues.embedded.dead_letters import PAGE, read_dead, revive
+from headwater.queues.embedded.handing import hand_over, handed_over, publish_from
 from headwater.queues.embedded.publishing import Full, Offer, publish
 from headwater.queues.embedded.queue_file import QueueFile
 from headwater.queues.embedded.receiver import EmbeddedReceiver
 from headwater.queues.embedded.taking import put_in_line
 from headwater.queues.embedded.transaction import COUNTED, Transaction
-from headwater.queues.protocol import Confirmed, DeadLetter, GroupCounts, Outgoing
+from headwater.queues.protocol import Confirmed, DeadLetter, GroupCounts, Handover, Outgoing
 
 __all__ = ["EmbeddedBroker"]
 
@@ -139,6 +141,14 @@ class EmbeddedBroker:
             OverloadedError: The queue stayed full for the time that its policy gives; nothing was taken.
             BadEventError: A message cannot be as it is; nothing was taken.
         """
+        return self._taken(name, messages, lambda offer: partial(publish, offer=offer))
+
+    def _taken(
+        self,
+        name: str,
+        messages: Sequence[Outgoing],
+        step: Callable[[Offer], Callable[[Transaction], list[Confirmed] | Full | None]],
+    ) -> list[Confirmed]:
         file = self._file(name)
         for row, message in enumerate(messages):
             check_message(message, row)
@@ -147,7 +157,7 @@ class EmbeddedBroker:
             queue = file.queue
             heard = file.room.heard() if queue.limit is not None else 0
             offer = Offer(queue, messages, self._chooser(queue).chosen(messages))
-            outcome = file.run(partial(publish, offer=offer), rows=len(messages))
+            outcome = file.run(step(offer), rows=len(messages))
             if isinstance(outcome, Full):
                 _wait_for_room(file, outcome, len(messages), started, heard)
             elif outcome is not None:
@@ -168,23 +178,79 @@ class EmbeddedBroker:
         if prefetch < 1:
             raise BadSettingError(f"a prefetch of {prefetch}", detail="use 1 or more")
         file = self._file(name)
-        groups = file.run(lambda transaction: transaction.groups)
-        if group not in groups:
-            raise UnknownGroupError(
-                f'queue "{name}" has no group "{group}"',
-                detail=f"groups: {', '.join(map(repr, groups))}",
-                fix=next(iter(groups)),
-                queue=name,
-                group=group,
-            )
-        receiver = EmbeddedReceiver(file, groups[group], worker, prefetch)
+        receiver = EmbeddedReceiver(file, self._group(file, group), worker, prefetch)
         with self._mutex:
             self._receivers = [known for known in self._receivers if not known.closed] + [receiver]
         return receiver
 
+    def _group(self, file: QueueFile, group: str) -> int:
+        groups = file.run(lambda transaction: transaction.groups)
+        if group not in groups:
+            raise UnknownGroupError(
+                f'queue "{file.queue.name}" has no group "{group}"',
+                detail=f"groups: {', '.join(map(repr, groups))}",
+                fix=next(iter(groups)),
+                queue=file.queue.name,
+                group=group,
+            )
+        return groups[group]
+
     def wake(self, name: str) -> None:
         """Have receivers that wait look again at once, in all processes: for tests that move a clock by hand."""
         self._file(name).bell.ring()
+
+    # -- from and to topics --------------------------------------------------------------------------------------
+
+    def publish_from(self, name: str, feed: str, messages: Sequence[tuple[int, Outgoing]]) -> list[Confirmed]:
+        """Take messages made of events, by their rising offsets, except those of offsets that were taken before.
+
+        Example:
+            >>> import tempfile
+            >>> with EmbeddedBroker(Path(tempfile.mkdtemp())) as broker:
+            ...     _ = broker.declare(Queue.declare("emails"))
+            ...     _ = broker.publish_from("emails", "orders/0", [(7, Outgoing(b'"a"'))])
+            ...     len(broker.publish_from("emails", "orders/0", [(7, Outgoing(b'"a"')), (8, Outgoing(b'"b"'))]))
+            1
+        """
+        offsets = [offset for offset, _ in messages]
+        return self._taken(
+            name,
+            [message for _, message in messages],
+            lambda offer: partial(publish_from, offer=offer, feed=feed, offsets=offsets),
+        )
+
+    def hand_over(
+        self, name: str, group: str, feed: str, *, most: int = 500, least: int = 0, timeout: float = 0
+    ) -> Handover | None:
+        """Messages that are to go to a topic; the same until `handed_over`. None if none came within `timeout`.
+
+        Args:
+            name: The queue.
+            group: Whose messages.
+            feed: Who carries them; one at a time.
+            most: How many at most.
+            least: New ones are numbered from here at least: behind what the topic has.
+            timeout: Seconds to wait for the first.
+        """
+        file = self._file(name)
+        deadline = time.monotonic() + timeout
+        step = partial(hand_over, group=self._group(file, group), feed=feed, most=most, least=least)
+        while True:
+            heard = file.bell.heard()
+            found = file.run(step, rows=most)
+            left = deadline - time.monotonic()
+            if found is not None:
+                file.make_safe()  # before the topic has them, or a power cut could number them anew
+                return found
+            if left <= 0:
+                return None
+            file.bell.wait(heard, min(left, 1.0))  # a delayed one may become due meanwhile
+
+    def handed_over(
+        self, name: str, handover: Handover, refused: Mapping[int, str] = MappingProxyType({})
+    ) -> None:
+        """They are in the topic; those that it refused, by place and with the reason, are dead."""
+        self._file(name).run(partial(handed_over, handover=handover, refused=refused))
 
     # -- what there is -----------------------------------------------------------------------------------------
 

@@ -8,6 +8,8 @@ The primary key of `delivery` is the order of delivery, so that the next ones ar
     FLIGHT    rank = 0, at = until when         with a receiver
     BEHIND    rank = 0, at = 0                  ordered queues: another message of its key comes first
 
+`fed` and `handover` are what topics give and get (handing.py).
+
 Times are microseconds of the queue's own time (queue_time.py), except `published_at` and other times that people read.
 A step is never edited once it was released: the next is added.
 """
@@ -74,6 +76,13 @@ CREATE TABLE dead (
     died_at INTEGER NOT NULL, why TEXT NOT NULL, claims INTEGER NOT NULL
 );
 CREATE INDEX dead_of ON dead (grp, number);
+
+CREATE TABLE fed (feed TEXT PRIMARY KEY, position INTEGER NOT NULL) WITHOUT ROWID;
+
+CREATE TABLE handover (
+    feed TEXT NOT NULL, number INTEGER NOT NULL, grp INTEGER NOT NULL, id INTEGER NOT NULL, key TEXT,
+    claims INTEGER NOT NULL, PRIMARY KEY (feed, number)
+) WITHOUT ROWID;
 """
 
 _STEPS = (_FIRST,)

@@ -12,9 +12,7 @@ import pyarrow as pa
 from headwater.engine.keyed.due import due
 from headwater.engine.keyed.operator import WEIGHT
 from headwater.engine.keyed.state import State
-from headwater.engine.operators.joins.sides import How, Pairs, others, refuse, require_sides
-from headwater.engine.operators.joins.versions import Held, held_at, prune, take_versions
-from headwater.engine.operators.past.arrivals import (
+from headwater.engine.operators.arrivals import (
     Numbers,
     beside,
     decode_rows,
@@ -23,8 +21,10 @@ from headwater.engine.operators.past.arrivals import (
     times_of,
     with_order,
 )
+from headwater.engine.operators.joins.sides import How, Pairs, others, refuse, require_sides
+from headwater.engine.operators.joins.versions import Held, held_at, prune, take_versions
 from headwater.engine.operators.past.remembered import affected, remember
-from headwater.engine.operators.past.slices import hold, release
+from headwater.engine.operators.slices import hold, release
 
 __all__ = ["AsOf"]
 

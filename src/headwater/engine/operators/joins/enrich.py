@@ -13,8 +13,7 @@ import pyarrow.compute as pc
 from headwater.engine.keyed.due import due, forget, remind
 from headwater.engine.keyed.operator import DELETED, OFFSET, PARTITION, REFUSED
 from headwater.engine.keyed.state import State
-from headwater.engine.operators.joins.sides import How, Pairs, others, require_sides, require_time
-from headwater.engine.operators.past.arrivals import (
+from headwater.engine.operators.arrivals import (
     Grouped,
     Numbers,
     beside,
@@ -28,6 +27,7 @@ from headwater.engine.operators.past.arrivals import (
     times_of,
     with_order,
 )
+from headwater.engine.operators.joins.sides import How, Pairs, others, require_sides, require_time
 
 __all__ = ["Enrich"]
 

@@ -13,10 +13,7 @@ from headwater.engine.keyed.due import due
 from headwater.engine.keyed.keys import decode_keys
 from headwater.engine.keyed.operator import DELETED, WEIGHT
 from headwater.engine.keyed.state import State
-from headwater.engine.operators.joins.sides import refuse, require_key, require_time
-from headwater.engine.operators.joins.timelines import Flat, insert, over, rewrite, set_ends
-from headwater.engine.operators.joins.versions import GONE, VERSIONS
-from headwater.engine.operators.past.arrivals import (
+from headwater.engine.operators.arrivals import (
     decode_rows,
     encode_rows,
     grouped,
@@ -24,6 +21,9 @@ from headwater.engine.operators.past.arrivals import (
     times_at,
     times_of,
 )
+from headwater.engine.operators.joins.sides import refuse, require_key, require_time
+from headwater.engine.operators.joins.timelines import Flat, insert, over, rewrite, set_ends
+from headwater.engine.operators.joins.versions import GONE, VERSIONS
 
 __all__ = ["History"]
 

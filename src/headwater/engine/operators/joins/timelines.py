@@ -17,8 +17,8 @@ import pyarrow as pa
 
 from headwater.engine.keyed.operator import TIME
 from headwater.engine.keyed.state import State
-from headwater.engine.operators.past.arrivals import Numbers, times_at
-from headwater.engine.operators.past.slices import hold, release
+from headwater.engine.operators.arrivals import Numbers, times_at
+from headwater.engine.operators.slices import hold, release
 
 __all__ = ["Flat", "Timelines", "insert", "over", "places_before", "read", "rewrite", "set_ends", "sought"]
 
@@ -133,7 +133,7 @@ def sought(timelines: Timelines, codes: Numbers, *asked: tuple[Numbers, str]) ->
         asked: Times, each with "left" for the first place that is not before it, or "right" for the first after it.
 
     Example:
-        >>> from headwater.engine.operators.past.arrivals import mark
+        >>> from headwater.engine.operators.arrivals import mark
         >>> two = Timelines([2, 1], [mark(time) + bytes(16) for time in (3, 5, 4)], [b""] * 3)
         >>> times = np.array([5, 5])
         >>> [found.tolist() for found in sought(two, np.array([0, 1]), (times, "left"), (times, "right"))]

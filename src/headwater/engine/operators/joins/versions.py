@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from headwater.engine.keyed.operator import DELETED
 from headwater.engine.keyed.state import State
+from headwater.engine.operators.arrivals import Numbers, encode_rows, grouped, mark, places, times_of
 from headwater.engine.operators.joins.timelines import (
     Flat,
     insert,
@@ -21,7 +22,6 @@ from headwater.engine.operators.joins.timelines import (
     set_ends,
     sought,
 )
-from headwater.engine.operators.past.arrivals import Numbers, encode_rows, grouped, mark, places, times_of
 
 __all__ = ["GONE", "VERSIONS", "Held", "held_at", "prune", "take_versions"]
 

@@ -15,7 +15,7 @@ from headwater.engine.keyed.keys import encode_keys
 from headwater.engine.keyed.operator import TIME, Operator
 from headwater.engine.keyed.packing import in_order
 from headwater.engine.keyed.state import State
-from headwater.engine.operators.past.arrivals import (
+from headwater.engine.operators.arrivals import (
     decode_rows,
     encode_rows,
     mark,

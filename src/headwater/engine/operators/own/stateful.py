@@ -15,9 +15,16 @@ import pyarrow as pa
 from headwater.engine.keyed.due import due, forget, remind
 from headwater.engine.keyed.grouping import Grouped, grouped, python_values
 from headwater.engine.keyed.keys import decode_keys
-from headwater.engine.keyed.operator import OFFSET, PARTITION, REFUSED, TIME
+from headwater.engine.keyed.operator import OFFSET, PARTITION, TIME
 from headwater.engine.keyed.state import State
-from headwater.engine.operators.own.user_code import UserCode, declared_columns, key_schema, rows_table
+from headwater.engine.operators.own.user_code import (
+    GIVEN_BACK,
+    UserCode,
+    declared_columns,
+    given_back,
+    key_schema,
+    rows_table,
+)
 from headwater.errors import BadPipelineError, StateChangedError
 from headwater.units import duration
 
@@ -29,11 +36,6 @@ OnExpire = Callable[[Any, Any], Iterable[Row]]
 Upgrade = Callable[[int, Any], Any]
 _SPACE: Final = "state"
 _HIDDEN: Final = frozenset((TIME, PARTITION, OFFSET))
-_REFUSED: Final = (
-    pa.field(PARTITION, pa.int64()),
-    pa.field(OFFSET, pa.int64()),
-    pa.field(REFUSED, pa.string()),
-)
 _TIMES: Final = struct.Struct(">qq")
 _NEWEST: Final = 255
 
@@ -141,7 +143,7 @@ class Stateful:
     @property
     def schema(self) -> pa.Schema:
         """What the function returns; and where the events stand that are given back."""
-        return pa.schema([*self._returns, *_REFUSED]) if self._refuse else self._returns
+        return pa.schema([*self._returns, *GIVEN_BACK]) if self._refuse else self._returns
 
     @property
     def form(self) -> str:
@@ -152,7 +154,7 @@ class Stateful:
     def step(self, state: State, arrived: Sequence[pa.Table], watermark: int) -> pa.Table:
         """Call the function for each key that has events, then forget what has expired."""
         rows: list[Row] = []
-        refused: list[Row] = []
+        refused: list[pa.Table] = []
         (events,) = arrived
         if events.num_rows:
             self._take(state, events, rows, refused)
@@ -161,10 +163,10 @@ class Stateful:
         made = rows_table(rows, self._returns, self._code)
         if not self._refuse:
             return made
-        given_back = pa.Table.from_pylist(refused, pa.schema(_REFUSED))
-        return pa.concat_tables([made, given_back], promote_options="default").select(self.schema.names)
+        found = [made, *refused, self.schema.empty_table()]
+        return pa.concat_tables(found, promote_options="default").select(self.schema.names)
 
-    def _take(self, state: State, events: pa.Table, rows: list[Row], refused: list[Row]) -> None:
+    def _take(self, state: State, events: pa.Table, rows: list[Row], refused: list[pa.Table]) -> None:
         by_key = grouped(events, self._by)
         kept = [self._decoded(value) for value in state.values(_SPACE, by_key.keys)]
         keys = _python_keys(by_key.columns)
@@ -182,7 +184,7 @@ class Stateful:
             except Exception as error:  # the user's code may raise anything
                 if not self._refuse:
                     raise
-                refused.extend(_given_back(sorted_.slice(start, end - start), error))
+                refused.append(given_back(sorted_.slice(start, end - start), error))
         self._keep(state, by_key.keys, kept)
 
     def _called(self, key: Any, events: list[Row], value: Any, rows: list[Row]) -> Any:
@@ -266,13 +268,6 @@ class Stateful:
         raise StateChangedError(
             what, detail=detail, fix=fix, place=self._code.place, version=version, known=self._version
         )
-
-
-def _given_back(events: pa.Table, error: Exception) -> list[Row]:
-    """Where events stand, and why they are given back."""
-    where = error.__notes__[0] if getattr(error, "__notes__", None) else ""
-    reason = f"{type(error).__name__}: {error}{f', {where}' if where else ''}"
-    return [{**place, REFUSED: reason} for place in events.select([PARTITION, OFFSET]).to_pylist()]
 
 
 def _python_keys(columns: pa.Table) -> list[Any]:

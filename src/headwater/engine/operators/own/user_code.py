@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 
 from headwater.engine.keyed.keys import require_keys
+from headwater.engine.keyed.operator import OFFSET, PARTITION, REFUSED
 from headwater.errors import BadPipelineError, BadTypeError, Place
 from headwater.events import from_ddl
 
-__all__ = ["UserCode", "declared_columns", "key_schema", "rows_table"]
+__all__ = ["GIVEN_BACK", "UserCode", "declared_columns", "given_back", "key_schema", "rows_table"]
+
+GIVEN_BACK: Final = pa.schema(
+    [pa.field(PARTITION, pa.int64()), pa.field(OFFSET, pa.int64()), pa.field(REFUSED, pa.string())]
+)
+"""Of an event on which a function fails: where it stands, and why."""
 
 
 class UserCode:
@@ -117,6 +123,19 @@ def rows_table(rows: list[dict[str, Any]], schema: pa.Schema, code: UserCode) ->
     except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, OverflowError) as error:
         what = f"{code} returned a value of another type than it declares: {error}"
         raise BadPipelineError(what, fix="see its returns=", place=code.place) from error
+
+
+def given_back(events: pa.Table, error: Exception) -> pa.Table:
+    """Where events stand, and why they are given back.
+
+    Example:
+        >>> given_back(pa.table({PARTITION: [0], OFFSET: [7]}), ValueError("no")).to_pylist()
+        [{'_hw_partition': 0, '_hw_offset': 7, '_hw_refused': 'ValueError: no'}]
+    """
+    where = error.__notes__[0] if getattr(error, "__notes__", None) else ""
+    reason = f"{type(error).__name__}: {error}{f', {where}' if where else ''}"
+    places = events.select([PARTITION, OFFSET])
+    return places.append_column(REFUSED, pa.repeat(reason, len(places))).cast(GIVEN_BACK)
 
 
 def _place(fn: Callable[..., Any]) -> Place | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -12,7 +12,13 @@ import pyarrow as pa
 from headwater.engine.keyed.grouping import grouped
 from headwater.engine.keyed.operator import OFFSET, PARTITION, TIME
 from headwater.engine.keyed.state import State
-from headwater.engine.operators.own.user_code import UserCode, declared_columns, key_schema
+from headwater.engine.operators.own.user_code import (
+    GIVEN_BACK,
+    UserCode,
+    declared_columns,
+    given_back,
+    key_schema,
+)
 from headwater.errors import BadPipelineError
 from headwater.events import to_ddl
 
@@ -39,6 +45,9 @@ class Vectorised:
         fn: The function.
         returns: The columns of its result, as a schema or as Spark's DDL text.
         state: The columns of a state, of fixed width: numbers, booleans, dates (days) and timestamps (microseconds).
+        refuse: Whether events of a key on which the function fails are given back, with the reason in `REFUSED`, and
+            the key stays as it was; otherwise the error ends the step. The key is found by calling the function for
+            halves of the keys, again and again.
 
     Example:
         >>> from headwater.engine.keyed.state import MemoryState
@@ -65,12 +74,14 @@ class Vectorised:
         fn: Function,
         returns: pa.Schema | str,
         state: pa.Schema | str,
+        refuse: bool = False,
     ) -> None:
         self._code = UserCode(fn)
         self._by = tuple(by)
         self._key = key_schema(events, self._by, self._code)
         self._returns = declared_columns(returns, self._code)
         self._state = declared_columns(state, self._code)
+        self._refuse = refuse
         self._record = np.dtype([(field.name, self._width(field)) for field in self._state])
 
     def _width(self, field: pa.Field) -> np.dtype[Any]:
@@ -91,8 +102,8 @@ class Vectorised:
 
     @property
     def schema(self) -> pa.Schema:
-        """What the function returns."""
-        return self._returns
+        """What the function returns; and where the events stand that are given back."""
+        return pa.schema([*self._returns, *GIVEN_BACK]) if self._refuse else self._returns
 
     @property
     def form(self) -> str:
@@ -103,17 +114,33 @@ class Vectorised:
     def step(self, state: State, arrived: Sequence[pa.Table], watermark: int) -> pa.Table:
         """Call the function, if there are events."""
         (events,) = arrived
-        if not events.num_rows:
-            return self._returns.empty_table()
+        found = list(self._taken(state, events)) if events.num_rows else []
+        return pa.concat_tables([self.schema.empty_table(), *found], promote_options="default")
+
+    def _taken(self, state: State, events: pa.Table) -> Iterator[pa.Table]:
+        """What the function makes of events, and what is given back."""
         by_key = grouped(events, self._by)
         records = self._loaded(state.values(_SPACE, by_key.keys))
         states = {name: records[name].copy() for name in self._state.names}
         shown = events.drop_columns([name for name in _HIDDEN if name in events.column_names])
-        rows = self._called(shown, by_key.at, states, by_key.columns)
+        try:
+            rows = self._called(shown, by_key.at, states, by_key.columns)
+        except BadPipelineError:
+            raise
+        except Exception as error:  # the user's code may raise anything
+            if not self._refuse:
+                raise
+            if len(by_key.keys) == 1:
+                yield given_back(events, error)
+            else:
+                first = by_key.at < len(by_key.keys) // 2
+                for half in (first, ~first):
+                    yield from self._taken(state, events.filter(pa.array(half)))
+            return
         for name in self._state.names:
             records[name] = states[name]
         state.put(_SPACE, by_key.keys, None, _cut(records))
-        return rows
+        yield rows
 
     def _loaded(self, values: list[bytes | None]) -> npt.NDArray[Any]:
         zeros = bytes(self._record.itemsize)

@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headwater.engine.operators.arrivals import Numbers
 from headwater.engine.operators.joins.sides import refuse
-from headwater.engine.operators.past.arrivals import Numbers
 
 __all__ = ["Aggregate", "aggregated", "columns_of", "fields_of"]
 

@@ -11,10 +11,10 @@ import pyarrow as pa
 
 from headwater.engine.keyed.due import due
 from headwater.engine.keyed.state import State
+from headwater.engine.operators.arrivals import ORDER, fitted, grouped, mark, times_of, with_order
 from headwater.engine.operators.joins.sides import require_key, require_time
 from headwater.engine.operators.joins.timelines import over, set_ends
-from headwater.engine.operators.past.arrivals import ORDER, fitted, grouped, mark, times_of, with_order
-from headwater.engine.operators.past.slices import hold, release
+from headwater.engine.operators.slices import hold, release
 
 __all__ = ["Deduplicate"]
 

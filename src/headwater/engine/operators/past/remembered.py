@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from headwater.engine.keyed.operator import TIME
 from headwater.engine.keyed.state import State
-from headwater.engine.operators.past.arrivals import (
+from headwater.engine.operators.arrivals import (
     Grouped,
     Numbers,
     decode_rows,
@@ -18,7 +18,7 @@ from headwater.engine.operators.past.arrivals import (
     places,
     times_of,
 )
-from headwater.engine.operators.past.slices import hold, release
+from headwater.engine.operators.slices import hold, release
 
 __all__ = ["affected", "remember"]
 
@@ -38,7 +38,7 @@ def remember(state: State, found: Grouped, events: pa.Table, watermark: int) -> 
 
     Example:
         >>> from headwater.engine.keyed.state import MemoryState
-        >>> from headwater.engine.operators.past.arrivals import grouped
+        >>> from headwater.engine.operators.arrivals import grouped
         >>> state = MemoryState()
         >>> rows = pa.table({"id": [1, 1], "_hw_time": [5, 7], "_hw_partition": [0, 0], "_hw_offset": [0, 1]})
         >>> remember(state, grouped(rows, ["id"]), rows, watermark=5)

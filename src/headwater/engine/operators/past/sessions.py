@@ -15,10 +15,7 @@ from headwater.engine.keyed.due import due
 from headwater.engine.keyed.keys import decode_keys
 from headwater.engine.keyed.operator import WEIGHT
 from headwater.engine.keyed.state import State
-from headwater.engine.operators.joins.sides import refuse, require_key, require_time
-from headwater.engine.operators.joins.timelines import Flat, insert, over, rewrite, set_ends
-from headwater.engine.operators.past.aggregates import Aggregate, aggregated, columns_of, fields_of
-from headwater.engine.operators.past.arrivals import (
+from headwater.engine.operators.arrivals import (
     decode_rows,
     encode_rows,
     fitted,
@@ -29,6 +26,9 @@ from headwater.engine.operators.past.arrivals import (
     times_of,
     with_order,
 )
+from headwater.engine.operators.joins.sides import refuse, require_key, require_time
+from headwater.engine.operators.joins.timelines import Flat, insert, over, rewrite, set_ends
+from headwater.engine.operators.past.aggregates import Aggregate, aggregated, columns_of, fields_of
 
 __all__ = ["Sessions"]
 

@@ -12,6 +12,16 @@ import pyarrow as pa
 from headwater.engine.keyed.due import due
 from headwater.engine.keyed.operator import WEIGHT
 from headwater.engine.keyed.state import State
+from headwater.engine.operators.arrivals import (
+    decode_rows,
+    encode_rows,
+    fitted,
+    grouped,
+    mark,
+    places,
+    times_of,
+    with_order,
+)
 from headwater.engine.operators.joins.sides import refuse, require_key, require_time
 from headwater.engine.operators.joins.timelines import (
     Flat,
@@ -24,18 +34,8 @@ from headwater.engine.operators.joins.timelines import (
     sought,
 )
 from headwater.engine.operators.past.aggregates import Aggregate, aggregated, columns_of, fields_of
-from headwater.engine.operators.past.arrivals import (
-    decode_rows,
-    encode_rows,
-    fitted,
-    grouped,
-    mark,
-    places,
-    times_of,
-    with_order,
-)
 from headwater.engine.operators.past.remembered import affected, remember
-from headwater.engine.operators.past.slices import hold, release
+from headwater.engine.operators.slices import hold, release
 
 __all__ = ["Sliding"]
 

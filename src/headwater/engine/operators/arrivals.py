@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
+from headwater.engine.keyed.grouping import grouped as by_key
 from headwater.engine.keyed.keys import encode_keys
 from headwater.engine.keyed.operator import OFFSET, PARTITION, TIME
 from headwater.engine.keyed.rows import RowCodec
@@ -66,18 +67,14 @@ def grouped(rows: pa.Table, columns: Sequence[str], *, nulls: bool = False) -> G
         >>> len(found.keys), found.codes.tolist()
         (2, [0, -1, 1, 0])
     """
-    parts = [rows.column(name).combine_chunks() for name in columns]
-    without = [] if nulls else [part.is_null() for part in parts if part.null_count]
-    if len(parts) == 1 and not (pa.types.is_nested(parts[0].type) or pa.types.is_floating(parts[0].type)):
-        encoded = parts[0].dictionary_encode("encode" if nulls else "mask")
-        keys, codes = encode_keys([encoded.dictionary]), encoded.indices
-    else:
-        encoded = pa.array(encode_keys(parts), pa.binary()).dictionary_encode()
-        keys, codes = encoded.dictionary.to_pylist(), encoded.indices
-    found = codes.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
-    for null in without:
-        found[null.to_numpy(zero_copy_only=False)] = -1
-    return Grouped(keys, found)
+    found = by_key(rows, columns)
+    null = np.zeros(len(found.columns), bool)
+    for column in [] if nulls else found.columns.columns:
+        null |= column.is_null().to_numpy()
+    if not null.any():
+        return Grouped(found.keys, found.at)
+    numbers_ = np.where(null, -1, np.cumsum(~null) - 1)
+    return Grouped(encode_keys(found.columns.filter(pa.array(~null)).columns), numbers_[found.at])
 
 
 def encode_rows(schema: pa.Schema, rows: pa.Table) -> list[bytes]:

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from headwater.engine.keyed.due import forget, remind
 from headwater.engine.keyed.state import State
-from headwater.engine.operators.past.arrivals import PLACE, mark, times_at, times_of
+from headwater.engine.operators.arrivals import PLACE, mark, times_at, times_of
 
 __all__ = ["hold", "release"]
 
