@@ -263,10 +263,12 @@ def test_a_worker_that_dies_is_noticed_at_once_and_others_go_on(client, tmp_path
         with pytest.raises(NoAnswerError) as error:
             client.ask("it", "die", timeout=LONG)
         assert error.value.data["sent"]
-        answering = {client.ask("it", n, timeout=LONG) for n in range(20)}
-        assert len(answering) == 1  # the dead one is not asked any more
-        dead = next(one for one in (first, second) if one.pid not in answering)
-        assert dead.wait(LONG) == 9
+        while (
+            first.poll() is None and second.poll() is None
+        ):  # its socket may outlive its connections for a moment
+            time.sleep(0.01)
+        living = first if second.poll() is not None else second
+        assert {client.ask("it", n, timeout=LONG) for n in range(20)} == {living.pid}
         assert len(list((tmp_path / "answers" / "it").iterdir())) == 1
     finally:
         for process in (first, second):
