@@ -125,7 +125,7 @@ def test_an_answer_that_comes_too_late_is_nobodys(client, answer):
 
     answer(slow, threads=2)
     with pytest.raises(NoAnswerError) as error:
-        client.ask("it", "slow", timeout=0.1)
+        client.ask("it", "slow", timeout=1)
     assert error.value.data["sent"]
     release.set()
     assert [client.ask("it", n, timeout=LONG) for n in range(20)] == list(range(20))
@@ -209,7 +209,7 @@ def test_async_functions_answer_at_the_same_time_and_end_with_the_question(clien
     answer(slow, threads=8)
     assert client.ask_all("it", [0.01] * 8, timeout=LONG).complete
     with pytest.raises(NoAnswerError):
-        client.ask("it", LONG, timeout=0.1)
+        client.ask("it", LONG, timeout=1)
     assert ended.wait(LONG)
 
 
@@ -224,7 +224,7 @@ def test_partial_results_come_back_at_the_deadline(client, answer):
         return question["partition"] * 10
 
     answer(part)
-    gathered = client.ask_all("it", [{"partition": n} for n in range(4)], timeout=1)
+    gathered = client.ask_all("it", [{"partition": n} for n in range(4)], timeout=3)
     release.set()
     assert gathered.answers == [0, None, None, 30]
     assert {number: type(error) for number, error in gathered.errors.items()} == {
@@ -263,10 +263,12 @@ def test_a_worker_that_dies_is_noticed_at_once_and_others_go_on(client, tmp_path
         with pytest.raises(NoAnswerError) as error:
             client.ask("it", "die", timeout=LONG)
         assert error.value.data["sent"]
-        answering = {client.ask("it", n, timeout=LONG) for n in range(20)}
-        assert len(answering) == 1  # the dead one is not asked any more
-        dead = next(one for one in (first, second) if one.pid not in answering)
-        assert dead.wait(LONG) == 9
+        while (
+            first.poll() is None and second.poll() is None
+        ):  # its socket may outlive its connections for a moment
+            time.sleep(0.01)
+        living = first if second.poll() is not None else second
+        assert {client.ask("it", n, timeout=LONG) for n in range(20)} == {living.pid}
         assert len(list((tmp_path / "answers" / "it").iterdir())) == 1
     finally:
         for process in (first, second):
