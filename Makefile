@@ -27,9 +27,9 @@ test: $(INSTALLED) $(SYSTEM)  ## run all tests, doctests included (WORKERS=0: in
 	@$(BIN)/pytest -q -n $(WORKERS) --dist worksteal -m "services and not spark" $(ARGS)
 	@$(BIN)/pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder -o faulthandler_timeout=600 -m spark $(ARGS)
 
-faults: $(INSTALLED) $(SYSTEM)  ## run the long fault suites of log and engine: kills, power cuts, torn writes
+faults: $(INSTALLED) $(SYSTEM)  ## run the long fault suites of log, queues and engine: kills, power cuts, torn writes
 	@HEADWATER_FAULTS=full $(BIN)/pytest -q -n $(WORKERS) --dist worksteal -o faulthandler_timeout=0 \
-	  -m "not spark and not services" tests/faults $(ARGS)
+	  -m "not spark and not services" tests/faults tests/queues $(ARGS)
 	@HEADWATER_FAULTS=full $(BIN)/pytest -q -o faulthandler_timeout=0 -m "services and not spark" tests/faults $(ARGS)
 	@HEADWATER_FAULTS=full $(BIN)/pytest -q -o faulthandler_timeout=0 -m spark tests/faults tests/engine tests/scale $(ARGS)
 

@@ -268,15 +268,19 @@ def test_tail_prints_events_as_they_come_and_ends_by_ctrl_c(log, data, environme
             log.send("notes", {"text": "shown"})
             seen = _lines_within(process, 0.5)
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 130
+        try:
+            assert process.wait(60) == 130
+        finally:
+            process.kill()
         assert process.stderr is not None
         assert process.stderr.read() == b""
     assert {json.loads(line)["text"] for line in seen} == {"shown"}
 
 
 def _lines_within(process, seconds: float) -> list[bytes]:
-    ready, _, _ = select.select([process.stdout], [], [], seconds)
-    return [process.stdout.readline()] if ready else []
+    waiting = select.poll()  # select.select refuses the high numbers of a process with many files
+    waiting.register(process.stdout)
+    return [process.stdout.readline()] if waiting.poll(seconds * 1000) else []
 
 
 def test_tail_can_begin_in_the_past_and_stop_by_itself(call, log):

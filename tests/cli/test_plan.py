@@ -142,6 +142,9 @@ def keep(email): ...
 
 @app.answer("prices.quote")
 def quote(question): ...
+
+
+app.feed(app.topic("signups", "to string"), emails)
 """
 
 
@@ -153,6 +156,7 @@ def test_queues_workers_and_answers_are_shown_without_spark(app, call, tmp_path)
     assert "  retry     3 attempts, first rest 2 seconds\n" in done.out
     assert "  workers   send (4 threads)\n" in done.out
     assert "  group audit keep\n" in done.out
+    assert "feed signups to emails" in done.out
     [document] = call("plan", "app.py", "--json").rows
     assert [worker["name"] for worker in document["queues"][0]["workers"]] == ["send", "keep"]
     assert [answer["subject"] for answer in document["answers"]] == ["prices.quote"]

@@ -52,8 +52,8 @@ def test_dead_letters_are_shown_with_their_history(call, emails):
     assert [(row["id"], row["why"], row["value"]["n"]) for row in rows] == [
         (f"m-{n}", "failed", n) for n in range(3)
     ]
-    assert rows[0]["attempts"][0]["why"] == "no address 0"
-    assert rows[0]["attempts"][0]["stack"] == "in send"
+    assert rows[0]["history"][0]["why"] == "no address 0"
+    assert rows[0]["history"][0]["stack"] == "in send"
     shown = call("queues", "emails", "--dead", "-n", "2")
     assert "no address 1" in shown.out
     assert "no address 2" not in shown.out

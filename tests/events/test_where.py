@@ -171,12 +171,13 @@ def test_ctrl_c_is_no_fault_of_the_condition():
     ) as asking:
         assert asking.stdout is not None
         assert asking.stderr is not None
+        waiting = select.poll()
+        waiting.register(asking.stdout)
         while (line := asking.stdout.readline()) == "asking\n":
-            ready = False
-            while not ready:  # Python loses one that comes while it cleans up
-                time.sleep(0.02)  # somewhere in the middle of it
+            time.sleep(0.02)  # somewhere in the middle of it
+            asking.send_signal(signal.SIGINT)
+            while not waiting.poll(10_000):  # Python loses one that comes while it cleans up
                 asking.send_signal(signal.SIGINT)
-                ready, _, _ = select.select([asking.stdout], [], [], 10)
         assert (line, asking.stderr.read()) == ("done\n", "")
 
 

@@ -350,3 +350,27 @@ def test_new_settings_reach_a_process_that_has_the_topic_open(log):
     opened.reload()
     assert opened.partitions[0].written.durable
     assert opened.door.overload.when_full.value == "drop newest"
+
+
+def test_few_events_are_read_without_all_that_is_behind_them(log, monkeypatch):
+    topic = log.create(declared("blobs", BLOB))
+    body = "x" * 1000
+    for number in range(400):
+        log.append("blobs", rows_of(topic, [{"id": "a", "body": body, "amount": number}], partition=0))
+    opened = log.opened("blobs")
+    partition, frames = opened.partitions[0], []
+    fetch = partition.fetch
+
+    def counted(offset, most):
+        found = fetch(offset, most)
+        frames.append(len(found))
+        return found
+
+    monkeypatch.setattr(partition, "fetch", counted)
+    (one,) = opened.batches(0, 100, 101)
+    assert one.values.column("amount").to_pylist() == [100]
+    assert sum(frames) < 100
+    whole = [
+        amount for batch in opened.batches(0, 0, 400) for amount in batch.values.column("amount").to_pylist()
+    ]
+    assert whole == list(range(400))

@@ -117,9 +117,11 @@ def test_the_descriptor_becomes_readable_on_a_change(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"")
     wakeup = Wakeup([path])
-    assert select.select([wakeup.fileno()], [], [], 0)[0] == []
+    waiting = select.poll()
+    waiting.register(wakeup.fileno(), select.POLLIN)
+    assert waiting.poll(0) == []
     path.write_bytes(b"x")
-    assert select.select([wakeup.fileno()], [], [], 10)[0] == [wakeup.fileno()]
+    assert waiting.poll(10_000) == [(wakeup.fileno(), select.POLLIN)]
     wakeup.close()
     wakeup.close()
 

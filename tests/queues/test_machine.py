@@ -217,7 +217,7 @@ def test_no_sequence_of_steps_loses_repeats_or_reorders_messages():
     run_state_machine_as_test(
         QueueMachine,
         settings=settings(
-            max_examples=times(100, 3_000),
+            max_examples=times(100, 1_000),
             stateful_step_count=times(40, 100),
             deadline=None,
             suppress_health_check=list(HealthCheck),

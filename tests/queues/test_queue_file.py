@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 from datetime import timedelta
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from headwater.errors import DamagedError, DiskFullError, NewerFormatError
+from headwater.errors import DamagedError, DiskFullError, NewerFormatError, UnknownQueueError
 from headwater.queues.embedded import EmbeddedBroker
 from headwater.queues.protocol import Outgoing
 from tests.queues.given import declare, taken
@@ -98,6 +99,18 @@ def test_a_file_that_is_no_queue_is_an_error_of_ours(tmp_path):
         broker.counts("q")
 
 
+def test_nothing_stays_open_of_a_file_that_could_not_be_opened(tmp_path):
+    folder = tmp_path / "queues" / "q"
+    folder.mkdir(parents=True)
+    (folder / "messages.db").write_bytes(b"nonsense" * 1_000)
+    before = len(os.listdir("/dev/fd"))
+    with EmbeddedBroker(tmp_path / "queues") as broker:
+        for _ in range(5):
+            with pytest.raises(DamagedError):
+                broker.counts("q")
+    assert len(os.listdir("/dev/fd")) == before
+
+
 def test_a_queue_of_a_newer_version_is_not_touched(broker, tmp_path, clock):
     declare(broker).close()
     with contextlib.closing(sqlite3.connect(tmp_path / "queues/q/messages.db")) as connection:
@@ -127,9 +140,31 @@ def test_a_queue_in_memory_is_lost_with_the_memory_only(broker, tmp_path, clock)
     assert link.is_symlink()
     with EmbeddedBroker(tmp_path / "queues", clock) as again:
         assert again.counts("q")[0].waiting == 1
-    link.resolve().unlink()
+    for path in link.resolve().parent.glob(f"{link.resolve().name}*"):
+        path.unlink()
     with EmbeddedBroker(tmp_path / "queues", clock) as again:
         assert again.queues() == []
         declare(again, durability="memory")
         assert again.counts("q")[0].waiting == 0
-    link.resolve().unlink()
+        again.delete("q")
+
+
+@pytest.mark.parametrize("durability", ["durable", "memory"])
+def test_a_queue_that_is_deleted_is_gone_for_everybody(broker, tmp_path, clock, durability):
+    declare(broker, durability=durability)
+    broker.publish("q", [Outgoing(b"1")] * 2)
+    target = (tmp_path / "queues/q/messages.db").resolve()
+    with EmbeddedBroker(tmp_path / "queues", clock) as other:
+        receiver, [delivery] = taken(other, 1)
+        taken(broker, 1)
+        broker.delete("q")
+        assert broker.queues() == other.queues() == []
+        assert not list(target.parent.glob(f"{target.name}*"))
+        with pytest.raises(UnknownQueueError):
+            receiver.ack([delivery])
+        for each in (broker, other):
+            with pytest.raises(UnknownQueueError):
+                each.publish("q", [Outgoing(b"2")])
+        declare(other)
+        assert broker.counts("q")[0].published == 0
+    assert list((tmp_path / "queues").iterdir()) == [tmp_path / "queues" / "q"]

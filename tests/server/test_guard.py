@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gzip
-import select
+import selectors
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -168,7 +168,10 @@ def test_bodies_together_have_a_bound(tmp_path: Path):
         with first, second:
             for connection in (first, second):
                 connection.sendall(head.encode() + b" " * 600_000)
-            refused = select.select([first, second], [], [], 30)[0][0]
+            with selectors.DefaultSelector() as waiting:
+                for connection in (first, second):
+                    waiting.register(connection, selectors.EVENT_READ)
+                refused = waiting.select(30)[0][0].fileobj
             answer = answer_of(refused)
             assert (answer.status, answer.problem["code"]) == (429, "OVERLOADED")
             assert answer.headers["retry-after"] == "1"

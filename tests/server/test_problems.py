@@ -44,6 +44,7 @@ STATUSES = {
     "UNKNOWN_VIEW": 404,
     "UNREACHABLE": 503,
     "VIEW_BEHIND": 504,
+    "NO_ANSWER": 504,
 }
 
 

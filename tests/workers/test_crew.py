@@ -185,24 +185,39 @@ def test_async_functions_work_on_several_messages_at_once(client, app):
     assert most[0] > 1
 
 
-def test_a_message_stays_with_a_worker_that_takes_longer_than_its_time(client, app):
-    emails, calls = app.queue("emails", visible="600 ms"), []
-    release = threading.Event()
+def extended(crew: Crew, every: float) -> None:
+    """Comes back when messages that are extended every so many seconds have been, at least once from now on."""
+    seen = set()
+
+    def twice() -> bool:
+        seen.update(due for due, rest in list(crew._keeping._due.values()) if abs(rest - every) < 0.01)
+        return len(seen) > 2  # the next time is set before an extension: the first of two is over
+
+    until(twice)
+
+
+def test_a_message_stays_with_a_worker_that_takes_longer_than_its_time(tmp_path, app):
+    clock, calls, release = hw.ManualClock("2026-01-01T00:00:00Z"), [], threading.Event()
+    emails = app.queue("emails", visible="900 ms")
 
     @emails.worker(threads=2)
     def send(email):
         calls.append(email)
         release.wait(LONG)
 
-    crew = begun(client, app)
-    client.queue("emails").publish({})
-    until(lambda: calls)
-    time.sleep(2)  # three times its time
-    release.set()
-    until(lambda: counts(client).acked == 1)
-    crew.stop()
+    with hw.connect(tmp_path, clock=clock) as client:
+        crew = begun(client, app)
+        client.queue("emails").publish({})
+        until(lambda: calls)
+        for _ in range(4):
+            clock.advance("800 ms")
+            client.broker.wake("emails")
+            extended(crew, 0.3)
+        assert (counts(client).in_flight, counts(client).redelivered) == (1, 0)
+        release.set()
+        until(lambda: counts(client).acked == 1)
+        crew.stop()
     assert len(calls) == 1
-    assert counts(client).redelivered == 0
 
 
 def test_a_stop_lets_the_running_finish_and_gives_the_rest_back(client, app):
@@ -257,3 +272,21 @@ def test_a_function_that_exits_is_a_failure_and_the_worker_goes_on(client, app):
     client.queue("emails").publish_many([{"n": 0}, {"n": 1}])
     crew.drain(), crew.stop()
     assert (counts(client).dead, counts(client).acked) == (1, 1)
+
+
+def test_a_short_time_is_kept_beside_a_long_one(client, app):
+    calls, release = [], threading.Event()
+
+    def work(job):
+        calls.append(job["queue"])
+        release.wait(LONG)
+
+    for name, visible in {"long": "1 hour", "short": "30 seconds"}.items():
+        app.queue(name, visible=visible).worker(work)
+    crew = begun(client, app)
+    client.queue("long").publish({"queue": "long"})
+    until(lambda: calls == ["long"])
+    client.queue("short").publish({"queue": "short"})
+    until(lambda: len(calls) == 2 and crew._keeping._wakes_at < time.monotonic() + 30)
+    release.set()
+    crew.stop()

@@ -93,8 +93,10 @@ def _blocks(stream: BinaryIO) -> Iterator[tuple[bytes, bool]]:
 def _gathered(handle: int) -> tuple[bytes, bool]:
     pieces: list[bytes] = []
     size = 0
+    waiting = select.poll()
+    waiting.register(handle)
     while size < _CHUNK:
-        if pieces and not select.select([handle], [], [], _PAUSE)[0]:
+        if pieces and not waiting.poll(_PAUSE * 1000):
             return b"".join(pieces), False
         piece = os.read(handle, _CHUNK - size)
         if not piece:

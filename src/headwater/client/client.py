@@ -60,8 +60,8 @@ class Client(QueueCalls):
                 `idle`, `ahead`, `segment_size`, `values`.
 
         Example:
-            >>> import tempfile
-            >>> client = connect(tempfile.mkdtemp())
+            >>> import headwater as hw, tempfile
+            >>> client = hw.connect(tempfile.mkdtemp())
             >>> topic = client.create_topic("orders", "customer_id int, amount int", key="customer_id", partitions=3)
             >>> topic.partitions
             3
@@ -95,8 +95,8 @@ class Client(QueueCalls):
             about: `id`, `occurred_at`, `sent_at`, `headers`, `traceparent`, `source`.
 
         Example:
-            >>> import tempfile
-            >>> client = connect(tempfile.mkdtemp())
+            >>> import headwater as hw, tempfile
+            >>> client = hw.connect(tempfile.mkdtemp())
             >>> _ = client.create_topic("orders", "order_id string")
             >>> client.send("orders", {"order_id": "a"}).offset
             0
@@ -113,8 +113,8 @@ class Client(QueueCalls):
             keys: For topics without a key column: one per row.
 
         Example:
-            >>> import tempfile
-            >>> client = connect(tempfile.mkdtemp())
+            >>> import headwater as hw, tempfile
+            >>> client = hw.connect(tempfile.mkdtemp())
             >>> _ = client.create_topic("orders", "order_id string")
             >>> len(client.send_many("orders", [{"order_id": "a"}, {"order_id": "b"}]))
             2
@@ -129,8 +129,8 @@ class Client(QueueCalls):
         """Delete a key from a compacted topic, by a tombstone.
 
         Example:
-            >>> import tempfile
-            >>> client = connect(tempfile.mkdtemp())
+            >>> import headwater as hw, tempfile
+            >>> client = hw.connect(tempfile.mkdtemp())
             >>> _ = client.create_topic("products", "product_id int, name string", key="product_id", compact=True)
             >>> _ = client.send("products", {"product_id": 7, "name": "pen"})
             >>> _ = client.delete("products", 7)
@@ -181,8 +181,8 @@ class Client(QueueCalls):
             as_: The class to make of each value; dicts if left out.
 
         Example:
-            >>> import tempfile
-            >>> client = connect(tempfile.mkdtemp())
+            >>> import headwater as hw, tempfile
+            >>> client = hw.connect(tempfile.mkdtemp())
             >>> _ = client.create_topic("orders", "order_id string")
             >>> _ = client.send("orders", {"order_id": "a"})
             >>> [(event.offset, event.value) for event in client.read("orders")]
@@ -247,8 +247,8 @@ class Client(QueueCalls):
         """How far each group is behind, per partition: in time first, then in events.
 
         Example:
-            >>> import tempfile
-            >>> client = connect(tempfile.mkdtemp())
+            >>> import headwater as hw, tempfile
+            >>> client = hw.connect(tempfile.mkdtemp())
             >>> _ = client.create_topic("orders", "order_id string")
             >>> with client.consumer("orders", group="billing") as consumer:
             ...     _ = client.send("orders", {"order_id": "a"})
@@ -284,8 +284,8 @@ class Client(QueueCalls):
         """A view: its rows, one row by key, its past, its changes.
 
         Example:
-            >>> import tempfile
-            >>> client = connect(tempfile.mkdtemp())
+            >>> import headwater as hw, tempfile
+            >>> client = hw.connect(tempfile.mkdtemp())
             >>> client.view("revenue")
             View('revenue')
         """
@@ -312,8 +312,8 @@ class Client(QueueCalls):
         """How far each pipeline is behind each of its inputs: in time first, then in events.
 
         Example:
-            >>> import tempfile
-            >>> connect(tempfile.mkdtemp()).pipeline_lag()
+            >>> import headwater as hw, tempfile
+            >>> hw.connect(tempfile.mkdtemp()).pipeline_lag()
             []
         """
         return pipeline_lags(self.log, self._clock, self.view_source)

@@ -42,6 +42,7 @@ __all__ = ["OpenTopic"]
 Places = np.ndarray[Any, np.dtype[np.int64]]
 _LARGEST_FRAME = 16 << 20
 _READ_BYTES = 8 << 20
+_FIRST_READ_BYTES = 64 << 10
 _MICROSECOND = timedelta(microseconds=1)
 
 
@@ -304,10 +305,13 @@ class OpenTopic:
 
     def batches(self, partition: int, start: int, end: int) -> Iterator[LogBatch]:
         """The events of offsets `[start, end)`, batch by batch, as they are stored; time marks are left out."""
+        # How many bytes the range has is not known; of one frame, millions behind it need not be looked at.
+        most = _FIRST_READ_BYTES
         while start < end:
-            found = self.partitions[partition].fetch(start, _READ_BYTES)
+            found = self.partitions[partition].fetch(start, most)
             if not found:
                 return
+            most = min(2 * most, _READ_BYTES)
             for frame, data in found:
                 if frame.base_offset >= end:
                     return

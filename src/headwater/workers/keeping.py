@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ class Keeping:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._due: dict[Message, tuple[float, float]] = {}
+        self._wakes_at = math.inf
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="headwater-keeping", daemon=True)
         self._thread.start()
@@ -34,8 +36,9 @@ class Keeping:
         """The message stays with its receiver until the block ends."""
         every = visible.total_seconds() / _TIMES
         with self._changed:
-            self._due[message] = (time.monotonic() + every, every)
-            if len(self._due) == 1:
+            due = time.monotonic() + every
+            self._due[message] = (due, every)
+            if due < self._wakes_at:
                 self._changed.notify()
         try:
             yield
@@ -53,10 +56,10 @@ class Keeping:
     def _run(self) -> None:
         while True:
             with self._changed:
-                now = time.monotonic()
-                soonest = min((at for at, _ in self._due.values()), default=None)
-                if not self._closed and (soonest is None or soonest > now):
-                    self._changed.wait(None if soonest is None else soonest - now)
+                self._wakes_at = min((at for at, _ in self._due.values()), default=math.inf)
+                left = self._wakes_at - time.monotonic()
+                if not self._closed and left > 0:
+                    self._changed.wait(None if self._wakes_at == math.inf else left)
                 if self._closed:
                     return
                 now = time.monotonic()

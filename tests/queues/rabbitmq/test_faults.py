@@ -133,6 +133,26 @@ def test_a_delivery_from_before_a_broken_connection_is_stale(harmed, name):
     proxy.close()
 
 
+def test_questions_whose_answer_is_lost_are_asked_again(harmed, name):
+    proxy = Proxy(harmed.port)
+    delayed = Outgoing(b"1", delay=timedelta(hours=1))
+    with RabbitBroker(harmed.url(proxy.port), patience=PATIENCE) as broker:
+        questions = [
+            (b"headwater/queues", lambda: broker.declare(Queue.declare(name)).name),
+            (b"headwater/queues", lambda: broker.queue(name).name),
+            (b"headwater/wait-", lambda: broker.publish(name, [delayed])[0].groups),
+            (name.encode(), lambda: broker.counts(name)[0].delayed),
+            (name.encode(), lambda: list(broker.dead(name))),
+        ]
+        answers = []
+        for word, question in questions:
+            proxy.lost_after = word
+            answers.append(question())
+            assert proxy.lost_after is None
+    assert answers == [name, name, 1, 1, []]
+    proxy.close()
+
+
 def test_publishing_waits_while_the_server_is_low_on_memory(harmed, broker, name, caplog):
     broker.declare(Queue.declare(name))
     broker.publish(name, [Outgoing(b"1")])

@@ -30,7 +30,7 @@ DEAD = [
     Column("GROUP", "group", lambda group: group or "-"),
     Column("DIED AT", "died_at", when),
     Column("WHY", "why"),
-    Column("ATTEMPTS", "attempts", lambda attempts: str(len(attempts)), right=True),
+    Column("ATTEMPTS", "attempts", right=True),
     Column("LAST ERROR", "error"),
     Column("VALUE", "value", lambda value: msgspec.json.encode(value).decode()),
 ]
@@ -94,7 +94,8 @@ def letter_row(queue: str, letter: DeadLetter) -> dict[str, Any]:
         "died_at": letter.died_at,
         "why": letter.why,
         "error": last,
-        "attempts": [asdict(attempt) for attempt in letter.attempts],
+        "attempts": len(letter.attempts),
+        "history": [asdict(attempt) for attempt in letter.attempts],
         "value": _value(letter.message.body),
     }
 

@@ -39,7 +39,9 @@ class Bell:
 
     def ring(self) -> None:
         """Wake everybody who waits, in every process."""
-        os.pwrite(self._handle, b".", 0)
+        with self._condition:
+            if not self._closed:
+                os.pwrite(self._handle, b".", 0)
 
     def heard(self) -> int:
         """What to give to `wait`: take it before looking, so that no ring between looking and waiting is lost."""
@@ -81,7 +83,7 @@ class Bell:
             if self._closed:
                 return
             self._closed = True
-        self.ring()  # whoever listens comes back
+        os.pwrite(self._handle, b".", 0)  # whoever listens comes back
         with self._condition:
             while self._listened:
                 self._condition.wait()

@@ -75,7 +75,7 @@ class EmbeddedBroker:
         queue.check()
         with self._mutex:
             self._refuse_closed()
-            file = self._files.get(queue.name)
+            file = self._opened(queue.name)
             if file is None:
                 self._refuse_clash(queue.name)
                 file = QueueFile(self._folder / queue.name, self._clock, queue)
@@ -86,7 +86,15 @@ class EmbeddedBroker:
     def queues(self) -> list[str]:
         """Names of all queues."""
         found = self._folder.iterdir() if self._folder.is_dir() else ()
-        return sorted(folder.name for folder in found if QueueFile.there(folder))
+        return sorted(folder.name for folder in found if "~" not in folder.name and QueueFile.there(folder))
+
+    def delete(self, name: str) -> None:
+        """Remove a queue and all its messages; who still has it open, here or elsewhere, is told that it is gone."""
+        file = self._file(name)
+        file.delete()
+        with self._mutex:
+            self._files.pop(name, None)
+        file.close()
 
     def queue(self, name: str) -> Queue:
         """A queue's definition."""
@@ -104,12 +112,21 @@ class EmbeddedBroker:
     def _file(self, name: str) -> QueueFile:
         with self._mutex:
             self._refuse_closed()
-            found = self._files.get(name)
+            found = self._opened(name)
             if found is None:
                 if name not in self.queues():
                     raise _unknown_queue(name, self.queues())
                 found = self._files[name] = QueueFile(self._folder / name, self._clock)
             return found
+
+    def _opened(self, name: str) -> QueueFile | None:
+        """The queue if it is open; one that was deleted meanwhile is let go."""
+        found = self._files.get(name)
+        if found is None or not found.gone:
+            return found
+        del self._files[name]
+        found.close()
+        return None
 
     def _refuse_closed(self) -> None:
         if self._closed:

@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import os
 import secrets
+import shutil
 import sqlite3
 import weakref
 from collections.abc import Callable, Iterator
@@ -70,24 +71,30 @@ class QueueFile:
         self._refuse_forked()
         if wanted is not None:
             _make(folder, wanted)
-        with _translated(self.path):
-            self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            self.bell = Bell(folder / "news")
-            self.room = Bell(folder / "room")
-            with self._alone():
-                self._connection = _connect(self.path)
         self._stored = b""
         self._groups: dict[str, int] = {}
         self._closed = False
-        with self._locked():
-            self._define(wanted)
-            self.time = QueueTime(clock, self._connection)
         self._wal = -1
         self._commits = 0
         self._unsafe = False
         self._door = Door(self._commit, Overload(), count=lambda decisions: None)
         self._sync_door = Door(self._sync, Overload(), count=lambda decisions: None)
         _open_here.add(self)
+        with contextlib.ExitStack() as opened:
+            self._open(folder, wanted, opened)
+            self._opened = opened.pop_all()
+
+    def _open(self, folder: Path, wanted: Queue | None, opened: contextlib.ExitStack) -> None:
+        with _translated(self.path):
+            self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            opened.callback(os.close, self._lock)
+            self.bell = opened.enter_context(contextlib.closing(Bell(folder / "news")))
+            self.room = opened.enter_context(contextlib.closing(Bell(folder / "room")))
+            with self._alone():
+                self._connection = opened.enter_context(contextlib.closing(_connect(self.path)))
+        with self._locked():
+            self._define(wanted)
+            self.time = QueueTime(self.clock, self._connection)
 
     def _refuse_forked(self) -> None:
         if self.path in _open_in_parent:
@@ -158,7 +165,7 @@ class QueueFile:
         A step that raises an error of ours must not have changed anything before.
         """
         if self._closed:
-            raise UsageError("the broker is closed", fix="open it again")
+            raise UsageError(f'queue "{self.path.parent.name}" is closed', fix="open the broker again")
         self._refuse_forked()
         outcome: T = self._door.pass_through(Entry(step, rows)).outcome
         return outcome
@@ -206,6 +213,10 @@ class QueueFile:
         """No other process has a transaction. The next is woken at once; SQLite would look again and again."""
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         try:
+            if self.gone:
+                raise UnknownQueueError(
+                    f'queue "{self.path.parent.name}" was deleted', fix="declare it again"
+                )
             yield
         finally:
             fcntl.flock(self._lock, fcntl.LOCK_UN)
@@ -220,11 +231,31 @@ class QueueFile:
                 self._unsafe = False
             if self._wal < 0:
                 self._wal = os.open(f"{self.path.resolve()}-wal", os.O_RDONLY | os.O_CLOEXEC)
+                self._opened.callback(os.close, self._wal)
             os.fdatasync(self._wal)
         except OSError as error:
             self._unsafe = True
             what = "messages could not be made safe"
             raise DiskFailedError(what, detail=f"{self.path}: {error}", fix="publish them again") from error
+
+    @property
+    def gone(self) -> bool:
+        """Whether somebody has deleted the queue."""
+        return os.fstat(self._lock).st_nlink == 0
+
+    def delete(self) -> None:
+        """Remove the queue and all that is in it; for other processes it is gone at once. Close it afterwards."""
+
+        def step(transaction: Transaction) -> None:
+            folder, target = self.path.parent, self.path.resolve()
+            # Renamed first, so that it is gone as a whole however far this comes.
+            removed = folder.rename(folder.with_name(f"{folder.name}~{secrets.token_hex(4)}"))
+            for path in (target, Path(f"{target}-wal"), Path(f"{target}-shm")):
+                path.unlink(missing_ok=True)
+            shutil.rmtree(removed)
+            transaction.rings = True
+
+        self.run(step)
 
     def close(self) -> None:
         """Finish what runs, then let go of the file."""
@@ -234,13 +265,9 @@ class QueueFile:
         _open_here.discard(self)
         self._door.close()
         self._sync_door.close()
-        self.bell.close()
-        self.room.close()
-        with self._alone():
+        with contextlib.suppress(UnknownQueueError), self._alone():
             self._connection.close()
-        for handle in (self._lock, self._wal):
-            if handle >= 0:
-                os.close(handle)
+        self._opened.close()
 
 
 def _after_fork() -> None:
@@ -261,20 +288,27 @@ def _make(folder: Path, queue: Queue) -> None:
                 path.symlink_to(_SHARED_MEMORY / f"headwater-queue-{secrets.token_hex(8)}.db")
 
 
+_SETTINGS: Final = (
+    "auto_vacuum = INCREMENTAL",
+    "journal_mode = WAL",
+    # Commits are in order in the log; `_sync` makes those safe that were promised to be.
+    "synchronous = NORMAL",
+    "secure_delete = FAST",
+    "temp_store = MEMORY",
+    "cache_size = -16384",
+    "journal_size_limit = 16777216",
+    f"wal_autocheckpoint = {_CHECKPOINT_PAGES}",
+)
+
+
 def _connect(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=_BUSY, isolation_level=None, check_same_thread=False)
-    for setting in (
-        "auto_vacuum = INCREMENTAL",
-        "journal_mode = WAL",
-        # Commits are in order in the log; `_sync` makes those safe that were promised to be.
-        "synchronous = NORMAL",
-        "secure_delete = FAST",
-        "temp_store = MEMORY",
-        "cache_size = -16384",
-        "journal_size_limit = 16777216",
-        f"wal_autocheckpoint = {_CHECKPOINT_PAGES}",
-    ):
-        connection.execute(f"PRAGMA {setting}").fetchall()
+    try:
+        for setting in _SETTINGS:
+            connection.execute(f"PRAGMA {setting}").fetchall()
+    except BaseException:
+        connection.close()
+        raise
     return connection
 
 

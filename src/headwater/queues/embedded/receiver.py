@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
 from collections.abc import Sequence
 from datetime import timedelta
 
+from headwater.errors import UsageError
 from headwater.queues.embedded.queue_file import QueueFile
 from headwater.queues.embedded.settling import Failure, Tag, acknowledge, extend, fail, give_back
 from headwater.queues.embedded.taking import next_timer, take
@@ -59,7 +61,7 @@ class EmbeddedReceiver:
         """The next messages, `most` at a time; none after `timeout` seconds without any. None waits for ever."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self._closed:
-            heard = self._file.bell.heard()
+            heard = self._file.bell.heard() if timeout != 0 else 0
             reserved = self._reserve(most, deadline)
             if not reserved:
                 return []
@@ -179,8 +181,9 @@ class EmbeddedReceiver:
             tags = list(self._mine.values())
             self._mine.clear()
             self._changed.notify_all()
-        if tags:
-            self._give_back(tags)
+        with contextlib.suppress(UsageError):  # the queue may have been deleted
+            if tags:
+                self._give_back(tags)
         self._file.bell.ring()  # a thread may still wait here for messages
 
 

@@ -7,6 +7,7 @@ import difflib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from typing import Final
 
 from headwater.errors import OverloadedError, UnknownGroupError, UnknownQueueError
@@ -32,7 +33,7 @@ from headwater.queues.rabbitmq.topology import Topology
 __all__ = ["RabbitBroker"]
 
 _FRESH: Final = 5.0  # seconds for which a definition is taken as it was read
-_ROOM: Final = 0.05  # seconds between two looks whether a full queue has room
+_ROOM: Final = 0.1  # seconds between two looks whether a full queue has room
 
 
 @dataclass(frozen=True)
@@ -81,11 +82,11 @@ class RabbitBroker:
         """
         queue.check()
         refuse_queue(queue)
-        return self._loop.run(self._declare(queue))
+        return self._loop.run(self._in.asked(lambda: self._declare(queue)))
 
     def queues(self) -> list[str]:
         """Names of all queues that were declared by Headwater."""
-        return sorted(self._loop.run(self._registry.read()))
+        return sorted(self._loop.run(self._in.asked(self._registry.read)))
 
     def queue(self, name: str) -> Queue:
         """A queue's definition.
@@ -168,7 +169,7 @@ class RabbitBroker:
         known = self._known.get(name)
         now = asyncio.get_running_loop().time()
         if known is None or (fresh is not None and now - known.read_at > fresh):
-            queues = await self._registry.read()
+            queues = await self._in.asked(self._registry.read)
             if name not in queues:
                 near = difflib.get_close_matches(name, queues, n=1)
                 detail = f"queues: {', '.join(sorted(queues)) or 'none'}"
@@ -192,19 +193,20 @@ class RabbitBroker:
         letters = [Letter(name, each.message.words, each.amqp(self._driver, expires=True)) for each in now]
         outcomes = iter(await self._sent(known.queue, letters))
         confirmed = []
+        await self._delayed(known.queue, zip(envelopes, chosen, strict=True))
         for envelope, groups in zip(envelopes, chosen, strict=True):
-            if envelope.message.delay:
-                await self._delayed(known.queue, envelope, groups)
-                outcome = Outcome.TAKEN
-            else:
-                outcome = next(outcomes)
+            outcome = Outcome.TAKEN if envelope.message.delay else next(outcomes)
             confirmed.append(self._counted(known.queue, envelope, groups, outcome))
         return confirmed
 
-    async def _delayed(self, queue: Queue, envelope: Envelope, groups: Sequence[int]) -> None:
-        for number in groups:
-            forwarding = self._forwarding(queue.name, queue.groups[number].name)
-            await forwarding.back([envelope], envelope.message.delay)
+    async def _delayed(self, queue: Queue, envelopes: Iterable[tuple[Envelope, Sequence[int]]]) -> None:
+        """Send those that rest first to each of their groups."""
+        resting: dict[tuple[timedelta, int], list[Envelope]] = {}
+        for envelope, groups in envelopes:
+            for number in groups if envelope.message.delay else ():
+                resting.setdefault((envelope.message.delay, number), []).append(envelope)
+        for (delay, number), those in resting.items():
+            await self._forwarding(queue.name, queue.groups[number].name).back(those, delay)
 
     def _counted(
         self, queue: Queue, envelope: Envelope, groups: Sequence[int], outcome: Outcome
@@ -244,6 +246,9 @@ class RabbitBroker:
 
     async def _waiting(self, *queues: str) -> list[int]:
         """How many messages wait in queues of RabbitMQ."""
+        return await self._in.asked(lambda: self._counted_there(queues))
+
+    async def _counted_there(self, queues: Sequence[str]) -> list[int]:
         channel = await self._in.channel()
         try:
             there = [await channel.declare_queue(queue, passive=True) for queue in queues]
@@ -267,7 +272,7 @@ class RabbitBroker:
         return inbox
 
     async def _counts(self, name: str) -> list[GroupCounts]:
-        groups = [group.name for group in (await self._definition(name, 0)).queue.groups]
+        groups = [group.name for group in (await self._definition(name, _FRESH)).queue.groups]
         waiting = await self._waiting(*(group_queue(name, group) for group in groups))
         dead = await self._waiting(*(dead_queue(name, group) for group in groups))
         return [
@@ -276,16 +281,22 @@ class RabbitBroker:
         ]
 
     async def _dead(self, name: str, group: str | None) -> list[DeadLetter]:
-        queue = (await self._definition(name, 0)).queue
+        queue = (await self._definition(name, _FRESH)).queue
         groups = queue.groups if group is None else (queue.groups[_group(queue, group)],)
-        return [letter for each in groups for letter in await dead_letters.look(self._in, name, each.name)]
+        found: list[DeadLetter] = []
+        for each in groups:
+            found += await self._in.asked(partial(dead_letters.look, self._in, name, each.name))
+        return found
 
     async def _revive(self, name: str, letters: list[DeadLetter]) -> int:
-        queue = (await self._definition(name, 0)).queue
+        queue = (await self._definition(name, _FRESH)).queue
         done = 0
         for group in {letter.group: _group(queue, letter.group) for letter in letters}:
             wanted = {letter.number: letter for letter in letters if letter.group == group}
-            done += await dead_letters.revive(self._in, name, group, wanted, self._forwarding(name, group))
+            forwarding = self._forwarding(name, group)
+            # Again after a break, it finds those that are still dead; one may then come twice, with the same id.
+            again = partial(dead_letters.revive, self._in, name, group, wanted, forwarding)
+            done += await self._in.asked(again)
         return done
 
     def _forwarding(self, name: str, group: str) -> Forwarding:

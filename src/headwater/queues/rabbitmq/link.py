@@ -6,12 +6,19 @@ import asyncio
 import contextlib
 import logging
 import random
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
 from headwater.address import redacted
-from headwater.errors import BadCredentialsError, BadSettingError, MissingPackageError, UnreachableError
+from headwater.errors import (
+    BadCredentialsError,
+    BadSettingError,
+    MissingPackageError,
+    RefusedError,
+    UnreachableError,
+)
 
 if TYPE_CHECKING:
     from aio_pika.abc import AbstractChannel, AbstractConnection
@@ -23,6 +30,8 @@ logger = logging.getLogger("headwater.rabbitmq")
 for _name in ("aio_pika", "aiormq"):
     logging.getLogger(_name).addHandler(logging.NullHandler())
     logging.getLogger(_name).propagate = False
+T = TypeVar("T")
+_AGAIN: Final = 0.1  # seconds before something is asked again
 _TRY: Final = 10.0  # seconds that one try to connect may take
 _HEARTBEAT: Final = (
     10  # seconds; a connection that was cut off without a word is noticed after about two of them
@@ -110,6 +119,26 @@ class Link:
                     raise self._unreachable(error) from None
                 await asyncio.sleep(pause * random.uniform(0.5, 1.0))
                 pause = min(1.0, pause * 2)
+
+    async def asked(self, work: Callable[[], Awaitable[T]]) -> T:
+        """What `work` gives; it is done again when the connection was lost meanwhile, so twice must be as good as once.
+
+        Raises:
+            UnreachableError: No broker answered in time.
+            RefusedError: RabbitMQ does not allow it, or does not have what it is about.
+        """
+        end = asyncio.get_running_loop().time() + self.patience
+        known = self._driver.exceptions
+        while True:
+            try:
+                return await work()
+            except (known.ChannelNotFoundEntity, known.ChannelPreconditionFailed) as error:
+                what = f"RabbitMQ at {self.shown} refuses"
+                raise RefusedError(what, detail=str(error), fix="declare the queue again") from None
+            except (*LOST, known.AMQPError) as error:
+                if asyncio.get_running_loop().time() > end:
+                    raise self._unreachable(error) from None
+                await asyncio.sleep(_AGAIN)
 
     async def blocked(self) -> bool:
         """Whether RabbitMQ takes nothing over this connection now, because it is low on memory or disk."""

@@ -11,7 +11,7 @@ import msgspec
 
 from headwater.errors import DamagedError, LockedError, UnreachableError
 from headwater.queues.definition import Queue
-from headwater.queues.rabbitmq.link import Link, driver
+from headwater.queues.rabbitmq.link import LOST, Link, driver
 from headwater.queues.rabbitmq.names import DEFINITIONS, LOCK
 from headwater.queues.rabbitmq.publisher import Letter, Publisher
 
@@ -53,7 +53,7 @@ class Registry:
             try:
                 yield
             finally:
-                if not channel.is_closed:
+                with contextlib.suppress(*LOST, self._driver.exceptions.AMQPError):  # then it is free, too
                     lock = await channel.get_queue(LOCK, ensure=False)
                     await lock.delete(if_unused=False, if_empty=False)
                     await channel.close()

@@ -66,18 +66,21 @@ class Topology:
 
     async def wait(self, milliseconds: int) -> str:
         """The exchange that leads to the queue where messages rest so long; the routing key is where they go then."""
-        name = wait_queue(milliseconds)
         if milliseconds not in self._waits:
-            channel = await self._link.channel()
-            try:
-                exchange = await channel.declare_exchange(name, "fanout", durable=True)
-                arguments = _QUORUM | _SAFELY | {"x-message-ttl": milliseconds}
-                queue = await channel.declare_queue(name, durable=True, arguments=arguments)
-                await queue.bind(exchange, "")
-            finally:
-                await channel.close()
+            await self._link.asked(lambda: self._make_wait(milliseconds))
             self._waits.add(milliseconds)
-        return name
+        return wait_queue(milliseconds)
+
+    async def _make_wait(self, milliseconds: int) -> None:
+        name = wait_queue(milliseconds)
+        channel = await self._link.channel()
+        try:
+            exchange = await channel.declare_exchange(name, "fanout", durable=True)
+            arguments = _QUORUM | _SAFELY | {"x-message-ttl": milliseconds}
+            queue = await channel.declare_queue(name, durable=True, arguments=arguments)
+            await queue.bind(exchange, "")
+        finally:
+            await channel.close()
 
     async def _make_group(self, channel: AbstractChannel, queue: Queue, group: Group) -> None:
         dead = dead_queue(queue.name, group.name)
