@@ -285,8 +285,9 @@ def test_a_store_does_not_show_its_password(postgres, login):
     store.close()
 
 
-def test_without_the_role_that_reads_sql_is_refused_with_what_to_do(postgres, login):
+def test_without_the_role_that_reads_sql_is_refused_with_what_to_do(postgres, login, url):
     name, user = login
+    PostgresStore(url).close()  # makes the role, as the first login that may
     postgres.execute(name, f"GRANT CREATE ON DATABASE {name} TO {user}")
     store = PostgresStore(postgres.url(name, user))
     with pytest.raises(BadCredentialsError) as caught:
