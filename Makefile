@@ -9,6 +9,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 SYSTEM := $(VENV)/.system
+# Spark lives for a minute in most tests: Java's second compiler would take more time than it gives back.
+SHORT_LIVED := -XX:TieredStopAtLevel=1
 UV := $(shell command -v uv 2>/dev/null || echo $(VENV)-uv/bin/uv)
 
 .DEFAULT_GOAL := help
@@ -25,7 +27,8 @@ demo: $(INSTALLED)  ## run the shop: live events, six pipelines on Spark, a page
 test: $(INSTALLED) $(SYSTEM)  ## run all tests, doctests included (WORKERS=0: in one process)
 	@$(BIN)/pytest -q -n $(WORKERS) --dist worksteal -m "not spark and not services" $(ARGS)
 	@$(BIN)/pytest -q -n $(WORKERS) --dist worksteal -m "services and not spark" $(ARGS)
-	@$(BIN)/pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder -o faulthandler_timeout=600 -m spark $(ARGS)
+	@JDK_JAVA_OPTIONS=$(SHORT_LIVED) $(BIN)/pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
+	  -o faulthandler_timeout=600 -m spark $(ARGS)
 
 faults: $(INSTALLED) $(SYSTEM)  ## run the long fault suites of log, queues and engine: kills, power cuts, torn writes
 	@HEADWATER_FAULTS=full $(BIN)/pytest -q -n $(WORKERS) --dist worksteal -o faulthandler_timeout=0 \

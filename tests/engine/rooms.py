@@ -41,7 +41,7 @@ def started(
     around = Surroundings(log.folder, log, store, clock, rows=rows, stage_above=stage_above, wait=0.02)
     engine = Engine(app.resolve(), lambda: shared_spark().session, around, rebuild)
     engine.start()
-    world = World(engine, around, log, clock)
+    world = World(engine, around, log, clock, app)
     try:
         yield world
     finally:
