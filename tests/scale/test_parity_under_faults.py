@@ -25,6 +25,7 @@ import pytest
 import headwater as hw
 from headwater.profiles import read_profile
 from tests.cli.conftest import COMMAND
+from tests.faults.counts import only_in_full_runs
 from tests.scale.bills import kill_driver, require_current, require_each_once, send, write_app
 from tests.scale.conftest import DRIVERS
 from tests.services.shell import CLEAN, Shell
@@ -119,6 +120,7 @@ def used(client: hw.Client) -> int:
     return least if count == 2 else 0
 
 
+@only_in_full_runs
 def test_executors_and_drivers_die_and_meet_and_each_row_is_there_once(
     cluster: Shell, monkeypatch: pytest.MonkeyPatch
 ):
