@@ -94,5 +94,7 @@ def test_the_shop_survives_kills_of_engine_and_workers(tmp_path, seed):
         until(stage.current)
         outcome = stage.outcome()
     assert outcome.faults == []
-    assert [one for one in outcome.pipelines if not one.rows or one.wrong] == []
+    assert [one for one in outcome.pipelines if one.wrong] == []
+    # Whoever has not paid is known only when the time for it is over, which a quick run may not reach.
+    assert {one.name for one in outcome.pipelines if not one.rows} <= {"unpaid"}
     assert sum(topic.events for topic in outcome.topics) > LENGTH * 100
