@@ -16,14 +16,12 @@ import sqlite3
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from headwater.errors import (
     DamagedError,
     DiskFailedError,
-    DiskFullError,
     HeadwaterError,
-    LockedError,
     NotWritableError,
     UnknownQueueError,
     UsageError,
@@ -37,6 +35,7 @@ from headwater.queues.embedded.queue_time import QueueTime
 from headwater.queues.embedded.tables import migrate
 from headwater.queues.embedded.tidying import tidy
 from headwater.queues.embedded.transaction import Transaction
+from headwater.sqlite_file import BUSY, translated
 
 __all__ = ["QueueFile"]
 
@@ -45,9 +44,6 @@ T = TypeVar("T")
 _open_here: weakref.WeakSet[QueueFile] = weakref.WeakSet()
 _open_in_parent: set[Path] = set()
 _NAME: Final = "messages.db"
-_BUSY: Final = (
-    30.0  # seconds; our own processes take turns by a lock, so only another program can make us wait
-)
 _SHARED_MEMORY: Final = Path("/dev/shm")
 _TIDY_EVERY: Final = 64  # transactions
 _CHECKPOINT_PAGES: Final = 2_000
@@ -302,7 +298,7 @@ _SETTINGS: Final = (
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, timeout=_BUSY, isolation_level=None, check_same_thread=False)
+    connection = sqlite3.connect(path, timeout=BUSY, isolation_level=None, check_same_thread=False)
     try:
         for setting in _SETTINGS:
             connection.execute(f"PRAGMA {setting}").fetchall()
@@ -316,28 +312,7 @@ def _connect(path: Path) -> sqlite3.Connection:
 def _translated(path: Path) -> Iterator[None]:
     """Errors of SQLite and of the operating system as ours."""
     try:
-        yield
-    except sqlite3.Error as error:
-        known = _known(error, path)
-        if known is None:
-            raise
-        raise known from error
+        with translated(path, "queue"):
+            yield
     except OSError as error:
         raise NotWritableError("a queue cannot be opened", detail=f"{path}: {error}") from error
-
-
-def _known(error: sqlite3.Error, path: Path) -> HeadwaterError | None:
-    code: Any = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the upper bits tell kinds of one cause apart
-    match code:
-        case sqlite3.SQLITE_FULL:
-            return DiskFullError("no space left for the queue", detail=str(path), fix="free some space")
-        case sqlite3.SQLITE_IOERR:
-            return DiskFailedError("the queue could not be written or read", detail=f"{path}: {error}")
-        case sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM:
-            return NotWritableError("the queue cannot be opened", detail=f"{path}: {error}")
-        case sqlite3.SQLITE_BUSY:
-            what = f"another program has been writing to the queue for more than {_BUSY:g} s"
-            return LockedError(what, detail=str(path), fix="try again")
-        case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
-            return DamagedError("the queue's file is damaged", detail=f"{path}: {error}")
-    return None

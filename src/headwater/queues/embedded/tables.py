@@ -20,9 +20,9 @@ import sqlite3
 from pathlib import Path
 from typing import Final
 
-from headwater.errors import NewerFormatError
+from headwater.sqlite_file import bring_up
 
-__all__ = ["BEHIND", "DELAYED", "FLIGHT", "FORMAT", "READY", "migrate"]
+__all__ = ["BEHIND", "DELAYED", "FLIGHT", "READY", "migrate"]
 
 READY: Final = 0
 DELAYED: Final = 1
@@ -86,7 +86,6 @@ CREATE TABLE handover (
 """
 
 _STEPS = (_FIRST,)
-FORMAT: Final = len(_STEPS)
 
 
 def migrate(connection: sqlite3.Connection, path: Path) -> None:
@@ -95,17 +94,4 @@ def migrate(connection: sqlite3.Connection, path: Path) -> None:
     Raises:
         NewerFormatError: A newer version of Headwater has written the file; nothing was touched.
     """
-    (found,) = connection.execute("PRAGMA user_version").fetchone()
-    if found > FORMAT:
-        raise NewerFormatError(
-            f"the queue has format {found}, this version of Headwater knows {FORMAT}",
-            detail=str(path),
-            fix="use the newer version of Headwater",
-            format=found,
-        )
-    for step in _STEPS[found:]:
-        for statement in step.split(";"):
-            if statement.strip():
-                connection.execute(statement)
-    if found < FORMAT:
-        connection.execute(f"PRAGMA user_version = {FORMAT}")
+    bring_up(connection, path, "queue", _STEPS)

@@ -7,20 +7,12 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
-from headwater.errors import (
-    DamagedError,
-    DiskFailedError,
-    DiskFullError,
-    HeadwaterError,
-    LockedError,
-    NotWritableError,
-    TooLargeError,
-)
+from headwater import sqlite_file
+from headwater.errors import TooLargeError
+from headwater.sqlite_file import BUSY
 from headwater.store.bookkeeping.outbox import LARGEST
 
-__all__ = ["BUSY", "connect", "quoted", "reading", "transaction", "translated"]
-
-BUSY = 30.0  # seconds to wait for another process's transaction: the largest batch takes a few
+__all__ = ["connect", "quoted", "reading", "transaction", "translated"]
 
 
 def quoted(name: str) -> str:
@@ -80,32 +72,12 @@ def transaction(connection: sqlite3.Connection, path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def translated(path: Path) -> Iterator[None]:
-    """Errors of SQLite as ours."""
+    """Errors of SQLite as ours, a batch that it cannot hold among them."""
     try:
-        yield
+        with sqlite_file.translated(path, "store"):
+            yield
     except sqlite3.Error as error:
-        known = _known(error, path)
-        if known is None:
+        if getattr(error, "sqlite_errorcode", 0) != sqlite3.SQLITE_TOOBIG:
             raise
-        raise known from error
-
-
-def _known(error: sqlite3.Error, path: Path) -> HeadwaterError | None:
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the upper bits tell kinds of one cause apart
-    match code:
-        case sqlite3.SQLITE_FULL:
-            return DiskFullError("no space left for the store", detail=str(path), fix="free some space")
-        case sqlite3.SQLITE_IOERR:
-            return DiskFailedError("the store could not be written or read", detail=f"{path}: {error}")
-        case sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM:
-            return NotWritableError("the store cannot be opened", detail=f"{path}: {error}")
-        case sqlite3.SQLITE_BUSY:
-            what = f"another process has been writing to the store for more than {BUSY:g} s"
-            return LockedError(what, detail=str(path), fix="try again")
-        case sqlite3.SQLITE_TOOBIG:
-            return TooLargeError(
-                "a batch is too large for the store", fix="use smaller batches", limit=LARGEST
-            )
-        case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
-            return DamagedError("the store is damaged", detail=f"{path}: {error}")
-    return None
+        what = "a batch is too large for the store"
+        raise TooLargeError(what, fix="use smaller batches", limit=LARGEST) from error

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
-from headwater.errors import NewerFormatError
+from headwater.sqlite_file import bring_up
 
 __all__ = ["FORMAT", "migrate", "up_to_date"]
 
@@ -106,17 +106,4 @@ def migrate(connection: sqlite3.Connection, path: Path) -> None:
     Raises:
         NewerFormatError: A newer version of Headwater has written the store; nothing was touched.
     """
-    (found,) = connection.execute("PRAGMA user_version").fetchone()
-    if found > FORMAT:
-        raise NewerFormatError(
-            f"the store has format {found}, this version of Headwater knows {FORMAT}",
-            detail=str(path),
-            fix="use the newer version of Headwater",
-            format=found,
-        )
-    for step in _STEPS[found:]:
-        for statement in step.split(";"):
-            if statement.strip():
-                connection.execute(statement)
-    if found < FORMAT:
-        connection.execute(f"PRAGMA user_version = {FORMAT}")
+    bring_up(connection, path, "store", _STEPS)
