@@ -19,7 +19,7 @@ from benchmarks.machine import this_machine
 from benchmarks.measure import Case, Measured, measure, percentile, say
 from benchmarks.queue_asking import bare_asks, our_asks
 from benchmarks.queue_rounds import Embedded, Rabbit
-from benchmarks.queue_worker import Worker
+from benchmarks.queue_worker import latencies
 from benchmarks.table import Aim, Row, at_least, at_most, print_table, rate_row
 from headwater.queues.protocol import Outgoing
 from tests.services.rabbitmq import rabbit_broker
@@ -85,11 +85,12 @@ def latency_rows(bench: Bench) -> Iterator[Row]:
     say("publish to worker in another process")
     count, name = bench.options.size(full=1_000, quick=5), bench.embedded.queue()
     syncs: list[float] = []
-    with (
-        BareSync(bench.options.folder) as sync,
-        Worker("embedded", str(bench.embedded.folder), name, count) as worker,
-    ):
-        taken = worker.latencies(
+    with BareSync(bench.options.folder) as sync:
+        taken = latencies(
+            "embedded",
+            str(bench.embedded.folder),
+            name,
+            count,
             lambda body: bench.embedded.broker.publish(name, [Outgoing(body)]),
             lambda: syncs.append(sync.timed()),
         )

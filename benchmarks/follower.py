@@ -10,20 +10,15 @@ from __future__ import annotations
 
 import itertools
 import json
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from benchmarks.orders import orders
+from benchmarks.other_process import PAUSE, WARM_UP, OtherProcess
 
 __all__ = ["Follower"]
-
-WARM_UP = 20
-PAUSE = 0.002
-LONGEST = 120.0  # seconds; a follower that takes longer will never get its events
 
 
 class Follower:
@@ -31,40 +26,25 @@ class Follower:
 
     def __init__(self, kind: str, address: str, topic: str, count: int) -> None:
         self.count = count
-        command = [sys.executable, "-m", "benchmarks.follower", kind, address, topic, str(count + WARM_UP)]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        self._killer = threading.Timer(LONGEST, self._process.kill)
-        self._killer.start()
+        self._process = OtherProcess("benchmarks.follower", kind, address, topic, str(count + WARM_UP))
 
     def __enter__(self) -> Follower:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._killer.cancel()
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.wait()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
+    def __exit__(self, *error: Any) -> None:
+        self._process.__exit__(*error)
 
     def latencies(
         self, send: Callable[[dict[str, Any]], object], between: Callable[[], object] = lambda: None
     ) -> list[float]:
         """Seconds that each event took; before each of them a pause and a call of `between`."""
-        self._line()
+        self._process.line()
         for order in itertools.islice(itertools.cycle(orders(100)), self.count + WARM_UP):
             time.sleep(PAUSE)
             between()
             send({**order, "product_id": time.monotonic_ns()})
-        nanoseconds: list[int] = json.loads(self._line())
+        nanoseconds: list[int] = json.loads(self._process.line())
         return [each / 1e9 for each in nanoseconds[WARM_UP:]]
-
-    def _line(self) -> str:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"the follower ended with code {self._process.wait()}")
-        return line
 
 
 def kafka_events(address: str, topic: str) -> Iterator[dict[str, Any]]:

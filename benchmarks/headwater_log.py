@@ -9,9 +9,10 @@ from pathlib import Path
 
 import headwater as hw
 from benchmarks.bare_disk import BareSync
-from benchmarks.follower import PAUSE, Follower
+from benchmarks.follower import Follower
 from benchmarks.measure import Case, Watch
 from benchmarks.orders import SCHEMA, arrow_orders, orders
+from benchmarks.other_process import PAUSE
 from benchmarks.senders import send_at_once
 from headwater.client import Client
 from headwater.events import SystemClock

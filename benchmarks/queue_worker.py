@@ -10,55 +10,33 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["Worker"]
+from benchmarks.other_process import PAUSE, WARM_UP, OtherProcess
 
-WARM_UP = 20
-PAUSE = 0.002
-LONGEST = 120.0  # seconds; a worker that takes longer will never get its messages
+__all__ = ["latencies"]
 
 
-class Worker:
-    """The other process, seen from the publisher's side; a context manager that waits for its end."""
-
-    def __init__(self, kind: str, address: str, queue: str, count: int) -> None:
-        self._count = count + WARM_UP
-        command = [sys.executable, "-m", "benchmarks.queue_worker", kind, address, queue, str(self._count)]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        self._killer = threading.Timer(LONGEST, self._process.kill)
-        self._killer.start()
-
-    def __enter__(self) -> Worker:
-        self._line()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._killer.cancel()
-        self._process.kill()
-        self._process.wait()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
-
-    def latencies(self, publish: Callable[[bytes], object], between: Callable[[], object]) -> list[float]:
-        """Seconds that each message took; before each of them a pause and a call of `between`."""
-        for _ in range(self._count):
+def latencies(
+    kind: str,
+    address: str,
+    queue: str,
+    count: int,
+    publish: Callable[[bytes], object],
+    between: Callable[[], object],
+) -> list[float]:
+    """Seconds that each message took to a worker; before each of them a pause and a call of `between`."""
+    total = count + WARM_UP
+    with OtherProcess("benchmarks.queue_worker", kind, address, queue, str(total)) as worker:
+        worker.line()
+        for _ in range(total):
             time.sleep(PAUSE)
             between()
             publish(str(time.monotonic_ns()).encode())
-        return [each / 1e9 for each in json.loads(self._line())[WARM_UP:]]
-
-    def _line(self) -> str:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"the worker ended with code {self._process.wait()}")
-        return line
+        return [each / 1e9 for each in json.loads(worker.line())[WARM_UP:]]
 
 
 def embedded(address: str, queue: str, count: int) -> list[int]:
