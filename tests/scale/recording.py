@@ -78,3 +78,9 @@ def before_closing(rows: list[dict[str, Any]]) -> list[str]:
     """Rows as text, in order, without those that only the closing events made."""
     evening = f"datetime({CLOSING.year}, {CLOSING.month}, {CLOSING.day}, {CLOSING.hour}"
     return sorted(text for text in map(repr, rows) if evening not in text and "closing-" not in text)
+
+
+def late(client: hw.Client, of: hw.App) -> list[dict[str, Any]]:
+    """Events that came too late for a pipeline of this app; the store may hold those of other apps too."""
+    found = client.sql("select pipeline, value from hw_late", limit=10_000).rows
+    return [{"pipeline": pipeline, "value": value} for pipeline, value in found if pipeline in of.pipelines]

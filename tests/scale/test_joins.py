@@ -15,6 +15,7 @@ from headwater.log.places import open_log
 from headwater.log.protocol import TimedLog
 from headwater.profiles import read_profile
 from tests.scale.conftest import DRIVERS
+from tests.scale.recording import late
 from tests.services.shell import Shell
 
 pytestmark = [pytest.mark.services, pytest.mark.spark]
@@ -52,7 +53,10 @@ def send(log: TimedLog, clock: ManualClock) -> None:
 
 
 def found(client: hw.Client) -> dict[str, list[str]]:
-    return {name: sorted(map(repr, client.view(name).rows())) for name in VIEWS}
+    """All that the joins have made, and what came too late for them."""
+    made = {name: client.view(name).rows() for name in VIEWS}
+    made["late"] = late(client, load_app(JOINS))
+    return {name: sorted(map(repr, rows)) for name, rows in made.items()}
 
 
 def test_every_join_gives_the_rows_of_the_embedded_run(cluster: Shell, monkeypatch: pytest.MonkeyPatch):

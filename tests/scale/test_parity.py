@@ -6,11 +6,12 @@ import pytest
 
 import headwater as hw
 from headwater.demo import SHOP
+from headwater.demo.shop import app
 from headwater.events import ManualClock
 from headwater.log.places import open_log
 from headwater.profiles import read_profile
 from tests.scale.conftest import DRIVERS
-from tests.scale.recording import before_closing, send
+from tests.scale.recording import before_closing, late, send
 from tests.services.shell import Shell
 
 pytestmark = [pytest.mark.services, pytest.mark.spark]
@@ -25,8 +26,7 @@ def found(client: hw.Client) -> dict[str, list[str]]:
     made["unpaid"] = before_closing(
         [e.value for e in client.read("unpaid", stop="end") if e.value is not None]
     )
-    late = client.sql("select pipeline, value from hw_late", limit=10_000).rows
-    made["late"] = before_closing([{"pipeline": pipeline, "value": value} for pipeline, value in late])
+    made["late"] = before_closing(late(client, app))
     return made
 
 
