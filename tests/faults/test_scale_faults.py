@@ -62,7 +62,9 @@ def postgres() -> Iterator[Server]:
 @pytest.fixture
 def admin(brokers: list[Broker]) -> AdminClient:
     """Another tool."""
-    return AdminClient({"bootstrap.servers": brokers[0].address})
+    return AdminClient(
+        {"bootstrap.servers": brokers[0].address, "log_level": 2}
+    )  # brokers are killed: it need not say so
 
 
 @dataclass(frozen=True)
@@ -179,7 +181,7 @@ def test_new_partitions_are_taken_in_while_the_pipelines_run(
 ):
     name = fresh_name()
     store = PostgresStore(postgres.url(postgres.emptied()))
-    plain = Producer({"bootstrap.servers": brokers[0].address})
+    plain = Producer({"bootstrap.servers": brokers[0].address, "log_level": 2})
 
     def others(*sent: tuple[int, str]) -> None:
         for number, at in sent:

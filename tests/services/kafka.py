@@ -184,7 +184,7 @@ def create_kafka_topic(address: str, name: str, *, partitions: int = 1, **settin
     """Create a topic and wait until the broker has it; settings with `_` for `.`: `flush_messages=1`."""
     config = {key.replace("_", "."): str(value) for key, value in settings.items()}
     topic = NewTopic(name, num_partitions=partitions, replication_factor=1, config=config)
-    admin = AdminClient({"bootstrap.servers": address})
+    admin = AdminClient({"bootstrap.servers": address, "log_level": 2})
     for created in admin.create_topics([topic]).values():
         created.result(timeout=30)
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import aio_pika
 import pytest
 
+import headwater as hw
 from headwater.errors import MissingProgramError
 from headwater.profiles import describe
 from headwater.services import rabbitmq
@@ -49,6 +50,17 @@ async def test_a_plain_client_gets_back_what_it_sent_after_a_restart(shell):
     shell("services", "up", "rabbitmq")
     assert shell.state["rabbitmq"]["ports"] == before["ports"]
     assert await exchanged(send=False) == b"high"
+
+
+@pytest.mark.services
+def test_counts_that_only_the_workers_know_are_not_shown_as_zero(shell, monkeypatch):
+    monkeypatch.chdir(shell.folder)
+    with hw.connect(profile="local") as client:
+        client.create_queue("emails", "to string")
+        client.queue("emails").publish({"to": "ada"})
+    [row] = shell("queues", "emails", "--profile", "local")
+    assert (row["waiting"], row["dead"]) == (1, 0)
+    assert (row["published"], row["in_flight"]) == (None, None)
 
 
 @pytest.mark.services

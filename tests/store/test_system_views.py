@@ -5,7 +5,8 @@ from __future__ import annotations
 import sqlite3
 from dataclasses import replace
 
-from headwater.store import Counts, PipelineReport, SqliteStore
+from headwater.engine.keyed.pages import Pages
+from headwater.store import Counts, PipelineReport, SqliteStore, StateWrite
 from tests.store.given import BOTH, MINUTE, TOTALS, Runner, aside, read
 
 STORES = BOTH
@@ -90,6 +91,25 @@ def test_counts_are_those_of_the_current_version(store, views):
     store.swap("totals", 2)
     assert views.sql(question).rows == [(2, "rebuilding", 30, None)]
     assert views.sql("select count(*) from hw_late").rows == [(3,)]
+
+
+def test_state_is_counted_in_keys_and_entries_also_when_it_is_in_pages(store, views):
+    runner = Runner(store)
+    pages = Pages(store.states(runner.query), "single")
+    keys = [bytes([number]) for number in range(200)]
+    pages.put(keys, [b"value"] * 200)
+    below = StateWrite("named", [b"a", b"a", b"b"], [b"x", b"y", b"x"], [b"1", b"2", b"3"])
+    runner.commit([], states=(pages.write(), below, StateWrite("mark", [b""], [b""], [b"form"])))
+    pages.committed()
+    pages.put(keys[:50], [None] * 50)
+    write = pages.write()
+    assert 2 < len(write.keys) < 50
+    runner.commit([], states=(write,))
+    found = views.sql("select space, keys, entries, largest from hw_state order by space").rows
+    assert found == [("named", 2, 3, 2), ("single", 150, 150, 1)]
+    assert {type(figure) for row in found for figure in row[1:]} == {int}
+    (size,) = views.sql("select bytes from hw_state where space = 'named'").rows
+    assert size == (9,)
 
 
 def test_events_kept_beside_are_seen(store, views):

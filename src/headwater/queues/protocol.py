@@ -216,6 +216,10 @@ class Receiver(Protocol):
 class Broker(Protocol):
     """Queues that can be declared, published to and received from; safe to share between threads."""
 
+    @property
+    def counts_of_all(self) -> bool:
+        """Whether `counts` knows what all processes do; if not, only `waiting` and `dead` are of more than this one."""
+
     def declare(self, queue: Queue) -> Queue:
         """Create a queue, or bring it up to this definition."""
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -93,7 +94,8 @@ class StagedPart:
 class StateWrite:
     """What a batch changed in one space of an operator's state: entries by key and name, each once.
 
-    A value of None takes the entry away, whether it is there or not.
+    A value of None takes the entry away, whether it is there or not. `held` says of how many keys each entry has the
+    values: of one each, unless it is given.
 
     Example:
         >>> StateWrite("seen", [b"ada", b"bob"], [b"", b""], [b"3", None]).space
@@ -104,6 +106,12 @@ class StateWrite:
     keys: Sequence[bytes]
     names: Sequence[bytes]
     values: Sequence[bytes | None]
+    held: Sequence[int] | None = None
+
+    def __iter__(self) -> Iterator[tuple[bytes, bytes, bytes | None, int]]:
+        """Its entries: key, name, value, and of how many keys it is."""
+        held = repeat(1, len(self.keys)) if self.held is None else self.held
+        return zip(self.keys, self.names, self.values, held, strict=True)
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ def do(state, step, given):
 
 
 @settings(max_examples=150, deadline=None)
-@given(steps=STEPS, most=st.integers(0, 3))
+@given(steps=STEPS, most=st.integers(0, 40))
 def test_it_answers_as_memory_does(steps, most):
     with tempfile.TemporaryDirectory() as folder:
         store = SqliteStore(Path(folder))

@@ -13,7 +13,7 @@ from headwater.cli.output import Column, Output
 from headwater.cli.words import count, plural, when
 
 if TYPE_CHECKING:
-    from headwater.queues import DeadLetter
+    from headwater.queues import Broker, DeadLetter, GroupCounts
 
 __all__ = ["DEAD", "letter_row", "queues"]
 
@@ -21,7 +21,7 @@ _COUNTS = [
     Column("QUEUE", "queue"),
     Column("GROUP", "group", lambda group: group or "-"),
     *(
-        Column(name.upper().replace("_", " "), name, count, right=True)
+        Column(name.upper().replace("_", " "), name, lambda of: "-" if of is None else count(of), right=True)
         for name in ("waiting", "delayed", "in_flight", "dead", "published", "acked", "redelivered")
     ),
 ]
@@ -48,7 +48,8 @@ def queues(
     """Show how queues stand: counts per queue and group, or the dead letters of one.
 
     Waiting can be taken now; delayed rests until its time or between two attempts; in flight is with workers; dead was
-    given up, and is kept with its reason. The other counts are since the queue exists.
+    given up, and is kept with its reason. The other counts are since the queue exists. RabbitMQ tells others only how
+    many wait and how many are dead.
 
     Args:
         name: Only this queue.
@@ -62,7 +63,7 @@ def queues(
         names = client.queues() if name is None else [client.broker.queue(name).name]
         if not dead:
             rows = [
-                {"queue": one, **asdict(counts)}
+                {"queue": one, **_known(client.broker, counts)}
                 for one in names
                 for counts in client.broker.counts(one)
                 if group in (None, counts.group)
@@ -78,6 +79,13 @@ def queues(
     elif not letters:
         output.note("no dead letters")
     return 0
+
+
+def _known(broker: Broker, counts: GroupCounts) -> dict[str, Any]:
+    """The counts that this process can know, which only looks; None for the others."""
+    found = asdict(counts)
+    known = found if broker.counts_of_all else ("group", "waiting", "dead")
+    return {name: value if name in known else None for name, value in found.items()}
 
 
 def letter_row(queue: str, letter: DeadLetter) -> dict[str, Any]:

@@ -2,46 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import islice
-from typing import Final
+from collections.abc import Iterable, Iterator, Sequence
 
+from headwater.engine.keyed.pages import MOST, Pages
 from headwater.engine.keyed.state import Entry, MemoryState
 from headwater.store import States, StateWrite
 
 __all__ = ["Recent", "StoreState"]
 
-_MOST: Final = 1_000_000
-"""How many single values are kept in memory; beyond it all are read anew, as after a restart."""
-
 
 class Recent:
-    """Single values that were read or written lately; valid as long as every commit of this process was taken.
+    """The pages of single values that earlier batches have read or written, by space.
 
-    Example:
-        >>> recent = Recent(most=2)
-        >>> recent.keep("seen", {b"a": b"1", b"b": None})
-        >>> recent.space("seen")[b"a"]
-        b'1'
-        >>> recent.keep("seen", {b"c": b"3"})
-        >>> list(recent.space("seen"))
-        [b'c']
+    Args:
+        most: How many bytes of each space are kept in memory.
     """
 
-    def __init__(self, most: int = _MOST) -> None:
+    def __init__(self, most: int = MOST) -> None:
         self._most = most
-        self._spaces: dict[str, dict[bytes, bytes | None]] = {}
+        self._spaces: dict[str, Pages] = {}
 
-    def space(self, space: str) -> dict[bytes, bytes | None]:
-        """What is known of a space; None for a key that is known to have no value."""
-        return self._spaces.setdefault(space, {})
+    def pages(self, states: States, space: str) -> Pages:
+        """Those of one space."""
+        if space not in self._spaces:
+            self._spaces[space] = Pages(states, space, most=self._most)
+        return self._spaces[space]
 
-    def keep(self, space: str, values: dict[bytes, bytes | None]) -> None:
-        """Remember what was read or committed; when that is too much, nothing but it."""
-        known = self.space(space)
-        if len(known) + len(values) > self._most:
-            known.clear()
-        known.update(islice(values.items(), self._most))
+    def __iter__(self) -> Iterator[Pages]:
+        return iter(self._spaces.values())
 
     def clear(self) -> None:
         """Forget everything: a batch was not committed."""
@@ -59,7 +47,6 @@ class StoreState:
     def __init__(self, states: States, recent: Recent) -> None:
         self._states = states
         self._recent = recent
-        self._single: dict[str, dict[bytes, bytes | None]] = {}
         self._named: dict[str, dict[bytes, dict[bytes, bytes | None]]] = {}
         self._whole = MemoryState()
         self._loaded: dict[str, set[bytes]] = {}
@@ -69,7 +56,7 @@ class StoreState:
     ) -> list[bytes | None]:
         """The values of many entries, in the order asked for; None where there is none."""
         if names is None:
-            return self._singles(space, keys)
+            return self._recent.pages(self._states, space).values(keys)
         pairs = list(zip(keys, names, strict=True))
         mine, loaded = self._named.get(space, {}), self._loaded.get(space, set())
         asked = [pair for pair in pairs if pair[0] not in loaded and pair[1] not in mine.get(pair[0], {})]
@@ -84,22 +71,6 @@ class StoreState:
             mine[key][name] if name in mine.get(key, {}) else found.get((key, name), whole)
             for (key, name), whole in zip(pairs, there, strict=True)
         ]
-
-    def _singles(self, space: str, keys: Sequence[bytes]) -> list[bytes | None]:
-        mine, known = self._single.get(space, {}), self._recent.space(space)
-        unknown = [key for key in keys if key not in known and key not in mine]
-        if unknown:
-            unknown = list(dict.fromkeys(unknown))
-            read = self._states.values(space, unknown, [b""] * len(unknown))
-            found = dict(zip(unknown, read, strict=True))
-            if len(found) == len(keys):
-                self._recent.keep(space, found)
-                return [found[key] for key in keys]
-            known = known | found
-            self._recent.keep(space, found)
-        if not mine:
-            return [known[key] for key in keys]
-        return [mine[key] if key in mine else known[key] for key in keys]
 
     def load(self, space: str, keys: Iterable[bytes]) -> None:
         """All entries of these keys will be asked for: one look for all is cheaper than one for each."""
@@ -144,7 +115,7 @@ class StoreState:
     ) -> None:
         """Set many entries; None takes an entry away."""
         if names is None:
-            self._single.setdefault(space, {}).update(zip(keys, values, strict=True))
+            self._recent.pages(self._states, space).put(keys, values)
             return
         mine, loaded = self._named.setdefault(space, {}), self._loaded.get(space, ())
         for key, name, value in zip(keys, names, values, strict=True):
@@ -154,11 +125,7 @@ class StoreState:
 
     def writes(self) -> tuple[StateWrite, ...]:
         """What the batch changes, to be committed with its rows."""
-        single = [
-            StateWrite(space, list(values), [b""] * len(values), list(values.values()))
-            for space, values in self._single.items()
-            if values
-        ]
+        single = [write for pages in self._recent if (write := pages.write())]
         named = []
         for space, below in self._named.items():
             entries = [(key, name, value) for key, mine in below.items() for name, value in mine.items()]
@@ -168,5 +135,5 @@ class StoreState:
 
     def committed(self) -> None:
         """The batch was taken: what it wrote is what the next one will read."""
-        for space, values in self._single.items():
-            self._recent.keep(space, values)
+        for pages in self._recent:
+            pages.committed()

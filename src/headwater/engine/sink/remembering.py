@@ -23,7 +23,8 @@ __all__ = ["STATE_LOST", "Made", "Remembering", "settled"]
 STATE_LOST: Final = "the state of an operator is gone or damaged"
 """What is said then; whoever runs the pipeline makes it anew from the log."""
 _MARK: Final = "mark"
-"""A space with one entry, which is there as soon as a batch is committed."""
+"""A space with one entry, which is there as soon as a batch is committed; its name says how state is laid out."""
+_LAYOUT: Final = b"pages"
 
 
 @dataclass(frozen=True)
@@ -58,9 +59,11 @@ class Remembering:
         self._states = states
         self._recent = Recent()
         self._state: StoreState | None = None
-        self._marked = states.values(_MARK, [b""], [b""]) != [None]
+        self._marked = states.values(_MARK, [b""], [_LAYOUT]) != [None]
         if begun and not self._marked:
-            raise DamagedError(STATE_LOST, detail="the store has the view's rows, and nothing of its state")
+            raise DamagedError(
+                STATE_LOST, detail="the store has the view's rows, and no state that this version reads"
+            )
 
     def run(self, rows: pa.Table, watermark: int) -> Made:
         """What the operator makes of a batch; all of it is to be committed.
@@ -83,7 +86,9 @@ class Remembering:
             )
             made = made.filter(pc.is_null(made.column(REFUSED)))
         hidden = [name for name in made.column_names if name.startswith(HIDDEN_PREFIX) and name != WEIGHT]
-        mark = () if self._marked else (StateWrite(_MARK, [b""], [b""], [self._after.steps.form.encode()]),)
+        mark = (
+            () if self._marked else (StateWrite(_MARK, [b""], [_LAYOUT], [self._after.steps.form.encode()]),)
+        )
         return Made(made.drop_columns(hidden), (*self._state.writes(), *mark), refused)
 
     def committed(self) -> None:

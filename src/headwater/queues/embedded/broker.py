@@ -62,6 +62,11 @@ class EmbeddedBroker:
         self._receivers: list[EmbeddedReceiver] = []
         self._closed = False
 
+    @property
+    def counts_of_all(self) -> bool:
+        """They are in the queue's file."""
+        return True
+
     # -- definitions -------------------------------------------------------------------------------------------
 
     def declare(self, queue: Queue) -> Queue:

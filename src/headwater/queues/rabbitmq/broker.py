@@ -71,6 +71,11 @@ class RabbitBroker:
         self._inboxes: list[Inbox] = []
         self._loop = LoopThread("headwater-rabbitmq")
 
+    @property
+    def counts_of_all(self) -> bool:
+        """RabbitMQ says how many wait; the rest is counted by each process for itself."""
+        return False
+
     def declare(self, queue: Queue) -> Queue:
         """Create a queue, or bring it up to this definition.
 

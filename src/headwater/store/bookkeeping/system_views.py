@@ -21,10 +21,14 @@ _COUNTS = ", ".join(_kept(f"t.{name}", name) for name in ("in_", "used", "late",
 
 
 _STATE = """
-    SELECT t.pipeline, t.version, s.space, count(DISTINCT e.key) AS keys, count(e.key) AS entries,
-           coalesce(sum(length(e.key) + length(e.name) + length(e.value)), 0) AS bytes,
-           (SELECT count(*) FROM hw$state m WHERE m.space = s.id GROUP BY m.key ORDER BY 1 DESC LIMIT 1) AS largest
-    FROM hw$spaces s JOIN hw$totals t ON t.query = s.query LEFT JOIN hw$state e ON e.space = s.id
+    SELECT t.pipeline, t.version, s.space, CAST(coalesce(sum(e.keys), 0) AS bigint) AS keys,
+           CAST(coalesce(sum(e.entries), 0) AS bigint) AS entries, CAST(coalesce(sum(e.bytes), 0) AS bigint) AS bytes,
+           max(e.below) AS largest
+    FROM hw$spaces s JOIN hw$totals t ON t.query = s.query LEFT JOIN (
+        SELECT space, key, max(held) AS keys, sum(held) AS entries, count(*) AS below,
+               sum(length(key) + length(name) + length(value)) AS bytes
+        FROM hw$state GROUP BY space, key
+    ) e ON e.space = s.id
     WHERE s.space <> 'mark'
     GROUP BY t.pipeline, t.version, s.space, s.id
 """

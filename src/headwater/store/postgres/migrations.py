@@ -91,7 +91,11 @@ CREATE TABLE hw$state (
 ) WITH (fillfactor = 80);
 """
 
-_STEPS = (_FIRST, _SECOND, _THIRD)
+_FOURTH = """
+ALTER TABLE hw$state ADD COLUMN held int NOT NULL DEFAULT 1;
+"""
+
+_STEPS = (_FIRST, _SECOND, _THIRD, _FOURTH)
 FORMAT = len(_STEPS)
 
 

@@ -21,8 +21,8 @@ _BELOW: Final = """
     SELECT key, name, value FROM hw$state WHERE space = ? AND key = ANY(?::bytea[]) ORDER BY key, name
 """
 _PUT: Final = """
-    INSERT INTO hw$state SELECT ?, * FROM unnest(?::bytea[], ?::bytea[], ?::bytea[])
-    ON CONFLICT (space, key, name) DO UPDATE SET value = excluded.value
+    INSERT INTO hw$state SELECT ?, * FROM unnest(?::bytea[], ?::bytea[], ?::bytea[], ?::int[])
+    ON CONFLICT (space, key, name) DO UPDATE SET value = excluded.value, held = excluded.held
 """
 _TAKE: Final = """
     DELETE FROM hw$state s USING unnest(?::bytea[], ?::bytea[]) AS gone(key, name)
@@ -81,7 +81,7 @@ def write_states(session: PostgresSession, query: str, writes: Sequence[StateWri
     """Change what operators remember; inside the caller's transaction."""
     for write in writes:
         number = make_space(session, query, write.space)
-        entries = list(zip(write.keys, write.names, write.values, strict=True))
+        entries = list(write)
         put = [entry for entry in entries if entry[2] is not None]
         if put:
             session.execute(_PUT, (number, *map(list, zip(*put, strict=True))))

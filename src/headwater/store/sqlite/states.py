@@ -78,9 +78,9 @@ def write_states(connection: sqlite3.Connection, query: str, writes: Sequence[St
     """Change what operators remember; inside the caller's transaction."""
     for write in writes:
         number = make_space(connection, query, write.space)
-        entries = sorted(zip(write.keys, write.names, write.values, strict=True))  # neighbours share a page
+        entries = sorted(write)  # neighbours share a page
         put = [entry for entry in entries if entry[2] is not None]
-        connection.executemany(f"INSERT OR REPLACE INTO hw$state VALUES ({number}, ?, ?, ?)", put)
+        connection.executemany(f"INSERT OR REPLACE INTO hw$state VALUES ({number}, ?, ?, ?, ?)", put)
         if len(put) < len(entries):
             gone = (entry[:2] for entry in entries if entry[2] is None)
             connection.executemany(

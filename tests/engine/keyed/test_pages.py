@@ -1,0 +1,100 @@
+"""Pages of single values: any keys and values, however many pages there are, and what a batch writes of them."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headwater.engine.keyed.pages import Pages
+from headwater.store import SqliteStore
+from tests.store.given import Runner
+
+SPACE = "seen"
+
+
+@pytest.fixture
+def runner(tmp_path: Path) -> Iterator[Runner]:
+    with closing(SqliteStore(tmp_path)) as store:
+        yield Runner(store, None)
+
+
+def opened(runner: Runner, **options: int) -> Pages:
+    return Pages(runner.store.states(runner.query), SPACE, **options)
+
+
+def commit(runner: Runner, pages: Pages) -> int:
+    """How many entries were written."""
+    write = pages.write()
+    if write is None:
+        return 0
+    runner.commit([], states=(write,))
+    pages.committed()
+    return len(write.keys)
+
+
+KEYS = st.binary(max_size=3)
+CHANGES = st.dictionaries(KEYS, st.one_of(st.none(), st.binary(max_size=30)), max_size=25)
+
+
+@settings(max_examples=60, deadline=None)
+@given(batches=st.lists(st.tuples(CHANGES, st.booleans()), max_size=8), size=st.integers(1, 60))
+def test_every_value_is_found_on_its_page_whatever_grows(batches, size):
+    model: dict[bytes, bytes | None] = {}
+    with tempfile.TemporaryDirectory() as folder, closing(SqliteStore(Path(folder))) as store:
+        runner = Runner(store, None)
+        pages = opened(runner, size=size)
+        for changes, restarts in batches:
+            pages.put(list(changes), list(changes.values()))
+            model |= changes
+            assert pages.values(list(model)) == list(model.values())
+            commit(runner, pages)
+            if restarts:
+                pages = opened(runner, size=size)
+            assert pages.values([*model, b"never"]) == [*model.values(), None]
+
+
+def keys(numbers: range) -> list[bytes]:
+    return [f"key-{number}".encode() for number in numbers]
+
+
+def test_a_batch_writes_what_it_touches_and_what_it_adds_however_many_keys_there_are(runner: Runner):
+    random, pages = Random(1), opened(runner)
+    written = {}
+    for there in (2_000, 4_000, 16_000):
+        pages.put(keys(range(there)), [b"value"] * there)
+        commit(runner, pages)
+        pages = opened(runner, most=0)
+        touched = keys(range(0, there, there // 50))
+        pages.put(touched, [b"other"] * len(touched))
+        written[there] = commit(runner, pages)
+        assert pages.values(touched) == [b"other"] * len(touched)
+    assert max(written.values()) <= 1 + 50 + 3, written  # and a page or two that is divided once more
+    new = [random.randbytes(8) for _ in range(100)]
+    pages.put(new, [b"value"] * 100)
+    assert commit(runner, pages) <= 1 + 100 + 2 * 100  # a page each, and pages that were divided, by two
+
+
+def test_pages_that_are_not_asked_for_are_not_read(runner: Runner):
+    pages = opened(runner)
+    pages.put(keys(range(5_000)), [b"value"] * 5_000)
+    commit(runner, pages)
+    states = runner.store.states(runner.query)
+    asked: list[int] = []
+
+    class Counted:
+        def values(self, space, sought, names):
+            asked.append(len(sought))
+            return states.values(space, sought, names)
+
+    fresh = Pages(Counted(), SPACE)
+    assert fresh.values([b"key-7", b"key-8"]) == [b"value"] * 2
+    assert sum(asked) <= 3
+    fresh.values([b"key-7"])
+    assert sum(asked) <= 3
