@@ -149,13 +149,15 @@ def size_rows(options: Options) -> Iterator[Row]:
 def timeline_rows(options: Options) -> Iterator[Row]:
     """Posts that reach their followers, beside the join computed anew for each batch."""
     follows = options.size(full=1_000_000, quick=2_000)
-    say(f"timeline, {follows:,} follows")
-    found = fanned_out(options.folder / "timeline", follows, posts=20, batches=options.size(full=20, quick=2))
-    ratio = found.anew_cpu / found.cpu
-    yield Row(
-        f"timeline, {follows:,} follows, 20 posts a batch", found.rows / found.cpu, "rows/s of CPU", found.wall,
-        found.cpu, "the join computed anew by DuckDB for each batch", ratio, at_least(2.0, of="ratio"),
-    )  # fmt: skip
+    for old in (0, follows // 100):
+        say(f"timeline, {follows:,} follows, {old:,} old posts")
+        batches = options.size(full=20, quick=2)
+        found = fanned_out(options.folder / "timeline", follows, old, posts=20, batches=batches)
+        yield Row(
+            f"timeline of {follows:,} follows and {found.before:,} rows, 20 posts a batch", found.rows / found.cpu,
+            "rows/s of CPU", found.wall, found.cpu, "the join computed anew by DuckDB for each batch",
+            found.anew_cpu / found.cpu, at_least(2.0, of="ratio"),
+        )  # fmt: skip
 
 
 def state_rows(options: Options, spark: SparkSession) -> list[Row]:

@@ -29,45 +29,68 @@ _QUERY = "timeline@1"
 
 @dataclass(frozen=True)
 class Fanned:
-    """What new posts cost: rows that came of them, CPU seconds of ours, and of the whole computed anew each time."""
+    """What new posts cost: rows that came of them, CPU seconds of ours, and of the whole computed anew each time.
 
+    `before` is how many rows the timeline had before them.
+    """
+
+    before: int
     rows: int
     cpu: float
     wall: float
     anew_cpu: float
 
 
-def fanned_out(folder: Path, follows: int, posts: int, batches: int) -> Fanned:
-    """Load the follows; then let posts come, batch by batch."""
+def fanned_out(folder: Path, follows: int, old: int, posts: int, batches: int) -> Fanned:
+    """Load the follows and old posts; then let new ones come, batch by batch."""
     shutil.rmtree(folder, ignore_errors=True)
     random = np.random.default_rng(5)
     authors = max(1, follows // 100)
-    followers = np.arange(follows)
-    edges = {"follower": followers, "followee": random.integers(0, authors, follows)}
-    timeline, theirs = _Timeline(folder), duckdb.connect()
-    theirs.execute("set threads = 1")
-    timeline.take(pa.table(edges).cast(_FOLLOWS), None)
-    theirs.register("given", pa.table(edges))
-    theirs.execute("create table follows as select * from given")
-    theirs.execute("create table posts (post_id bigint, author bigint, words varchar)")
-    rows, ours, wall, anew = 0, 0.0, 0.0, 0.0
+    edges = pa.table({"follower": np.arange(follows), "followee": random.integers(0, authors, follows)})
+    timeline, anew = _Timeline(folder), _Anew(edges)
+    timeline.take(edges.cast(_FOLLOWS), None)
+    first = _posts(random, 0, old, authors)
+    before = timeline.take(None, first)
+    anew.take(first)
+    rows, ours, wall, theirs = 0, 0.0, 0.0, 0.0
     for batch in range(batches):
-        ids = np.arange(batch * posts, (batch + 1) * posts)
-        new = pa.table(
-            {"post_id": ids, "author": random.integers(0, authors, posts), "words": ["hello"] * posts}
-        )
+        new = _posts(random, old + batch * posts, posts, authors)
         begun, cpu = time.perf_counter(), time.process_time()
-        rows += timeline.take(None, new.cast(_POSTS))
+        rows += timeline.take(None, new)
         ours, wall = ours + time.process_time() - cpu, wall + time.perf_counter() - begun
-        theirs.register("new", new)
-        theirs.execute("insert into posts select * from new")
-        cpu = time.process_time()
-        theirs.execute(f"create or replace table timeline as {_SQL}")
-        anew += time.process_time() - cpu
-    found = theirs.execute("select count(*) from timeline").fetchone()
-    assert found == (rows,), (found, rows)
+        theirs += anew.take(new)
+    assert anew.rows() == before + rows
     timeline.close()
-    return Fanned(rows, ours, wall, anew)
+    return Fanned(before, rows, ours, wall, theirs)
+
+
+def _posts(random: np.random.Generator, first: int, count: int, authors: int) -> pa.Table:
+    ids = np.arange(first, first + count)
+    found = {"post_id": ids, "author": random.integers(0, authors, count), "words": ["hello"] * count}
+    return pa.table(found, schema=_POSTS)
+
+
+class _Anew:
+    """The same query, computed whole by DuckDB each time."""
+
+    def __init__(self, follows: pa.Table) -> None:
+        self._duckdb = duckdb.connect()
+        self._duckdb.execute("set threads = 1")
+        self._duckdb.register("given", follows)
+        self._duckdb.execute("create table follows as select * from given")
+        self._duckdb.execute("create table posts (post_id bigint, author bigint, words varchar)")
+
+    def take(self, posts: pa.Table) -> float:
+        """Add posts; CPU seconds of the query."""
+        self._duckdb.register("new", posts)
+        self._duckdb.execute("insert into posts select * from new")
+        cpu = time.process_time()
+        self._duckdb.execute(f"create or replace table timeline as {_SQL}")
+        return time.process_time() - cpu
+
+    def rows(self) -> int:
+        ((count,),) = self._duckdb.execute("select count(*) from timeline").fetchall()
+        return int(count)
 
 
 class _Timeline:

@@ -301,7 +301,7 @@ def profile(folder: Path, log: str, store: str, password: str = "") -> None:
 
 
 @pytest.mark.parametrize("password", ["wrong-canary", "right"])
-def test_wrong_credentials_fail_at_once(
+def test_wrong_credentials_fail_and_are_not_waited_for(
     brokers: list[Broker], postgres: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, password: str
 ):
     monkeypatch.chdir(tmp_path)
@@ -309,7 +309,7 @@ def test_wrong_credentials_fail_at_once(
     log = f"kafka://ada:{secret}@{brokers[0].login}?security.protocol=SASL_PLAINTEXT"
     profile(tmp_path, log, f"postgresql://ada:{secret}@127.0.0.1:{postgres.port}/postgres", password)
     with pytest.raises(BadCredentialsError) as caught:
-        catch_up("app.py", tmp_path / "data", profile="scale", tell=pytest.fail)
+        catch_up("app.py", tmp_path / "data", profile="scale")
     assert ("kafka://" in caught.value.what) == (password != "right")
     assert "canary" not in str(caught.value)
 
