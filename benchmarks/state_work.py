@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -40,23 +41,26 @@ __all__ = [
     "Topic",
     "at_the_sink",
     "counting",
+    "filled_topic",
     "in_spark",
     "made_topic",
     "run",
 ]
 
 _QUERY = "counted@1"
+_FILL = 250_000
 _RESULT = "customer int, n bigint, total double"
 
 
 @dataclass(frozen=True)
 class Topic:
-    """Events in a log: `batch` of them make one batch."""
+    """Events in a log: `batch` of them make one batch. Those of `filled`, if given, come before them."""
 
     folder: Path
     events: int
     keys: int
     batch: int
+    filled: Topic | None = None
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,23 @@ def made_topic(folder: Path, *, events: int, keys: int, batch: int) -> Topic:
         client.send_many("events", group)
     client.log.close()
     return Topic(folder, events, keys, batch)
+
+
+def filled_topic(folder: Path, *, events: int, keys: int, batch: int) -> Topic:
+    """The same, after one event of each key."""
+    filled = folder.with_name(f"{folder.name}-filled")
+    client = hw.connect(filled)
+    client.create_topic("events", EVENTS_DDL, key="customer", time="at", lateness="10 seconds", partitions=4)
+    for group in batches(keys, keys, _FILL):
+        client.send_many("events", group.set_column(1, "customer", group["event_id"].cast("int32")))
+    client.log.close()
+    shutil.copytree(filled, folder)
+    client = hw.connect(folder)
+    for group in batches(events, keys, batch):
+        later = pc.add(group["at"], pa.scalar(3_600_000_000, pa.duration("us")))
+        client.send_many("events", group.set_column(5, "at", later))
+    client.log.close()
+    return Topic(folder, events, keys, batch, Topic(filled, keys, keys, _FILL))
 
 
 def _sql(events: DataFrame) -> DataFrame:
@@ -172,6 +193,16 @@ def run(spark: SparkSession, topic: Topic, query: Query, *, warm: int) -> Lap:
     folder.mkdir(parents=True)
     for shared in ("notes", "loaded"):
         (folder / shared).write_bytes(bytes(1))
+    if topic.filled is not None:
+        _read(spark, topic.filled, query, folder)
+    marks = _read(spark, topic, query, folder)
+    first, last = marks[warm - 1], marks[-1]
+    events = topic.events - warm * topic.batch
+    return Lap(events, last[0] - first[0], last[1] - first[1])
+
+
+def _read(spark: SparkSession, topic: Topic, query: Query, folder: Path) -> list[tuple[float, float]]:
+    """Read what is new in a topic; wall time and CPU at the end of each batch."""
     with EventLog(topic.folder) as log:
         starts = {end.partition: end.start for end in log.ends("events")}
         input_ = Input("events", log.topic("events"), placed=query.placed)
@@ -196,9 +227,7 @@ def run(spark: SparkSession, topic: Topic, query: Query, *, warm: int) -> Lap:
     running = writer.trigger(availableNow=True).foreachBatch(laps.take).start()
     running.awaitTermination()
     store.close()
-    first, last = laps.marks[warm - 1], laps.marks[-1]
-    events = topic.events - warm * topic.batch
-    return Lap(events, last[0] - first[0], last[1] - first[1])
+    return laps.marks
 
 
 HOSTS: dict[str, Callable[[int], Query]] = {"in Spark": in_spark, "at the sink": at_the_sink}

@@ -21,8 +21,8 @@ from headwater.store import States, StateWrite
 
 __all__ = ["MOST", "Pages"]
 
-_SIZE: Final = 500
-"""How many bytes a page has, on average: a database keeps an entry of that size on one page of its own."""
+_SIZE: Final = 300
+"""How many bytes a page has, on average: more makes batches that touch most keys cheaper, and those that touch few dearer."""
 MOST: Final = 32_000_000
 """How many bytes of pages are kept in memory; beyond it all are read anew, as after a restart."""
 _ABOUT: Final = b""
