@@ -22,7 +22,7 @@ from headwater.store import States, StateWrite
 __all__ = ["MOST", "Pages"]
 
 _SIZE: Final = 300
-"""How many bytes a page has, on average: more makes batches that touch most keys cheaper, and those that touch few dearer."""
+"""How many bytes a page has, on average: with more, batches that touch most keys are cheaper, others are dearer."""
 MOST: Final = 32_000_000
 """How many bytes of pages are kept in memory; beyond it all are read anew, as after a restart."""
 _ABOUT: Final = b""
@@ -78,8 +78,7 @@ class Pages:
         if not self._touched:
             return None
         packed = self._pack(self._touched)
-        wanted = -(-self._bytes // self._size)
-        if wanted > self._count:
+        while (wanted := -(-self._bytes // self._size)) > self._count:  # a page takes a few bytes by itself
             packed |= self._pack(self._grow(wanted))
         about = msgspec.msgpack.encode((self._count, self._bytes))
         keys = [_ABOUT, *(page.to_bytes(4, "big") for page in packed)]
