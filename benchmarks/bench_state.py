@@ -1,6 +1,6 @@
 """State per key in one table: count and sum for each key, beside Spark's own aggregate over the same source.
 
-    python -m benchmarks.bench_state [--quick] [--turns N] [--json] [--folder FOLDER]
+    python -m benchmarks.bench_state [--quick] [--turns N] [--json] [--folder FOLDER] [--pathway PYTHON]
 
 Compared by CPU: of this process, Java and every Python worker, after the first batches of a query, on a Java that is
 warm; without Java's compiler, which works for the first minute of each query and then no more. Every query reads the
@@ -22,7 +22,7 @@ from benchmarks.machine import this_machine
 from benchmarks.measure import Lap, Measured, say
 from benchmarks.process_tree import KEEP_COMPILERS
 from benchmarks.state_size import grown
-from benchmarks.state_timeline import fanned_out
+from benchmarks.state_timeline import Events, fanned_out, in_pathway
 from benchmarks.state_work import HOSTS, PER_KEY, SQL, Query, Topic, counting, filled_topic, made_topic, run
 from benchmarks.table import Row, at_least, print_table
 from headwater.engine.spark.session import Spark, SparkSettings
@@ -156,13 +156,16 @@ def timeline_rows(options: Options) -> Iterator[Row]:
     follows = options.size(full=1_000_000, quick=2_000)
     for old in (0, follows // 100):
         say(f"timeline, {follows:,} follows, {old:,} old posts")
-        batches = options.size(full=20, quick=2)
-        found = fanned_out(options.folder / "timeline", follows, old, posts=20, batches=batches)
-        yield Row(
-            f"timeline of {follows:,} follows and {found.before:,} rows, 20 posts a batch", found.rows / found.cpu,
-            "rows/s of CPU", found.wall, found.cpu, "the join computed anew by DuckDB for each batch",
-            found.anew_cpu / found.cpu, at_least(2.0, of="ratio"),
-        )  # fmt: skip
+        events = Events.made(follows, old, posts=20, batches=options.size(full=20, quick=2))
+        found = fanned_out(options.folder / "timeline", events)
+        figure = f"timeline of {follows:,} follows and {found.before:,} rows, 20 posts a batch"
+        rate, unit, aim = found.rows / found.cpu, "rows/s of CPU", at_least(2.0, of="ratio")
+        anew = "the join computed anew by DuckDB for each batch"
+        yield Row(figure, rate, unit, found.wall, found.cpu, anew, found.anew_cpu / found.cpu, aim)
+        if options.pathway is not None:
+            rows, cpu = in_pathway(options.pathway, options.folder, events)
+            assert rows == found.rows
+            yield Row(figure, rate, unit, found.wall, found.cpu, "Pathway, in memory", cpu / found.cpu, aim)
 
 
 def state_rows(options: Options, spark: SparkSession) -> list[Row]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import subprocess
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from headwater.engine.keyed.at_sink import Recent, StoreState
@@ -17,7 +21,9 @@ from headwater.engine.keyed.operator import DELETED, OFFSET, PARTITION, TIME
 from headwater.engine.operators.tables.dataflow import Dataflow, TableInput, compile_tables
 from headwater.store import Commit, LedgerEntry, SqliteStore
 
-__all__ = ["Fanned", "fanned_out"]
+__all__ = ["Events", "Fanned", "fanned_out", "in_pathway"]
+
+Numbers = npt.NDArray[np.int64]
 
 _SQL = """
     select f.follower, p.post_id, p.author, p.words from follows f join posts p on p.author = f.followee
@@ -25,6 +31,30 @@ _SQL = """
 _FOLLOWS = pa.schema([("follower", pa.int64()), ("followee", pa.int64())])
 _POSTS = pa.schema([("post_id", pa.int64()), ("author", pa.int64()), ("words", pa.string())])
 _QUERY = "timeline@1"
+
+
+@dataclass(frozen=True)
+class Events:
+    """Whom each follower follows, who wrote the old posts, and who wrote those of each batch."""
+
+    followees: Numbers
+    old: Numbers
+    new: Numbers
+
+    @classmethod
+    def made(cls, follows: int, old: int, posts: int, batches: int) -> Events:
+        """A hundred followers for each author, on average."""
+        random, authors = np.random.default_rng(5), max(1, follows // 100)
+        sizes = (follows, old, (batches, posts))
+        return cls(*(random.integers(0, authors, size) for size in sizes))
+
+    def batches(self) -> Iterator[pa.Table]:
+        """The posts: all old ones, then the others batch by batch."""
+        first = 0
+        for authors in (self.old, *self.new):
+            ids = np.arange(first, first + len(authors))
+            yield pa.table({"post_id": ids, "author": authors, "words": ["hello"] * len(ids)}, schema=_POSTS)
+            first += len(authors)
 
 
 @dataclass(frozen=True)
@@ -41,20 +71,17 @@ class Fanned:
     anew_cpu: float
 
 
-def fanned_out(folder: Path, follows: int, old: int, posts: int, batches: int) -> Fanned:
+def fanned_out(folder: Path, events: Events) -> Fanned:
     """Load the follows and old posts; then let new ones come, batch by batch."""
     shutil.rmtree(folder, ignore_errors=True)
-    random = np.random.default_rng(5)
-    authors = max(1, follows // 100)
-    edges = pa.table({"follower": np.arange(follows), "followee": random.integers(0, authors, follows)})
+    edges = pa.table({"follower": np.arange(len(events.followees)), "followee": events.followees})
     timeline, anew = _Timeline(folder), _Anew(edges)
     timeline.take(edges.cast(_FOLLOWS), None)
-    first = _posts(random, 0, old, authors)
-    before = timeline.take(None, first)
-    anew.take(first)
+    old, *batches = events.batches()
+    before = timeline.take(None, old)
+    anew.take(old)
     rows, ours, wall, theirs = 0, 0.0, 0.0, 0.0
-    for batch in range(batches):
-        new = _posts(random, old + batch * posts, posts, authors)
+    for new in batches:
         begun, cpu = time.perf_counter(), time.process_time()
         rows += timeline.take(None, new)
         ours, wall = ours + time.process_time() - cpu, wall + time.perf_counter() - begun
@@ -64,10 +91,14 @@ def fanned_out(folder: Path, follows: int, old: int, posts: int, batches: int) -
     return Fanned(before, rows, ours, wall, theirs)
 
 
-def _posts(random: np.random.Generator, first: int, count: int, authors: int) -> pa.Table:
-    ids = np.arange(first, first + count)
-    found = {"post_id": ids, "author": random.integers(0, authors, count), "words": ["hello"] * count}
-    return pa.table(found, schema=_POSTS)
+def in_pathway(python: Path, folder: Path, events: Events) -> tuple[int, float]:
+    """The same by Pathway, which keeps all in memory: rows that new posts made, and CPU seconds."""
+    file = folder / "events.npz"
+    np.savez(file, followees=events.followees, old=events.old, new=events.new)
+    script = Path(__file__).with_name("pathway_timeline.py")
+    done = subprocess.run([python, script, file], capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    return found["rows"], found["cpu"]
 
 
 class _Anew:
