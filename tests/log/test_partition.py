@@ -9,7 +9,7 @@ import pytest
 
 from headwater.errors import BadOffsetError, DamagedError, DataGoneError, DiskFailedError, DiskFullError
 from headwater.events import ManualClock
-from headwater.log.storage import Disk
+from headwater.log.storage import Disk, Segment
 from tests.log.given import (
     MINUTE,
     SECOND,
@@ -301,3 +301,24 @@ def test_clock_of_the_log_stamps_each_batch(tmp_path):
         clock.advance("1 minute")
     assert [frame.appended_at for frame, _ in partition.fetch(0, 1 << 20)] == stamps
     assert stamps[2] - stamps[0] == 2 * MINUTE == 120 * SECOND
+
+
+def test_a_look_at_any_offset_does_not_walk_through_all_frames_before_it(tmp_path, monkeypatch):
+    partition = open_partition(tmp_path)
+    for start in range(0, 3_000, 100):
+        partition.append([part(number) for number in range(start, start + 100)])
+    list(partition.fetch(2_900, 1))
+    walked = []
+    walk = Segment.walk
+    monkeypatch.setattr(Segment, "walk", lambda *given, **about: counted(walk(*given, **about), walked))
+    for offset in (2_500, 100, 1_700, 2_999):
+        walked.clear()
+        (found, *_) = partition.fetch(offset, 1)
+        assert found[0].base_offset == offset
+        assert len(walked) < 600, offset
+
+
+def counted(frames, walked):
+    for frame in frames:
+        walked.append(frame)
+        yield frame

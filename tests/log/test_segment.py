@@ -184,3 +184,18 @@ def test_threads_that_open_a_segment_together_share_one_file(tmp_path):
     for thread in threads:
         thread.join()
     assert (len(set(handles)), disk.opened) == (1, 1)
+
+
+def test_a_walk_leaves_landmarks_from_which_a_later_one_can_begin(tmp_path):
+    segment, length = written(tmp_path, [frame_bytes(offset) for offset in range(4_000)])
+    assert segment.landmark(3_999) == (0, 0)
+    starts = {frame.base_offset: frame.position for frame in segment.walk(0, length)}
+    for begun in (0, 17, 1_000):  # from wherever walks begin, landmarks stay apart
+        list(segment.walk(starts[begun], length))
+    noted = {segment.landmark(offset) for offset in range(4_000)}
+    assert 1 < len(noted) <= 1 + length // (1 << 15)
+    for offset in range(4_000):
+        found, position = segment.landmark(offset)
+        assert found <= offset
+        assert position in (0, starts[found])
+        assert starts[offset] - position < 3 << 16

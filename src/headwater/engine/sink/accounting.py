@@ -65,12 +65,10 @@ def account(
     for partition, start in planned.start.items():
         mine = [offset for number, offset in skipped if number == partition]
         end = planned.end[partition]
-        for frame in log.opened(input_.topic.name).partitions[partition].headers(start, end):
-            whole = start <= frame.base_offset and frame.next_offset <= end
-            if whole and not _must_look(frame, input_, allowed, mine):
-                counted += frame.count
-                continue
-            for read in _read(log, input_, partition, frame):
+        known, looks = _looked_over(log, input_, partition, (start, end), allowed, mine)
+        counted += known
+        for first, last in looks:
+            for read in log.opened(input_.topic.name).batches(partition, first, last):
                 batch = _events(read, input_, start, end)
                 behind = _late(batch, allowed) & ~batch.bad
                 gone = np.zeros_like(behind) if input_.of_table else batch.deleted & ~behind
@@ -82,6 +80,28 @@ def account(
     return Account(counted, tuple(late), tuple(unreadable), left_out, deleted)
 
 
+def _looked_over(
+    log: TimedLog,
+    input_: Input,
+    partition: int,
+    range_: tuple[int, int],
+    allowed: timedelta | None,
+    skipped: list[int],
+) -> tuple[int, list[tuple[int, int]]]:
+    """How many events headers alone account for, and the offsets of all others; neighbours are read in one go."""
+    start, end = range_
+    counted, looks = 0, list[tuple[int, int]]()
+    for frame in log.opened(input_.topic.name).partitions[partition].headers(start, end):
+        whole = start <= frame.base_offset and frame.next_offset <= end
+        if whole and not _must_look(frame, input_, allowed, skipped):
+            counted += frame.count
+        elif looks and looks[-1][1] == frame.base_offset:
+            looks[-1] = (looks[-1][0], frame.next_offset)
+        else:
+            looks.append((frame.base_offset, frame.next_offset))
+    return counted, looks
+
+
 def _must_look(frame: Frame, input_: Input, allowed: timedelta | None, skipped: list[int]) -> bool:
     if not frame.count:
         return False
@@ -90,11 +110,6 @@ def _must_look(frame: Frame, input_: Input, allowed: timedelta | None, skipped: 
     if any(frame.base_offset <= offset < frame.next_offset for offset in skipped):
         return True
     return allowed is not None and frame.lowest < frame.running_max - allowed // timedelta(microseconds=1)
-
-
-def _read(log: TimedLog, input_: Input, partition: int, frame: Frame) -> Iterator[LogBatch]:
-    """The events of a frame, in one batch or several."""
-    return log.opened(input_.topic.name).batches(partition, frame.base_offset, frame.next_offset)
 
 
 def _events(batch: LogBatch, input_: Input, start: int, end: int) -> LogBatch:

@@ -81,8 +81,8 @@ class Finder:
             return self.locate(offset, fresh, tries - 1)
         if known:
             return segment, known[1], limit
-        position, reached = 0, segment.base
-        for frame in segment.walk(0, limit) if offset > segment.base else ():
+        reached, position = segment.landmark(offset)
+        for frame in segment.walk(position, limit) if offset > segment.base else ():
             if frame.next_offset > offset:
                 return segment, frame.position, limit
             position, reached = frame.position + frame.length, frame.next_offset

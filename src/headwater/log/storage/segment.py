@@ -6,7 +6,9 @@ the running maximum, the producers seen, and, for a segment written by compactio
 
 from __future__ import annotations
 
+import math
 import threading
+from bisect import bisect_right, insort
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ __all__ = ["FORMAT", "Head", "Segment", "base_of", "segment_name"]
 
 FORMAT = 1
 _CHUNK = 1 << 20
+_APART = 1 << 16  # bytes between two landmarks, at least half of it
 _SUFFIX = ".segment"
 
 
@@ -69,6 +72,7 @@ class Segment:
         self.sealed_length: int | None = None
         self._handle: int | None = None
         self._opening = threading.Lock()
+        self._landmarks: list[tuple[int, int]] = []
 
     @property
     def handle(self) -> int:
@@ -121,6 +125,7 @@ class Segment:
             check: Also read the bodies and compare their checksums.
         """
         data, start = memoryview(b""), position
+        passed = position
         while position + HEADER_SIZE <= limit:
             frame = parse_header(data, position - start, position)
             needed = (frame.length if check else frame.body_at) if frame else limit
@@ -132,8 +137,26 @@ class Segment:
             at = position - start
             if check and frame.body(data[at : at + frame.length]) is None:
                 return
+            if position - passed >= _APART:
+                self._set_landmark(frame.base_offset, position)
+                passed = position
             yield frame
             position += frame.length
+
+    def landmark(self, offset: int) -> tuple[int, int]:
+        """The last frame that an earlier walk has noted at an offset or before it: its offset and position.
+
+        So a look at an offset need not begin at the head, however many small frames there are.
+        """
+        at = bisect_right(self._landmarks, (offset, math.inf)) - 1
+        return self._landmarks[at] if at >= 0 else (self.base, 0)
+
+    def _set_landmark(self, offset: int, position: int) -> None:
+        with self._opening:
+            at = bisect_right(self._landmarks, (offset, position))
+            near = self._landmarks[max(0, at - 1) : at + 1]
+            if all(abs(position - other) >= _APART // 2 for _, other in near):
+                insort(self._landmarks, (offset, position))
 
     def read(
         self, position: int, limit: int, max_bytes: int, offset: int | None = None
