@@ -1,4 +1,4 @@
-"""Values of keys in pages: one entry of the store has the values of a few dozen keys, so a batch writes fewer entries.
+"""Values of keys in pages: one entry of the store has the values of several keys, so a batch writes fewer entries.
 
 Which page a key is on follows from its hash and from how many pages there are. Pages become more as the state grows,
 one at a time and each at the expense of one other (linear hashing), so no batch has to move the whole state.
