@@ -16,6 +16,7 @@ from tests.engine.rooms import checkpoint, started
 pytestmark = pytest.mark.spark
 DAMAGES = {
     "gone": ("DELETE FROM hw$state", "DELETE FROM hw$spaces"),
+    "gone in part": ("DELETE FROM hw$state WHERE key = x'00000000'",),
     "damaged": ("UPDATE hw$state SET value = x'c1' WHERE length(value) > 1",),
 }
 

@@ -8,12 +8,13 @@ from contextlib import closing
 from pathlib import Path
 from random import Random
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.engine.keyed.pages import Pages
-from headwater.store import SqliteStore
+from headwater.store import SqliteStore, StateWrite
 from tests.store.given import Runner
 
 SPACE = "seen"
@@ -98,3 +99,16 @@ def test_pages_that_are_not_asked_for_are_not_read(runner: Runner):
     assert sum(asked) <= 3
     fresh.values([b"key-7"])
     assert sum(asked) <= 3
+
+
+@pytest.mark.parametrize("gone", [b"", (7).to_bytes(4, "big")], ids=["what is known of the pages", "a page"])
+def test_what_was_taken_out_of_the_store_is_missed(gone, runner: Runner):
+    pages = opened(runner)
+    pages.put(keys(range(1_000)), [b"value"] * 1_000)
+    commit(runner, pages)
+    pages.put(keys(range(1_000)), [None] * 1_000)
+    commit(runner, pages)
+    assert opened(runner).values(keys(range(1_000))) == [None] * 1_000  # empty, and yet there
+    runner.commit([], states=(StateWrite(SPACE, [gone], [b""], [None]),))
+    with pytest.raises(msgspec.DecodeError, match="gone"):
+        opened(runner).values(keys(range(1_000)))

@@ -3,8 +3,8 @@
 Which page a key is on follows from its hash and from how many pages there are. Pages become more as the state grows,
 one at a time and each at the expense of one other (linear hashing), so no batch has to move the whole state.
 
-A space has an entry for each page that is not empty, under its number, and one under the empty key that says how many
-pages there are and how many bytes they have.
+A space has an entry for each page, under its number, and one under the empty key that says how many pages there are and
+how many bytes they have. An empty page is there, too: so one that was lost is noticed where it is read.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ _SIZE: Final = 300
 MOST: Final = 32_000_000
 """How many bytes of pages are kept in memory; beyond it all are read anew, as after a restart."""
 _ABOUT: Final = b""
+_EMPTY: Final = msgspec.msgpack.encode({})
 
 Content = dict[bytes, bytes]
 Numbers = npt.NDArray[np.uint32]
@@ -44,7 +45,7 @@ class Pages:
         size: How many bytes a page has, on average.
 
     Raises:
-        msgspec.DecodeError: A page is damaged.
+        msgspec.DecodeError: A page is damaged, or gone.
     """
 
     def __init__(self, states: States, space: str, *, most: int = MOST, size: int = _SIZE) -> None:
@@ -56,6 +57,7 @@ class Pages:
         self._packed: dict[int, int] = {}
         self._touched: set[int] = set()
         (about,) = states.values(space, [_ABOUT], [b""])
+        self._begun = about is not None
         self._count, self._bytes = msgspec.msgpack.decode(about, type=tuple[int, int]) if about else (1, 0)
 
     def values(self, keys: Sequence[bytes]) -> list[bytes | None]:
@@ -78,7 +80,9 @@ class Pages:
         if not self._touched:
             return None
         packed = self._pack(self._touched)
-        while (wanted := -(-self._bytes // self._size)) > self._count:  # a page takes a few bytes by itself
+        while (
+            wanted := -(-self._bytes // self._size)
+        ) > self._count:  # a large page takes a few bytes by itself
             packed |= self._pack(self._grow(wanted))
         about = msgspec.msgpack.encode((self._count, self._bytes))
         keys = [_ABOUT, *(page.to_bytes(4, "big") for page in packed)]
@@ -87,6 +91,7 @@ class Pages:
 
     def committed(self) -> None:
         """What `write` gave was committed."""
+        self._begun = self._begun or bool(self._touched)
         self._touched.clear()
         if sum(self._packed.values()) > self._most:
             self._contents.clear()
@@ -104,14 +109,18 @@ class Pages:
         read = self._states.values(self._space, keys, [b""] * len(keys)) if keys else []
         decode = msgspec.msgpack.Decoder(Content).decode
         for page, packed in zip(missing, read, strict=True):
+            if (packed is not None) is not self._begun:
+                raise msgspec.DecodeError(
+                    f"page {page} of {self._space!r}, or what is known of its pages, is gone"
+                )
             self._contents[page] = {} if packed is None else decode(packed)
-            self._packed[page] = len(packed or b"")
+            self._packed[page] = len(packed or _EMPTY) - len(_EMPTY)
 
-    def _pack(self, pages: Iterable[int]) -> dict[int, bytes | None]:
-        """Pages as they are written: None for one that is empty."""
+    def _pack(self, pages: Iterable[int]) -> dict[int, bytes]:
+        """Pages as they are written."""
         encode = msgspec.msgpack.Encoder().encode
-        packed = {page: encode(content) if (content := self._contents[page]) else None for page in pages}
-        sizes = {page: len(content or b"") for page, content in packed.items()}
+        packed = {page: encode(self._contents[page]) for page in pages}
+        sizes = {page: len(content) - len(_EMPTY) for page, content in packed.items()}
         self._bytes += sum(sizes.values()) - sum(self._packed.get(page, 0) for page in sizes)
         self._packed |= sizes
         return packed
