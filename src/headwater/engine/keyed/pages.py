@@ -46,6 +46,15 @@ class Pages:
 
     Raises:
         msgspec.DecodeError: A page is damaged, or gone.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from headwater.store import SqliteStore
+        >>> pages = Pages(SqliteStore(Path(tempfile.mkdtemp())).states("seen@1"), "seen")
+        >>> pages.put([b"ada"], [b"1"])
+        >>> pages.values([b"ada", b"bob"]), pages.write().held
+        ([b'1', None], [0, 1])
     """
 
     def __init__(self, states: States, space: str, *, most: int = MOST, size: int = _SIZE) -> None:
@@ -80,9 +89,8 @@ class Pages:
         if not self._touched:
             return None
         packed = self._pack(self._touched)
-        while (
-            wanted := -(-self._bytes // self._size)
-        ) > self._count:  # a large page takes a few bytes by itself
+        # Not once for all: a large page takes a few bytes by itself.
+        while (wanted := -(-self._bytes // self._size)) > self._count:
             packed |= self._pack(self._grow(wanted))
         about = msgspec.msgpack.encode((self._count, self._bytes))
         keys = [_ABOUT, *(page.to_bytes(4, "big") for page in packed)]
@@ -110,9 +118,8 @@ class Pages:
         decode = msgspec.msgpack.Decoder(Content).decode
         for page, packed in zip(missing, read, strict=True):
             if (packed is not None) is not self._begun:
-                raise msgspec.DecodeError(
-                    f"page {page} of {self._space!r}, or what is known of its pages, is gone"
-                )
+                what = f"page {page} of {self._space!r}, or what is known of its pages, is gone"
+                raise msgspec.DecodeError(what)
             self._contents[page] = {} if packed is None else decode(packed)
             self._packed[page] = len(packed or _EMPTY) - len(_EMPTY)
 

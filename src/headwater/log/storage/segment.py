@@ -71,14 +71,14 @@ class Segment:
         self._disk = disk
         self.sealed_length: int | None = None
         self._handle: int | None = None
-        self._opening = threading.Lock()
+        self._lock = threading.Lock()
         self._landmarks: list[tuple[int, int]] = []
 
     @property
     def handle(self) -> int:
         """The open file."""
         if self._handle is None:
-            with self._opening:
+            with self._lock:
                 if self._handle is None:
                     self._handle = self._disk.open(self.path, create=False)
         return self._handle
@@ -152,7 +152,7 @@ class Segment:
         return self._landmarks[at] if at >= 0 else (self.base, 0)
 
     def _set_landmark(self, offset: int, position: int) -> None:
-        with self._opening:
+        with self._lock:
             at = bisect_right(self._landmarks, (offset, position))
             near = self._landmarks[max(0, at - 1) : at + 1]
             if all(abs(position - other) >= _APART // 2 for _, other in near):
