@@ -76,10 +76,15 @@ class Query:
     operator: Operator | None = None
 
 
-def made_topic(folder: Path, *, events: int, keys: int, batch: int) -> Topic:
-    """Write the events; in frames so small that a batch can have the size asked for."""
+def _with_topic(folder: Path) -> hw.Client:
     client = hw.connect(folder)
     client.create_topic("events", EVENTS_DDL, key="customer", time="at", lateness="10 seconds", partitions=4)
+    return client
+
+
+def made_topic(folder: Path, *, events: int, keys: int, batch: int) -> Topic:
+    """Write the events; in frames so small that a batch can have the size asked for."""
+    client = _with_topic(folder)
     for group in batches(events, keys, min(batch, 25_000)):
         client.send_many("events", group)
     client.log.close()
@@ -89,8 +94,7 @@ def made_topic(folder: Path, *, events: int, keys: int, batch: int) -> Topic:
 def filled_topic(folder: Path, *, events: int, keys: int, batch: int) -> Topic:
     """The same, after one event of each key."""
     filled = folder.with_name(f"{folder.name}-filled")
-    client = hw.connect(filled)
-    client.create_topic("events", EVENTS_DDL, key="customer", time="at", lateness="10 seconds", partitions=4)
+    client = _with_topic(filled)
     for group in batches(keys, keys, _FILL):
         client.send_many("events", group.set_column(1, "customer", group["event_id"].cast("int32")))
     client.log.close()

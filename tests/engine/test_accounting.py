@@ -12,7 +12,8 @@ from headwater.engine.sink.accounting import account
 from headwater.engine.sink.checkpoint import Planned
 from headwater.events import ManualClock
 from headwater.log import EventLog
-from headwater.log.storage import Partition, Segment
+from headwater.log.storage import Partition
+from tests.log.given import walked_frames
 
 START = datetime(2026, 3, 1, 10, tzinfo=UTC)
 EVENTS = 3_000
@@ -26,16 +27,8 @@ def test_small_frames_that_must_be_looked_at_cost_what_they_are(every, reads, tm
         for n in range(EVENTS):  # each a frame of its own
             late = n > 0 and n % every == 0
             client.send("clicks", {"n": n, "at": START - timedelta(minutes=late, seconds=n > 0)})
-        fetched, walked = [], []
-        fetch, walk = Partition.fetch, Segment.walk
+        fetched, fetch, walked = [], Partition.fetch, walked_frames(monkeypatch)
         monkeypatch.setattr(Partition, "fetch", lambda *given: fetched.append(given) or fetch(*given))
-
-        def counted(*given, **about):
-            for frame in walk(*given, **about):
-                walked.append(frame)
-                yield frame
-
-        monkeypatch.setattr(Segment, "walk", counted)
         planned = Planned({0: 10}, {0: EVENTS - 10}, watermark=0)
         found = account(log, Input("clicks", log.topic("clicks")), planned, timedelta(seconds=5), set())
     late = [n for n in range(10, EVENTS - 10) if n % every == 0]

@@ -5,16 +5,17 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pytest
 
 from headwater.events import Clock, Codec, Event, ManualClock
 from headwater.log import EventLog, Row, Rows, Topic
-from headwater.log.storage import Disk, Ends, Part, Partition, Written
+from headwater.log.storage import Disk, Ends, Frame, Part, Partition, Segment, Written
 
 ORDER = "id string, amount int, at timestamp"
 NUMBERS = pa.schema([("n", pa.int64())])
@@ -105,3 +106,17 @@ def in_another_process(code: str, *arguments: object) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
+
+
+def walked_frames(monkeypatch: pytest.MonkeyPatch) -> list[Frame]:
+    """All frames whose headers are walked over from now on."""
+    walked: list[Frame] = []
+    walk = Segment.walk
+
+    def watched(*given: Any, **about: Any) -> Iterator[Frame]:
+        for frame in walk(*given, **about):
+            walked.append(frame)
+            yield frame
+
+    monkeypatch.setattr(Segment, "walk", watched)
+    return walked

@@ -9,7 +9,7 @@ import pytest
 
 from headwater.errors import BadOffsetError, DamagedError, DataGoneError, DiskFailedError, DiskFullError
 from headwater.events import ManualClock
-from headwater.log.storage import Disk, Segment
+from headwater.log.storage import Disk
 from tests.log.given import (
     MINUTE,
     SECOND,
@@ -19,6 +19,7 @@ from tests.log.given import (
     open_partition,
     part,
     segments,
+    walked_frames,
 )
 
 
@@ -308,17 +309,9 @@ def test_a_look_at_any_offset_does_not_walk_through_all_frames_before_it(tmp_pat
     for start in range(0, 3_000, 100):
         partition.append([part(number) for number in range(start, start + 100)])
     list(partition.fetch(2_900, 1))
-    walked = []
-    walk = Segment.walk
-    monkeypatch.setattr(Segment, "walk", lambda *given, **about: counted(walk(*given, **about), walked))
+    walked = walked_frames(monkeypatch)
     for offset in (2_500, 100, 1_700, 2_999):
         walked.clear()
         (found, *_) = partition.fetch(offset, 1)
         assert found[0].base_offset == offset
         assert len(walked) < 600, offset
-
-
-def counted(frames, walked):
-    for frame in frames:
-        walked.append(frame)
-        yield frame
