@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
@@ -21,6 +21,7 @@ from benchmarks.bench_options import Options, bench_options
 from benchmarks.machine import this_machine
 from benchmarks.measure import Lap, Measured, say
 from benchmarks.process_tree import KEEP_COMPILERS
+from benchmarks.state_joins import JOINS, Size, filled, joined
 from benchmarks.state_size import grown
 from benchmarks.state_timeline import Events, fanned_out, in_pathway
 from benchmarks.state_work import HOSTS, PER_KEY, SQL, Query, Topic, counting, filled_topic, made_topic, run
@@ -40,7 +41,6 @@ class Case:
         keys: How many keys there are.
         batch: How many rows a batch has.
         batches: How many batches are measured, after `warm` others.
-        buckets: Among how many buckets keys are spread.
         aims: Times Spark's own aggregate, by host.
         filled: Whether every key has state before the first batch.
     """
@@ -49,7 +49,6 @@ class Case:
     batch: int
     batches: int
     warm: int
-    buckets: int
     aims: Mapping[str, float]
     filled: bool = False
 
@@ -58,12 +57,14 @@ class Case:
 
 
 CASES = (
-    Case(10_000, 250_000, batches=8, warm=4, buckets=2, aims={"in Spark": 0.7, "at the sink": 0.8}),
-    Case(200_000, 250_000, batches=4, warm=3, buckets=8, aims={"in Spark": 1.5, "at the sink": 2.0}),
-    Case(10_000, 5_000, batches=20, warm=8, buckets=2, aims={"in Spark": 0.9, "at the sink": 2.0}),
-    Case(2_000_000, 5_000, batches=10, warm=4, buckets=64, aims={"at the sink": 2.0}, filled=True),
+    Case(10_000, 250_000, batches=8, warm=4, aims={"in Spark": 0.7, "at the sink": 0.8}),
+    Case(200_000, 250_000, batches=4, warm=3, aims={"in Spark": 1.5, "at the sink": 2.0}),
+    Case(10_000, 5_000, batches=20, warm=8, aims={"in Spark": 0.9, "at the sink": 2.0}),
+    Case(2_000_000, 5_000, batches=10, warm=4, aims={"at the sink": 2.0}, filled=True),
 )
-SAMPLE = Case(10_000, 20_000, batches=2, warm=1, buckets=2, aims={})
+JOIN_AIMS = {"stream-table join": 250_000, "as-of join": 150_000}
+"""Events a second and two cores of CPU."""
+SAMPLE = Case(10_000, 20_000, batches=2, warm=1, aims={})
 """What transformWithState for each key is measured with: little, since it is slow."""
 
 
@@ -97,21 +98,20 @@ class Bench:
         return {name: Measured(tuple(found)) for name, found in laps.items()}
 
 
-def compared_rows(bench: Bench, case: Case, hosts: Mapping[str, Callable[[int], Query]]) -> Iterator[Row]:
+def compared_rows(bench: Bench, case: Case, hosts: Mapping[str, Query]) -> Iterator[Row]:
     """Each host beside Spark's own aggregate."""
     say(str(case))
-    ours = {name: host(case.buckets) for name, host in hosts.items() if name in case.aims}
+    ours = {name: host for name, host in hosts.items() if name in case.aims}
     measured = bench.measure(case, {"Spark SQL": SQL, **ours})
     theirs = measured.pop("Spark SQL")
     for name, mine in measured.items():
         yield _row(f"{name}: {case}", mine, "Spark SQL", theirs, case.aims[name])
 
 
-def per_key_rows(bench: Bench, hosts: Mapping[str, Callable[[int], Query]]) -> Iterator[Row]:
+def per_key_rows(bench: Bench, hosts: Mapping[str, Query]) -> Iterator[Row]:
     """Each host beside transformWithState for each key."""
     say(f"transformWithState for each key: {SAMPLE}")
-    ours = {name: host(SAMPLE.buckets) for name, host in hosts.items()}
-    measured = bench.measure(SAMPLE, {"transformWithState": PER_KEY, **ours})
+    measured = bench.measure(SAMPLE, {"transformWithState": PER_KEY, **hosts})
     theirs = measured.pop("transformWithState")
     for name, mine in measured.items():
         yield _row(f"{name}: {SAMPLE}", mine, "transformWithState per key", theirs, 5.0)
@@ -151,6 +151,26 @@ def size_rows(options: Options) -> Iterator[Row]:
         yield Row(f"most memory of the process: {about}", found.memory / 1e6, "MB")
 
 
+def join_rows(bench: Bench) -> Iterator[Row]:
+    """Events with rows of a table beside them, from topic to topic."""
+    options = bench.options
+    size = Size(
+        options.size(full=3_000_000, quick=60_000),
+        options.size(full=100_000, quick=500),
+        versions=10,
+    )
+    folder = options.folder / "joins"
+    filled(folder, size)
+    for name, join in JOINS.items():
+        say(f"{name}, {size.keys:,} keys, {size.versions} versions each")
+        turns = 1 if options.quick else options.turns
+        laps = [joined(folder, size, join, bench.spark, _CORES) for _ in range(turns)]
+        measured = Measured(tuple(laps))
+        rate = 2 / measured.cpu_per_event
+        figure = f"{name}: {size.keys:,} keys with {size.versions} versions"
+        yield Row(figure, rate, "events/s cpu2", measured.wall, measured.cpu, aim=at_least(JOIN_AIMS[name]))
+
+
 def timeline_rows(options: Options) -> Iterator[Row]:
     """Posts that reach their followers, beside the join computed anew for each batch."""
     follows = options.size(full=1_000_000, quick=2_000)
@@ -172,7 +192,8 @@ def state_rows(options: Options, spark: SparkSession) -> list[Row]:
     """All figures."""
     bench = Bench(options, spark)
     rows = [row for case in CASES for row in compared_rows(bench, case, HOSTS)]
-    return [*rows, *per_key_rows(bench, HOSTS), *timeline_rows(options), *size_rows(options)]
+    rows += [*per_key_rows(bench, HOSTS), *join_rows(bench)]
+    return [*rows, *timeline_rows(options), *size_rows(options)]
 
 
 def main() -> None:

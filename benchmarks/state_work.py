@@ -26,6 +26,7 @@ from benchmarks.spine_events import EVENTS_DDL, batches
 from headwater.engine.building.after_spark import AfterSpark, Arrival
 from headwater.engine.building.build import session_for
 from headwater.engine.building.inputs import Input, Reading, streaming
+from headwater.engine.building.placing import BUCKETS
 from headwater.engine.keyed.in_spark import keyed
 from headwater.engine.keyed.operator import OFFSET, PARTITION, Operator
 from headwater.engine.operators.own.vectorised import Vectorised
@@ -39,10 +40,8 @@ __all__ = [
     "SQL",
     "Query",
     "Topic",
-    "at_the_sink",
     "counting",
     "filled_topic",
-    "in_spark",
     "made_topic",
     "run",
 ]
@@ -131,14 +130,11 @@ def counting() -> Operator:
     return Vectorised(schema, by=["customer"], fn=_added, returns=_RESULT, state=state)
 
 
-def in_spark(buckets: int) -> Query:
-    """Our operator inside the query, one function for all keys of a batch."""
-    return Query(lambda events: keyed(counting(), [events], times=["at"], buckets=buckets), placed=True)
-
-
-def at_the_sink(buckets: int) -> Query:
-    """Our operator after the query, one function for all keys of a batch."""
-    return Query(lambda events: events, placed=True, operator=counting())
+HOSTS: dict[str, Query] = {
+    "in Spark": Query(lambda events: keyed(counting(), [events], times=["at"], buckets=BUCKETS), placed=True),
+    "at the sink": Query(lambda events: events, placed=True, operator=counting()),
+}
+"""Where our operator may run, one function for all keys of a batch."""
 
 
 class _PerKey(StatefulProcessor):
@@ -218,6 +214,7 @@ def _read(spark: SparkSession, topic: Topic, query: Query, folder: Path) -> list
         starts={"events": starts},
         rows=topic.batch,
         columns={"events": ("customer", "amount", "at") + (PARTITION, OFFSET) * query.placed},
+        packed=True,
     )
     session = session_for(spark, empty_batches=False)
     frame = query.build(streaming(session, (input_,), reading)["events"])
@@ -225,14 +222,10 @@ def _read(spark: SparkSession, topic: Topic, query: Query, folder: Path) -> list
     after = None
     if query.operator is not None:
         arriving = AfterSpark(query.operator, (Arrival(frame, "at"),), ())
-        after = Remembering(arriving, store.states(_QUERY))
+        after, frame = Remembering(arriving, store.states(_QUERY)), arriving.frame()
     laps = _Laps(after, store, store.take(_QUERY))
     writer = frame.writeStream.outputMode(query.mode).option("checkpointLocation", str(folder / "checkpoint"))
     running = writer.trigger(availableNow=True).foreachBatch(laps.take).start()
     running.awaitTermination()
     store.close()
     return laps.marks
-
-
-HOSTS: dict[str, Callable[[int], Query]] = {"in Spark": in_spark, "at the sink": at_the_sink}
-"""The hosts of an operator that are measured; each with the number of buckets."""

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         Precision,
         Receipt,
         Transaction,
+        changes,
         device_clock,
     )
     from headwater.log import Overload, Receipts, Retention, Topic, backpressure, buffer, drop
@@ -106,6 +107,7 @@ __all__ = [
     "View",
     "backpressure",
     "buffer",
+    "changes",
     "connect",
     "connect_async",
     "correct",
@@ -133,6 +135,7 @@ _HOMES = {
         "Precision",
         "Receipt",
         "Transaction",
+        "changes",
         "device_clock",
     ),
     "headwater.log": ("Overload", "Receipts", "Retention", "Topic", "backpressure", "buffer", "drop"),

@@ -11,6 +11,7 @@ from headwater.log import Topic
 from headwater.log.definition import check_name, same_file
 from headwater.pipelines import Function, Graph, Kind, Late, Pipeline, Wanted
 from headwater.pipelines.declaring import check_free
+from headwater.pipelines.of_changes import table_of
 from headwater.pipelines.options import Columns, TopicOptions, ViewOptions
 from headwater.queues import DeclaredQueue, Feed, Into, Queue, QueueOptions
 from headwater.queues.asking import Answer
@@ -90,13 +91,18 @@ class App:
         """
         return self._declare(name, type_, options)
 
-    def table(self, name: str, type_: object, /, **options: Unpack[TopicOptions]) -> Topic:
-        """Declare a table that programs write to: a topic of which the newest event per key is kept.
+    @overload
+    def table(self, name: str, source: Topic, /, *, key: Columns) -> Pipeline: ...  # type: ignore[overload-overlap]
+    @overload
+    def table(self, name: str, source: object, /, **options: Unpack[TopicOptions]) -> Topic: ...
+    def table(self, name: str, source: object, /, **options: Unpack[TopicOptions]) -> Topic | Pipeline:
+        """Declare a table: a topic of which the newest event per key is kept, or what a topic of changes is about.
 
         Args:
             name: Letters, digits, `.`, `_`, `-`.
-            type_: The type of its rows.
-            options: See `TopicOptions`. A table needs a key; `time` is the column that says since when a row holds.
+            source: The type of its rows, or a topic of this app whose type is `hw.changes(…)`.
+            options: See `TopicOptions`. A table needs a key; one of a topic of changes takes nothing else. `time`
+                is the column that says since when a row holds.
 
         Raises:
             UsageError: The definition cannot be right; the error quotes the user's line.
@@ -105,7 +111,9 @@ class App:
             >>> App("shop").table("products", "product_id int, price decimal(10,2)", key="product_id").compact
             True
         """
-        return self._declare(name, type_, {**options, "compact": True})
+        if isinstance(source, Topic | Pipeline):
+            return self._add(table_of(name, source, self._topics, options, place=Place.of_caller()))
+        return self._declare(name, source, {**options, "compact": True})
 
     def queue(self, name: str, type_: object = None, /, **options: Unpack[QueueOptions]) -> DeclaredQueue:
         """Declare a queue, whose messages are handed out one by one, each to one worker of a group.

@@ -175,7 +175,7 @@ class Plan:
     def tree(self) -> list[str]:
         """The graph: below each topic what it feeds; what was drawn before ends in dots."""
         kinds = {topic.name: _kind(topic) for topic in self.graph.topics}
-        kinds |= {pipeline.name: pipeline.kind.value for pipeline in self.graph.pipelines}
+        kinds |= {pipeline.name: _made(pipeline) for pipeline in self.graph.pipelines}
         feeds: dict[str, list[str]] = {}
         for source, target in self.graph.edges:
             feeds.setdefault(source, []).append(target)
@@ -210,7 +210,7 @@ class Plan:
             yield f"  feeds     {', '.join(feeds)}"
 
     def _pipeline_lines(self, pipeline: Pipeline) -> Iterator[str]:
-        yield _heading(pipeline.kind.value, pipeline.name, pipeline.place)
+        yield _heading(_made(pipeline), pipeline.name, pipeline.place)
         if pipeline.doc:
             yield f"  {pipeline.doc}"
         yield f"  reads     {', '.join(pipeline.inputs)}"
@@ -226,6 +226,8 @@ class Plan:
     def _late(self, pipeline: Pipeline) -> str:
         if pipeline.realtime:
             return "every event counts, late or not"
+        if pipeline.of_changes:
+            return "none: every change counts, in the order of the topic"
         waits = ", ".join(f"{spoken(length)} behind in {name}" for name, length in self._waits(pipeline))
         return f"{pipeline.late}{f' (late is more than {waits})' if waits else ''}"
 
@@ -357,6 +359,10 @@ def _check_lines(check: Checked) -> Iterator[str]:
 def _label(text: str) -> str:
     """Text that stays one label, whatever characters a column's name has."""
     return "".join(letter if letter.isalnum() or letter in " ,._-" else f"#{ord(letter)};" for letter in text)
+
+
+def _made(pipeline: Pipeline) -> str:
+    return pipeline.noun if pipeline.of_changes else pipeline.kind.value
 
 
 def _kind(topic: Topic) -> str:

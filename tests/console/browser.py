@@ -141,17 +141,31 @@ class Browser:
         return answer
 
 
+def _driver(chromedriver: str, tries: int = 5) -> tuple[subprocess.Popen[str], str]:
+    """The driver and where it answers.
+
+    It takes any free port of one kind of address, and then the same one of the other kind, which may be in use: then it
+    ends, and is started again.
+    """
+    driver = subprocess.Popen(
+        [chromedriver, "--port=0"], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert driver.stdout is not None
+    line = next((line for line in driver.stdout if READY in line), None)
+    if line is not None:
+        return driver, f"http://127.0.0.1:{line.rpartition(READY)[2].strip().rstrip('.')}"
+    driver.wait()
+    driver.stdout.close()
+    assert tries, "chromedriver does not start"
+    return _driver(chromedriver, tries - 1)
+
+
 @contextlib.contextmanager
 def started(chromedriver: str, chromium: str) -> Iterator[Browser]:
     """A browser with an empty profile; it and its driver are gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="headwater-browser-", ignore_cleanup_errors=True) as profile:
-        driver = subprocess.Popen(
-            [chromedriver, "--port=0"], stdout=subprocess.PIPE, text=True, start_new_session=True
-        )
-        assert driver.stdout is not None
+        driver, address = _driver(chromedriver)
         try:
-            line = next(line for line in driver.stdout if READY in line)
-            address = f"http://127.0.0.1:{line.rpartition(READY)[2].strip().rstrip('.')}"
             options = {"binary": chromium, "args": [*FLAGS, f"--user-data-dir={profile}"]}
             wanted = {
                 "browserName": "chrome",
@@ -176,4 +190,5 @@ def started(chromedriver: str, chromium: str) -> Iterator[Browser]:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(driver.pid, signal.SIGKILL)
             driver.wait()
-            driver.stdout.close()
+            if driver.stdout is not None:
+                driver.stdout.close()

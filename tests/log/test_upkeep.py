@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from headwater.errors import DiskFullError, LockedError
-from headwater.events import ManualClock
+from headwater.events import ManualClock, changes
 from headwater.log import EventLog
 from headwater.log.upkeep import Upkeep
 from tests.log.given import SECOND, declared, events, rows_of
@@ -213,6 +213,17 @@ def test_a_quiet_table_is_known_up_to_the_present(log, clock):
         log.append("orders", rows_of(orders, [{"id": "a", "at": clock.now()}], partition=0))
     upkeep.once()
     assert [log.ends(topic)[0].running_max for topic in ("prices", "never")] == [clock.micros()] * 2
+
+
+def test_a_quiet_topic_of_changes_is_known_up_to_the_present(log, clock):
+    raw = log.create(declared("raw", changes("id int"), time="at"))
+    long_ago = clock.now() - timedelta(days=2000)
+    log.append("raw", rows_of(raw, [{"op": "insert", "after": {"id": 1}, "at": long_ago}], partition=0))
+    upkeep = Upkeep(log)
+    upkeep.once()
+    clock.advance("31 seconds")
+    upkeep.once()
+    assert log.ends("raw")[0].running_max == clock.micros()
 
 
 def marks(upkeep: Upkeep, clock: ManualClock, log: EventLog, minutes: int, each=lambda minute: None) -> int:

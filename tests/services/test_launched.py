@@ -15,7 +15,7 @@ import pytest
 
 from headwater.errors import DataError, MissingProgramError, ServiceFailedError
 from headwater.profiles import read_profile
-from headwater.services import postgres, spark_cluster
+from headwater.services import launched, postgres, spark_cluster
 from headwater.services.jars import jars
 from headwater.services.launched import Launched, free_ports, launch
 from headwater.services.local_profile import profile_table, write_table
@@ -109,7 +109,18 @@ def test_ports_are_taken_again_while_they_are_free():
     with socket.socket() as other:
         other.bind(("127.0.0.1", wanted[0]))
         other.listen()
-        assert not set(free_ports(2, wanted)) & set(wanted)
+        given = free_ports(2, wanted)
+    assert given[0] != wanted[0]
+    assert given[1] == wanted[1]
+
+
+def test_new_ports_are_none_of_those_that_are_kept(monkeypatch):
+    taken, kept, new = free_ports(3)
+    offered = iter([kept, new])
+    monkeypatch.setattr(launched, "_free", lambda port: port == kept)
+    monkeypatch.setattr(socket.socket, "bind", lambda self, address: None)
+    monkeypatch.setattr(socket.socket, "getsockname", lambda self: ("127.0.0.1", next(offered)))
+    assert free_ports(2, (taken, kept)) == (new, kept)
 
 
 def test_a_machine_without_postgres_is_told_what_to_install(tmp_path, monkeypatch):

@@ -19,6 +19,7 @@ from headwater.errors import (
     UnknownViewError,
 )
 from headwater.store import Counts, InputRange, PipelineReport, Store, ViewTable
+from headwater.store.changes import change_schema
 from tests.store.given import MINUTE, REVENUE, TOTALS, Runner, aside, entry_of, minute, read
 from tests.store.state_contract import StateContract
 
@@ -264,6 +265,19 @@ class StoreContract(StateContract):
             (1, 1, 1_001),
             (2, 2, 1_002),
         ]
+
+    def test_changes_that_a_batch_tells_itself_are_those_that_go_out(self, store):
+        runner = Runner(store)
+        told = [
+            {"op": "insert", "before": None, "after": {"k": "a", "n": 1}, "at": 7},
+            {"op": "update", "before": {"k": "a", "n": 1}, "after": {"k": "a", "n": 2}, "at": 8},
+        ]
+        schema = change_schema(TOTALS)
+        assert runner.commit([{"k": "a", "n": 2}], changes=pa.Table.from_pylist(told, schema))
+        assert runner.commit([{"k": "a", "n": 3}], changes=schema.empty_table())
+        (out,) = store.pending(runner.query)
+        assert out.changes.equals(pa.Table.from_pylist(told, schema))
+        assert [store.entry(runner.query, batch).rows for batch in (0, 1)] == [1, 1]
 
     def test_queries_have_outboxes_of_their_own(self, store):
         runner = Runner(store)

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import sqlite3
 from dataclasses import replace
+from datetime import UTC, date, datetime
 
+import pyarrow as pa
+import pytest
+
+from headwater.engine.keyed.keys import encode_keys, kinds_of
 from headwater.engine.keyed.pages import Pages
 from headwater.store import Counts, PipelineReport, SqliteStore, StateWrite
-from tests.store.given import BOTH, MINUTE, TOTALS, Runner, aside, read
+from tests.store.given import BOTH, MINUTE, MOMENT, TOTALS, Runner, aside, read
 
 STORES = BOTH
+KINDS = {"s": pa.string(), "i": pa.int64(), "b": pa.bool_(), "d": pa.date32(), "t": MOMENT, "": pa.float64()}
 COLUMNS = """
     name version kind state detail since watermark watermark_at in_ used late quarantined dropped unaccounted rows
     batches wall_seconds cpu_seconds last_commit_at
@@ -108,8 +114,70 @@ def test_state_is_counted_in_keys_and_entries_also_when_it_is_in_pages(store, vi
     found = views.sql("select space, keys, entries, largest from hw_state order by space").rows
     assert found == [("named", 2, 3, 2), ("single", 150, 150, 1)]
     assert {type(figure) for row in found for figure in row[1:]} == {int}
+    keys = views.sql("select largest_key from hw_state order by space").rows
+    assert keys == [(b"a".hex(),), (None,)]  # nobody said what the key is made of; a page is no key
     (size,) = views.sql("select bytes from hw_state where space = 'named'").rows
     assert size == (9,)
+
+
+@pytest.mark.parametrize(
+    ("values", "kinds", "words"),
+    [
+        ((["bob", "ada"],), ["s"], "bob"),
+        ((["Zoë \U0001f600 o'hara", "ada"],), ["s"], "Zoë \U0001f600 o'hara"),
+        ((["", "ada"],), ["s"], ""),
+        (([None, "ada"],), ["s"], "null"),
+        ((["a\0b", "ada"],), ["s"], "6100ff62"),
+        ((["x" * 1000, "ada"],), ["s"], "x" * 200),
+        (([7, 8],), ["i"], "7"),
+        (([-(2**63), 8],), ["i"], "-9223372036854775808"),
+        (([2**63 - 1, 8],), ["i"], "9223372036854775807"),
+        (([-1, 8],), ["i"], "-1"),
+        (([True, False],), ["b"], "true"),
+        (([False, True],), ["b"], "false"),
+        (([date(1969, 12, 31), date(2026, 1, 1)],), ["d"], "1969-12-31"),
+        (([datetime(2026, 1, 1, 12, tzinfo=UTC), None],), ["t"], "2026-01-01T12:00:00.000000Z"),
+        ((["ada", "bob"], [7, 7]), ["s", "i"], "('ada', 7)"),
+        ((["o'hara", "bob"], [None, 7], ["p\0", "q"]), ["s", "i", "s"], "('o''hara', null, '7000ff')"),
+        (([65536, 7], [True, True], ["", "q"]), ["i", "b", "s"], "(65536, true, '')"),
+        (([0.5, 0.25],), [""], "01bfe0000000000000"),
+        ((["ada", "bob"], [0.5, 0.5]), ["s", ""], "016164610000" + "01bfe0000000000000"),
+    ],
+)
+def test_the_key_with_most_entries_is_named_in_words(store, views, values, kinds, words):
+    columns = [pa.array(each, KINDS[kind]) for each, kind in zip(values, kinds, strict=True)]
+    most, other = encode_keys(columns)
+    names = [b"1", b"2", b"3", b"1", b"2"]
+    write = StateWrite("left", [most] * 3 + [other] * 2, names, [b""] * 5, kinds=kinds_of(columns))
+    Runner(store).commit([], states=(write,))
+    assert views.sql("select largest, largest_key from hw_state").rows == [(3, words)]
+
+
+def test_no_key_is_named_where_all_have_one_entry_or_there_is_only_one(store, views):
+    keys = encode_keys([pa.array(["ada", "bob"])])
+    equal = StateWrite("equal", keys, [b"", b""], [b"", b""], kinds="s")
+    alone = StateWrite("due", [b"", b""], [b"1", b"2"], [b"", b""])
+    gone = StateWrite("gone", keys, [b"", b""], [None, None], kinds="s")
+    Runner(store).commit([], states=(equal, alone, gone))
+    found = views.sql("select space, largest, largest_key from hw_state order by space").rows
+    assert found == [("due", 2, None), ("equal", 1, None), ("gone", None, None)]
+
+
+def test_a_space_whose_kinds_nobody_noted_gets_them_when_they_are_known(store, views):
+    runner, keys = Runner(store), encode_keys([pa.array(["ada", "bob"])])
+    for kinds, words in (("", keys[0].hex()), ("s", "ada"), ("", "ada")):
+        write = StateWrite("left", [keys[0], *keys], [b"1", b"2", b"1"], [b""] * 3, kinds=kinds)
+        runner.commit([], states=(write,))
+        assert views.sql("select largest_key from hw_state").rows == [(words,)]
+
+
+def test_each_pipeline_has_its_own_largest_key(store, views):
+    keys = encode_keys([pa.array(["ada", "bob"])])
+    for version, (more, less) in ((1, keys), (2, keys[::-1])):
+        write = StateWrite("left", [more, more, less], [b"1", b"2", b"1"], [b""] * 3, kinds="s")
+        Runner(store, replace(TOTALS, version=version)).commit([], states=(write,))
+    found = views.sql("select version, largest, largest_key from hw_state order by version").rows
+    assert found == [(1, 2, "ada"), (2, 2, "bob")]
 
 
 def test_events_kept_beside_are_seen(store, views):

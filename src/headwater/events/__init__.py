@@ -5,6 +5,7 @@ out again as events (`events_of`). Enter at `declared.py` for types, at `codec.p
 """
 
 from headwater.events.change import Change, Position, Row, Transaction
+from headwater.events.changes import changes, row_of_changes
 from headwater.events.clock import Clock, ManualClock, SystemClock
 from headwater.events.codec import Codec, Limits, storage_schema
 from headwater.events.ddl import from_ddl, to_ddl
@@ -36,6 +37,7 @@ __all__ = [
     "Transaction",
     "Where",
     "arrow_schema",
+    "changes",
     "checked_headers",
     "checked_traceparent",
     "compare",
@@ -52,6 +54,7 @@ __all__ = [
     "murmur2",
     "partition_of",
     "partitions_of",
+    "row_of_changes",
     "storage_schema",
     "times_column",
     "to_ddl",

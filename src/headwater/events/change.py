@@ -13,6 +13,7 @@ import msgspec
 import pyarrow as pa
 
 from headwater.errors import BadEventError
+from headwater.events.changes import OPS, Op
 from headwater.events.shape import Shape
 from headwater.events.values import json_form, moment_text, shown
 
@@ -21,7 +22,6 @@ __all__ = ["Change", "Position", "Row", "Transaction"]
 Row: TypeAlias = dict[str, Any]
 
 _HELD = ("row", "key", "nothing")
-_OPS = ("read", "insert", "update", "delete", "truncate")
 _POSITION = re.compile(r"(.+)@((?:\d+:\d+(?:\.\d+)*(?:,(?!$)|$))*)")
 _TYPED = (datetime, date, Decimal, bytes)
 
@@ -153,7 +153,7 @@ class Change:
         True
     """
 
-    op: Literal["read", "insert", "update", "delete", "truncate"]
+    op: Op
     table: str
     key: tuple[Any, ...]
     before: Row | None
@@ -167,7 +167,7 @@ class Change:
     def __post_init__(self) -> None:
         gone = self.op in ("delete", "truncate")
         rules = {
-            "op": (self.op in _OPS, f"is one of {', '.join(_OPS)}"),
+            "op": (self.op in OPS, f"is one of {', '.join(OPS)}"),
             "before_holds": (self.before_holds in _HELD, f"is one of {', '.join(_HELD)}"),
             "before": (
                 (self.before is None) == (self.before_holds == "nothing"),
@@ -181,6 +181,24 @@ class Change:
             if not kept:
                 what = f"a change of {self.table} is wrong: {field} {rule}"
                 raise BadEventError(what, field=field, table=self.table)
+
+    def to_event(self) -> Row:
+        """The change as an event of a topic of changes (`hw.changes`).
+
+        Example:
+            >>> at = Transaction("77", datetime.fromisoformat("2026-01-01T00:00:00Z"))
+            >>> gone = Change("delete", "products", (7,), {"id": 7}, "key", None, frozenset(),
+            ...               Position.of("shop", {0: 12}), at, 1)
+            >>> gone.to_event()["op"], gone.to_event()["before"]
+            ('delete', {'id': 7})
+        """
+        return {
+            "op": self.op,
+            "before": self.before,
+            "after": self.after,
+            "unchanged": sorted(self.unchanged),
+            "at": self.transaction.committed_at,
+        }
 
     def to_json(self) -> bytes:
         """The change as one JSON object; decimals, times and bytes inside rows are text."""
@@ -237,7 +255,7 @@ class Change:
 
 
 class _Document(msgspec.Struct, forbid_unknown_fields=True):
-    op: Literal["read", "insert", "update", "delete", "truncate"]
+    op: Op
     table: str
     key: list[Any]
     before: Row | None

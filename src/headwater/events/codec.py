@@ -14,6 +14,7 @@ import msgspec
 import pyarrow as pa
 
 from headwater.errors import BadEventError, BadJsonError, TooLargeError
+from headwater.events.change import Change
 from headwater.events.frame import fitted
 from headwater.events.shape import MisfitError, Shape
 from headwater.events.values import members_of, shown, to_row, trimmed, values_of
@@ -74,7 +75,7 @@ class Codec:
         self._encoder = msgspec.json.Encoder()
 
     def encode(self, rows: Sequence[Any]) -> pa.RecordBatch:
-        """A batch from dicts, or instances of the declared class.
+        """A batch from dicts, instances of the declared class, or changes for a type of changes.
 
         Raises:
             BadEventError: A row does not fit; `data` has `row`, `field` and `fields`, and nothing was encoded.
@@ -87,7 +88,7 @@ class Codec:
         Raises:
             BadEventError: A row does not fit.
         """
-        plain = [row if isinstance(row, dict) else members_of(row) or row for row in rows]
+        plain = [row if isinstance(row, dict) else _members(row) for row in rows]
         try:
             structs: list[Any] = msgspec.convert(plain, self._rows_type)
         except Exception:  # a value can be any object, and raise anything when it is looked at
@@ -261,6 +262,11 @@ def _reason(message: str) -> str:
     if message.startswith("Expected `datetime` with a timezone"):
         return "it has no zone"
     return message.replace("`", "")[:200].replace("Expected", "expected", 1)
+
+
+def _members(row: Any) -> Any:
+    """The fields of what is no dict; what has none, as it is."""
+    return row.to_event() if isinstance(row, Change) else members_of(row) or row
 
 
 def _as_row(value: Any, row: int) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from headwater.errors import (
     TopicExistsError,
     UnknownTopicError,
 )
-from headwater.events import DeviceClock, arrow_schema, merge
+from headwater.events import DeviceClock, arrow_schema, merge, row_of_changes
 from headwater.events.avro import avro_schema
 from headwater.log.door.overload import Overload, WhenFull, overload_named
 from headwater.log.keeping import CHOICES, Durability, Retention, Values, chosen
@@ -146,6 +146,16 @@ class Topic:
         if "occurred_at" in names:
             hint = 'the corrected time has that name: call the claimed one "claimed_at", for instance'
             raise self._bad('a column "occurred_at" beside a device clock', hint)
+
+    @property
+    def lasting(self) -> bool:
+        """Whether what it says holds until it says otherwise: it is a table, or the changes of one.
+
+        Example:
+            >>> Topic.declare("products", "product_id int", key="product_id", compact=True).lasting
+            True
+        """
+        return self.compact or row_of_changes(self.schema) is not None
 
     @property
     def event_time(self) -> str:

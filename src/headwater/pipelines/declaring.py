@@ -115,6 +115,10 @@ class Wanted:
         inputs = tables_of(sql, what=what, place=self.place)
         return self._built(self.name, inputs=inputs, sql=sql, source=sql, place=self.place)
 
+    def of_changes(self, topic: str) -> Pipeline:
+        """The table that this topic of changes is about; `headwater.pipelines.of_changes` checks whether it can be."""
+        return self._built(self.name or "", inputs=(topic,), of_changes=True, place=self.place)
+
     def _built(self, name: str, **known: Any) -> Pipeline:
         return Pipeline(
             name=name,

@@ -69,6 +69,7 @@ class Pipeline:
         latency: "realtime" for Spark's real-time mode; None for batches.
         history: Of a view of one table, how long its earlier rows are kept, with the time up to which each held;
             `timedelta.max` for ever, None for a view of the present.
+        of_changes: Whether it is the table that a topic of changes is about; then it has neither function nor SQL.
         doc: The first line of the function's docstring.
         place: Where the user wrote it.
 
@@ -90,6 +91,7 @@ class Pipeline:
     path: str | None = None
     latency: str | None = None
     history: timedelta | None = None
+    of_changes: bool = False
     doc: str = ""
     place: Place | None = field(default=None, compare=False)
 
@@ -97,8 +99,11 @@ class Pipeline:
         """What the user's function makes of these DataFrames.
 
         Raises:
-            BadPipelineError: It is written in SQL; `apply` needs to know which DataFrame is which.
+            BadPipelineError: It is written in SQL; `apply` needs to know which DataFrame is which. Or it is a table.
         """
+        if self.of_changes:
+            what = f"{self} is made of changes and cannot be called like a function"
+            raise BadPipelineError(what, place=self.place, pipeline=self.name)
         if self.function is None:
             what = f"{self} is written in SQL and cannot be called like a function"
             fix = f'{self.name}.apply({{"{self.inputs[0]}": …}})'
@@ -118,6 +123,16 @@ class Pipeline:
         session = frames[self.inputs[0]].sparkSession
         numbered = {f"i{number}": frames[name] for number, name in enumerate(self.inputs)}
         return session.sql(over_inputs(self.sql or "", self.inputs), **numbered)
+
+    @property
+    def noun(self) -> str:
+        """What a person calls it.
+
+        Example:
+            >>> Pipeline(name="products", kind=Kind.VIEW, inputs=("product_changes",), of_changes=True).noun
+            'table'
+        """
+        return "table" if self.of_changes else self.kind.noun
 
     @property
     def realtime(self) -> bool:
@@ -155,6 +170,8 @@ class Pipeline:
             facts["latency"] = self.latency
         if self.history:
             facts["history"] = "for ever" if self.history == timedelta.max else spoken(self.history)
+        if self.of_changes:
+            return facts | {"of": "changes"}
         if self.function is None:
             from headwater.pipelines.query import normal_sql
 
@@ -169,4 +186,4 @@ class Pipeline:
         return hashlib.sha256(json.dumps(self.facts()).encode()).hexdigest()[:16]
 
     def __str__(self) -> str:
-        return f'{self.kind.noun} "{self.name}"'
+        return f'{self.noun} "{self.name}"'

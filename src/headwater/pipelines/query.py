@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sqlglot.errors import SqlglotError
     from sqlglot.expressions import Query
 
-__all__ = ["normal_sql", "over_inputs", "parsed", "tables_of"]
+__all__ = ["normal_sql", "over_inputs", "parsed", "tables_of", "whole_table"]
 
 
 def tables_of(sql: str, *, what: str = "the query", place: Place | None = None) -> tuple[str, ...]:
@@ -65,6 +65,21 @@ def normal_sql(sql: str) -> str:
         "select a , 'it  s' from orders"
     """
     return " ".join(sql[token.start : token.end + 1] for token in _tokens(sql) if token.text != ";")
+
+
+def whole_table(sql: str, name: str) -> bool:
+    """Whether a query gives a table as it is, however that is written.
+
+    Example:
+        >>> whole_table("SELECT * FROM `orders`;", "orders"), whole_table("select * from orders limit 3", "orders")
+        (True, False)
+    """
+    from sqlglot import exp
+
+    tree, whole = (parsed(text) for text in (sql, f"select * from `{name}`"))
+    for identifier in (*tree.find_all(exp.Identifier), *whole.find_all(exp.Identifier)):
+        identifier.set("quoted", False)
+    return tree == whole
 
 
 def over_inputs(sql: str, inputs: tuple[str, ...]) -> str:

@@ -142,21 +142,30 @@ def java_command(folder: Path, classpath: str, *options: str) -> list[str]:
 
 
 def free_ports(count: int, wanted: tuple[int, ...] = ()) -> tuple[int, ...]:
-    """Ports of 127.0.0.1 that nobody listens on; those wanted if they still are free.
+    """Ports of 127.0.0.1 that nobody listens on; of those wanted, each that still is free.
+
+    One that is taken does not cost the others: clients know the first, while the last may be held for some moments
+    more by a helper of a server that was killed.
 
     Example:
         >>> first, second = free_ports(2)
         >>> first != second
         True
     """
-    if len(wanted) == count and all(map(_free, wanted)):
-        return wanted
+    known = wanted if len(wanted) == count else (0,) * count
+    kept = [port if port and _free(port) else 0 for port in known]
     with contextlib.ExitStack() as held:
-        # All are held until all are known, so that no two are the same.
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return tuple(each.getsockname()[1] for each in sockets)
+        return tuple(port or _new_port(held, kept) for port in kept)
+
+
+def _new_port(held: contextlib.ExitStack, kept: list[int]) -> int:
+    """A port, held until all are known, so that no two are the same."""
+    while True:
+        tried = held.enter_context(socket.socket())
+        tried.bind(("127.0.0.1", 0))
+        port: int = tried.getsockname()[1]
+        if port not in kept:
+            return port
 
 
 def _free(port: int) -> bool:

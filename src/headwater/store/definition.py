@@ -94,8 +94,16 @@ class StagedPart:
 class StateWrite:
     """What a batch changed in one space of an operator's state: entries by key and name, each once.
 
-    A value of None takes the entry away, whether it is there or not. `held` says of how many keys each entry has the
-    values: of one each, unless it is given.
+    A value of None takes the entry away, whether it is there or not.
+
+    Attributes:
+        space: What the operator keeps apart.
+        keys: The key of each entry.
+        names: Its name below the key.
+        values: Its value.
+        held: Of how many keys it has the values; of one, unless this is given.
+        kinds: What the columns of a key are, a letter each, for telling people which key it is: s for text, i for a
+            whole number, t for a moment, d for a date, b for true or false. Empty where a column is none of these.
 
     Example:
         >>> StateWrite("seen", [b"ada", b"bob"], [b"", b""], [b"3", None]).space
@@ -107,6 +115,7 @@ class StateWrite:
     names: Sequence[bytes]
     values: Sequence[bytes | None]
     held: Sequence[int] | None = None
+    kinds: str = ""
 
     def __iter__(self) -> Iterator[tuple[bytes, bytes, bytes | None, int]]:
         """Its entries: key, name, value, and of how many keys it is."""
@@ -129,6 +138,8 @@ class Commit:
         staged: Rows of a view that workers have staged, in place of `rows`; for stores that can.
         distinct: Take equal rows among those staged for one.
         states: What operators at the sink remember from now on.
+        changes: Of a view: what goes to the outbox, if it is more than the difference between its rows before and
+            after the batch; in the form of `Outgoing`.
 
     Example:
         >>> view = ViewTable("totals", 1, pa.schema([("k", pa.string()), ("n", pa.int64())]), ("k",))
@@ -147,6 +158,7 @@ class Commit:
     staged: tuple[StagedPart, ...] = ()
     distinct: bool = False
     states: tuple[StateWrite, ...] = ()
+    changes: pa.Table | None = None
 
 
 @dataclass(frozen=True)
@@ -154,8 +166,8 @@ class Outgoing:
     """What a batch has for its topic: the changes of a view, or the rows of a stream.
 
     Changes have the columns `op` ("insert", "update", "delete", "final"), `before` and `after` (structs of all columns
-    of the view, or null) and `at`: one microsecond before the end of the row's window, else when it was committed.
-    `entry` is what the ledger says of the batch, unless it is folded away.
+    of the view, or null) and `at`: one microsecond before the end of the row's window, else when it was committed,
+    unless the batch says since when it holds. `entry` is what the ledger says of the batch, unless it is folded away.
 
     Example:
         >>> Outgoing("big@1", 0, pa.table({"n": [1, 2]}), watermark=None, committed_at=0).changes.num_rows

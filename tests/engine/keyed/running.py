@@ -73,6 +73,7 @@ class Stream:
             skips=skips,
             starts=starts,
             wait=0.02,
+            packed=True,
         )
         session = session_for(shared_spark().session, empty_batches=True)
         frame = self._query(streaming(session, inputs, reading))

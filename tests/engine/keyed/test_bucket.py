@@ -69,7 +69,10 @@ def test_the_state_of_another_operator_is_refused():
         unpacked(packed(MemoryState(), 4, "words"), 4, "other words")
 
 
-def test_a_newer_form_is_refused():
+def test_another_form_is_refused():
+    rest = packed(MemoryState(), 4, "words")[1:]
     with pytest.raises(NewerFormatError) as caught:
-        unpacked(b"\x02" + packed(MemoryState(), 4, "words")[1:], 4, "words")
-    assert caught.value.data == {"form": 2}
+        unpacked(b"\x03" + rest, 4, "words")
+    assert caught.value.data == {"form": 3}
+    with pytest.raises(StateChangedError):
+        unpacked(b"\x01" + rest, 4, "words")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from random import Random
 from typing import Any
 
@@ -14,8 +13,8 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from headwater.engine.keyed.in_spark import keyed, spread
-from headwater.engine.keyed.keys import encode_keys
+from headwater.engine.building.plans import plan_of
+from headwater.engine.keyed.in_spark import keyed
 from headwater.engine.operators.own.stateful import Stateful
 from headwater.engine.operators.own.vectorised import Vectorised
 from headwater.testing.world import shared_spark
@@ -142,17 +141,25 @@ def test_another_number_of_buckets_stops_the_query(tmp_path):
     stream.close()
 
 
-def test_equal_keys_have_equal_buckets():
-    session = shared_spark().session
-    values = [0.0, -0.0, float("nan"), -float("nan"), None, 1.5]
-    doubles = session.createDataFrame([(value,) for value in values], "k double")
-    floats = session.createDataFrame([(value,) for value in values], "k float")
-    bigs = session.createDataFrame([(number,) for number in (1, 2, None)], "k bigint")
-    smalls = session.createDataFrame([(number,) for number in (1, 2, None)], "k int")
-    buckets = defaultdict(set)
-    for frame in (doubles, floats, bigs, smalls):
-        rows = frame.select("k", spread(frame, ["k"], 1_000).alias("bucket")).toArrow()
-        for key, bucket in zip(encode_keys([rows["k"]]), rows["bucket"].to_pylist(), strict=True):
-            buckets[key].add(bucket)
-    assert all(len(found) == 1 for found in buckets.values())
-    assert len(buckets) == 6
+def test_the_source_packs_rows_as_a_task_behind_spark_does(tmp_path):
+    """The query goes on from one way to the other: a key whose bucket were another one there would begin anew."""
+    sent = [event(who, number, 0) for number, who in enumerate(["a", "b", None, "c", "d", "e"] * 4)]
+    steps = iter([lambda events: events, lambda events: events.where("n >= 0"), lambda events: events])
+    plans = []
+
+    def query(frames):
+        result = totals({"events": next(steps)(frames["events"])})
+        plans.append(plan_of(result).toString())
+        return result
+
+    stream = Stream(tmp_path, {"events": EVENTS}, query)
+    found: dict[Any, Any] = {}
+    for third in (sent[:8], sent[8:16], sent[16:]):
+        with stream.running() as settle:
+            stream.send("events", *third)
+            found |= {row["who"]: (row["n"], row["total"]) for row in settle()}
+    stream.close()
+    assert ["MapInArrow" in plan for plan in plans] == [False, True, False]
+    assert found == {
+        who: (4, sum(one["n"] for one in sent if one["who"] == who)) for who in {one["who"] for one in sent}
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headwater.engine.keyed.overlay import SLOTS
 from headwater.engine.keyed.pages import Pages
 from headwater.store import SqliteStore, StateWrite
 from tests.store.given import Runner
@@ -61,6 +63,72 @@ def test_every_value_is_found_on_its_page_whatever_grows(batches, size):
             assert pages.values([*model, b"never"]) == [*model.values(), None]
 
 
+FEW = st.dictionaries(st.integers(0, 120), st.one_of(st.none(), st.binary(max_size=9)), max_size=9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(batches=st.lists(st.tuples(FEW, st.sampled_from(["goes on"] * 4 + ["restarts", "all"])), max_size=90))
+def test_what_few_changes_write_into_logs_comes_into_the_pages(batches):
+    """Some batches touch all keys; enough of the others come in a row for every slot to have its turn."""
+    model: dict[bytes, bytes | None] = {key: b"first" for key in keys(range(100))}
+    with tempfile.TemporaryDirectory() as folder, closing(SqliteStore(Path(folder))) as store:
+        runner = Runner(store, None)
+        pages = opened(runner, size=4)
+        pages.put(list(model), list(model.values()))
+        commit(runner, pages)
+        for changes, then in batches:
+            named = {f"key-{number}".encode(): value for number, value in changes.items()}
+            if then == "all":
+                named = model | named
+            pages.put(list(named), list(named.values()))
+            model |= named
+            assert pages.values(list(model)) == list(model.values())
+            commit(runner, pages)
+            if then == "restarts":
+                pages = opened(runner, size=4)
+            assert pages.values(list(model)) == list(model.values())
+        assert counted(runner) == sum(value is not None for value in model.values())
+
+
+def counted(runner: Runner) -> int:
+    """How many keys there are, by what `hw_state` adds up."""
+    with closing(sqlite3.connect(runner.store.path)) as connection:
+        return int(connection.execute("SELECT sum(held) FROM hw$state").fetchone()[0])
+
+
+def test_few_changes_of_many_keys_are_written_as_neighbours(runner: Runner):
+    random, pages, many = Random(2), opened(runner), keys(range(60_000))
+    pages.put(many, [b"value"] * len(many))
+    commit(runner, pages)
+    written = []
+    for _ in range(100):
+        touched = random.sample(many, 100)
+        pages.put(touched, [random.randbytes(5)] * len(touched))
+        write = pages.write()
+        assert write is not None
+        runner.commit([], states=(write,))
+        pages.committed()
+        written.append([key for key in write.keys if len(key) == 4])
+    assert max(map(len, written)) < 200  # as many come in as go out, in the long run
+    for numbers in written:
+        assert max(numbers)[0] - min(numbers)[0] < 256 // SLOTS
+
+
+def test_a_log_that_was_taken_out_of_the_store_is_missed(runner: Runner):
+    pages = opened(runner)
+    pages.put(keys(range(5_000)), [b"value"] * 5_000)
+    commit(runner, pages)
+    pages.put([b"key-1", b"key-2"], [b"other"] * 2)
+    write = pages.write()
+    assert write is not None
+    runner.commit([], states=(write,))
+    (log,) = [key for key in write.keys if key.startswith(b"log")]
+    assert opened(runner).values([b"key-1"]) == [b"other"]
+    runner.commit([], states=(StateWrite(SPACE, [log], [b""], [None]),))
+    with pytest.raises(msgspec.DecodeError, match="gone"):
+        opened(runner)
+
+
 def keys(numbers: range) -> list[bytes]:
     return [f"key-{number}".encode() for number in numbers]
 
@@ -101,7 +169,9 @@ def test_pages_that_are_not_asked_for_are_not_read(runner: Runner):
     assert sum(asked) <= 3
 
 
-@pytest.mark.parametrize("gone", [b"", (7).to_bytes(4, "big")], ids=["what is known of the pages", "a page"])
+@pytest.mark.parametrize(
+    "gone", [b"", bytes([0b11100000, 0, 0, 0])], ids=["what is known of the pages", "a page"]
+)
 def test_what_was_taken_out_of_the_store_is_missed(gone, runner: Runner):
     pages = opened(runner)
     pages.put(keys(range(1_000)), [b"value"] * 1_000)

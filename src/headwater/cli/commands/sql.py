@@ -22,8 +22,8 @@ def sql(
     """Ask a SELECT over views.
 
     The query runs in SQLite, cannot write, and is ended when it takes too much. Times are text in RFC 3339, decimals
-    are text, a window "w" is the two columns "w.start" and "w.end". The views hw_pipelines, hw_batches, hw_late and
-    hw_quarantine are there, too.
+    are text, a window "w" is the two columns "w.start" and "w.end". The views hw_pipelines, hw_batches, hw_late,
+    hw_quarantine and hw_state are there, too.
 
     Args:
         text: The query.

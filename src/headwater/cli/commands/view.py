@@ -63,7 +63,7 @@ def view(
     """Print the rows of a view, or list the views.
 
     A row of a window says by a word whether the window is open, so that the row may still change, or closed. The
-    system's own views are hw_pipelines, hw_batches, hw_late and hw_quarantine.
+    system's own views are hw_pipelines, hw_batches, hw_late, hw_quarantine and hw_state.
 
     Args:
         name: The view; lists all views if left out.

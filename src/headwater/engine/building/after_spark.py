@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -15,6 +15,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from headwater.engine.keyed.operator import OFFSET, PARTITION, TIME
+from headwater.engine.keyed.packing import Packing, packets_of, unpacked
 from headwater.engine.keyed.state import State
 
 __all__ = ["AfterSpark", "Arrival", "Stepping", "together"]
@@ -71,9 +72,16 @@ class AfterSpark:
     words: tuple[str, ...]
     by_offset: bool = False
 
+    @cached_property
+    def _packets(self) -> list[Callable[[Packing], DataFrame]]:
+        """How the inputs come in packets; nothing, unless all of them can: Spark then has nothing to do with rows."""
+        found = [packets_of(arrival.frame) for arrival in self.arrivals]
+        return [make for make in found if make] if all(found) else []
+
     def frame(self) -> DataFrame:
         """All inputs as one DataFrame."""
-        return together(self.arrivals)
+        packets = [make(Packing(number, (), 1)) for number, make in enumerate(self._packets)]
+        return reduce(DataFrame.union, packets) if packets else together(self.arrivals)
 
     def run(self, state: State, rows: pa.Table, watermark: int) -> pa.Table:
         """What the operator makes of one batch of `frame`."""
@@ -84,14 +92,28 @@ class AfterSpark:
     def _arrived(self, rows: pa.Table, number: int) -> pa.Table:
         """The rows of one input, in order."""
         arrival = self.arrivals[number]
-        if len(self.arrivals) > 1:
-            mine = rows.filter(pc.equal(rows.column(_INPUT), number)).column(f"_hw_{number}")
-            batches = [pa.RecordBatch.from_struct_array(chunk) for chunk in mine.chunks]
-            rows = pa.Table.from_batches(batches, schema=pa.schema(list(mine.type)))
-        times = rows.column(arrival.time).combine_chunks().view(pa.int64())
-        rows = rows.append_column(pa.field(TIME, pa.int64()), times)
+        if self._packets:
+            rows = _unpacked(rows, number, pa.schema([*arrival.schema, (TIME, pa.int64())]))
+        else:
+            rows = rows if len(self.arrivals) == 1 else _taken_apart(rows, number)
+            if TIME not in rows.column_names:  # an operator before this one has said it
+                times = rows.column(arrival.time).combine_chunks().view(pa.int64())
+                rows = rows.append_column(pa.field(TIME, pa.int64()), times)
         order = _order(rows, [PARTITION, OFFSET] if self.by_offset else [TIME, PARTITION, OFFSET])
         return rows if order is None else rows.take(pa.array(order))
+
+
+def _unpacked(packets: pa.Table, number: int, schema: pa.Schema) -> pa.Table:
+    """The rows of the packets of one input."""
+    mine = packets.filter(pc.equal(packets.column("input"), number)).column("rows")
+    return unpacked((one.as_buffer() for one in mine), schema) if len(mine) else schema.empty_table()
+
+
+def _taken_apart(rows: pa.Table, number: int) -> pa.Table:
+    """The rows of one input out of those that came together."""
+    mine = rows.filter(pc.equal(rows.column(_INPUT), number)).column(f"_hw_{number}")
+    batches = [pa.RecordBatch.from_struct_array(chunk) for chunk in mine.chunks]
+    return pa.Table.from_batches(batches, schema=pa.schema(list(mine.type)))
 
 
 def together(arrivals: Sequence[Arrival]) -> DataFrame:

@@ -16,9 +16,14 @@ from headwater.engine.building.inputs import ARRIVAL, Input, Reading, Rows, stre
 from headwater.engine.building.places import HIDDEN_PREFIX
 from headwater.engine.building.placing import Stage, after_spark_of, stage
 from headwater.engine.building.pruning import needed_columns
-from headwater.engine.building.tables import history_after_spark, kept_by_tables, tables_after_spark
+from headwater.engine.building.tables import (
+    changes_after_spark,
+    history_after_spark,
+    kept_by_tables,
+    tables_after_spark,
+)
 from headwater.engine.building.weighted import weighted
-from headwater.engine.keyed.operator import WEIGHT
+from headwater.engine.keyed.operator import SINCE, WEIGHT
 from headwater.engine.source.log_source import LogSource
 from headwater.engine.spark.translation import translated
 from headwater.errors import BadPipelineError
@@ -77,9 +82,21 @@ class Built:
         return self.reading.late
 
     @property
+    def dated(self) -> bool:
+        """Whether its changes say since when they hold, each version of a row by itself."""
+        return self.after_spark is not None and SINCE in self.after_spark.steps.schema.names
+
+    @property
     def finals(self) -> bool:
         """Whether rows are shown before they are final, so that they have to be told apart."""
         return self.mode == "update" and self.window is not None
+
+    @property
+    def trailing(self) -> bool:
+        """Whether rows leave Spark one batch after the watermark has passed them, since it keeps them until then."""
+        if self.after_spark is not None:
+            return bool(self.keyed)
+        return self.mode == "append" and bool(self.stateful)
 
     @property
     def rows(self) -> Rows:
@@ -106,6 +123,8 @@ def build(spark: SparkSession, pipeline: Pipeline, inputs: tuple[Input, ...], re
     """
     if isinstance(pipeline.late, Correct):
         reading = replace(reading, correction=pipeline.late.for_)
+    if pipeline.of_changes:
+        return _of_changes(spark, pipeline, inputs, reading)
     sql = _query_of_tables(pipeline, inputs)
     if sql is not None:
         return _over_tables(spark, pipeline, sql, inputs, reading)
@@ -143,6 +162,7 @@ def _in_spark(
         reading,
         late=bool(operators) and plans.refusal(first, "append") is None,
         decided=_decided(plan, inputs, reading, weighs=weighs),
+        packed=True,
     )
     # What waits for the watermark comes in a batch of its own, once the watermark is known.
     waits = bool(asked.words) or (mode == "append" and bool(operators))
@@ -203,8 +223,12 @@ def _ending_after_spark(
         assert after is not None
         return after, asked
 
+    plan = plans.plan_of(before(streaming(session, inputs, reading))[0].frame())
     reading = replace(
-        reading, columns=needed_columns(session, lambda tables: before(tables)[0].frame(), inputs)
+        reading,
+        columns=needed_columns(session, lambda tables: before(tables)[0].frame(), inputs),
+        decided=_decided(plan, inputs, reading, weighs=False),
+        packed=True,
     )
     after, asked = before(streaming(session, inputs, reading))
     if WEIGHT in after.steps.schema.names:
@@ -223,7 +247,8 @@ def _ending_after_spark(
         pipeline, inputs, reading, frame, "append", (*operators, *asked.words), schema,
         plans.window_of(from_arrow_schema(schema)), time if time in schema.names else None,
         "\n".join((plans.state_text(plans.plan_of(frame)), *asked.forms[:-1], after.steps.form)),
-        WEIGHT in after.steps.schema.names, after_spark=after, refusing=tuple(asked.refusing),
+        WEIGHT in after.steps.schema.names, after_spark=after, keyed=tuple(asked.words[:-1]),
+        refusing=tuple(asked.refusing),
         before_state=lambda frames: before(frames)[0].frame(),
     )  # fmt: skip
 
@@ -250,10 +275,25 @@ def _over_tables(
 ) -> Built:
     session = session_for(spark, empty_batches=False)
     inputs = tuple(input_.as_table() for input_ in inputs)
-    reading = replace(reading, late=False)
+    reading = replace(reading, late=False, packed=True)
     compiled = tables_after_spark if pipeline.history is None else history_after_spark
-    after = compiled(session, pipeline, sql, inputs, reading)
-    schema = pa.schema([field for field in after.steps.schema if field.name != WEIGHT])
+    return _at_the_sink(pipeline, inputs, reading, compiled(session, pipeline, sql, inputs, reading))
+
+
+def _of_changes(
+    spark: SparkSession, pipeline: Pipeline, inputs: tuple[Input, ...], reading: Reading
+) -> Built:
+    """The table that a topic of changes is about; the topic itself says since when each change holds."""
+    session = session_for(spark, empty_batches=False)
+    (changes,) = (input_.as_table() for input_ in inputs)
+    reading = replace(reading, late=False, packed=True)
+    after = changes_after_spark(session, pipeline, changes, reading)
+    return _at_the_sink(pipeline, (changes,), reading, after)
+
+
+def _at_the_sink(pipeline: Pipeline, inputs: tuple[Input, ...], reading: Reading, after: AfterSpark) -> Built:
+    """A pipeline of which Spark does nothing but read."""
+    schema = pa.schema([f for f in after.steps.schema if not f.name.startswith(HIDDEN_PREFIX)])
     refusals.check_columns(pipeline, schema)
     window = plans.window_of(from_arrow_schema(schema))
     return Built(

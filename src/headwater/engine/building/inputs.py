@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from enum import StrEnum
+from functools import partial
 from typing import Final
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from headwater.engine.building.places import numbered
-from headwater.engine.keyed.operator import DELETED, OFFSET, PARTITION
+from headwater.engine.keyed.operator import DELETED, OFFSET, PARTITION, SINCE
+from headwater.engine.keyed.packing import PACKET, Packing, with_packets
 from headwater.engine.source.log_source import FAR, TICK_FROM
-from headwater.engine.source.visible import HIDDEN, SINCE, Visible
+from headwater.engine.source.visible import HIDDEN, Visible
 from headwater.log import Topic
 
 __all__ = ["ARRIVAL", "Input", "Reading", "Rows", "streaming"]
@@ -145,6 +147,7 @@ class Reading:
         columns: The columns that are read, by name of the input; all, where nothing is said.
         ends: Where it ends, by name of the input; nowhere, if nothing is said.
         decided: For inputs that the function uses more than once: the file that keeps the uses together.
+        packed: Whether operators get the other inputs in packets; Spark could not count several uses of one apart.
     """
 
     log: str
@@ -160,12 +163,17 @@ class Reading:
     columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     ends: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     decided: Mapping[str, str] = field(default_factory=dict)
+    packed: bool = False
 
     def lateness(self, input_: Input) -> int:
         """Microseconds after which a row is late; negative when none is."""
         if not self.late and not input_.of_table:
             return -1
         return (input_.topic.lateness + self.correction) // timedelta(microseconds=1)
+
+    def columns_of(self, input_: Input) -> tuple[str, ...]:
+        """The columns that are read of an input."""
+        return self.columns.get(input_.name, tuple(input_.schema.names))
 
     def visible(self, input_: Input) -> Visible:
         """How rows of an input are made from the log's."""
@@ -178,28 +186,26 @@ def streaming(session: SparkSession, inputs: tuple[Input, ...], reading: Reading
     # Nobody waits for a table where there are no events.
     tables = [number for number, input_ in enumerate(inputs) if input_.of_table]
     tables = tables if len(tables) < len(inputs) else []
+    found = {}
+    for number, input_ in enumerate(inputs):
+        options = _options(input_, reading, topics, tables, number)
+        frame = _clocked(_load(session, input_, reading, options, number), input_)
+        if reading.packed and input_.placed and input_.name not in reading.decided:
+            frame = with_packets(frame, partial(_packets, session, input_, options))
+        found[input_.name] = frame
+    return found
+
+
+def _options(
+    input_: Input, reading: Reading, topics: list[str], tables: list[int], number: int
+) -> dict[str, str]:
+    """What `LogSource` is told."""
     return {
-        input_.name: _clocked(_load(session, input_, reading, topics, tables, number), input_)
-        for number, input_ in enumerate(inputs)
-    }
-
-
-def _load(
-    session: SparkSession,
-    input_: Input,
-    reading: Reading,
-    topics: list[str],
-    tables: list[int],
-    number: int,
-) -> DataFrame:
-    columns = reading.columns.get(input_.name, tuple(input_.schema.names))
-    schema = pa.schema([input_.schema.field(name) for name in columns])
-    options = {
         "url": reading.log,
         "topic": input_.topic.name,
         "ops": ",".join(input_.ops),
         "side": input_.side,
-        "columns": json.dumps(columns),
+        "columns": json.dumps(reading.columns_of(input_)),
         "time": input_.time,
         "lateness": str(reading.lateness(input_)),
         "rows": str(reading.rows),
@@ -213,11 +219,22 @@ def _load(
         "pace": json.dumps(
             {"topics": topics, "number": number, "notes": reading.notes, "wait": reading.wait}
         ),
+        "packing": "",
     }
-    reader = session.readStream.format("headwater").schema(from_arrow_schema(schema))
-    frame = reader.options(**options).load()
+
+
+def _load(
+    session: SparkSession, input_: Input, reading: Reading, options: Mapping[str, str], number: int
+) -> DataFrame:
+    schema = pa.schema([input_.schema.field(name) for name in reading.columns_of(input_)])
+    frame = _source(session, schema, options)
     # Rows of a table never meet those of another input.
     return numbered(frame, number) if input_.placed and not input_.of_table and number else frame
+
+
+def _source(session: SparkSession, schema: pa.Schema, options: Mapping[str, str]) -> DataFrame:
+    reader = session.readStream.format("headwater").schema(from_arrow_schema(schema))
+    return reader.options(**options).load()
 
 
 def _clocked(frame: DataFrame, input_: Input) -> DataFrame:
@@ -226,8 +243,18 @@ def _clocked(frame: DataFrame, input_: Input) -> DataFrame:
     Spark moves filters that do not name the time column below the watermark, where they would take the ticks away. It
     moves none below `observe`, whose count is also what the ledger calls used.
     """
+    return _observed(frame, input_.time, input_, F.count(F.lit(1)))
+
+
+def _packets(session: SparkSession, input_: Input, options: Mapping[str, str], packing: Packing) -> DataFrame:
+    """The same rows, in packets."""
+    frame = _source(session, PACKET, {**options, "packing": json.dumps(asdict(packing))})
+    return _observed(frame, "at", input_, F.coalesce(F.sum("count"), F.lit(0)))
+
+
+def _observed(frame: DataFrame, time: str, input_: Input, rows: Column) -> DataFrame:
     return (
-        frame.withWatermark(input_.time, _DELAY)
-        .observe(input_.observed, F.count(F.lit(1)).alias("rows"))
-        .where(F.col(input_.time) < F.timestamp_micros(F.lit(TICK_FROM)))
+        frame.withWatermark(time, _DELAY)
+        .observe(input_.observed, rows.alias("rows"))
+        .where(F.col(time) < F.timestamp_micros(F.lit(TICK_FROM)))
     )

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from headwater.engine.building.plans import plan_of, time_of
-from headwater.engine.keyed.operator import OFFSET, PARTITION
+from headwater.engine.keyed.operator import INPUT_BITS, OFFSET, PARTITION
 
 __all__ = ["AT", "HIDDEN_PREFIX", "numbered", "place_in", "with_place"]
 
@@ -37,13 +37,12 @@ _PASSING: Final = (
     "Union",
 )
 """Steps of which each row is a row of one below it."""
-_INPUT: Final = 32
 _BRANCH: Final = 48
 
 
 def numbered(frame: DataFrame, number: int) -> DataFrame:
     """Rows of an input whose partition says which input it is, so that no two events of a union share their place."""
-    return frame.withColumn(PARTITION, F.col(PARTITION).cast("bigint") + F.lit(number << _INPUT))
+    return frame.withColumn(PARTITION, F.col(PARTITION).cast("bigint") + F.lit(number << INPUT_BITS))
 
 
 def place_in(partition: int) -> tuple[int, int]:
@@ -53,7 +52,7 @@ def place_in(partition: int) -> tuple[int, int]:
         >>> place_in(3), place_in((2 << 32) + 3), place_in((7 << 48) + (2 << 32) + 3)
         ((0, 3), (2, 3), (2, 3))
     """
-    return partition >> _INPUT & 0xFFFF, partition & 0xFFFFFFFF
+    return partition >> INPUT_BITS & 0xFFFF, partition & 0xFFFFFFFF
 
 
 def with_place(events: DataFrame) -> DataFrame:

@@ -39,8 +39,11 @@ __all__ = [
     "table_of",
 ]
 
-BUCKETS: Final = 16
-"""Among how many buckets the keys of an operator in Spark are spread: part of what its state means."""
+BUCKETS: Final = 8
+"""Among how many buckets the keys of an operator in Spark are spread: part of what its state means.
+
+So many tasks can work on them side by side; each has its price in every batch, about a millisecond of CPU.
+"""
 _AFTER: Final = "_hw_after_spark"
 _MIXED: Final = (
     "select, where and union keep it; groupBy, distinct, explode, mapInArrow and joins of streams do not"
@@ -155,7 +158,7 @@ def placed(make: Making, arrivals: tuple[Arrival, ...], words: str, verb: str) -
     apart = now.apart is None or len(now.words) in now.apart
     now.words.append(words)
     now.entered.extend(one for one in arrivals if _as_it_is.__name__ not in plan_of(one.frame).toString())
-    now.forms.append(f"{BUCKETS} buckets of {inside.form}")
+    now.forms.append(f"{BUCKETS} buckets by checksum of {inside.form}")
     if WEIGHT in inside.schema.names:
         now.last_only.append(verb)
     frames, times = [one.frame for one in arrivals], [one.time for one in arrivals]

@@ -80,7 +80,11 @@ def refuse_history(pipeline: Pipeline) -> None:
     """Only a table has a history: events are one already."""
     if pipeline.history is not None:
         what = f"{pipeline} asks for history, and is not made of a table"
-        raise _bad(pipeline, what, None, f"annotate its parameter: {pipeline.inputs[0]}: hw.Table")
+        annotated, declared = (
+            f"annotate its parameter: {pipeline.inputs[0]}: hw.Table",
+            f'app.table("{pipeline.inputs[0]}", …, key=…)',
+        )
+        raise _bad(pipeline, what, None, annotated if pipeline.sql is None else declared)
 
 
 def unrunnable(pipeline: Pipeline, refusal: str) -> BadPipelineError:

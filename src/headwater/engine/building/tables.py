@@ -13,21 +13,24 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from headwater.engine.building.after_spark import AfterSpark, Arrival
 from headwater.engine.building.inputs import Input, Reading, Rows, streaming
 from headwater.engine.operators.joins.history import History
+from headwater.engine.operators.tables.apply import Apply
 from headwater.engine.operators.tables.dataflow import TableInput, compile_tables
 from headwater.engine.spark.translation import translated
 from headwater.errors import BadPipelineError
-from headwater.pipelines import Kind, Pipeline, Table
+from headwater.events import row_of_changes
+from headwater.pipelines import Kind, Pipeline
 from headwater.pipelines.declaring import VALID_FROM
-from headwater.pipelines.query import normal_sql, over_inputs
+from headwater.pipelines.query import over_inputs, whole_table
 
-__all__ = ["history_after_spark", "kept_by_tables", "tables_after_spark"]
+__all__ = ["changes_after_spark", "history_after_spark", "kept_by_tables", "tables_after_spark"]
 
 
 def kept_by_tables(pipeline: Pipeline, inputs: tuple[Input, ...], operators: tuple[str, ...] = ()) -> bool:
     """Whether a query in SQL is about tables as a whole, and not about the events that change them.
 
-    It is when it reads a table that programs write to; when it joins views; and when it has to remember something about
-    a view whose rows change for ever, which no stream could.
+    It is when it reads a table that programs write to; when it joins views; when it asks for the history of a view, as
+    a table of changes is one; and when it has to remember something about a view whose rows change for ever, which no
+    stream could.
 
     Args:
         pipeline: The query.
@@ -43,7 +46,8 @@ def kept_by_tables(pipeline: Pipeline, inputs: tuple[Input, ...], operators: tup
     if not tables:
         views = all(input_.rows for input_ in inputs)
         changing = any(input_.rows is Rows.CHANGING for input_ in inputs)
-        return views and ("join" in operators or (changing and bool(operators)))
+        past = pipeline.history is not None
+        return views and (past or "join" in operators or (changing and bool(operators)))
     events = [input_ for input_ in inputs if input_.rows is None and not input_.topic.compact]
     if events:
         what = f'{pipeline} joins the events of "{events[0].name}" with the table "{tables[0].name}" in SQL'
@@ -107,11 +111,10 @@ def history_after_spark(
         BadPipelineError: It is not one table as it is, or its key is another.
     """
     (input_, *others) = inputs
-    if others or normal_sql(sql) != normal_sql(Table.named(input_.name).sql):
+    if others or not whole_table(sql, input_.name):
         what = f"{pipeline} keeps the history of something that is not one table as it is"
-        raise _bad(
-            pipeline, what, f"def {pipeline.name}({input_.name}: hw.Table) -> hw.Table: return {input_.name}"
-        )
+        in_python = f"def {pipeline.name}({input_.name}: hw.Table) -> hw.Table: return {input_.name}"
+        raise _bad(pipeline, what, f'sql="select * from {input_.name}"' if pipeline.sql else in_python)
     if pipeline.key != (*input_.key, VALID_FROM):
         what = f'{pipeline} keeps the history of "{input_.name}" under another key'
         raise _bad(
@@ -123,6 +126,23 @@ def history_after_spark(
     frame = streaming(session, inputs, reading)[input_.name]
     words = f"versions of {input_.name} by {', '.join(input_.key)}"
     return AfterSpark(steps, (Arrival(frame, input_.time),), (words,))
+
+
+def changes_after_spark(
+    session: SparkSession, pipeline: Pipeline, input_: Input, reading: Reading
+) -> AfterSpark:
+    """The table that a topic of changes is about.
+
+    Raises:
+        BadPipelineError: The topic is there with another type.
+    """
+    row = row_of_changes(input_.topic.schema)
+    if row is None or input_.topic.partitions > 1:
+        what = f'{pipeline} reads topic "{input_.name}", which is not one of changes in one partition'
+        raise _bad(pipeline, what, "give it another name")
+    steps = Apply(input_.name, row, pipeline.key)
+    frame = streaming(session, (input_,), reading)[input_.name]
+    return AfterSpark(steps, (Arrival(frame, input_.time),), (steps.words,), by_offset=True)
 
 
 def _bad(pipeline: Pipeline, what: str, fix: str) -> BadPipelineError:

@@ -50,6 +50,7 @@ class StoreState:
         self._named: dict[str, dict[bytes, dict[bytes, bytes | None]]] = {}
         self._whole = MemoryState()
         self._loaded: dict[str, set[bytes]] = {}
+        self._kinds: dict[str, str] = {}
 
     def values(
         self, space: str, keys: Sequence[bytes], names: Sequence[bytes] | None = None
@@ -111,12 +112,20 @@ class StoreState:
         return found if most is None else found[:most]
 
     def put(
-        self, space: str, keys: Sequence[bytes], names: Sequence[bytes] | None, values: Sequence[bytes | None]
+        self,
+        space: str,
+        keys: Sequence[bytes],
+        names: Sequence[bytes] | None,
+        values: Sequence[bytes | None],
+        *,
+        kinds: str = "",
     ) -> None:
         """Set many entries; None takes an entry away."""
         if names is None:
             self._recent.pages(self._states, space).put(keys, values)
             return
+        if kinds:
+            self._kinds[space] = kinds
         mine, loaded = self._named.setdefault(space, {}), self._loaded.get(space, ())
         for key, name, value in zip(keys, names, values, strict=True):
             mine.setdefault(key, {})[name] = value
@@ -130,7 +139,8 @@ class StoreState:
         for space, below in self._named.items():
             entries = [(key, name, value) for key, mine in below.items() for name, value in mine.items()]
             if entries:
-                named.append(StateWrite(space, *map(list, zip(*entries, strict=True))))
+                keys, names, values = map(list, zip(*entries, strict=True))
+                named.append(StateWrite(space, keys, names, values, kinds=self._kinds.get(space, "")))
         return (*single, *named)
 
     def committed(self) -> None:

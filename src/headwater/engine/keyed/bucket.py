@@ -15,7 +15,7 @@ from headwater.errors import NewerFormatError, StateChangedError
 
 __all__ = ["packed", "unpacked"]
 
-_FORM: Final = 1
+_FORM: Final = 2
 
 
 def packed(state: MemoryState, buckets: int, form: str) -> bytes:
@@ -34,14 +34,18 @@ def unpacked(data: bytes, buckets: int, form: str) -> MemoryState:
 
     Raises:
         NewerFormatError: A newer version of Headwater has written them.
-        StateChangedError: They were written under another number of buckets, or by another operator.
+        StateChangedError: They were written under another number of buckets, by another operator, or by a version that
+            spread keys in another way.
 
     Example:
         >>> state = MemoryState({"seen": {b"k": b"two", b"j": b"one"}})
         >>> unpacked(packed(state, 16, "counts"), 16, "counts").values("seen", [b"j", b"i"])
         [b'one', None]
     """
-    if data[0] != _FORM:
+    if data[0] < _FORM:
+        what = "keyed state was written by an older version of Headwater"
+        raise StateChangedError(what, fix="rebuild", was=data[0], now=_FORM)
+    if data[0] > _FORM:
         what = f"a bucket of keyed state has form {data[0]}, and this version reads {_FORM}"
         raise NewerFormatError(
             what, fix="run the version of Headwater that wrote it, or rebuild", form=data[0]

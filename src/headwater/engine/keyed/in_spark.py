@@ -1,9 +1,9 @@
 """An operator inside a Spark query: its keys in buckets, a bucket's state in one value of transformWithState.
 
-The way of a row: Spark hashes its key to a bucket; a task packs its rows, one packet for each bucket (`packing.py`);
-packets travel to the task that has the bucket; there the operator takes them in order, with the bucket unpacked
-(`bucket.py`); its result goes back as one list of rows, which Spark takes apart. So what Spark and Python say to each
-other is counted in buckets, not in keys or rows.
+The way of a row: it is packed with others whose keys have the same bucket (`packing.py`), by the source, or by a task
+behind what Spark does before; packets travel to the task that has the bucket; there the operator takes them in order,
+with the bucket unpacked (`bucket.py`); its result goes back as one list of rows, which Spark takes apart. So what Spark
+and Python say to each other is counted in buckets, not in keys or rows.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import pyarrow as pa
 
+from headwater.engine.collecting import leave_out
 from headwater.engine.keyed import bucket
 from headwater.engine.keyed.due import earliest
 from headwater.engine.keyed.operator import OFFSET, PARTITION, TIME, Operator
-from headwater.engine.keyed.packing import BUCKET, PACKET, Packing, in_order, unpacked
+from headwater.engine.keyed.packing import PACKET, Packing, in_order, packets_of, unpacked
 from headwater.engine.keyed.state import MemoryState
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
     from pyspark.sql.streaming.stateful_processor import StatefulProcessor
-    from pyspark.sql.types import DataType, StructType
+    from pyspark.sql.types import StructType
 
-__all__ = ["keyed", "spread"]
+__all__ = ["keyed"]
 
 _MARK: Final = "spark.watermarkDelayMs"
 """By this word in a column's metadata Spark knows the event time."""
@@ -56,9 +57,12 @@ def keyed(
     inputs = [_placed(frame, at) for frame, at in zip(frames, times, strict=True)]
     marks = [frame.schema[at].metadata.get(_MARK) for frame, at in zip(frames, times, strict=True)]
     delay = next(mark for mark in marks if mark is not None)
+    packings = [Packing(number, tuple(keys), buckets) for number, keys in enumerate(operator.keys)]
     packets = [
-        _packed(frame, keys, number, buckets, delay)
-        for number, (frame, keys) in enumerate(zip(inputs, operator.keys, strict=True))
+        make(packing)
+        if (make := packets_of(frame))
+        else placed.mapInArrow(packing, _spark(PACKET, "at", delay))
+        for frame, placed, packing in zip(frames, inputs, packings, strict=True)
     ]
     host = _Host(operator, [_arrow(frame.schema) for frame in inputs], buckets)
     together = reduce(lambda one, other: one.union(other), packets)
@@ -73,32 +77,6 @@ def keyed(
     return _marked(lists.selectExpr(f"inline(arrays_zip({columns}))"), time, delay)
 
 
-def spread(frame: DataFrame, keys: Sequence[str], buckets: int) -> Column:
-    """The bucket of each row: equal keys have equal buckets, also those of another frame.
-
-    Equal is as in `encode_keys`: numbers of different width may be equal, null equals null, NaN equals NaN, and -0.0
-    equals 0.0, which Spark's own hash knows too.
-    """
-    from pyspark.sql import functions as F
-
-    widened = [F.col(f"`{key}`").cast(_widened(frame.schema[key].dataType)) for key in keys]
-    return F.pmod(F.hash(*widened), F.lit(buckets)).cast("int")
-
-
-def _widened(kind: DataType) -> DataType:
-    from pyspark.sql import types as T
-
-    if isinstance(kind, T.IntegralType):
-        return T.LongType()
-    if isinstance(kind, T.FloatType):
-        return T.DoubleType()
-    if isinstance(kind, T.StructType):
-        return T.StructType([T.StructField(part.name, _widened(part.dataType)) for part in kind])
-    if isinstance(kind, T.ArrayType):
-        return T.ArrayType(_widened(kind.elementType))
-    return kind
-
-
 def _placed(frame: DataFrame, time: str) -> DataFrame:
     """The frame with the hidden columns that operators go by."""
     from pyspark.sql import functions as F
@@ -109,11 +87,6 @@ def _placed(frame: DataFrame, time: str) -> DataFrame:
         hashed = [F.col(f"`{name}`") for name, kind in kinds.items() if "map<" not in kind]
         hidden |= {PARTITION: F.lit(0), OFFSET: F.xxhash64(*hashed)}
     return frame.withColumns(hidden)
-
-
-def _packed(frame: DataFrame, keys: Sequence[str], number: int, buckets: int, delay: int) -> DataFrame:
-    numbered = frame.withColumn(BUCKET, spread(frame, keys, buckets))
-    return numbered.mapInArrow(Packing(number, buckets), _spark(PACKET, "at", delay))
 
 
 def _marked(frame: DataFrame, time: str | None, delay: int) -> DataFrame:
@@ -173,11 +146,12 @@ class _Host:
         return self._step([[] for _ in self._schemas], timerValues, expiredTimerInfo.getExpiryTimeInMs())
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Called at the end of each task: nothing is open."""
+        leave_out("operator")
 
     def _step(self, streams: list[list[bytes]], times: Any, fired: int | None = None) -> Iterator[Any]:
         arrived = [
-            in_order(unpacked(found)) if found else schema.empty_table()
+            in_order(unpacked(found, schema)) if found else schema.empty_table()
             for found, schema in zip(streams, self._schemas, strict=True)
         ]
         found = self._state.get()
@@ -193,8 +167,11 @@ class _Host:
         return _as_lists(result)
 
     def _set_timer(self, deadline: int | None, timer: int | None, fired: int | None) -> int | None:
-        """One timer for a bucket, the first; Spark fires it once the watermark is above it, and takes it away then."""
-        wanted = None if deadline is None else -(-deadline // 1_000) - 1
+        """One timer for a bucket, the first; Spark fires it once the watermark has reached it, and takes it away then.
+
+        It never fires one that the watermark had reached before it was set.
+        """
+        wanted = None if deadline is None else -(-deadline // 1_000)
         if wanted != timer:
             if timer is not None and timer != fired:
                 self._handle.deleteTimer(timer)

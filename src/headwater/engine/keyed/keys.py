@@ -12,21 +12,27 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from decimal import Context, Decimal
 from typing import Any, Final
+from zlib import crc32
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from headwater.engine.keyed.rows import plain_columns, restored
 
-__all__ = ["decode_keys", "encode_keys", "require_keys"]
+__all__ = ["decode_keys", "encode_keys", "hash_of", "hashes_of", "kinds_of", "require_keys"]
 
 _SHIFT: Final = 1 << 63
 _WIDE: Final = 1 << 127
 _NAN: Final = b"\xff" * 8
 _EXACT: Final = Context(prec=80)
+_KINDS: Final = (
+    ("s", pa.types.is_string), ("s", pa.types.is_large_string), ("i", pa.types.is_signed_integer),
+    ("d", pa.types.is_date32), ("b", pa.types.is_boolean),
+)  # fmt: skip
 Encode = Callable[[Any], bytes]
 Decode = Callable[[bytes, int], tuple[Any, int]]
 
@@ -59,6 +65,17 @@ def decode_keys(keys: Sequence[bytes], schema: pa.Schema) -> list[pa.Array]:
     return restored(columns, schema)
 
 
+def kinds_of(columns: Sequence[pa.ChunkedArray | pa.Array]) -> str:
+    """What the columns of a key are, a letter each, as `StateWrite` has it; empty when there is none for one of them.
+
+    Example:
+        >>> kinds_of([pa.array(["a"]), pa.array([7])]), kinds_of([pa.array(["a"]), pa.array([0.5])])
+        ('si', '')
+    """
+    kinds = [_kind(column.type) for column in columns]
+    return "".join(kinds) if all(kinds) else ""
+
+
 def require_keys(schema: pa.Schema) -> None:
     """Refuse columns that cannot be keys: their values have no order, or no end.
 
@@ -77,6 +94,12 @@ def _counted(kind: pa.DataType) -> bool:
     """Whether its values are whole numbers underneath, with a sign."""
     of_time = (pa.types.is_timestamp, pa.types.is_date, pa.types.is_time, pa.types.is_duration)
     return pa.types.is_signed_integer(kind) or any(check(kind) for check in of_time)
+
+
+def _kind(kind: pa.DataType) -> str:
+    if pa.types.is_timestamp(kind):
+        return "t" if kind.unit == "us" else ""
+    return next((letter for letter, check in _KINDS if check(kind)), "")
 
 
 def _numbers(column: pa.ChunkedArray | pa.Array) -> list[bytes]:
@@ -204,3 +227,18 @@ def _list_at(one: Decode) -> Decode:
         return found, at + 1
 
     return decode
+
+
+def hash_of(key: bytes) -> int:
+    """A number of 32 bits by which keys are spread: the same in every process and in every version."""
+    return crc32(key)
+
+
+def hashes_of(keys: Iterable[bytes]) -> npt.NDArray[np.uint32]:
+    """The number of each key.
+
+    Example:
+        >>> hashes_of([b"a", b"b"]).tolist() == [hash_of(b"a"), hash_of(b"b")]
+        True
+    """
+    return np.fromiter(map(crc32, keys), np.uint32)

@@ -9,15 +9,23 @@ import pyarrow as pa
 
 from headwater.engine.keyed.state import State
 
-__all__ = ["DELETED", "OFFSET", "PARTITION", "REFUSED", "TIME", "WEIGHT", "Operator"]
+__all__ = ["DELETED", "INPUT_BITS", "OFFSET", "PARTITION", "REFUSED", "SINCE", "TIME", "WEIGHT", "Operator"]
 
 TIME: Final = "_hw_time"
 """The event time of a row that arrived: microseconds since 1970, an int64 that is never null."""
 PARTITION: Final = "_hw_partition"
 OFFSET: Final = "_hw_offset"
 """Where a row stands in its topic; rows of one time are taken in the order of partition and offset."""
+INPUT_BITS: Final = 32
+"""Behind so many bits, a partition says which input of the query its topic is."""
 DELETED: Final = "_hw_deleted"
 """Of a table's row: whether the key has no row any more; then only the columns of the key are filled."""
+SINCE: Final = "_hw_since"
+"""Of a table's row: since when it holds. One that comes late holds from where its topic was complete already.
+
+An operator whose result has it, beside weights, gives every version of every row, in order; others what became of all
+changes of a batch together.
+"""
 WEIGHT: Final = "_hw_weight"
 """Of a change: -1 for a row that is no longer, +1 for one that is now, an int64; other numbers for several."""
 REFUSED: Final = "_hw_refused"

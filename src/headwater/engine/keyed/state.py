@@ -64,9 +64,24 @@ class State(Protocol):
         """
 
     def put(
-        self, space: str, keys: Sequence[bytes], names: Sequence[bytes] | None, values: Sequence[bytes | None]
+        self,
+        space: str,
+        keys: Sequence[bytes],
+        names: Sequence[bytes] | None,
+        values: Sequence[bytes | None],
+        *,
+        kinds: str = "",
     ) -> None:
-        """Set many entries; None takes an entry away, whether it is there or not. `names` as in `values`."""
+        """Set many entries; None takes an entry away, whether it is there or not.
+
+        Args:
+            space: Where to.
+            keys: The key of each entry.
+            names: As in `values`.
+            values: Its value.
+            kinds: What the columns of the keys are (`kinds_of`), where keys have many entries: so that people can be
+                told which key has most.
+        """
 
 
 def after(prefix: bytes) -> bytes | None:
@@ -152,7 +167,13 @@ class MemoryState:
         return found[:most]
 
     def put(
-        self, space: str, keys: Sequence[bytes], names: Sequence[bytes] | None, values: Sequence[bytes | None]
+        self,
+        space: str,
+        keys: Sequence[bytes],
+        names: Sequence[bytes] | None,
+        values: Sequence[bytes | None],
+        *,
+        kinds: str = "",
     ) -> None:
         """Set many entries; None takes an entry away."""
         plain = self._plain.setdefault(space, {})

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from headwater.engine.keyed.grouping import grouped as by_key
-from headwater.engine.keyed.keys import encode_keys
+from headwater.engine.keyed.keys import encode_keys, kinds_of
 from headwater.engine.keyed.operator import OFFSET, PARTITION, TIME
 from headwater.engine.keyed.rows import RowCodec
 
@@ -43,10 +43,14 @@ _SIGN: Final = np.uint64(1 << 63)
 
 @dataclass(frozen=True)
 class Grouped:
-    """Keys of rows: each key once, and for each row the number of its key, -1 where a part of it is null."""
+    """Keys of rows: each key once, and for each row the number of its key, -1 where a part of it is null.
+
+    `kinds` is what the columns of the keys are, as `kinds_of` has it.
+    """
 
     keys: list[bytes]
     codes: Numbers
+    kinds: str = ""
 
     @property
     def of_rows(self) -> list[bytes]:
@@ -68,13 +72,15 @@ def grouped(rows: pa.Table, columns: Sequence[str], *, nulls: bool = False) -> G
         (2, [0, -1, 1, 0])
     """
     found = by_key(rows, columns)
+    kinds = kinds_of(found.columns.columns)
     null = np.zeros(len(found.columns), bool)
     for column in [] if nulls else found.columns.columns:
         null |= column.is_null().to_numpy()
     if not null.any():
-        return Grouped(found.keys, found.at)
+        return Grouped(found.keys, found.at, kinds)
     numbers_ = np.where(null, -1, np.cumsum(~null) - 1)
-    return Grouped(encode_keys(found.columns.filter(pa.array(~null)).columns), numbers_[found.at])
+    keys = encode_keys(found.columns.filter(pa.array(~null)).columns)
+    return Grouped(keys, numbers_[found.at], kinds)
 
 
 def encode_rows(schema: pa.Schema, rows: pa.Table) -> list[bytes]:

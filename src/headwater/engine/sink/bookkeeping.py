@@ -151,9 +151,13 @@ class Books:
         Rows that Spark gives only when they are final come one batch after the watermark has passed them. Rows of a
         join may be as old as its range.
         """
-        final = self.built.mode == "append" and self.built.stateful and self.built.after_spark is None
-        lowest = min(r.watermark_before if final else r.watermark for r in self.planned.values())
-        return lowest - self.built.delay if lowest > LOWEST_TIME else None
+        return self.complete - self.built.delay if self.complete > LOWEST_TIME else None
+
+    @property
+    def complete(self) -> int:
+        """Event time up to which all rows have left Spark, in microseconds since 1970."""
+        trailing = self.built.trailing
+        return min(r.watermark_before if trailing else r.watermark for r in self.planned.values())
 
 
 def _within(planned: Planned, aside: Aside) -> bool:

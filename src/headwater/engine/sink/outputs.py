@@ -39,7 +39,7 @@ def output_topic(built: Built, version: int) -> Topic | None:
     Where rows carry event time, the topic is clocked: its time is the pipeline's watermark, which knows of all
     partitions behind it, and not what its own rows say.
     """
-    pipeline, timed = built.pipeline, built.window is not None or built.time is not None
+    pipeline, timed = built.pipeline, built.window is not None or built.time is not None or built.dated
     if pipeline.kind is Kind.FILES:
         return None
     place = pipeline.place

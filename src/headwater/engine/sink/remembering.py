@@ -13,7 +13,7 @@ from headwater.engine.building.after_spark import AfterSpark
 from headwater.engine.building.places import HIDDEN_PREFIX
 from headwater.engine.keyed.at_sink import Recent, StoreState
 from headwater.engine.keyed.keys import encode_keys
-from headwater.engine.keyed.operator import OFFSET, PARTITION, REFUSED, WEIGHT
+from headwater.engine.keyed.operator import OFFSET, PARTITION, REFUSED, SINCE, WEIGHT
 from headwater.errors import DamagedError
 from headwater.store import States, StateWrite
 
@@ -24,7 +24,7 @@ STATE_LOST: Final = "the state of an operator is gone or damaged"
 """What is said then; whoever runs the pipeline makes it anew from the log."""
 _MARK: Final = "mark"
 """A space with one entry, which is there as soon as a batch is committed; its name says how state is laid out."""
-_LAYOUT: Final = b"pages"
+_LAYOUT: Final = b"pages and logs"
 
 
 @dataclass(frozen=True)
@@ -85,11 +85,11 @@ class Remembering:
                 zip(*(given_back.column(n).to_pylist() for n in (PARTITION, OFFSET, REFUSED)), strict=True)
             )
             made = made.filter(pc.is_null(made.column(REFUSED)))
-        hidden = [name for name in made.column_names if name.startswith(HIDDEN_PREFIX) and name != WEIGHT]
+        hidden = {name for name in made.column_names if name.startswith(HIDDEN_PREFIX)} - {WEIGHT, SINCE}
         mark = (
             () if self._marked else (StateWrite(_MARK, [b""], [_LAYOUT], [self._after.steps.form.encode()]),)
         )
-        return Made(made.drop_columns(hidden), (*self._state.writes(), *mark), refused)
+        return Made(made.drop_columns(sorted(hidden)), (*self._state.writes(), *mark), refused)
 
     def committed(self) -> None:
         """What `run` gave was committed."""

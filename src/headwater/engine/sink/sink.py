@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame
 from headwater.engine.building.build import Built
 from headwater.engine.building.weighted import distinct, net
 from headwater.engine.home import Home
-from headwater.engine.keyed.operator import WEIGHT
+from headwater.engine.keyed.operator import SINCE, WEIGHT
 from headwater.engine.points import reach
 from headwater.engine.sink.bookkeeping import Books, ObservedRows
 from headwater.engine.sink.checkpoint import Planned, planned_batch
@@ -25,6 +25,7 @@ from headwater.engine.sink.holding import Hold
 from headwater.engine.sink.outputs import publish
 from headwater.engine.sink.remembering import Made, Remembering, settled
 from headwater.engine.sink.staging import Staging, staged_in
+from headwater.engine.sink.versions import changes_in, last_of_each
 from headwater.engine.surroundings import Surroundings
 from headwater.errors import KeyNotUniqueError
 from headwater.log import Topic
@@ -95,7 +96,7 @@ class Sink:
         books = Books(self._built, planned, self._store.skipped(self._home.query), self._log)
         books.require_equal(observed)
         self._home.checkpoint.settle()
-        made = self._remembered(batch, rows, planned)
+        made = self._remembered(batch, rows, books.complete)
         books = replace(books, refused=(*observed.refused(self._built.refusing), *made.refused))
         reach("before-sink-commit")
         work = replace(self._work(batch, made.rows, books, began, worked), staged=parts, states=made.states)
@@ -134,13 +135,13 @@ class Sink:
         self._yield = made / events if events else self._yield
         return rows, parts
 
-    def _remembered(self, batch: int, rows: pa.Table, planned: Mapping[str, Planned]) -> Made:
+    def _remembered(self, batch: int, rows: pa.Table, watermark: int) -> Made:
         """What an operator with state makes of the rows; a batch that was committed before is in its state already."""
         if self._memory is None:
             return Made(rows)
         if self._store.entry(self._home.query, batch) is not None:
             return Made(self._built.schema.empty_table())
-        return self._memory.run(rows, min(read.watermark for read in planned.values()))
+        return self._memory.run(rows, watermark)
 
     def _commit(self, work: Commit) -> bool:
         try:
@@ -156,6 +157,10 @@ class Sink:
         accounts = books.accounts()
         late = tuple(aside for counted in accounts.values() for aside in counted.late)
         deletes: pa.Table | None = None
+        changes: pa.Table | None = None
+        if SINCE in rows.column_names and self._table is not None:
+            changes = changes_in(rows, self._table)
+            rows = last_of_each(rows, self._table.key).drop_columns([SINCE])
         if WEIGHT in rows.column_names:
             rows, deletes = settled(net(rows) if self._memory is None else rows, self._built.pipeline.key)
         entry = LedgerEntry(
@@ -177,6 +182,7 @@ class Sink:
             + tuple(a for one in accounts.values() for a in one.unreadable),
             finals=self._built.finals,
             deletes=deletes,
+            changes=changes,
         )
 
 

@@ -18,10 +18,14 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
+from headwater.engine.collecting import leave_out
+from headwater.engine.keyed.operator import INPUT_BITS, PARTITION, TIME
+from headwater.engine.keyed.packing import Packing
 from headwater.engine.points import reach
 from headwater.engine.source.loading import Loading
 from headwater.engine.source.lockstep import Lockstep
@@ -30,7 +34,7 @@ from headwater.engine.source.ranges import Span, advance, slices_of, watermark_a
 from headwater.engine.source.visible import Visible
 from headwater.events import times_column
 from headwater.log.places import open_log
-from headwater.log.protocol import TimedLog
+from headwater.log.protocol import TimedLog, TimedTopic
 from headwater.log.storage.frame import LOWEST_TIME
 
 __all__ = ["FAR", "TICK_FROM", "LogSource", "Slice"]
@@ -58,7 +62,8 @@ class LogSource(DataSource):
     Options: `url` (of the log; Spark shows no option of this name), `topic`, `columns`, `time`, `ops`, `side` and
     `lateness` (see `Visible`), `rows` (of a batch, about), `cores`, `number` (which input of the query), `start` and
     `end` (offset by partition), `pace` (see `Pace`), `loading` (see `Loading`), `skips` (file of offsets to leave out),
-    `decided` (see `Lockstep`; empty when Spark reads the input once).
+    `decided` (see `Lockstep`; empty when Spark reads the input once), `packing` (see `Packing`; empty when rows are not
+    packed).
     """
 
     @classmethod
@@ -91,6 +96,7 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._loading: Loading | None = None
         self._lockstep: Lockstep | None = None
         self._pace: Pace | None = None
+        self._packing = Packing(**json.loads(options["packing"])) if options["packing"] else None
         ends = {int(partition): offset for partition, offset in json.loads(options["end"]).items()}
         self._target: dict[int, int] | None = ends or None
 
@@ -176,12 +182,22 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- reading -------------------------------------------------------------------------------------------------
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of a slice, typed, without the late ones."""
+        """The rows of a slice, typed, without the late ones; or packets of them."""
         assert isinstance(partition, Slice)
         reach("in-read")
         topic = self._log().opened(self._topic)
-        for span in partition.spans:
-            skipped = [offset for number, offset in partition.without if number == span.partition]
+        if self._packing is not None:
+            yield from self._packing(map(self._placed, self._seen(topic, partition)))
+        else:
+            yield from self._seen(topic, partition)
+        if partition.tick is not None:
+            at = partition.tick + FAR
+            yield self._packing.tick(at) if self._packing else self._tick(topic.definition.schema, at)
+        leave_out("source")
+
+    def _seen(self, topic: TimedTopic, slice_: Slice) -> Iterator[pa.RecordBatch]:
+        for span in slice_.spans:
+            skipped = [offset for number, offset in slice_.without if number == span.partition]
             for batch in topic.batches(span.partition, span.start, span.end):
                 mask = self._visible.mask(batch)
                 if skipped:
@@ -189,18 +205,22 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 rows = self._visible.rows(batch, mask)
                 if rows.num_rows:
                     yield rows
-        if partition.tick is not None:
-            yield self._tick(topic.definition.schema, partition.tick)
 
-    def _tick(self, schema: pa.Schema, watermark: int) -> pa.RecordBatch:
+    def _placed(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Rows with the hidden columns that operators go by; the partition says which input it is, as in `numbered`."""
+        if self._number and self._visible.side != "table":
+            at = rows.schema.get_field_index(PARTITION)
+            partitions = pc.add(rows.column(PARTITION).cast(pa.int64()), self._number << INPUT_BITS)
+            rows = rows.set_column(at, PARTITION, partitions)
+        return rows.append_column(TIME, rows.column(self._visible.time).cast(pa.int64()))
+
+    def _tick(self, schema: pa.Schema, at: int) -> pa.RecordBatch:
         """The row that moves Spark's watermark: it has a time and nothing else."""
         seen = self._visible.schema(
             pa.schema(list(schema.field("after").type)) if self._visible.ops else schema
         )
         columns = [
-            times_column(np.array([watermark + FAR]))
-            if field.name == self._visible.time
-            else pa.nulls(1, field.type)
+            times_column(np.array([at])) if field.name == self._visible.time else pa.nulls(1, field.type)
             for field in seen
         ]
         return pa.RecordBatch.from_arrays(columns, schema=seen)

@@ -11,16 +11,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.engine.keyed.operator import DELETED, OFFSET, PARTITION
+from headwater.engine.keyed.operator import DELETED, OFFSET, PARTITION, SINCE
 from headwater.events import flags_column, times_column
 from headwater.log import LogBatch
 from headwater.log.storage.frame import LOWEST_TIME
 
-__all__ = ["HIDDEN", "SINCE", "TIME", "Visible"]
+__all__ = ["HIDDEN", "TIME", "Visible"]
 
 TIME: Final = pa.timestamp("us", "UTC")
-SINCE: Final = "_hw_since"
-"""Of a table's row: since when it holds. One that comes late holds from where its topic was complete already."""
 HIDDEN: Final = {PARTITION: pa.int32(), OFFSET: pa.int64(), DELETED: pa.bool_(), SINCE: TIME}
 """Columns that no event has: where a row stands in its topic, and what a table's row means."""
 _TABLE: Final = "table"

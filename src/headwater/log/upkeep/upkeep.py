@@ -50,7 +50,7 @@ class Upkeep:
             with self._bearing(name):
                 topic = self._log.opened(name)
                 topic.reload()  # another process may have changed its settings
-                if topic.definition.compact:
+                if topic.definition.lasting:
                     tables.append(topic)
                 else:
                     work(topic)
@@ -77,7 +77,7 @@ class Upkeep:
         def waits(known: int) -> bool:
             return self._newest_event() > known - definition.lateness // timedelta(microseconds=1)
 
-        table = waits if definition.compact else None
+        table = waits if definition.lasting else None
         for number, time in self._quiet.due(definition.name, ends, definition.idle, table=table):
             topic.partitions[number].mark(time)
 
@@ -87,7 +87,7 @@ class Upkeep:
         for name in self._log.topics():
             with self._bearing(name):
                 topic = self._log.opened(name)
-                if not topic.definition.compact:
+                if not topic.definition.lasting:
                     newest = max(newest, *(partition.slot().running_max for partition in topic.partitions))
         return newest
 

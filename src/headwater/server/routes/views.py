@@ -99,8 +99,8 @@ class _Views:
     async def read(self, request: Request) -> Response:
         """The name may end in .json (which is the default), .ndjson, .csv, .arrow or .parquet.
 
-        The same for the system views hw_pipelines, hw_batches, hw_late and hw_quarantine. Arrow and Parquet carry the
-        view's key, window and watermark in the metadata of their schema.
+        The same for the system views hw_pipelines, hw_batches, hw_late, hw_quarantine and hw_state. Arrow and
+        Parquet carry the view's key, window and watermark in the metadata of their schema.
         """
         name, form = _named(request.path_params["name"])
         asked = await self._threads.query(self._asked, request, name)

@@ -15,13 +15,21 @@ def find_space(session: Session, query: str, space: str) -> int | None:
     return None if found is None else int(found[0])
 
 
-def make_space(session: Session, query: str, space: str) -> int:
-    """The number of a space, given out now if it has none."""
-    known = find_space(session, query, space)
-    if known is not None:
-        return known
-    statement = "INSERT INTO hw$spaces (query, space) VALUES (?, ?) RETURNING id"
-    ((made,),) = session.execute(statement, (query, space)).fetchall()
+def make_space(session: Session, query: str, space: str, kinds: str = "") -> int:
+    """The number of a space, given out now if it has none.
+
+    What its keys are, as `StateWrite` has it, is noted then, or later if nobody has noted it yet.
+    """
+    found = session.execute(
+        "SELECT id, kinds FROM hw$spaces WHERE query = ? AND space = ?", (query, space)
+    ).fetchone()
+    if found is not None:
+        known, noted = found
+        if kinds and not noted:
+            session.execute("UPDATE hw$spaces SET kinds = ? WHERE id = ?", (kinds, known))
+        return int(known)
+    statement = "INSERT INTO hw$spaces (query, space, kinds) VALUES (?, ?, ?) RETURNING id"
+    ((made,),) = session.execute(statement, (query, space, kinds)).fetchall()
     return int(made)
 
 

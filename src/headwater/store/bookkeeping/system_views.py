@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from headwater.store.bookkeeping.state_view import KeyBytes, state_view
+
 __all__ = ["SYSTEM_VIEWS", "system_views"]
 
 SYSTEM_VIEWS = ("hw_pipelines", "hw_batches", "hw_late", "hw_quarantine", "hw_state")
@@ -20,29 +22,17 @@ def _kept(value: str, name: str) -> str:
 _COUNTS = ", ".join(_kept(f"t.{name}", name) for name in ("in_", "used", "late", "quarantined", "dropped"))
 
 
-_STATE = """
-    SELECT t.pipeline, t.version, s.space, CAST(coalesce(sum(e.keys), 0) AS bigint) AS keys,
-           CAST(coalesce(sum(e.entries), 0) AS bigint) AS entries, CAST(coalesce(sum(e.bytes), 0) AS bigint) AS bytes,
-           max(e.below) AS largest
-    FROM hw$spaces s JOIN hw$totals t ON t.query = s.query LEFT JOIN (
-        SELECT space, key, max(held) AS keys, sum(held) AS entries, count(*) AS below,
-               sum(length(key) + length(name) + length(value)) AS bytes
-        FROM hw$state GROUP BY space, key
-    ) e ON e.space = s.id
-    WHERE s.space <> 'mark'
-    GROUP BY t.pipeline, t.version, s.space, s.id
-"""
-
-
-def system_views(moment: Callable[[str], str], few_first: str = "JOIN") -> dict[str, str]:
+def system_views(moment: Callable[[str], str], keys: KeyBytes, few_first: str = "JOIN") -> dict[str, str]:
     """The queries of the system views, by name.
 
     Args:
         moment: SQL for the time that a count of microseconds means.
+        keys: SQL for what the bytes of keys mean.
         few_first: A join that looks at its left side first, in this database.
 
     Example:
-        >>> sorted(system_views(str)) == sorted(SYSTEM_VIEWS)
+        >>> keys = KeyBytes(str, str, str, "{} {}".format, str, str)
+        >>> sorted(system_views(str, keys)) == sorted(SYSTEM_VIEWS)
         True
     """
     return {
@@ -50,7 +40,7 @@ def system_views(moment: Callable[[str], str], few_first: str = "JOIN") -> dict[
         "hw_batches": _batches(moment),
         "hw_late": _aside("late", moment, few_first),
         "hw_quarantine": _aside("quarantine", moment, few_first),
-        "hw_state": _STATE,
+        "hw_state": state_view(keys),
     }
 
 

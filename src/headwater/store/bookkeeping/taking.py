@@ -68,6 +68,8 @@ def _write_rows(
     watermark = work.entry.watermark
     final = work.finals and work.table.window is not None and watermark is not None
     changes = apply((before, watermark) if final and watermark is not None else None)
+    if work.changes is not None:
+        return changes.rows, work.changes if work.changes.num_rows else None
     found = changes.table(work.table, work.entry.committed_at) if changes else None
     return changes.rows, found
 

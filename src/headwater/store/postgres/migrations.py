@@ -10,6 +10,7 @@ import hashlib
 from psycopg import errors as pg
 
 from headwater.errors import NewerFormatError
+from headwater.store.bookkeeping.state_view import KeyBytes
 from headwater.store.bookkeeping.system_views import system_views
 from headwater.store.postgres.connection import OWN, PostgresSession, quoted
 
@@ -95,7 +96,11 @@ _FOURTH = """
 ALTER TABLE hw$state ADD COLUMN held int NOT NULL DEFAULT 1;
 """
 
-_STEPS = (_FIRST, _SECOND, _THIRD, _FOURTH)
+_FIFTH = """
+ALTER TABLE hw$spaces ADD COLUMN kinds text NOT NULL DEFAULT '';
+"""
+
+_STEPS = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH)
 FORMAT = len(_STEPS)
 
 
@@ -104,7 +109,17 @@ def _moment(micros: str) -> str:
     return f"(timestamptz 'epoch' + ({micros}) * interval '1 microsecond')"
 
 
-_VIEWS = system_views(_moment)
+_KEYS = KeyBytes(
+    digits=lambda bytes_: f"encode({bytes_}, 'hex')",
+    text=lambda bytes_: f"""(convert_from({bytes_}, 'UTF8') COLLATE "default")""",
+    number=lambda eight: f"(('x' || encode({eight}, 'hex'))::bit(64)::bigint # (-9223372036854775807 - 1))",
+    place=lambda bytes_, digits: f"position('\\x{digits}'::bytea IN {bytes_})",
+    moment=lambda micros: (
+        f"""to_char({_moment(micros)} AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')"""
+    ),
+    date=lambda days: f"(date '1970-01-01' + ({days})::int)::text",
+)
+_VIEWS = system_views(_moment, _KEYS)
 _VIEWS_HASH = hashlib.sha256(repr(_VIEWS).encode()).hexdigest()[:16]
 
 

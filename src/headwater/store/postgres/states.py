@@ -80,7 +80,7 @@ class PostgresStates:
 def write_states(session: PostgresSession, query: str, writes: Sequence[StateWrite]) -> None:
     """Change what operators remember; inside the caller's transaction."""
     for write in writes:
-        number = make_space(session, query, write.space)
+        number = make_space(session, query, write.space, write.kinds)
         entries = list(write)
         put = [entry for entry in entries if entry[2] is not None]
         if put:

@@ -77,7 +77,7 @@ class SqliteStates:
 def write_states(connection: sqlite3.Connection, query: str, writes: Sequence[StateWrite]) -> None:
     """Change what operators remember; inside the caller's transaction."""
     for write in writes:
-        number = make_space(connection, query, write.space)
+        number = make_space(connection, query, write.space, write.kinds)
         entries = sorted(write)  # neighbours share a page
         put = [entry for entry in entries if entry[2] is not None]
         connection.executemany(f"INSERT OR REPLACE INTO hw$state VALUES ({number}, ?, ?, ?, ?)", put)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 
+from headwater.store.bookkeeping.state_view import KeyBytes
 from headwater.store.bookkeeping.system_views import system_views
 
 __all__ = ["SYSTEM_TABLES", "create_system_views", "system_views_there"]
@@ -20,7 +21,22 @@ def _moment(micros: str) -> str:
     return f"(strftime('%Y-%m-%dT%H:%M:%S', {seconds}, 'unixepoch') || printf('.%06dZ', {rest}))"
 
 
-_TEXTS = system_views(_moment, few_first="CROSS JOIN")
+def _number(eight: str) -> str:
+    """SQL for the whole number that eight bytes are, with the sign turned over, from its digits."""
+    digit = f"(instr('0123456789ABCDEF', substr(hex({eight}), {{}}, 1)) - 1)"
+    first = f"({digit.format(1)} - 8) * {1 << 60}"
+    return f"({first} + {' + '.join(f'{digit.format(place)} * {1 << 64 - 4 * place}' for place in range(2, 17))})"
+
+
+_KEYS = KeyBytes(
+    digits=lambda bytes_: f"lower(hex({bytes_}))",
+    text=lambda bytes_: f"CAST({bytes_} AS text)",
+    number=_number,
+    place=lambda bytes_, digits: f"instr({bytes_}, x'{digits}')",
+    moment=_moment,
+    date=lambda days: f"date({days} * 86400, 'unixepoch')",
+)
+_TEXTS = system_views(_moment, _KEYS, few_first="CROSS JOIN")
 
 
 def system_views_there(connection: sqlite3.Connection) -> bool:

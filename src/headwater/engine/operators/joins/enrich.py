@@ -161,7 +161,8 @@ class Enrich:
         held = np.flatnonzero(holding)
         if len(held):
             rows, keys = events.take(held), [found.keys[code] for code in found.codes[held].tolist()]
-            state.put(_WAITING, keys, places(rows), encode_rows(with_order(self.events), rows))
+            contents = encode_rows(with_order(self.events), rows)
+            state.put(_WAITING, keys, places(rows), contents, kinds=found.kinds)
             remind(state, ends[held].tolist(), [key for key in keys])
         left = np.flatnonzero(~holding)
         return events.take(left), at[left]

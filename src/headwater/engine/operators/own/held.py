@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.engine.keyed.due import due, remind
-from headwater.engine.keyed.keys import encode_keys
+from headwater.engine.keyed.keys import encode_keys, kinds_of
 from headwater.engine.keyed.operator import TIME, Operator
 from headwater.engine.keyed.packing import in_order
 from headwater.engine.keyed.state import State
@@ -92,8 +92,9 @@ class Held:
     def _hold(self, state: State, events: pa.Table) -> None:
         if not events.num_rows:
             return
-        keys = encode_keys([events.column(name) for name in self.keys[0]])
-        state.put(_SPACE, keys, places(events), encode_rows(self._rows, events))
+        columns = [events.column(name) for name in self.keys[0]]
+        keys, rows = encode_keys(columns), encode_rows(self._rows, events)
+        state.put(_SPACE, keys, places(events), rows, kinds=kinds_of(columns))
         remind(state, (times_of(events) + 1).tolist(), [_OURS + key for key in keys])
 
     def _released(self, state: State, watermark: int) -> pa.Table:

@@ -49,7 +49,7 @@ def remember(state: State, found: Grouped, events: pa.Table, watermark: int) -> 
     later = np.flatnonzero((times_of(events) >= watermark) & (found.codes >= 0))
     rows, keys = events.take(later), [found.keys[code] for code in found.codes[later].tolist()]
     names = places(rows)
-    state.put(_GIVEN, keys, names, encode_rows(rows.schema, rows))
+    state.put(_GIVEN, keys, names, encode_rows(rows.schema, rows), kinds=found.kinds)
     hold(state, _ENDS, pa.table({"key": keys, "name": names, TIME: rows.column(TIME)}, _END))
     over = release(state, _ENDS, watermark)
     if over is not None:

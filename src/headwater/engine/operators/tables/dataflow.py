@@ -202,9 +202,15 @@ class _Within:
         return self._state.entries(self._prefix + space, key, low, high, most=most, backwards=backwards)
 
     def put(
-        self, space: str, keys: Sequence[bytes], names: Sequence[bytes] | None, values: Sequence[bytes | None]
+        self,
+        space: str,
+        keys: Sequence[bytes],
+        names: Sequence[bytes] | None,
+        values: Sequence[bytes | None],
+        *,
+        kinds: str = "",
     ) -> None:
-        self._state.put(self._prefix + space, keys, names, values)
+        self._state.put(self._prefix + space, keys, names, values, kinds=kinds)
 
 
 def _windows(schema: pa.Schema) -> tuple[str, ...]:

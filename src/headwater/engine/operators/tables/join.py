@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.engine.keyed.keys import encode_keys
+from headwater.engine.keyed.keys import encode_keys, kinds_of
 from headwater.engine.keyed.operator import WEIGHT
 from headwater.engine.keyed.rows import RowCodec
 from headwater.engine.keyed.state import State
@@ -148,7 +148,8 @@ class _Side:
         changed = changed.filter(valid) if len(self.without_key) else changed
         self.rows = changed.select(self.schema.names)
         self.weights = changed.column(WEIGHT).to_numpy()
-        self.keys = encode_keys([changed.column(name) for name in join.on[number]])
+        columns = [changed.column(name) for name in join.on[number]]
+        self.keys, self.kinds = encode_keys(columns), kinds_of(columns)
         places = {key: place for place, key in enumerate(dict.fromkeys(self.keys))}
         self.unique = list(places)
         self.at = np.fromiter((places[key] for key in self.keys), np.int64, len(self.keys))
@@ -171,7 +172,7 @@ class _Side:
         before = state.values(self.space, self.keys, rows)
         added = zip(before, self.weights.tolist(), strict=True)
         after = [weight_to(more if old is None else weight_of(old) + more) for old, more in added]
-        state.put(self.space, self.keys, rows, after)
+        state.put(self.space, self.keys, rows, after, kinds=self.kinds)
 
     def there(self, state: State, keys: list[bytes]) -> list[bool]:
         """Whether the state has a row of this side for each key."""

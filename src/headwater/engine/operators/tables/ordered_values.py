@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from headwater.engine.keyed.keys import decode_keys, encode_keys
+from headwater.engine.keyed.keys import decode_keys, encode_keys, kinds_of
 from headwater.engine.keyed.operator import WEIGHT
 from headwater.engine.keyed.state import State
 from headwater.engine.operators.scalars.evaluation import evaluated, quoted
@@ -57,7 +57,8 @@ class OrderedValues:
         keys, names, weights = self._delta(rows, by)
         before = [weight_of(value) for value in state.values(self.space, keys, names)]
         after = [old + more for old, more in zip(before, weights, strict=True)]
-        state.put(self.space, keys, names, [weight_to(weight) for weight in after])
+        kinds = kinds_of([rows.column(each) for each in by])
+        state.put(self.space, keys, names, [weight_to(weight) for weight in after], kinds=kinds)
         moves = {key: Moves() for key in keys}
         for key, name, old, new in zip(keys, names, before, after, strict=True):
             if not old:

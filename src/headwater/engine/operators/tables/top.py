@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 import pyarrow as pa
 
-from headwater.engine.keyed.keys import encode_keys
+from headwater.engine.keyed.keys import encode_keys, kinds_of
 from headwater.engine.keyed.operator import WEIGHT
 from headwater.engine.keyed.rows import RowCodec
 from headwater.engine.keyed.state import State
@@ -105,7 +105,7 @@ class Top:
         for value, (more, row) in zip(state.values(_ROWS, places, below), added.values(), strict=True):
             weight = (_DECODE(value)[0] if value is not None else 0) + more
             after.append(_ENCODE((weight, row)) if weight else None)
-        state.put(_ROWS, places, below, after)
+        state.put(_ROWS, places, below, after, kinds=kinds_of([changed.column(name) for name in self.per]))
 
     def _order(self, by: Order, changed: pa.Table) -> list[bytes]:
         """Bytes in the order asked for, none of which begins another of the same column."""

@@ -251,7 +251,7 @@ class Timekeeper:
         topic = self._log.topic(self._name)
         ends = {number: TimeEnd(r.next, r.running_max) for number, r in self._reached.items()}
         # What other topics wait for is in other keepers' hands, perhaps on other machines.
-        waits = (lambda _: True) if topic.compact else None
+        waits = (lambda _: True) if topic.lasting else None
         due = self._quiet.due(self._name, ends, topic.idle, width=0, table=waits)
         return [self._marked(number, at) for number, at in due]
 

@@ -1,0 +1,125 @@
+"""Events with rows of a table beside them: with the present row, and with the one that held at the event's time."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+import headwater as hw
+from benchmarks.measure import Lap
+from benchmarks.process_tree import compiler_cpu, tree_cpu
+from headwater.engine.engine import Engine
+from headwater.engine.surroundings import Surroundings
+from headwater.events import SystemClock
+from headwater.log import EventLog
+from headwater.store import SqliteStore
+
+__all__ = ["JOINS", "Size", "filled", "joined"]
+
+Join = Callable[[DataFrame, hw.Table], DataFrame]
+JOINS: dict[str, Join] = {
+    "stream-table join": lambda events, prices: hw.enrich(events, prices, on="product"),
+    "as-of join": lambda events, prices: hw.join_as_of(events, prices, on="product"),
+}
+_EVENTS = "id bigint, product int, amount double, at timestamp"
+_PRICES = "product int, price double, since timestamp"
+_START = 1_767_225_600_000_000  # 2026-01-01T00:00:00Z
+_SPAN = 3_600_000_000
+_GROUP = 10_000
+_MOMENT = pa.timestamp("us", "UTC")
+
+
+@dataclass(frozen=True)
+class Size:
+    """How many events there are, keys of the table, and versions of each row."""
+
+    events: int
+    keys: int
+    versions: int
+
+
+def _app(join: Join) -> hw.App:
+    app = hw.App("bench")
+    app.topic("events", _EVENTS, key="product", time="at", partitions=4)
+    app.table("prices", _PRICES, key="product", time="since")
+
+    @app.stream
+    def result(events: DataFrame, prices: hw.Table) -> DataFrame:
+        return join(events, prices)
+
+    return app
+
+
+def filled(folder: Path, size: Size) -> None:
+    """Write the table, each product in turn with its next price, and an hour of events; none is late."""
+    client = hw.connect(folder)
+    random = np.random.default_rng(11)
+    client.create_topic("events", _EVENTS, key="product", time="at", partitions=4)
+    client.create_topic("prices", _PRICES, key="product", time="since", compact=True)
+    rows = size.keys * size.versions
+    for start in range(0, rows, _GROUP):
+        ids = np.arange(start, min(start + _GROUP, rows))
+        client.send_many("prices", _prices(ids % size.keys, _START + ids * _SPAN // rows, random))
+    # What held at the time of an event is known once the table has got further.
+    client.send_many("prices", _prices(np.arange(64), np.full(64, _START + 2 * _SPAN), random))
+    for start in range(0, size.events, _GROUP):
+        ids = np.arange(start, min(start + _GROUP, size.events))
+        products = random.integers(0, size.keys, len(ids)).astype(np.int32)
+        times = pa.array(_START + ids * _SPAN // size.events).cast(_MOMENT)
+        columns = {"id": ids, "product": products, "amount": random.random(len(ids)), "at": times}
+        client.send_many("events", pa.record_batch(columns))
+    client.log.close()
+
+
+def _prices(products: np.ndarray, since: np.ndarray, random: np.random.Generator) -> pa.RecordBatch:
+    return pa.record_batch(
+        {
+            "product": products.astype(np.int32),
+            "price": random.random(len(products)),
+            "since": pa.array(since).cast(_MOMENT),
+        }
+    )
+
+
+def joined(folder: Path, size: Size, join: Join, spark: SparkSession, cores: int) -> Lap:
+    """Run it as an app, with all that belongs to it; the lap is what comes after the first third of the events."""
+    for name in ("store", "engine", "groups", "topics/result"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    clock = SystemClock()
+    with EventLog(folder) as log:
+        store = SqliteStore(folder / "store", clock)
+        rows = max(size.events // 3, 1_000)
+        around = Surroundings(log.folder, log, store, clock, rows=rows, cores=cores, wait=0.05)
+        engine = Engine(_app(join).resolve(), lambda: spark, around)
+        engine.start()
+        first = _taken(store)
+        while not first:
+            time.sleep(0.01)
+            first = _taken(store)
+        wall, cpu = time.perf_counter(), tree_cpu(os.getpid()) - compiler_cpu(os.getpid())
+        engine.settle()
+        lap = Lap(
+            _taken(store) - first,
+            time.perf_counter() - wall,
+            tree_cpu(os.getpid()) - compiler_cpu(os.getpid()) - cpu,
+        )
+        engine.stop()
+        store.close()
+        # The last ten seconds of the hour are not yet known to be complete.
+        assert sum(end.end for end in log.ends("result")) > 0.99 * size.events
+    return lap
+
+
+def _taken(store: SqliteStore) -> int:
+    """How many events were joined so far."""
+    last = store.last("result@1")
+    ends = {topic: end for topic, _, end in last.ranges()} if last else {}
+    return sum(ends.get("events", {}).values())
