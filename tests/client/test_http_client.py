@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -35,3 +37,26 @@ class TestHttpClient(ClientContract):
 
     def connect(self, where: str) -> hw.Client:
         return hw.Client(HttpLog(where, patience=timedelta(milliseconds=200)), SystemClock())
+
+
+def test_a_connection_that_comes_after_closing_is_closed(node: Node, monkeypatch: pytest.MonkeyPatch):
+    """Another thread, such as that of a consumer's pulse, may have begun a request without a connection yet."""
+    opened: list[socket.socket] = []
+    begun, closed = threading.Event(), threading.Event()
+    connect = socket.create_connection
+
+    def late(*arguments, **options) -> socket.socket:
+        begun.set()
+        closed.wait()
+        opened.append(connect(*arguments, **options))
+        return opened[-1]
+
+    monkeypatch.setattr(socket, "create_connection", late)
+    log = HttpLog(node.url)
+    asking = threading.Thread(target=log.groups.states)
+    asking.start()
+    begun.wait()
+    log.close()
+    closed.set()
+    asking.join()
+    assert [connection.fileno() for connection in opened] == [-1]

@@ -88,6 +88,9 @@ class Transport:
                 raise UnreachableError("the client is closed", fix="hw.connect(...) again") from None
             else:
                 self._reached = True
+                if self._client.is_closed:
+                    # By another thread, maybe before this request had its connection: then nobody else closes that.
+                    answer.extensions["network_stream"].close()
                 if answer.is_success:
                     return answer
                 if answer.status_code not in _BUSY or time.monotonic() >= deadline:
