@@ -6,9 +6,10 @@ from pyspark.sql import functions as F
 import headwater as hw
 
 app = hw.App("joins")
+# Quiet for an hour: on a slow machine a time mark would come before the run ends, and close the last windows.
 app.topic(
     "sales", "sale int, product int, amount int, at timestamp", key="product", time="at", lateness="1 minute",
-    partitions=2,
+    partitions=2, idle="1 hour",
 )  # fmt: skip
 app.table(
     "goods", "product int, category string, price decimal(8,2), since timestamp", key="product", time="since"

@@ -7,7 +7,6 @@ otherwise by Ivy, which comes with Spark. The versions are pinned beside the ser
 from __future__ import annotations
 
 import fcntl
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -15,11 +14,11 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from headwater.engine.spark.java import find_java
-from headwater.errors import MissingProgramError, ServiceFailedError
+from headwater.engine.spark.java import find_java, spark_jars
+from headwater.errors import ServiceFailedError
 from headwater.services.launched import Tell
 
-__all__ = ["cache_folder", "jars", "spark_home"]
+__all__ = ["cache_folder", "jars"]
 
 _POM: Final = """\
 <project xmlns="http://maven.apache.org/POM/4.0.0">
@@ -36,18 +35,6 @@ _DEPENDENCY: Final = (
 def cache_folder() -> Path:
     """Where downloads are kept between runs: `$XDG_CACHE_HOME/headwater`, else `~/.cache/headwater`."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headwater"
-
-
-def spark_home() -> Path:
-    """The folder of the package pyspark, found without importing it.
-
-    Raises:
-        MissingProgramError: It is not installed.
-    """
-    found = importlib.util.find_spec("pyspark")
-    if found is None or found.origin is None:
-        raise MissingProgramError("the package pyspark is not installed", fix="pip install headwater")
-    return Path(found.origin).parent
 
 
 def jars(name: str, coordinates: tuple[str, ...], tell: Tell | None = None) -> Path:
@@ -101,8 +88,7 @@ def _maven(program: str, work: Path, target: Path, coordinates: tuple[str, ...])
 
 def _ivy(work: Path, target: Path, coordinates: tuple[str, ...]) -> list[list[str]]:
     """One command for each coordinate; the exit code is not 0 when one of its jars is missing."""
-    java, home = str(find_java()), spark_home() / "jars"
-    start = [java, "-cp", f"{home}/*", "org.apache.ivy.Main", "-cache", str(work / "ivy")]
+    start = [str(find_java()), "-cp", f"{spark_jars()}/*", "org.apache.ivy.Main", "-cache", str(work / "ivy")]
     kept = [
         "-retrieve",
         f"{target}/[artifact]-[revision].[ext]",

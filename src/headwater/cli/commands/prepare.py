@@ -1,0 +1,70 @@
+"""`headwater prepare`: let Spark start faster from now on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from headwater.cli.options import DEFAULTS, Options
+from headwater.cli.output import Output
+from headwater.cli.words import bytes_text
+from headwater.errors import EngineFailedError
+
+__all__ = ["prepare"]
+
+_FOR: Final = "5s"
+
+
+def prepare(*, options: Options = DEFAULTS) -> int:
+    """Let Spark start in half the time from now on: once for an environment, about a minute.
+
+    Runs the demo for a moment to see which classes of Java Spark needs, and lets Java write them down as it has them in
+    memory, into the environment that Headwater is installed in. Nothing needs it, and nothing else changes. Run it
+    again when Java or Spark was replaced, and in the recipe of a container's image.
+
+    Args:
+        options: Options of every command.
+    """
+    from headwater.engine.spark.archive import write_archive
+    from headwater.engine.spark.java import find_java, spark_jars
+
+    output = Output(options)
+    with tempfile.TemporaryDirectory(prefix="headwater-prepare-") as scratch:
+        classes = Path(scratch, "classes")
+        output.note(f"running the demo for {_FOR}, to see what Spark loads ...")
+        _run_demo(Path(scratch, "data"), classes)
+        output.note("writing it down ...")
+        archive = write_archive(find_java(), spark_jars(), classes)
+    output.note(f"Spark starts from {archive} ({bytes_text(archive.stat().st_size)})")
+    return 0
+
+
+def _run_demo(data: Path, classes: Path) -> None:
+    environment = dict(os.environ)
+    told = environment.get("JDK_JAVA_OPTIONS", "")
+    environment["JDK_JAVA_OPTIONS"] = f"{told} -XX:DumpLoadedClassList={classes}".strip()
+    program = "import sys; from headwater.cli.entry import main; sys.exit(main())"
+    command = [
+        sys.executable,
+        "-c",
+        program,
+        "demo",
+        "--for",
+        _FOR,
+        "--rate",
+        "100",
+        "--port",
+        "0",
+        "--data",
+        str(data),
+    ]
+    done = subprocess.run(command, env=environment, capture_output=True, check=False)
+    if done.returncode or not classes.is_file():
+        said = (done.stdout + done.stderr).decode(errors="replace").strip().splitlines()
+        raise EngineFailedError(
+            "the demo did not run", detail="\n".join(said[-3:]) or None, fix="headwater demo --for 15s"
+        )
