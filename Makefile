@@ -9,6 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 SYSTEM := $(VENV)/.system
+PREPARED := $(VENV)/.prepared
 # Spark lives for a minute in most tests: Java's second compiler would take more time than it gives back.
 SHORT_LIVED := -XX:TieredStopAtLevel=1
 UV := $(shell command -v uv 2>/dev/null || echo $(VENV)-uv/bin/uv)
@@ -24,13 +25,13 @@ install: $(INSTALLED) $(SYSTEM)  ## set up .venv (the other targets do it when n
 demo: $(INSTALLED)  ## run the shop: live events, six pipelines on Spark, a page in the browser (FOR=60s ends it)
 	@$(BIN)/headwater demo $(if $(FOR),--for $(FOR))
 
-test: $(INSTALLED) $(SYSTEM)  ## run all tests, doctests included (WORKERS=0: in one process)
+test: $(INSTALLED) $(SYSTEM) $(PREPARED)  ## run all tests, doctests included (WORKERS=0: in one process)
 	@$(BIN)/pytest -q -n $(WORKERS) --dist worksteal -m "not spark and not services" $(ARGS)
 	@$(BIN)/pytest -q -n $(WORKERS) --dist worksteal -m "services and not spark" $(ARGS)
 	@JDK_JAVA_OPTIONS=$(SHORT_LIVED) $(BIN)/pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
 	  -o faulthandler_timeout=600 -m spark $(ARGS)
 
-faults: $(INSTALLED) $(SYSTEM)  ## run the long fault suites of log, queues and engine: kills, power cuts, torn writes
+faults: $(INSTALLED) $(SYSTEM) $(PREPARED)  ## run the long fault suites of log, queues and engine: kills, power cuts, torn writes
 	@HEADWATER_FAULTS=full $(BIN)/pytest -q -n $(WORKERS) --dist worksteal -o faulthandler_timeout=0 \
 	  -m "not spark and not services" tests/faults tests/queues $(ARGS)
 	@HEADWATER_FAULTS=full $(BIN)/pytest -q -o faulthandler_timeout=0 -m "services and not spark" tests/faults $(ARGS)
@@ -91,6 +92,11 @@ $(INSTALLED): pyproject.toml requirements.lock | $(UV)
 # Programs that fault tests call (strace and others); asks for nothing and never fails.
 $(SYSTEM): tests/system_packages.sh | $(INSTALLED)
 	@tests/system_packages.sh
+	@touch $@
+
+# Tests start Spark a hundred times: a minute spent on its classes once saves five.
+$(PREPARED): | $(INSTALLED)
+	@$(BIN)/headwater prepare || echo "make: Spark starts without prepared classes, which takes longer" >&2
 	@touch $@
 
 # Used when no uv is on the path: a small environment of its own.
