@@ -14,6 +14,9 @@ PREPARED := $(VENV)/.prepared
 SHORT_LIVED := -XX:TieredStopAtLevel=1
 UV := $(shell command -v uv 2>/dev/null || echo $(VENV)-uv/bin/uv)
 
+# Some shells forbid it, and then every process that the tests start compiles all it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help install demo test faults lint format console docs build lock ci clean
 
@@ -85,7 +88,7 @@ $(INSTALLED): pyproject.toml requirements.lock | $(UV)
 	$(check_python)
 	@echo "setting up $(VENV), about a minute the first time ..."
 	@test -x $(BIN)/python || $(UV) venv --quiet --python "$$($(PYTHON) -c 'import sys; print(sys.executable)')" $(VENV)
-	@$(UV) pip sync --quiet --python $(BIN)/python --require-hashes requirements.lock
+	@$(UV) pip sync --quiet --compile-bytecode --python $(BIN)/python --require-hashes requirements.lock
 	@$(UV) pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	@touch $@
 

@@ -10,7 +10,7 @@ import tempfile
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from pyspark.sql import SparkSession
 
@@ -181,7 +181,10 @@ class Spark:
         with self._mutex:
             session, jvm, self._session, self._jvm = self._session, self._jvm, None, None
         if session is not None and jvm is not None and jvm.process.poll() is None:
+            gateway: Any = session.sparkContext._gateway
             session.stop()
+            # Python may throw objects of Java away at any time, and would tell a machine about it that is not there.
+            gateway.shutdown()
         if jvm is not None:
             jvm.end()
 
