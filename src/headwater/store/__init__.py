@@ -13,6 +13,7 @@ from headwater.store.definition import (
     PipelineReport,
     PipelineState,
     StagedPart,
+    StateKept,
     StateWrite,
     ViewTable,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "SqliteStore",
     "StagedPart",
     "Stager",
+    "StateKept",
     "StateWrite",
     "States",
     "Store",

@@ -18,6 +18,7 @@ __all__ = [
     "PipelineReport",
     "PipelineState",
     "StagedPart",
+    "StateKept",
     "StateWrite",
     "ViewTable",
 ]
@@ -124,6 +125,35 @@ class StateWrite:
 
 
 @dataclass(frozen=True)
+class StateKept:
+    """How much an operator keeps outside the store, of one space in one bucket of keys.
+
+    Attributes:
+        space: What the operator keeps apart.
+        bucket: Which bucket.
+        keys: How many keys have something there.
+        entries: How many entries they have.
+        bytes: How long keys, names and values are together.
+        largest: How many entries the key has that has most.
+        key: That key.
+        kinds: What the columns of a key are, as in `StateWrite`.
+
+    Example:
+        >>> StateKept("seen", 3, keys=2, entries=5, bytes=90, largest=4, key=b"ada").bucket
+        3
+    """
+
+    space: str
+    bucket: int
+    keys: int
+    entries: int
+    bytes: int
+    largest: int
+    key: bytes
+    kinds: str = ""
+
+
+@dataclass(frozen=True)
 class Commit:
     """All that one batch leaves behind; a store takes the whole of it or nothing.
 
@@ -138,6 +168,7 @@ class Commit:
         staged: Rows of a view that workers have staged, in place of `rows`; for stores that can.
         distinct: Take equal rows among those staged for one.
         states: What operators at the sink remember from now on.
+        kept: How much operators in Spark keep now, of the buckets that the batch touched.
         changes: Of a view: what goes to the outbox, if it is more than the difference between its rows before and
             after the batch; in the form of `Outgoing`.
 
@@ -158,6 +189,7 @@ class Commit:
     staged: tuple[StagedPart, ...] = ()
     distinct: bool = False
     states: tuple[StateWrite, ...] = ()
+    kept: tuple[StateKept, ...] = ()
     changes: pa.Table | None = None
 
 

@@ -48,6 +48,7 @@ class Built:
         after_spark: What runs at the sink; None when Spark does all.
         keyed: What operators of ours keep in Spark's state, in words.
         refusing: The names under which operators in Spark say which events they gave back.
+        keeping: The names under which they say how much they keep.
         before_state: What the user's own code makes of its inputs before any operator of ours, on any DataFrames; None
             where there is none.
     """
@@ -67,6 +68,7 @@ class Built:
     after_spark: AfterSpark | None = None
     keyed: tuple[str, ...] = ()
     refusing: tuple[str, ...] = ()
+    keeping: tuple[str, ...] = ()
     before_state: Callable[[Mapping[str, DataFrame]], DataFrame] | None = None
 
     @property
@@ -184,7 +186,8 @@ def _in_spark(
     return Built(
         pipeline, inputs, reading, frame, mode, operators, schema, plans.window_of(shown), plans.time_of(shown),
         "\n".join((plans.state_text(plan), *asked.forms)), weighs, plans.join_delay(first), keyed=tuple(asked.words),
-        refusing=tuple(asked.refusing), before_state=before if asked.words else pipeline.apply,
+        refusing=tuple(asked.refusing), keeping=tuple(asked.keeping),
+        before_state=before if asked.words else pipeline.apply,
     )  # fmt: skip
 
 
@@ -248,7 +251,7 @@ def _ending_after_spark(
         plans.window_of(from_arrow_schema(schema)), time if time in schema.names else None,
         "\n".join((plans.state_text(plans.plan_of(frame)), *asked.forms[:-1], after.steps.form)),
         WEIGHT in after.steps.schema.names, after_spark=after, keyed=tuple(asked.words[:-1]),
-        refusing=tuple(asked.refusing),
+        refusing=tuple(asked.refusing), keeping=tuple(asked.keeping),
         before_state=lambda frames: before(frames)[0].frame(),
     )  # fmt: skip
 

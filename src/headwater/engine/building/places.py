@@ -126,7 +126,7 @@ def _one_each(plan: Any, *, deep: bool = False) -> bool:
     the row, so that no two are equal.
     """
     kind, below = str(plan.nodeName()), list(_all(plan.children()))
-    if kind == "Generate" and str(below[0].nodeName()).startswith("TransformWithState"):
+    if kind == "Generate" and _of_operator(below[0]):
         return True  # the rows that an operator gives, in lists
     streams = [child for child in below if child.isStreaming()]
     if kind in ("Distinct", "Generate") or (kind == "Join" and len(streams) > 1):
@@ -134,6 +134,14 @@ def _one_each(plan: Any, *, deep: bool = False) -> bool:
     if kind.startswith("Deduplicate") and PARTITION in [column.name() for column in _all(plan.keys())]:
         return False
     return not deep or all(_one_each(child, deep=True) for child in streams)
+
+
+def _of_operator(plan: Any) -> bool:
+    """Whether a step is an operator of ours, with what is observed of it."""
+    return bool(
+        plan.nodeName() == "CollectMetrics"
+        and str(plan.children().apply(0).nodeName()).startswith("TransformWithState")
+    )
 
 
 def _without_names(events: DataFrame) -> Any:

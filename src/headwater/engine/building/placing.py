@@ -64,6 +64,7 @@ class Stage:
         last_only: Those that must be the last step.
         entered: What reaches operators from the inputs, and not from another operator.
         refusing: Of those in Spark's query that give events back, the names under which they say which.
+        keeping: Of all that are in Spark's query, the names under which they say how much they keep.
     """
 
     tables: Mapping[str, tuple[Input, DataFrame]]
@@ -74,6 +75,7 @@ class Stage:
     last_only: list[str] = field(default_factory=list)
     entered: list[Arrival] = field(default_factory=list)
     refusing: list[str] = field(default_factory=list)
+    keeping: list[str] = field(default_factory=list)
 
 
 class Making(Protocol):
@@ -164,7 +166,8 @@ def placed(make: Making, arrivals: tuple[Arrival, ...], words: str, verb: str) -
     frames, times = [one.frame for one in arrivals], [one.time for one in arrivals]
     time = times[0] if times[0] in inside.schema.names else None
     if not apart:
-        result = keyed(inside, frames, times=times, buckets=BUCKETS, time=time)
+        now.keeping.append(f"kept.{len(now.words)}")
+        result = keyed(inside, frames, times=times, buckets=BUCKETS, time=time, observed=now.keeping[-1])
         return _timed(_without_refused(result, now), arrivals[0])
     result = frames[0].mapInArrow(_as_it_is, from_arrow_schema(inside.schema))
     result = _timed(result if time is None else _marked(result, time, arrivals[0]), arrivals[0])

@@ -17,6 +17,7 @@ import pyarrow as pa
 from headwater.engine.collecting import leave_out
 from headwater.engine.keyed import bucket
 from headwater.engine.keyed.due import earliest
+from headwater.engine.keyed.kept import kept_in
 from headwater.engine.keyed.operator import OFFSET, PARTITION, TIME, Operator
 from headwater.engine.keyed.packing import PACKET, Packing, in_order, packets_of, unpacked
 from headwater.engine.keyed.state import MemoryState
@@ -30,6 +31,7 @@ __all__ = ["keyed"]
 
 _MARK: Final = "spark.watermarkDelayMs"
 """By this word in a column's metadata Spark knows the event time."""
+_KEPT: Final = "_hw_kept"
 _ROWS: Final = 65_536
 """How many rows travel as one list at most."""
 
@@ -41,6 +43,7 @@ def keyed(
     times: Sequence[str],
     buckets: int,
     time: str | None = None,
+    observed: str = "kept",
 ) -> DataFrame:
     """The result of an operator, as a streaming DataFrame; windows and joins may follow in the same query.
 
@@ -53,7 +56,10 @@ def keyed(
         times: The event-time column of each.
         buckets: Among how many buckets keys are spread. Fixed for the life of a checkpoint.
         time: The column of the result that carries the event time on, if one does.
+        observed: The name under which Spark observes how much buckets keep (`kept.py`).
     """
+    from pyspark.sql import functions as F
+
     inputs = [_placed(frame, at) for frame, at in zip(frames, times, strict=True)]
     marks = [frame.schema[at].metadata.get(_MARK) for frame, at in zip(frames, times, strict=True)]
     delay = next(mark for mark in marks if mark is not None)
@@ -74,6 +80,7 @@ def keyed(
         "EventTime",
     )
     columns = ", ".join(f"`{name}`" for name in operator.schema.names)
+    lists = lists.observe(observed, F.collect_list(_KEPT).alias("buckets"))
     return _marked(lists.selectExpr(f"inline(arrays_zip({columns}))"), time, delay)
 
 
@@ -100,7 +107,8 @@ def _marked(frame: DataFrame, time: str | None, delay: int) -> DataFrame:
 def _lists(schema: pa.Schema) -> StructType:
     from pyspark.sql import types as T
 
-    return T.StructType([T.StructField(part.name, T.ArrayType(part.dataType)) for part in _spark(schema)])
+    columns = [T.StructField(part.name, T.ArrayType(part.dataType)) for part in _spark(schema)]
+    return T.StructType([*columns, T.StructField(_KEPT, T.BinaryType())])
 
 
 def _spark(schema: pa.Schema, time: str | None = None, delay: int = 0) -> StructType:
@@ -139,17 +147,20 @@ class _Host:
         streams: list[list[bytes]] = [[] for _ in self._schemas]
         for row in rows:
             streams[row.input].append(row.rows)
-        return self._step(streams, timerValues)
+        return self._step(key[0], streams, timerValues)
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
         """A bucket that has nothing new, and something that is due."""
-        return self._step([[] for _ in self._schemas], timerValues, expiredTimerInfo.getExpiryTimeInMs())
+        streams: list[list[bytes]] = [[] for _ in self._schemas]
+        return self._step(key[0], streams, timerValues, expiredTimerInfo.getExpiryTimeInMs())
 
     def close(self) -> None:
         """Called at the end of each task: nothing is open."""
         leave_out("operator")
 
-    def _step(self, streams: list[list[bytes]], times: Any, fired: int | None = None) -> Iterator[Any]:
+    def _step(
+        self, number: int, streams: list[list[bytes]], times: Any, fired: int | None = None
+    ) -> Iterator[Any]:
         arrived = [
             in_order(unpacked(found, schema)) if found else schema.empty_table()
             for found, schema in zip(streams, self._schemas, strict=True)
@@ -164,7 +175,7 @@ class _Host:
             self._state.update((bucket.packed(state, self._buckets, form), next_))
         elif found:
             self._state.clear()
-        return _as_lists(result)
+        return _as_lists(result, kept_in(state, number))
 
     def _set_timer(self, deadline: int | None, timer: int | None, fired: int | None) -> int | None:
         """One timer for a bucket, the first; Spark fires it once the watermark has reached it, and takes it away then.
@@ -180,18 +191,22 @@ class _Host:
         return wanted
 
 
-def _as_lists(table: pa.Table) -> Iterator[Any]:
-    """Rows of Spark that each hold a list for each column; one of nothing but nulls is empty, and Spark fills it up."""
+def _as_lists(table: pa.Table, kept: bytes) -> Iterator[Any]:
+    """Rows of Spark that each hold a list for each column; one of nothing but nulls is empty, and Spark fills it up.
+
+    The last one has no rows in its lists, and says how much the bucket keeps.
+    """
     from pyspark.sql import Row
 
-    made = Row(*table.column_names)
+    made = Row(*table.column_names, _KEPT)
     for start in range(0, table.num_rows, _ROWS):
         rows = table.slice(start, _ROWS)
         bare = [column.null_count == len(rows) for column in rows.columns]
         bare[0] &= not all(bare)  # one list says how many rows there are
         yield made(
-            *(() if null else _values(column) for null, column in zip(bare, rows.columns, strict=True))
+            *(() if null else _values(column) for null, column in zip(bare, rows.columns, strict=True)), None
         )
+    yield made(*([()] * table.num_columns), kept)
 
 
 def _values(column: pa.ChunkedArray) -> Any:

@@ -117,6 +117,8 @@ class MemoryState:
             space: {key: _Below(values) for key, values in keys.items()}
             for space, keys in (named or {}).items()
         }
+        self.kinds: dict[str, str] = dict.fromkeys([*self._plain, *self._named], "")
+        """By space, also of those that are empty by now, what the columns of its keys are, as far as that was told."""
 
     @property
     def plain(self) -> Plain:
@@ -176,6 +178,7 @@ class MemoryState:
         kinds: str = "",
     ) -> None:
         """Set many entries; None takes an entry away."""
+        self.kinds[space] = kinds or self.kinds.get(space, "")
         plain = self._plain.setdefault(space, {})
         if names is None:
             for key, value in zip(keys, values, strict=True):

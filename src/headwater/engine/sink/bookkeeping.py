@@ -10,6 +10,8 @@ from datetime import timedelta
 from functools import cached_property
 from typing import Any
 
+import msgspec
+
 from headwater.engine.building.build import Built
 from headwater.engine.building.inputs import Input
 from headwater.engine.building.places import place_in
@@ -20,7 +22,7 @@ from headwater.errors import EngineFailedError
 from headwater.log.protocol import TimedLog
 from headwater.log.storage.frame import LOWEST_TIME
 from headwater.pipelines import Drop
-from headwater.store import Aside, Counts, InputRange
+from headwater.store import Aside, Counts, InputRange, StateKept
 
 __all__ = ["Books", "ObservedRows"]
 
@@ -43,6 +45,17 @@ class ObservedRows:
         metrics = [self._execution.observedMetrics().get(name) for name in names]
         found = [json.loads(one.get().json())["events"] for one in metrics if one.isDefined()]
         return tuple((one[PARTITION], one[OFFSET], one[REFUSED]) for events in found for one in events)
+
+    def kept(self, names: Sequence[str]) -> tuple[StateKept, ...]:
+        """How much operators in Spark keep in the buckets that the batch touched."""
+        found = [(name, self._execution.observedMetrics().get(name)) for name in names]
+        return tuple(
+            replace(one, space=f"{one.space}, in Spark, step {name.rpartition('.')[2]}")
+            for name, metric in found
+            if metric.isDefined()
+            for bucket in metric.get().getList(0)
+            for one in msgspec.msgpack.decode(bucket, type=list[StateKept])
+        )
 
 
 @dataclass(frozen=True)

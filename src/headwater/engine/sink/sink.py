@@ -100,6 +100,7 @@ class Sink:
         books = replace(books, refused=(*observed.refused(self._built.refusing), *made.refused))
         reach("before-sink-commit")
         work = replace(self._work(batch, made.rows, books, began, worked), staged=parts, states=made.states)
+        work = replace(work, kept=observed.kept(self._built.keeping))
         if self._files is not None:
             self._files.stage(batch, rows)
         taken = self._commit(work)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from headwater.store.bookkeeping.session import Session
+from collections.abc import Sequence
 
-__all__ = ["find_space", "forget_state", "make_space"]
+from headwater.store.bookkeeping.session import Session
+from headwater.store.definition import StateKept
+
+__all__ = ["find_space", "forget_state", "make_space", "write_kept"]
 
 
 def find_space(session: Session, query: str, space: str) -> int | None:
@@ -33,8 +36,23 @@ def make_space(session: Session, query: str, space: str, kinds: str = "") -> int
     return int(made)
 
 
+def write_kept(session: Session, query: str, kept: Sequence[StateKept]) -> None:
+    """Note how much is kept elsewhere, of some buckets; it takes the place of what was noted of them before."""
+    for one in kept:
+        space = make_space(session, query, one.space, one.kinds)
+        session.execute(
+            """
+            INSERT INTO hw$kept (space, bucket, keys, entries, bytes, largest, key) VALUES (?, ?, ?, ?, ?, ?, ?)
+            ON CONFLICT (space, bucket) DO UPDATE SET keys = excluded.keys, entries = excluded.entries,
+                bytes = excluded.bytes, largest = excluded.largest, key = excluded.key
+            """,
+            (space, one.bucket, one.keys, one.entries, one.bytes, one.largest, one.key),
+        )
+
+
 def forget_state(session: Session, query: str) -> None:
     """Take away all that the operators of a query remember."""
     mine = "SELECT id FROM hw$spaces WHERE query = ?"
-    session.execute(f"DELETE FROM hw$state WHERE space IN ({mine})", (query,))
+    for table in ("hw$state", "hw$kept"):
+        session.execute(f"DELETE FROM {table} WHERE space IN ({mine})", (query,))
     session.execute("DELETE FROM hw$spaces WHERE query = ?", (query,))

@@ -1,7 +1,8 @@
 """The system view `hw_state`: how much operators remember, and which key has most of it, in words.
 
 Keys are the bytes of `headwater.engine.keyed.keys`. They do not say what they are made of, so a space has a letter for
-each column of its keys (`StateWrite.kinds`), and SQL takes the columns off one after the other.
+each column of its keys (`StateWrite.kinds`), and SQL takes the columns off one after the other. How much is kept in
+Spark is noted bucket by bucket (`StateKept`).
 """
 
 from __future__ import annotations
@@ -45,15 +46,17 @@ _SIZED = """
         SELECT space, key, max(held) AS keys, sum(held) AS entries, count(*) AS below,
                sum(length(key) + length(name) + length(value)) AS bytes
         FROM hw$state GROUP BY space, key
+        UNION ALL SELECT space, key, keys, entries, largest, bytes FROM hw$kept
     ) e ON e.space = s.id
     WHERE s.space <> 'mark'
     GROUP BY t.pipeline, t.version, s.space, s.id, s.kinds
 """
 # A second look at the keys, in the order of the table's own index, until the first that has so many entries.
 _FOUND = """
-    SELECT sized.*, CASE WHEN largest > 1 THEN (
-        SELECT key FROM hw$state WHERE hw$state.space = sized.id
-        GROUP BY key HAVING count(*) = sized.largest ORDER BY key LIMIT 1) END AS key
+    SELECT sized.*, CASE WHEN largest > 1 THEN coalesce(
+        (SELECT key FROM hw$kept k WHERE k.space = sized.id AND k.largest = sized.largest ORDER BY key LIMIT 1),
+        (SELECT key FROM hw$state WHERE hw$state.space = sized.id
+         GROUP BY key HAVING count(*) = sized.largest ORDER BY key LIMIT 1)) END AS key
     FROM sized
 """
 

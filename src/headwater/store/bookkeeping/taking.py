@@ -13,6 +13,7 @@ from headwater.store.bookkeeping.ledger_rows import find_entry, write_entry
 from headwater.store.bookkeeping.outbox import write_outbox
 from headwater.store.bookkeeping.registry import find_table
 from headwater.store.bookkeeping.session import Session
+from headwater.store.bookkeeping.spaces import write_kept
 from headwater.store.changes import Changes
 from headwater.store.definition import Commit, StateWrite, ViewTable
 from headwater.store.ledger import LedgerEntry
@@ -53,6 +54,7 @@ def take_batch(session: Session, work: Commit, apply: Apply | None, write: Remem
     if changes is not None:
         write_outbox(session, entry, changes)
     write(work.states)
+    write_kept(session, entry.query, work.kept)
     write_asides(session, "late", entry.query, entry.batch, work.late)
     write_asides(session, "quarantine", entry.query, entry.batch, work.quarantined)
     return True

@@ -100,7 +100,15 @@ _FIFTH = """
 ALTER TABLE hw$spaces ADD COLUMN kinds text NOT NULL DEFAULT '';
 """
 
-_STEPS = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH)
+_SIXTH = """
+CREATE TABLE hw$kept (
+    space bigint NOT NULL, bucket int NOT NULL, keys bigint NOT NULL, entries bigint NOT NULL, bytes bigint NOT NULL,
+    largest bigint NOT NULL, key bytea NOT NULL,
+    PRIMARY KEY (space, bucket)
+);
+"""
+
+_STEPS = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH)
 FORMAT = len(_STEPS)
 
 

@@ -9,7 +9,7 @@ from headwater.store.bookkeeping.system_views import system_views
 
 __all__ = ["SYSTEM_TABLES", "create_system_views", "system_views_there"]
 
-_BEHIND = ("ledger", "totals", "late", "quarantine", "reports", "views", "spaces", "state")
+_BEHIND = ("ledger", "totals", "late", "quarantine", "reports", "views", "spaces", "state", "kept")
 SYSTEM_TABLES = tuple(f"hw${name}" for name in _BEHIND)
 """The tables behind them."""
 
