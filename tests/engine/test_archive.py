@@ -51,8 +51,9 @@ def test_another_jar_is_another_archive_and_takes_the_place_of_the_first(jars: P
     first = write_archive(java, jars, classes)
     shutil.copy(next(jars.iterdir()), jars / "more.jar")
     assert from_archive(java, jars) == []
-    assert list(first.parent.iterdir()) == [write_archive(java, jars, classes)]
-    assert first != archive_of(java, jars)
+    second = write_archive(java, jars, classes)
+    assert list(first.parent.iterdir()) == [second]
+    assert from_archive(java, jars)
 
 
 def test_an_environment_of_somebody_else_is_told(jars: Path, classes: Path):

@@ -174,12 +174,12 @@ def test_a_space_whose_kinds_nobody_noted_gets_them_when_they_are_known(store, v
 def test_what_is_kept_in_spark_is_added_up_over_its_buckets(store, views):
     ada, bob = encode_keys([pa.array(["ada", "bob"])])
     runner = Runner(store)
-    first = StateKept("left", 0, keys=3, entries=5, bytes=70, largest=2, key=ada, kinds="s")
-    second = StateKept("left", 5, keys=2, entries=8, bytes=90, largest=7, key=bob, kinds="s")
+    first = StateKept("left", 0, keys=3, entries=5, size=70, largest=2, key=ada, kinds="s")
+    second = StateKept("left", 5, keys=2, entries=8, size=90, largest=7, key=bob, kinds="s")
     runner.commit([], kept=(first, second))
     question = "select space, keys, entries, bytes, largest, largest_key from hw_state"
     assert views.sql(question).rows == [("left", 5, 13, 160, 7, "bob")]
-    runner.commit([], kept=(replace(second, keys=0, entries=0, bytes=0, largest=0, key=b""),))
+    runner.commit([], kept=(replace(second, keys=0, entries=0, size=0, largest=0, key=b""),))
     assert views.sql(question).rows == [("left", 3, 5, 70, 2, "ada")]
     later = Runner(store, replace(TOTALS, version=2))
     later.commit([], kept=(replace(first, keys=1),))

@@ -133,13 +133,13 @@ class StateKept:
         bucket: Which bucket.
         keys: How many keys have something there.
         entries: How many entries they have.
-        bytes: How long keys, names and values are together.
+        size: How many bytes keys, names and values have together.
         largest: How many entries the key has that has most.
         key: That key.
         kinds: What the columns of a key are, as in `StateWrite`.
 
     Example:
-        >>> StateKept("seen", 3, keys=2, entries=5, bytes=90, largest=4, key=b"ada").bucket
+        >>> StateKept("seen", 3, keys=2, entries=5, size=90, largest=4, key=b"ada").bucket
         3
     """
 
@@ -147,7 +147,7 @@ class StateKept:
     bucket: int
     keys: int
     entries: int
-    bytes: int
+    size: int
     largest: int
     key: bytes
     kinds: str = ""

@@ -20,7 +20,9 @@ _FOR: Final = "5s"
 
 
 def prepare(*, options: Options = DEFAULTS) -> int:
-    """Let Spark start in half the time from now on: once for an environment, about a minute.
+    """Let Spark start in half the time from now on.
+
+    To be run once for an environment; it takes about a minute.
 
     Runs the demo for a moment to see which classes of Java Spark needs, and lets Java write them down as it has them in
     memory, into the environment that Headwater is installed in. Nothing needs it, and nothing else changes. Run it

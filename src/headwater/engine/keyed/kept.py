@@ -21,7 +21,7 @@ def kept_in(state: MemoryState, bucket: int) -> bytes:
         >>> state.put("seen", [b"k", b"k", b"j"], [b"1", b"2", b"1"], [b"one", b"two", b"one"])
         >>> from headwater.store import StateKept
         >>> msgspec.msgpack.decode(kept_in(state, 3), type=list[StateKept])
-        [StateKept(space='seen', bucket=3, keys=2, entries=3, bytes=15, largest=2, key=b'k', kinds='')]
+        [StateKept(space='seen', bucket=3, keys=2, entries=3, size=15, largest=2, key=b'k', kinds='')]
     """
     plain, named = state.plain, state.named
     return msgspec.msgpack.encode(
@@ -42,7 +42,7 @@ def _sizes(plain: dict[bytes, bytes], named: dict[bytes, dict[bytes, bytes]]) ->
     return {
         "keys": len(plain.keys() | named.keys()) if named else len(plain),
         "entries": len(plain) + sum(map(len, named.values())),
-        "bytes": _bytes(plain) + sum(len(key) * len(below) + _bytes(below) for key, below in named.items()),
+        "size": _bytes(plain) + sum(len(key) * len(below) + _bytes(below) for key, below in named.items()),
         "largest": len(named[most]) if named else min(1, len(plain)),
         "key": most,
     }

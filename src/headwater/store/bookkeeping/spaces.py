@@ -46,7 +46,7 @@ def write_kept(session: Session, query: str, kept: Sequence[StateKept]) -> None:
             ON CONFLICT (space, bucket) DO UPDATE SET keys = excluded.keys, entries = excluded.entries,
                 bytes = excluded.bytes, largest = excluded.largest, key = excluded.key
             """,
-            (space, one.bucket, one.keys, one.entries, one.bytes, one.largest, one.key),
+            (space, one.bucket, one.keys, one.entries, one.size, one.largest, one.key),
         )
 
 
