@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.engine.spark.archive import archive_of, class_path, from_archive, write_archive
+from headwater.engine.spark.archive import archive_of, from_archive, write_archive
 from headwater.engine.spark.java import find_java, spark_jars
 from headwater.errors import EngineFailedError, NotWritableError
 from headwater.testing.world import shared_spark
@@ -40,7 +40,7 @@ def test_java_takes_what_it_has_written(jars: Path, classes: Path):
     assert from_archive(java, jars) == []
     archive = write_archive(java, jars, classes)
     # With "on" Java does not start if it cannot use the archive.
-    command = [java, "-Xshare:on", *from_archive(java, jars), "-cp", class_path(jars), "-version"]
+    command = [java, "-Xshare:on", *from_archive(java, jars), "-cp", f"{jars}/*", "-version"]
     said = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "sharing" in said.stderr
     assert list(archive.parent.iterdir()) == [archive]

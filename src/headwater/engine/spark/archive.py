@@ -8,20 +8,13 @@ that has the jars and goes with it; its name says of which Java and which jars i
 from __future__ import annotations
 
 import hashlib
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 from headwater.errors import EngineFailedError, NotWritableError
 
-__all__ = ["archive_of", "class_path", "from_archive", "write_archive"]
-
-
-def class_path(jars: Path) -> str:
-    """The jars in the order in which Spark's workers give them to executors: an archive is of one order."""
-    first = (str(jar) for jar in sorted(jars.glob("slf4j-api-*.jar")))
-    return os.pathsep.join([*first, f"{jars}/*"])
+__all__ = ["archive_of", "from_archive", "write_archive"]
 
 
 def archive_of(java: Path, jars: Path) -> Path:
@@ -68,13 +61,13 @@ def write_archive(java: Path, jars: Path, classes: Path) -> Path:
         ) from None
     part = archive.with_suffix(f".{classes.parent.name}")
     command = [
-        java,
+        str(java),
         "-Xshare:dump",
         "-Xlog:disable",
         "-XX:+UseSerialGC",
         f"-XX:SharedClassListFile={classes}",
     ]
-    command += [f"-XX:SharedArchiveFile={part}", "-cp", class_path(jars)]
+    command += [f"-XX:SharedArchiveFile={part}", "-cp", f"{jars}/*"]
     # Where it fails, it must not leave a report of the fault in the folder of whoever called.
     done = subprocess.run(command, capture_output=True, cwd=classes.parent, check=False)
     if done.returncode or not part.is_file():

@@ -14,8 +14,7 @@ from typing import Any, Final
 
 from pyspark.sql import SparkSession
 
-from headwater.engine.spark.archive import from_archive
-from headwater.engine.spark.java import Jvm, find_java, spark_jars, start_jvm
+from headwater.engine.spark.java import Jvm, start_jvm
 from headwater.engine.spark.shipping import ship
 from headwater.profiles import ARCHIVES
 
@@ -81,14 +80,11 @@ class SparkSettings:
         # In a folder, offsets and commits cost 7 ms each with this file manager, 28 with the default one; which gives
         # files their names without a race, where storage can.
         files = {} if self.by_url else {f"{_STREAMING}checkpointFileManagerClass": _FILES}
-        archived = from_archive(find_java(), spark_jars()) if self.master and self.here else []
-        executors = {"spark.executor.defaultJavaOptions": " ".join(archived)} if archived else {}
         return {
             **FIXED,
             **(loopback if self.here else {}),
             **packed,
             **files,
-            **executors,
             "spark.master": self.master or f"local[{self.cores}]",
             "spark.executorEnv.MALLOC_ARENA_MAX": "1",
             "spark.app.name": "headwater",
