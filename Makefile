@@ -98,9 +98,8 @@ $(SYSTEM): tests/system_packages.sh | $(INSTALLED)
 	@touch $@
 
 # Tests start Spark a hundred times: a minute spent on its classes once saves five.
-$(PREPARED): | $(INSTALLED)
-	@$(BIN)/headwater prepare || echo "make: Spark starts without prepared classes, which takes longer" >&2
-	@touch $@
+$(PREPARED): requirements.lock | $(INSTALLED)
+	@$(BIN)/headwater prepare && touch $@ || echo "make: Spark starts without prepared classes, which takes longer" >&2
 
 # Used when no uv is on the path: a small environment of its own.
 $(VENV)-uv/bin/uv:

@@ -131,7 +131,10 @@ def counting() -> Operator:
 
 
 HOSTS: dict[str, Query] = {
-    "in Spark": Query(lambda events: keyed(counting(), [events], times=["at"], buckets=BUCKETS), placed=True),
+    "in Spark": Query(
+        lambda events: keyed(counting(), [events], times=["at"], buckets=BUCKETS, observed="kept"),
+        placed=True,
+    ),
     "at the sink": Query(lambda events: events, placed=True, operator=counting()),
 }
 """Where our operator may run, one function for all keys of a batch."""

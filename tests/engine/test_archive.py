@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.engine.spark.archive import archive_of, from_archive, write_archive
+from headwater.engine.spark.archive import class_path, from_archive, room_for_archive, write_archive
 from headwater.engine.spark.java import find_java, spark_jars
 from headwater.errors import EngineFailedError, NotWritableError
 from headwater.testing.world import shared_spark
@@ -40,7 +40,7 @@ def test_java_takes_what_it_has_written(jars: Path, classes: Path):
     assert from_archive(java, jars) == []
     archive = write_archive(java, jars, classes)
     # With "on" Java does not start if it cannot use the archive.
-    command = [java, "-Xshare:on", *from_archive(java, jars), "-cp", f"{jars}/*", "-version"]
+    command = [java, "-Xshare:on", *from_archive(java, jars), "-cp", class_path(jars), "-version"]
     said = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "sharing" in said.stderr
     assert list(archive.parent.iterdir()) == [archive]
@@ -65,13 +65,13 @@ def test_an_environment_of_somebody_else_is_told(jars: Path, classes: Path):
 def test_what_java_cannot_do_leaves_nothing_behind(jars: Path, classes: Path, tmp_path: Path):
     with pytest.raises(EngineFailedError, match="archive"):
         write_archive(find_java(), jars, tmp_path / "missing")
-    assert list(archive_of(find_java(), jars).parent.iterdir()) == []
+    assert list(room_for_archive(find_java(), jars).parent.iterdir()) == []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["classes", "environment", "jars"]
 
 
 @pytest.mark.spark
 def test_spark_starts_from_the_archive_that_make_test_has_prepared():
-    archive = archive_of(find_java(), spark_jars())
+    archive = room_for_archive(find_java(), spark_jars())
     if not archive.is_file():
         pytest.skip("headwater prepare")
     spark = shared_spark()

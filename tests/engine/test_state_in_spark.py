@@ -9,6 +9,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 import headwater as hw
+from headwater.engine.building.plans import state_text
 from headwater.testing.world import World, run
 
 pytestmark = pytest.mark.spark
@@ -60,3 +61,23 @@ def test_a_step_in_spark_keeps_as_much_as_one_at_the_sink_and_says_so():
             world.advance("7 hours")
             world.settle()
         assert state_of(world, "windowed") == state_of(world, "last") == [("versions", 3, 3, 1, None)]
+
+
+class Shown:
+    """A plan of Spark's, as far as its text goes."""
+
+    def __init__(self, columns: str) -> None:
+        self.columns = columns
+
+    def toString(self) -> str:
+        """As Spark prints it."""
+        step = "TransformWithStateInPySpark transformWithStateUDF(bucket#260, rows#268)#285, 1"
+        return f"Project [n#287]\n+- ~{step}, [{self.columns}], Append, EventTime, python_row, false, 0"
+
+
+def test_the_columns_that_a_step_gives_are_no_part_of_its_state():
+    found = {
+        state_text(Shown(columns)) for columns in ("n#287, _hw_kept#294", "n#5", "a#1, ... 30 more fields")
+    }
+    assert len(found) == 1
+    assert "transformWithStateUDF(bucket, rows)" in found.pop()

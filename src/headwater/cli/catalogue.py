@@ -91,7 +91,7 @@ VERBS: Final = {
             f"{_ROOM}.doctor",
             "Check the machine and the data folder.",
         ),
-        Verb("prepare", "other", f"{_ROOM}.prepare", "Let Spark start in half the time from now on."),
+        Verb("prepare", "other", f"{_ROOM}.prepare", "Let Spark start faster from now on."),
         Verb("bench", "check", f"{_ROOM}.bench", "Measure this disk and a log on it."),
         Verb(
             "services",

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from headwater.engine.spark.archive import from_archive
+from headwater.engine.spark.archive import class_path, from_archive
 from headwater.engine.spark.java import find_java, spark_jars
 from headwater.services.launched import Launched, free_ports, java_command, launch
 
@@ -95,7 +95,7 @@ def _launched(
         "PYSPARK_PYTHON": sys.executable,
     }
     options = [*_JVM, *from_archive(find_java(), jars)]
-    command = [*java_command(folder, f"{jars}/*", *options), *words]
+    command = [*java_command(folder, class_path(jars), *options), *words]
     output = folder / f"{name}.log"
     process = launch(command, output, more=environment)
     return Launched(name, url, ports, process, output, ready)

@@ -133,7 +133,7 @@ class StateKept:
         bucket: Which bucket.
         keys: How many keys have something there.
         entries: How many entries they have.
-        size: How many bytes keys, names and values have together.
+        size: How many bytes they take.
         largest: How many entries the key has that has most.
         key: That key.
         kinds: What the columns of a key are, as in `StateWrite`.

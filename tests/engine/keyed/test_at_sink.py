@@ -53,7 +53,7 @@ def test_it_answers_as_memory_does(steps, most):
         store = SqliteStore(Path(folder))
         runner, recent = Runner(store, None), Recent(most)
         model, state = MemoryState(), StoreState(store.states(runner.query), recent)
-        kept = packed(model, 1, "model")
+        kept = packed(model, 1, "model").data
         for step, given_ in steps:
             if step == "commit":
                 runner.commit([], states=state.writes())
@@ -64,6 +64,6 @@ def test_it_answers_as_memory_does(steps, most):
             else:
                 assert do(state, step, given_) == do(model, step, given_), (step, given_)
                 continue
-            kept = packed(model, 1, "model")
+            kept = packed(model, 1, "model").data
             state = StoreState(store.states(runner.query), recent)
         store.close()

@@ -38,7 +38,7 @@ def test_a_bucket_has_what_was_put_into_it(puts, asked):
         put(bucket, space, entries, single)
         for key, name, value in entries:
             known[space, key, b"" if single else name] = value
-        bucket = unpacked(packed(bucket, 4, "words"), 4, "words")
+        bucket = unpacked(packed(bucket, 4, "words").data, 4, "words")
     known = {place: value for place, value in known.items() if value is not None}
     assert len(bucket) == len(known)
     for space, key, low, high, most, backwards in asked:
@@ -60,17 +60,17 @@ def test_a_bucket_has_what_was_put_into_it(puts, asked):
 
 def test_another_number_of_buckets_is_refused():
     with pytest.raises(StateChangedError) as caught:
-        unpacked(packed(MemoryState(), 4, "words"), 8, "words")
+        unpacked(packed(MemoryState(), 4, "words").data, 8, "words")
     assert caught.value.data == {"was": 4, "now": 8}
 
 
 def test_the_state_of_another_operator_is_refused():
     with pytest.raises(StateChangedError):
-        unpacked(packed(MemoryState(), 4, "words"), 4, "other words")
+        unpacked(packed(MemoryState(), 4, "words").data, 4, "other words")
 
 
 def test_another_form_is_refused():
-    rest = packed(MemoryState(), 4, "words")[1:]
+    rest = packed(MemoryState(), 4, "words").data[1:]
     with pytest.raises(NewerFormatError) as caught:
         unpacked(b"\x03" + rest, 4, "words")
     assert caught.value.data == {"form": 3}

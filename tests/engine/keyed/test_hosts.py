@@ -35,11 +35,11 @@ def in_memory(operator: Operator, topics: Mapping[str, str], batches: Sequence[B
 def packed_each_time(
     operator: Operator, topics: Mapping[str, str], batches: Sequence[Batch]
 ) -> list[list[Record]]:
-    results, packed = [], bucket.packed(MemoryState(), 1, operator.form)
+    results, packed = [], bucket.packed(MemoryState(), 1, operator.form).data
     for batch in _and_the_end(topics, batches):
         state = bucket.unpacked(packed, 1, operator.form)
         results.append(_stepped(operator, state, topics, batch))
-        packed = bucket.packed(state, 1, operator.form)
+        packed = bucket.packed(state, 1, operator.form).data
     return results
 
 
@@ -91,7 +91,9 @@ class InSpark:
         self, operator: Operator, topics: Mapping[str, str], batches: Sequence[Batch]
     ) -> list[list[Record]]:
         def query(frames: Mapping[str, Any]) -> Any:
-            return keyed(operator, list(frames.values()), times=["at"] * len(topics), buckets=3)
+            return keyed(
+                operator, list(frames.values()), times=["at"] * len(topics), buckets=3, observed="kept"
+            )
 
         stream = Stream(self._folder, topics, query, lateness="5 seconds")
         results = []

@@ -47,7 +47,7 @@ def totals(frames):
         returns="who string, n bigint, total bigint",
         state="n bigint, total bigint",
     )
-    return keyed(operator, [events], times=["at"], buckets=5)
+    return keyed(operator, [events], times=["at"], buckets=5, observed="kept")
 
 
 def numbered(key, events, state):
@@ -70,7 +70,7 @@ def numbers(frames, buckets=4, **options):
         returns="who string, number bigint, at timestamp",
         **options,
     )
-    return keyed(operator, [events], times=["at"], buckets=buckets, time="at")
+    return keyed(operator, [events], times=["at"], buckets=buckets, time="at", observed="kept")
 
 
 def kept_buckets(folder) -> int:

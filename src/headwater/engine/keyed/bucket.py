@@ -6,19 +6,26 @@ looks like in words, by space the values that have no name below their key, and 
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from headwater.engine.keyed.state import MemoryState, Named, Plain
 from headwater.errors import NewerFormatError, StateChangedError
 
-__all__ = ["packed", "unpacked"]
+__all__ = ["Packed", "packed", "unpacked"]
 
 _FORM: Final = 2
 
 
-def packed(state: MemoryState, buckets: int, form: str) -> bytes:
+class Packed(NamedTuple):
+    """A state as bytes, and how many of them each of its spaces takes."""
+
+    data: bytes
+    sizes: dict[str, int]
+
+
+def packed(state: MemoryState, buckets: int, form: str) -> Packed:
     """A state as bytes.
 
     Args:
@@ -26,7 +33,10 @@ def packed(state: MemoryState, buckets: int, form: str) -> bytes:
         buckets: How many buckets there are.
         form: What the operator's state looks like, in words.
     """
-    return bytes([_FORM]) + msgspec.msgpack.encode((buckets, form, state.plain, state.named))
+    plain = {space: msgspec.Raw(msgspec.msgpack.encode(keys)) for space, keys in state.plain.items()}
+    named = {space: msgspec.Raw(msgspec.msgpack.encode(keys)) for space, keys in state.named.items()}
+    sizes = {space: len(plain.get(space, b"")) + len(named.get(space, b"")) for space in [*plain, *named]}
+    return Packed(bytes([_FORM]) + msgspec.msgpack.encode((buckets, form, plain, named)), sizes)
 
 
 def unpacked(data: bytes, buckets: int, form: str) -> MemoryState:
@@ -39,7 +49,7 @@ def unpacked(data: bytes, buckets: int, form: str) -> MemoryState:
 
     Example:
         >>> state = MemoryState({"seen": {b"k": b"two", b"j": b"one"}})
-        >>> unpacked(packed(state, 16, "counts"), 16, "counts").values("seen", [b"j", b"i"])
+        >>> unpacked(packed(state, 16, "counts").data, 16, "counts").values("seen", [b"j", b"i"])
         [b'one', None]
     """
     if data[0] < _FORM:

@@ -43,7 +43,7 @@ def keyed(
     times: Sequence[str],
     buckets: int,
     time: str | None = None,
-    observed: str = "kept",
+    observed: str,
 ) -> DataFrame:
     """The result of an operator, as a streaming DataFrame; windows and joins may follow in the same query.
 
@@ -171,11 +171,12 @@ class _Host:
         state = bucket.unpacked(packed, self._buckets, form) if packed else MemoryState()
         result = self._operator.step(state, arrived, times.getCurrentWatermarkInMs() * 1_000)
         next_ = self._set_timer(earliest(state), timer, fired)
+        kept = bucket.packed(state, self._buckets, form)
         if state:
-            self._state.update((bucket.packed(state, self._buckets, form), next_))
+            self._state.update((kept.data, next_))
         elif found:
             self._state.clear()
-        return _as_lists(result, kept_in(state, number))
+        return _as_lists(result, kept_in(state, number, kept.sizes))
 
     def _set_timer(self, deadline: int | None, timer: int | None, fired: int | None) -> int | None:
         """One timer for a bucket, the first; Spark fires it once the watermark has reached it, and takes it away then.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -11,17 +12,22 @@ from headwater.engine.keyed.state import MemoryState
 __all__ = ["kept_in"]
 
 
-def kept_in(state: MemoryState, bucket: int) -> bytes:
+def kept_in(state: MemoryState, bucket: int, sizes: Mapping[str, int]) -> bytes:
     """How much there is of each space, as a list of `headwater.store.StateKept` in MessagePack.
 
     A space that a batch has emptied is told once more. Workers of Spark do not import stores.
+
+    Args:
+        state: What is in the bucket.
+        bucket: Which one it is.
+        sizes: How many bytes each space takes.
 
     Example:
         >>> state = MemoryState()
         >>> state.put("seen", [b"k", b"k", b"j"], [b"1", b"2", b"1"], [b"one", b"two", b"one"])
         >>> from headwater.store import StateKept
-        >>> msgspec.msgpack.decode(kept_in(state, 3), type=list[StateKept])
-        [StateKept(space='seen', bucket=3, keys=2, entries=3, size=15, largest=2, key=b'k', kinds='')]
+        >>> msgspec.msgpack.decode(kept_in(state, 3, {"seen": 30}), type=list[StateKept])
+        [StateKept(space='seen', bucket=3, keys=2, entries=3, size=30, largest=2, key=b'k', kinds='')]
     """
     plain, named = state.plain, state.named
     return msgspec.msgpack.encode(
@@ -29,24 +35,20 @@ def kept_in(state: MemoryState, bucket: int) -> bytes:
             {
                 "space": space,
                 "bucket": bucket,
-                **_sizes(plain.get(space, {}), named.get(space, {})),
+                "size": sizes.get(space, 0),
                 "kinds": kinds,
+                **_counts(plain.get(space, {}), named.get(space, {})),
             }
             for space, kinds in state.kinds.items()
         ]
     )
 
 
-def _sizes(plain: dict[bytes, bytes], named: dict[bytes, dict[bytes, bytes]]) -> dict[str, Any]:
-    most = max(named, key=lambda key: len(named[key]), default=b"")
+def _counts(plain: dict[bytes, bytes], named: dict[bytes, dict[bytes, bytes]]) -> dict[str, Any]:
+    largest = max(map(len, named.values()), default=min(1, len(plain)))
     return {
         "keys": len(plain.keys() | named.keys()) if named else len(plain),
         "entries": len(plain) + sum(map(len, named.values())),
-        "size": _bytes(plain) + sum(len(key) * len(below) + _bytes(below) for key, below in named.items()),
-        "largest": len(named[most]) if named else min(1, len(plain)),
-        "key": most,
+        "largest": largest,
+        "key": min((key for key, below in named.items() if len(below) == largest), default=b""),
     }
-
-
-def _bytes(values: dict[bytes, bytes]) -> int:
-    return sum(map(len, values)) + sum(map(len, values.values()))

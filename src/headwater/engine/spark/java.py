@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from headwater.engine.spark.archive import from_archive
+from headwater.engine.spark.archive import class_path, from_archive
 from headwater.errors import EngineFailedError, MissingProgramError, NoJavaError
 
 __all__ = ["Jvm", "find_java", "spark_jars", "start_jvm"]
@@ -152,7 +152,7 @@ def _command(settings: dict[str, str], options: list[str]) -> list[str]:
         "-Dio.netty.tryReflectionSetAccessible=true",
         *(f"--add-opens={package}=ALL-UNNAMED" for package in _OPENED),
         "-cp",
-        f"{jars}/*",
+        class_path(jars),
         "org.apache.spark.deploy.SparkSubmit",
         *(word for name, value in settings.items() for word in ("--conf", f"{name}={value}")),
         "pyspark-shell",

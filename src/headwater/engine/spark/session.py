@@ -178,10 +178,13 @@ class Spark:
             session, jvm, self._session, self._jvm = self._session, self._jvm, None, None
         if session is not None and jvm is not None and jvm.process.poll() is None:
             gateway: Any = session.sparkContext._gateway
-            session.stop()
-            # Python may throw objects of Java away at any time, and would tell a machine about it that is not there.
-            gateway.shutdown()
-        if jvm is not None:
+            try:
+                session.stop()
+            finally:
+                # Python may throw objects of Java away at any time, and would tell a machine that is not there.
+                gateway.shutdown()
+                jvm.end()
+        elif jvm is not None:
             jvm.end()
 
 

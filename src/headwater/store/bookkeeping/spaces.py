@@ -1,4 +1,7 @@
-"""The spaces of operators' state: each has a number, under which its entries stand in one table."""
+"""The spaces of operators' state: each has a number, under which its entries stand in one table.
+
+How much is kept in Spark stands in another, bucket by bucket.
+"""
 
 from __future__ import annotations
 
@@ -38,16 +41,19 @@ def make_space(session: Session, query: str, space: str, kinds: str = "") -> int
 
 def write_kept(session: Session, query: str, kept: Sequence[StateKept]) -> None:
     """Note how much is kept elsewhere, of some buckets; it takes the place of what was noted of them before."""
-    for one in kept:
-        space = make_space(session, query, one.space, one.kinds)
-        session.execute(
-            """
-            INSERT INTO hw$kept (space, bucket, keys, entries, bytes, largest, key) VALUES (?, ?, ?, ?, ?, ?, ?)
-            ON CONFLICT (space, bucket) DO UPDATE SET keys = excluded.keys, entries = excluded.entries,
-                bytes = excluded.bytes, largest = excluded.largest, key = excluded.key
-            """,
-            (space, one.bucket, one.keys, one.entries, one.size, one.largest, one.key),
-        )
+    if not kept:
+        return
+    kinds = {one.space: one.kinds for one in kept}
+    numbers = {space: make_space(session, query, space, its) for space, its in kinds.items()}
+    session.executemany(
+        """
+        INSERT INTO hw$kept (space, bucket, keys, entries, bytes, largest, key) VALUES (?, ?, ?, ?, ?, ?, ?)
+        ON CONFLICT (space, bucket) DO UPDATE SET keys = excluded.keys, entries = excluded.entries,
+            bytes = excluded.bytes, largest = excluded.largest, key = excluded.key
+        """,
+        # A bucket may be told twice in a batch, and the last word counts.
+        [(numbers[o.space], o.bucket, o.keys, o.entries, o.size, o.largest, o.key) for o in kept],
+    )
 
 
 def forget_state(session: Session, query: str) -> None:

@@ -46,7 +46,7 @@ _SIZED = """
         SELECT space, key, max(held) AS keys, sum(held) AS entries, count(*) AS below,
                sum(length(key) + length(name) + length(value)) AS bytes
         FROM hw$state GROUP BY space, key
-        UNION ALL SELECT space, key, keys, entries, largest, bytes FROM hw$kept
+        UNION ALL SELECT space, key, keys, entries, nullif(largest, 0), bytes FROM hw$kept
     ) e ON e.space = s.id
     WHERE s.space <> 'mark'
     GROUP BY t.pipeline, t.version, s.space, s.id, s.kinds

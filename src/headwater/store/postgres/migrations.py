@@ -105,7 +105,7 @@ CREATE TABLE hw$kept (
     space bigint NOT NULL, bucket int NOT NULL, keys bigint NOT NULL, entries bigint NOT NULL, bytes bigint NOT NULL,
     largest bigint NOT NULL, key bytea NOT NULL,
     PRIMARY KEY (space, bucket)
-);
+) WITH (fillfactor = 50);
 """
 
 _STEPS = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH)
