@@ -91,7 +91,6 @@ VERBS: Final = {
             f"{_ROOM}.doctor",
             "Check the machine and the data folder.",
         ),
-        Verb("prepare", "other", f"{_ROOM}.prepare", "Let Spark start faster from now on."),
         Verb("bench", "check", f"{_ROOM}.bench", "Measure this disk and a log on it."),
         Verb(
             "services",
@@ -105,6 +104,7 @@ VERBS: Final = {
             f"{_ROOM}.cluster",
             "Start a local Spark cluster for trying a profile, look at it, or end it.",
         ),
+        Verb("prepare", "other", f"{_ROOM}.prepare", "Let Spark start faster from now on."),
         Verb("help", "other", f"{_ROOM}.explain", "Explain an error code, or a command."),
     )
 }

@@ -99,8 +99,9 @@ class Sink:
         made = self._remembered(batch, rows, books.complete)
         books = replace(books, refused=(*observed.refused(self._built.refusing), *made.refused))
         reach("before-sink-commit")
-        work = replace(self._work(batch, made.rows, books, began, worked), staged=parts, states=made.states)
-        work = replace(work, kept=observed.kept(self._built.keeping))
+        kept = observed.kept(self._built.keeping)
+        work = self._work(batch, made.rows, books, began, worked)
+        work = replace(work, staged=parts, states=made.states, kept=kept)
         if self._files is not None:
             self._files.stage(batch, rows)
         taken = self._commit(work)

@@ -81,9 +81,8 @@ def _archive_of(java: Path, jars: Path) -> Path:
     facts = [str(java.resolve()), release.read_text() if release.is_file() else ""]
     for jar in sorted(jars.glob("*.jar")):
         stat = jar.stat()
-        facts.append(
-            f"{jar} {stat.st_size} {int(stat.st_mtime)}"
-        )  # layers of images keep no more than seconds
+        seconds = int(stat.st_mtime)  # layers of images keep no more of a time
+        facts.append(f"{jar} {stat.st_size} {seconds}")
     digest = hashlib.sha256("\n".join(facts).encode()).hexdigest()
     return Path(sys.prefix, "share", "headwater", f"spark-{digest[:16]}.jsa")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -76,9 +77,11 @@ def stateful(  # noqa: PLR0913 - what a user may say of a function
 
     operator: Operator
     if isinstance(state, str | pa.Schema):
+        _require_call(fn, "fn(events, at, states, keys)", "with columns as state")
         _require_plain(version=version != 1, upgrade=upgrade, expire=expire, on_expire=on_expire)
         operator = Vectorised(columns, by=keys, fn=fn, returns=returns, state=state, refuse=True)
     else:
+        _require_call(fn, "fn(key, events, state)", "with a type as state")
         operator = Stateful(
             columns, by=keys, fn=fn, returns=returns, state=state, version=version, upgrade=upgrade, expire=expire,
             on_expire=on_expire, refuse=True,
@@ -87,6 +90,19 @@ def stateful(  # noqa: PLR0913 - what a user may say of a function
         operator = Held(operator, columns)
     words = f"states of {getattr(fn, '__name__', 'a function')} by {', '.join(keys)}"
     return placed(lambda final: operator, (left,), words, "hw.stateful")
+
+
+def _require_call(fn: Callable[..., Any], call: str, when: str) -> None:
+    """Refuse a function that cannot be called as it would be: it would fail on every event."""
+    given = call.partition("(")[2].rstrip(")").split(", ")
+    try:
+        inspect.signature(fn).bind(*given)
+    except ValueError:
+        return  # some that are written in C do not say what they take
+    except TypeError as error:
+        what = f"hw.stateful {when} calls {call}, and the function does not take that: {error}"
+        fix = 'state="n bigint, …" is for one call for all keys; a type, or nothing, for a call for each key'
+        raise BadPipelineError(what, fix=fix, place=Place.of_caller()) from None
 
 
 def _require_plain(**options: Any) -> None:
