@@ -34,6 +34,12 @@ test: $(INSTALLED) $(SYSTEM) $(PREPARED)  ## run all tests, doctests included (W
 	@JDK_JAVA_OPTIONS=$(SHORT_LIVED) $(BIN)/pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
 	  -o faulthandler_timeout=600 -m spark $(ARGS)
 
+# Exit code 5 of pytest: the room has no such tests.
+test-%: $(INSTALLED) $(SYSTEM) $(PREPARED)  ## run the tests of one room: test-log, test-engine, … (ARGS="-k late")
+	@$(BIN)/pytest -q -n $(WORKERS) --dist worksteal -m "not spark" $(wildcard tests/$* src/headwater/$* src/headwater/$*.py) $(ARGS) \
+	  || [ $$? -eq 5 ]
+	@JDK_JAVA_OPTIONS=$(SHORT_LIVED) $(BIN)/pytest -q -m spark $(wildcard tests/$* src/headwater/$*) $(ARGS) || [ $$? -eq 5 ]
+
 faults: $(INSTALLED) $(SYSTEM) $(PREPARED)  ## run the long fault suites of log, queues and engine: kills, power cuts, torn writes
 	@HEADWATER_FAULTS=full $(BIN)/pytest -q -n $(WORKERS) --dist worksteal -o faulthandler_timeout=0 \
 	  -m "not spark and not services" tests/faults tests/queues $(ARGS)

@@ -17,8 +17,8 @@ from benchmarks.orders import SCHEMA, arrow_orders
 from benchmarks.table import Row, print_table
 from headwater.client import Client, connect
 from headwater.events import Codec
-from headwater.log.kafka.forms import form_of
-from headwater.log.keeping import Values
+from headwater.log.kafka.serializers import create_serializer
+from headwater.log.topic import ValueFormat
 from tests.services.kafka import kafka_broker
 
 __all__ = ["figures", "main"]
@@ -44,33 +44,35 @@ def figures(options: Options) -> list[Row]:
     """For each form: CPU to send, CPU to read, and size."""
     count = options.size(full=50_000, quick=200)
     with kafka_broker(options.folder / "kafka") as address, connect(f"kafka://{address}") as client:
-        for form in Values:
-            client.create_topic(form.value, SCHEMA, values=form.value)
+        for form in ValueFormat:
+            client.create_topic(form.value, SCHEMA, value_format=form.value)
         kinds = {"send": _sending, "read": _reading}
         measured = {
             (kind, form): found
             for kind, case in kinds.items()
             for form, found in zip(
-                Values,
+                ValueFormat,
                 measure(
-                    {f"{kind}, {form.value}": case(client, form.value, count) for form in Values},
+                    {f"{kind}, {form.value}": case(client, form.value, count) for form in ValueFormat},
                     repeats=options.repeats,
                 ).values(),
                 strict=True,
             )
         }
-    rows = [_row(kind, form, found, measured[kind, Values.JSON]) for (kind, form), found in measured.items()]
-    return rows + [_size(form) for form in Values]
+    rows = [
+        _row(kind, form, found, measured[kind, ValueFormat.JSON]) for (kind, form), found in measured.items()
+    ]
+    return rows + [_size(form) for form in ValueFormat]
 
 
-def _row(kind: str, form: Values, found: Measured, json: Measured) -> Row:
+def _row(kind: str, form: ValueFormat, found: Measured, json: Measured) -> Row:
     ratio = found.cpu_per_event / json.cpu_per_event
     micros = found.cpu_per_event * 1e6
     return Row(f"CPU per event, {kind}, {form.value}", micros, "µs", found.wall, found.cpu, "json", ratio)
 
 
-def _size(form: Values) -> Row:
-    values = form_of(form, Codec(SCHEMA), "orders").encode(arrow_orders(100))
+def _size(form: ValueFormat) -> Row:
+    values = create_serializer(form, Codec(SCHEMA), "orders").encode(arrow_orders(100))
     return Row(f"bytes of a value, {form.value}", sum(map(len, values)) / len(values), "bytes")
 
 

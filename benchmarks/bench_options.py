@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.machine import this_machine
 from benchmarks.measure import say
-from headwater.services.jars import cache_folder
+from headwater.services.kafka import cache_folder
 
 __all__ = ["Options", "bench_options"]
 

@@ -22,9 +22,9 @@ from benchmarks.machine import this_machine
 from benchmarks.measure import Case, Watch, measure
 from benchmarks.table import Row, at_least, print_table, rate_row
 from headwater.store import Commit, LedgerEntry
+from headwater.store.columns import storage_columns
 from headwater.store.postgres import PostgresStore
-from headwater.store.postgres.columns import csv_of, declared
-from headwater.store.slots import slots
+from headwater.store.postgres.columns import column_type, to_csv
 from tests.services.postgres import postgres_server
 
 __all__ = ["figures", "main"]
@@ -35,7 +35,7 @@ class Bare:
 
     def __init__(self, url: str) -> None:
         self.connection = psycopg.connect(url, autocommit=True)
-        columns = ", ".join(f"{slot.name} {declared(slot.kind)}" for slot in slots(VIEW))
+        columns = ", ".join(f"{slot.name} {column_type(slot.kind)}" for slot in storage_columns(VIEW))
         self.connection.execute(f"CREATE TABLE users ({columns}, PRIMARY KEY (user_id))")
         self.connection.execute(f"CREATE TEMP TABLE staged ({columns}) ON COMMIT DELETE ROWS")
 
@@ -44,7 +44,7 @@ class Bare:
         names = ", ".join(f"{name} = excluded.{name}" for name in VIEW.schema.names[1:])
         with self.connection.transaction(), self.connection.cursor() as cursor:
             with cursor.copy("COPY staged FROM STDIN (FORMAT csv)") as copy:
-                copy.write(csv_of([column.combine_chunks() for column in table.columns]))
+                copy.write(to_csv([column.combine_chunks() for column in table.columns]))
             cursor.execute(
                 f"INSERT INTO users SELECT * FROM staged ON CONFLICT (user_id) DO UPDATE SET {names}"
             )
@@ -60,7 +60,7 @@ class Kept:
     def __init__(self, url: str) -> None:
         self.store = PostgresStore(url)
         self.store.create(VIEW)
-        self._epoch = self.store.take(VIEW.query)
+        self._epoch = self.store.open_epoch(VIEW.query)
         self._batch = 0
 
     def write(self, table: pa.Table) -> None:
@@ -80,7 +80,7 @@ class Kept:
 
     def clear(self) -> None:
         """Remove all rows, and what waits to be published."""
-        with self.store.connections.session() as session:
+        with self.store.pool.session() as session:
             session.execute("TRUNCATE headwater.v1_users, hw$outbox")
 
 

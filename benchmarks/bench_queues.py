@@ -21,7 +21,7 @@ from benchmarks.queue_asking import bare_asks, our_asks
 from benchmarks.queue_rounds import Embedded, Rabbit
 from benchmarks.queue_worker import latencies
 from benchmarks.table import Aim, Row, at_least, at_most, print_table, rate_row
-from headwater.queues.protocol import Outgoing
+from headwater.queues.protocol import OutgoingMessage
 from tests.services.rabbitmq import rabbit_broker
 from tests.services.system_packages import UnavailableError
 
@@ -91,7 +91,7 @@ def latency_rows(bench: Bench) -> Iterator[Row]:
             str(bench.embedded.folder),
             name,
             count,
-            lambda body: bench.embedded.broker.publish(name, [Outgoing(body)]),
+            lambda body: bench.embedded.broker.publish(name, [OutgoingMessage(body)]),
             lambda: syncs.append(sync.timed()),
         )
     p50, bare = percentile(taken, 0.5) * 1e3, percentile(syncs, 0.5) * 1e3

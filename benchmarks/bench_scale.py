@@ -27,7 +27,7 @@ from benchmarks.scale_work import (
 )
 from benchmarks.scale_workers import worker_rows
 from benchmarks.table import Aim, Row, at_least, print_table
-from headwater.engine.realtime.connector import load_connector
+from headwater.engine.realtime.kafka import load_connector
 from headwater.engine.spark.session import Spark, SparkSettings
 from tests.services.kafka import kafka_broker
 from tests.services.postgres import postgres_server

@@ -20,9 +20,9 @@ import numpy as np
 import pyarrow as pa
 
 from headwater.store import Commit, LedgerEntry, SqliteStore, ViewTable
-from headwater.store.slots import slots
-from headwater.store.sqlite.columns import declared
-from headwater.store.sqlite.connection import connect
+from headwater.store.columns import storage_columns
+from headwater.store.sqlite.columns import column_type
+from headwater.store.sqlite.connection import open_writer
 
 _SCHEMA = pa.schema(
     [
@@ -55,8 +55,8 @@ class Bare:
     """The least a program does that keeps rows by key: executemany of an upsert, times as text."""
 
     def __init__(self, folder: Path) -> None:
-        self._connection = connect(folder / "bare.db")
-        columns = ", ".join(f"{slot.name} {declared(slot)}" for slot in slots(VIEW))
+        self._connection = open_writer(folder / "bare.db")
+        columns = ", ".join(f"{slot.name} {column_type(slot)}" for slot in storage_columns(VIEW))
         self._connection.execute(f"CREATE TABLE users ({columns}, PRIMARY KEY (user_id))")
 
     def write(self, table: pa.Table) -> None:
@@ -76,7 +76,7 @@ class Kept:
     def __init__(self, folder: Path) -> None:
         self._store = SqliteStore(folder / "store")
         self._store.create(VIEW)
-        self._epoch = self._store.take(VIEW.query)
+        self._epoch = self._store.open_epoch(VIEW.query)
         self._batch = 0
 
     def write(self, table: pa.Table) -> None:

@@ -19,9 +19,10 @@ import aio_pika
 from aio_pika.abc import AbstractIncomingMessage
 
 import headwater as hw
+from headwater.backends import open_responder
 from headwater.events import SystemClock
 from headwater.log import EventLog
-from headwater.queues.asking import Answer, open_answering
+from headwater.queues.request_reply.dispatcher import Answer
 
 __all__ = ["bare_asks", "our_asks"]
 
@@ -108,7 +109,7 @@ def main() -> None:
     if kind == "bare":
         asyncio.run(_answer_on_rabbit(address))
         return
-    with contextlib.closing(open_answering(address, [Answer.of(_answer, _QUEUE)])):
+    with contextlib.closing(open_responder(address, [Answer.from_function(_answer, _QUEUE)])):
         print("ready", flush=True)
         sys.stdin.read()
 

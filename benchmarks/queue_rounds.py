@@ -13,9 +13,9 @@ from aio_pika.abc import AbstractIncomingMessage, AbstractRobustChannel
 from benchmarks.measure import Case, Watch
 from benchmarks.orders import json_orders
 from benchmarks.senders import send_at_once
-from headwater.queues.definition import Queue
 from headwater.queues.embedded import EmbeddedBroker
-from headwater.queues.protocol import Outgoing
+from headwater.queues.protocol import OutgoingMessage
+from headwater.queues.queue import Queue
 
 __all__ = ["Embedded", "Rabbit"]
 
@@ -36,7 +36,7 @@ class Embedded:
         name = f"work-{next(self._numbers)}"
         self.broker.declare(Queue.declare(name))
         for _ in range(0, waiting, _BLOCK):
-            self.broker.publish(name, [Outgoing(body) for body in self._bodies])
+            self.broker.publish(name, [OutgoingMessage(body) for body in self._bodies])
         return name
 
     def rounds(self, clients: int, count: int, name: str | None = None) -> Case:
@@ -53,12 +53,12 @@ class Embedded:
         return case
 
     def _publish(self, name: str, number: int) -> None:
-        self.broker.publish(name, [Outgoing(self._bodies[number % _BLOCK])])
+        self.broker.publish(name, [OutgoingMessage(self._bodies[number % _BLOCK])])
 
     def _take(self, name: str, most: int, count: int) -> None:
         receiver = self.broker.receiver(name, prefetch=most)
         while count:
-            found = receiver.receive(timeout=60, most=min(most, count))
+            found = receiver.receive(timeout=60, max_messages=min(most, count))
             receiver.ack(found)
             count -= len(found)
         receiver.close()

@@ -25,11 +25,11 @@ from benchmarks.bench_options import Options, bench_options
 from benchmarks.machine import this_machine
 from benchmarks.measure import percentile, say
 from benchmarks.table import Row, at_most, print_table
+from headwater.backends import open_log
+from headwater.engine.context import EngineContext
 from headwater.engine.engine import Engine
 from headwater.engine.spark.session import Spark, SparkSettings
-from headwater.engine.surroundings import Surroundings
 from headwater.events import SystemClock
-from headwater.log.places import open_log
 from headwater.store import SqliteStore
 from tests.services.kafka import start_kafka
 
@@ -126,13 +126,13 @@ def _sent_and_received(address: str, source: str, target: str, count: int) -> li
 
 @contextmanager
 def _running(app: hw.App, folder: Path, spark: SparkSession, address: str) -> Iterator[None]:
-    log = open_log(f"kafka://{address}", keeps_time=True)
+    log = open_log(f"kafka://{address}", index_time=True)
     store = SqliteStore(folder / "store")
-    engine = Engine(app.resolve(), lambda: spark, Surroundings(folder, log, store, SystemClock()))
+    engine = Engine(app.resolve(), lambda: spark, EngineContext(folder, log, store, SystemClock()))
     engine.start()
     try:
-        for keeper in engine.keepers.values():
-            keeper.ready()
+        for keeper in engine.supervisors.values():
+            keeper.wait_until_running()
         yield
     finally:
         engine.stop()

@@ -20,12 +20,11 @@ from pyspark.sql import functions as F
 import headwater as hw
 from benchmarks.spine_events import EVENTS_DDL, batches
 from benchmarks.spine_work import counted
+from headwater.backends import open_log, open_store
+from headwater.engine.context import EngineContext
 from headwater.engine.engine import Engine
-from headwater.engine.surroundings import Surroundings
 from headwater.events import SystemClock
-from headwater.log.places import open_log
-from headwater.store.places import open_store
-from headwater.store.postgres.columns import csv_of
+from headwater.store.postgres.columns import to_csv
 from tests.services.kafka import create_kafka_topic
 
 __all__ = [
@@ -87,13 +86,13 @@ def mapped(events: DataFrame) -> DataFrame:
 def _run(app: hw.App, place: Place) -> None:
     """Run an app until it has taken everything."""
     clock = SystemClock()
-    log = open_log(f"kafka://{place.kafka}", clock, keeps_time=True, pages=place.folder / "pages")
+    log = open_log(f"kafka://{place.kafka}", clock, index_time=True, cache=place.folder / "pages")
     store = open_store(place.postgres, place.emptied(), clock)
-    around = Surroundings(place.folder, log, store, clock, cores=place.cores, wait=0.05)
+    around = EngineContext(place.folder, log, store, clock, cores=place.cores, wait=0.05)
     engine = Engine(app.resolve(), lambda: place.spark, around)
     try:
         engine.start()
-        engine.settle()
+        engine.catch_up()
     finally:
         engine.stop()
         store.close()
@@ -151,7 +150,7 @@ def view_by_hand(place: Place, topic: str) -> int:
         rows = frame.toArrow().flatten().combine_chunks()
         with connection.transaction(), connection.cursor() as cursor:
             with cursor.copy("COPY staged FROM STDIN (FORMAT csv)") as copy:
-                copy.write(csv_of([column.combine_chunks() for column in rows.columns]))
+                copy.write(to_csv([column.combine_chunks() for column in rows.columns]))
             cursor.execute(
                 "INSERT INTO by_hand SELECT * FROM staged ON CONFLICT (minute_start, minute_end, customer) "
                 "DO UPDATE SET n = excluded.n, total = excluded.total"

@@ -22,9 +22,9 @@ from benchmarks.bench_options import Options
 from benchmarks.measure import say
 from benchmarks.spine_events import EVENTS_DDL, made
 from benchmarks.table import Row
+from headwater.engine.context import EngineContext
 from headwater.engine.engine import Engine
 from headwater.engine.spark.session import Spark, SparkSettings
-from headwater.engine.surroundings import Surroundings
 from headwater.events import SystemClock
 from headwater.log import EventLog
 from headwater.services.spark_cluster import launch_master, launch_worker
@@ -91,11 +91,11 @@ def run(master: str, data: Path, cores: int) -> float:
         clock = SystemClock()
         with EventLog(data) as log:
             store = SqliteStore(data / "store", clock)
-            around = Surroundings(log.folder, log, store, clock, cores=cores, wait=0.05)
+            around = EngineContext(log.folder, log, store, clock, cores=cores, wait=0.05)
             engine = Engine(app.resolve(), lambda: spark.session, around)
             began = time.monotonic()
             engine.start()
-            engine.settle()
+            engine.catch_up()
             took = time.monotonic() - began
             engine.stop()
             store.close()

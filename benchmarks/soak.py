@@ -20,8 +20,8 @@ from pathlib import Path
 
 from benchmarks.measure import say
 from benchmarks.process_tree import tree_memory
-from headwater.server.presence import running
-from headwater.store.engine_state import read_engine_state
+from headwater.server.pid_file import find_node
+from headwater.store.status import read_engine_status
 
 __all__ = ["growth", "main"]
 
@@ -40,12 +40,12 @@ def growth(samples: list[float]) -> float:
 
 
 def _engine_pid(folder: Path) -> int | None:
-    state = read_engine_state(folder)
+    state = read_engine_status(folder)
     return state.pid if state else None
 
 
 def _node_pid(folder: Path) -> int | None:
-    node = running(folder)
+    node = find_node(folder)
     return node.pid if node else None
 
 

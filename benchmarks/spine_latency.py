@@ -17,11 +17,11 @@ from benchmarks.bench_options import Options
 from benchmarks.measure import percentile, say
 from benchmarks.process_tree import tree_cpu, tree_memory
 from benchmarks.table import Row, at_most
+from headwater.engine.context import EngineContext
 from headwater.engine.engine import Engine
-from headwater.engine.surroundings import Surroundings
 from headwater.events import SystemClock
 from headwater.log import EventLog
-from headwater.store import SqliteStore, Views
+from headwater.store import SqliteStore, SqliteViewReader
 
 __all__ = ["idle_rows", "latency_rows"]
 
@@ -59,7 +59,7 @@ def _latencies(folder: Path, spark: SparkSession, function: Function, key: str, 
     app.view("result", key=key)(_named(function))
     found: list[float] = []
     with running(app, folder, spark) as store, hw.connect(folder) as client:
-        views = Views(store)
+        views = SqliteViewReader(store)
         waiter = store.watch()
         for number in range(tries + 5):
             sent = time.perf_counter()
@@ -117,10 +117,10 @@ def running(app: hw.App, folder: Path, spark: SparkSession, wait: float = 1.0) -
     clock = SystemClock()
     with EventLog(folder) as log:
         store = SqliteStore(folder / "store", clock)
-        engine = Engine(app.resolve(), lambda: spark, Surroundings(log.folder, log, store, clock, wait=wait))
+        engine = Engine(app.resolve(), lambda: spark, EngineContext(log.folder, log, store, clock, wait=wait))
         engine.start()
-        for keeper in engine.keepers.values():
-            keeper.ready()
+        for keeper in engine.supervisors.values():
+            keeper.wait_until_running()
         try:
             yield store
         finally:

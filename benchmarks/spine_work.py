@@ -14,10 +14,10 @@ from pyspark.sql import functions as F
 
 import headwater as hw
 from benchmarks.spine_events import EVENTS_DDL, Given
-from headwater.engine.building.build import session_for
-from headwater.engine.building.inputs import Input, Reading, streaming
+from headwater.engine.build.build import new_session
+from headwater.engine.build.inputs import Input, InputOptions, stream_inputs
+from headwater.engine.context import EngineContext
 from headwater.engine.engine import Engine
-from headwater.engine.surroundings import Surroundings
 from headwater.events import SystemClock
 from headwater.log import EventLog
 from headwater.store import SqliteStore
@@ -92,10 +92,10 @@ def by_headwater(work: Work, given: Given, spark: SparkSession, cores: int) -> i
     with EventLog(given.data) as log:
         store = SqliteStore(given.data / "store", clock)
         engine = Engine(
-            app.resolve(), lambda: spark, Surroundings(log.folder, log, store, clock, cores=cores, wait=0.05)
+            app.resolve(), lambda: spark, EngineContext(log.folder, log, store, clock, cores=cores, wait=0.05)
         )
         engine.start()
-        engine.settle()
+        engine.catch_up()
         engine.stop()
         store.close()
     return _count(given.data / "store" / "store.db")
@@ -161,17 +161,17 @@ def read_only(given: Given, spark: SparkSession, cores: int, *, late: bool) -> i
     with EventLog(given.data) as log:
         starts = {end.partition: end.start for end in log.ends("events")}
         input_ = Input("events", log.topic("events"))
-    reading = Reading(
+    reading = InputOptions(
         str(given.data),
         str(folder / "notes"),
         str(folder / "loaded"),
         {"events": str(folder / "skips")},
         {"events": starts},
-        late=late,
+        drop_late=late,
         cores=cores,
     )
-    session = session_for(spark, empty_batches=False)
-    frame = streaming(session, (input_,), reading)["events"]
+    session = new_session(spark, empty_batches=False)
+    frame = stream_inputs(session, (input_,), reading)["events"]
     query = frame.writeStream.format("noop").option("checkpointLocation", str(folder / "checkpoint"))
     running = query.trigger(availableNow=True).start()
     running.awaitTermination()

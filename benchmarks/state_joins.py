@@ -16,8 +16,8 @@ from pyspark.sql import DataFrame, SparkSession
 import headwater as hw
 from benchmarks.measure import Lap
 from benchmarks.process_tree import compiler_cpu, tree_cpu
+from headwater.engine.context import EngineContext
 from headwater.engine.engine import Engine
-from headwater.engine.surroundings import Surroundings
 from headwater.events import SystemClock
 from headwater.log import EventLog
 from headwater.store import SqliteStore
@@ -97,7 +97,7 @@ def joined(folder: Path, size: Size, join: Join, spark: SparkSession, cores: int
     with EventLog(folder) as log:
         store = SqliteStore(folder / "store", clock)
         rows = max(size.events // 3, 1_000)
-        around = Surroundings(log.folder, log, store, clock, rows=rows, cores=cores, wait=0.05)
+        around = EngineContext(log.folder, log, store, clock, rows=rows, cores=cores, wait=0.05)
         engine = Engine(_app(join).resolve(), lambda: spark, around)
         engine.start()
         first = _taken(store)
@@ -105,7 +105,7 @@ def joined(folder: Path, size: Size, join: Join, spark: SparkSession, cores: int
             time.sleep(0.01)
             first = _taken(store)
         wall, cpu = time.perf_counter(), tree_cpu(os.getpid()) - compiler_cpu(os.getpid())
-        engine.settle()
+        engine.catch_up()
         lap = Lap(
             _taken(store) - first,
             time.perf_counter() - wall,
@@ -120,6 +120,6 @@ def joined(folder: Path, size: Size, join: Join, spark: SparkSession, cores: int
 
 def _taken(store: SqliteStore) -> int:
     """How many events were joined so far."""
-    last = store.last("result@1")
+    last = store.last_entry("result@1")
     ends = {topic: end for topic, _, end in last.ranges()} if last else {}
     return sum(ends.get("events", {}).values())

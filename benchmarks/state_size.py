@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from headwater.engine.building.after_spark import Stepping
-from headwater.engine.keyed.at_sink import Recent, StoreState
-from headwater.engine.keyed.operator import TIME
+from headwater.engine.build.sink_stage import SinkOperator
+from headwater.engine.state.state import TIME
+from headwater.engine.state.store_state import PageCache, StoreState
 from headwater.store import Commit, LedgerEntry, SqliteStore
 
 __all__ = ["Grown", "grown"]
@@ -44,7 +44,9 @@ class Grown:
     memory: int
 
 
-def grown(folder: Path, sizes: list[int], batch: int, batches: int, operator: Stepping) -> Iterator[Grown]:
+def grown(
+    folder: Path, sizes: list[int], batch: int, batches: int, operator: SinkOperator
+) -> Iterator[Grown]:
     """Fill the state up to each size, begin anew as after a restart, and run some batches on random keys."""
     random, filled, number = np.random.default_rng(3), 0, 0
     shutil.rmtree(folder, ignore_errors=True)
@@ -70,11 +72,11 @@ def grown(folder: Path, sizes: list[int], batch: int, batches: int, operator: St
 class _Run:
     """A process's life: a store that is open, batches one after the other."""
 
-    def __init__(self, folder: Path, operator: Stepping, number: int) -> None:
+    def __init__(self, folder: Path, operator: SinkOperator, number: int) -> None:
         self._store = SqliteStore(folder)
-        self._epoch = self._store.take(_QUERY)
+        self._epoch = self._store.open_epoch(_QUERY)
         self._operator = operator
-        self._recent = Recent()
+        self._recent = PageCache()
         self._number = number
 
     def __call__(self, customers: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
@@ -82,11 +84,11 @@ class _Run:
         rows = pa.table(
             {"customer": customers.astype(np.int32), "amount": amounts, TIME: np.arange(len(customers))}
         )
-        state = StoreState(self._store.states(_QUERY), self._recent)
+        state = StoreState(self._store.state_store(_QUERY), self._recent)
         self._operator.step(state, [rows], 0)
         entry = LedgerEntry(_QUERY, self._number, self._epoch, (), None, committed_at=0)
-        self._store.commit(Commit(entry, None, rows.slice(0, 0), states=state.writes()))
-        state.committed()
+        self._store.commit(Commit(entry, None, rows.slice(0, 0), states=state.build_writes()))
+        state.on_commit()
         self._number += 1
 
     def close(self) -> int:

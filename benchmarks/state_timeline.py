@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headwater.engine.keyed.at_sink import Recent, StoreState
-from headwater.engine.keyed.operator import DELETED, OFFSET, PARTITION, TIME
-from headwater.engine.operators.tables.dataflow import Dataflow, TableInput, compile_tables
+from headwater.engine.state.state import DELETED, OFFSET, PARTITION, TIME
+from headwater.engine.state.store_state import PageCache, StoreState
+from headwater.engine.tables.dataflow import Dataflow, TableInput, compile_tables
 from headwater.store import Commit, LedgerEntry, SqliteStore
 
 __all__ = ["Events", "Fanned", "fanned_out", "in_pathway"]
@@ -134,18 +134,18 @@ class _Timeline:
         }
         self._flow: Dataflow = compile_tables(_SQL, tables, key=("follower", "post_id"))
         self._store = SqliteStore(folder)
-        self._epoch = self._store.take(_QUERY)
-        self._recent = Recent()
+        self._epoch = self._store.open_epoch(_QUERY)
+        self._recent = PageCache()
         self._batch = 0
 
     def take(self, follows: pa.Table | None, posts: pa.Table | None) -> int:
         """One batch; how many rows of the timeline it made."""
         given = {"follows": _changes(follows, _FOLLOWS), "posts": _changes(posts, _POSTS)}
-        state = StoreState(self._store.states(_QUERY), self._recent)
+        state = StoreState(self._store.state_store(_QUERY), self._recent)
         made = self._flow.step(state, [given[name] for name in self._flow.inputs], 0)
         entry = LedgerEntry(_QUERY, self._batch, self._epoch, (), None, committed_at=0)
-        self._store.commit(Commit(entry, None, made.slice(0, 0), states=state.writes()))
-        state.committed()
+        self._store.commit(Commit(entry, None, made.slice(0, 0), states=state.build_writes()))
+        state.on_commit()
         self._batch += 1
         return int(made.num_rows)
 

@@ -23,14 +23,14 @@ import headwater as hw
 from benchmarks.measure import Lap
 from benchmarks.process_tree import compiler_cpu, tree_cpu
 from benchmarks.spine_events import EVENTS_DDL, batches
-from headwater.engine.building.after_spark import AfterSpark, Arrival
-from headwater.engine.building.build import session_for
-from headwater.engine.building.inputs import Input, Reading, streaming
-from headwater.engine.building.placing import BUCKETS
-from headwater.engine.keyed.in_spark import keyed
-from headwater.engine.keyed.operator import OFFSET, PARTITION, Operator
-from headwater.engine.operators.own.vectorised import Vectorised
-from headwater.engine.sink.remembering import Remembering
+from headwater.engine.build.build import new_session
+from headwater.engine.build.inputs import Input, InputOptions, stream_inputs
+from headwater.engine.build.placement import KEY_GROUPS
+from headwater.engine.build.sink_stage import SinkStage, StageInput
+from headwater.engine.operators.stateful import VectorizedStateful
+from headwater.engine.sink.stateful_stage import StatefulStage
+from headwater.engine.state.spark_host import apply_in_spark
+from headwater.engine.state.state import OFFSET, PARTITION, Operator
 from headwater.log import EventLog
 from headwater.store import Commit, LedgerEntry, SqliteStore
 
@@ -127,12 +127,14 @@ def counting() -> Operator:
     """Count and sum, for all keys of a batch at once."""
     schema = pa.schema([("customer", pa.int32()), ("amount", pa.float64())])
     state = "n bigint, total double"
-    return Vectorised(schema, by=["customer"], fn=_added, returns=_RESULT, state=state)
+    return VectorizedStateful(schema, by=["customer"], fn=_added, returns=_RESULT, state=state)
 
 
 HOSTS: dict[str, Query] = {
     "in Spark": Query(
-        lambda events: keyed(counting(), [events], times=["at"], buckets=BUCKETS, observed="kept"),
+        lambda events: apply_in_spark(
+            counting(), [events], times=["at"], key_groups=KEY_GROUPS, metric="kept"
+        ),
         placed=True,
     ),
     "at the sink": Query(lambda events: events, placed=True, operator=counting()),
@@ -171,7 +173,7 @@ PER_KEY = Query(_per_key)
 class _Laps:
     """CPU at the end of each batch, without that of Java's compiler, which is a matter of the first minute."""
 
-    after: Remembering | None
+    after: StatefulStage | None
     store: SqliteStore
     epoch: int
     marks: list[tuple[float, float]] = field(default_factory=list)
@@ -183,7 +185,7 @@ class _Laps:
             made = self.after.run(rows, 0)
             entry = LedgerEntry(_QUERY, number, self.epoch, (), None, committed_at=0)
             self.store.commit(Commit(entry, None, rows.slice(0, 0), states=made.states))
-            self.after.committed()
+            self.after.on_commit()
             rows = made.rows
         self.rows += rows.num_rows
         self.marks.append((time.perf_counter(), tree_cpu(os.getpid()) - compiler_cpu(os.getpid())))
@@ -208,25 +210,25 @@ def _read(spark: SparkSession, topic: Topic, query: Query, folder: Path) -> list
     """Read what is new in a topic; wall time and CPU at the end of each batch."""
     with EventLog(topic.folder) as log:
         starts = {end.partition: end.start for end in log.ends("events")}
-        input_ = Input("events", log.topic("events"), placed=query.placed)
-    reading = Reading(
-        log=str(topic.folder),
-        notes=str(folder / "notes"),
-        loaded=str(folder / "loaded"),
-        skips={"events": str(folder / "skips")},
-        starts={"events": starts},
-        rows=topic.batch,
+        input_ = Input("events", log.topic("events"), has_position=query.placed)
+    reading = InputOptions(
+        log_url=str(topic.folder),
+        pacer_file=str(folder / "notes"),
+        barrier_file=str(folder / "loaded"),
+        skip_files={"events": str(folder / "skips")},
+        start_offsets={"events": starts},
+        batch_rows=topic.batch,
         columns={"events": ("customer", "amount", "at") + (PARTITION, OFFSET) * query.placed},
-        packed=True,
+        ipc_batches=True,
     )
-    session = session_for(spark, empty_batches=False)
-    frame = query.build(streaming(session, (input_,), reading)["events"])
+    session = new_session(spark, empty_batches=False)
+    frame = query.build(stream_inputs(session, (input_,), reading)["events"])
     store = SqliteStore(folder / "store")
     after = None
     if query.operator is not None:
-        arriving = AfterSpark(query.operator, (Arrival(frame, "at"),), ())
-        after, frame = Remembering(arriving, store.states(_QUERY)), arriving.frame()
-    laps = _Laps(after, store, store.take(_QUERY))
+        arriving = SinkStage(query.operator, (StageInput(frame, "at"),), ())
+        after, frame = StatefulStage(arriving, store.state_store(_QUERY)), arriving.frame()
+    laps = _Laps(after, store, store.open_epoch(_QUERY))
     writer = frame.writeStream.outputMode(query.mode).option("checkpointLocation", str(folder / "checkpoint"))
     running = writer.trigger(availableNow=True).foreachBatch(laps.take).start()
     running.awaitTermination()

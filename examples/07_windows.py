@@ -30,14 +30,14 @@ def speed(pages: DataFrame) -> DataFrame:
 
 @app.view(key=("visit", "user"))
 def visits(pages: DataFrame) -> DataFrame:
-    """Session: a visit ends when its user has been quiet for ten minutes."""
+    """Session: a visit ends when its user has been idle for ten minutes."""
     visit = F.session_window("at", "10 minutes").alias("visit")
     return pages.groupBy(visit, "user").agg(F.count("*").alias("pages"))
 
 
 @app.view(key=("visit", "user"))
 def patient(pages: DataFrame) -> DataFrame:
-    """Session with a gap per row: somebody who watches a film is quiet for longer."""
+    """Session with a gap per row: somebody who watches a film is idle for longer."""
     gap = F.when(F.col("kind") == "film", "40 minutes").otherwise("10 minutes")
     return pages.groupBy(F.session_window("at", gap).alias("visit"), "user").agg(F.count("*").alias("pages"))
 
@@ -57,7 +57,7 @@ if __name__ == "__main__":
             world.advance(start + timedelta(minutes=minute) - world.clock.now())
             millis = 100 * len(kind) + minute
             world.send("pages", {"user": user, "kind": kind, "millis": millis, "at": world.clock.now()})
-        world.advance("2 hours")  # nobody comes any more; quiet topics move on, and windows close
+        world.advance("2 hours")  # no more events; the event time of idle topics advances, and windows close
         world.settle()
         for view in ("rate", "speed", "visits", "patient"):
             for row in world.rows(view):

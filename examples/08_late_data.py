@@ -1,4 +1,4 @@
-"""Late data: the log says what is late, and each view says what becomes of it: keep aside, drop, or correct."""
+"""Late data: the log says what is late, and each view says what becomes of it: keep, drop, or correct."""
 
 from datetime import UTC, datetime, timedelta
 

@@ -43,7 +43,7 @@ ORDERS = [(PEOPLE[n % 3], 100 + 377 * n % 1500, START + timedelta(seconds=40 * n
 if __name__ == "__main__":
     with run(app, now=START + timedelta(hours=2)) as world:
         world.send("orders", *({"customer": who, "cents": cents, "at": at} for who, cents, at in ORDERS))
-        world.advance("3 hours")  # quiet for so long that all windows close, through both steps of the chain
+        world.advance("3 hours")  # idle for so long that all windows close, in both steps of the chain
         world.settle()
         for row in world.rows("busiest"):
             print(f"busiest {row['hour']['start']:%H:%M}: {row['best']} of {row['minutes']} minutes")

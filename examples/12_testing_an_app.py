@@ -1,4 +1,4 @@
-"""Testing an app: real Spark, a clock in the test's hand, late and repeated events, a crash, and counts that add up."""
+"""Testing an app: real Spark, a test clock, late and repeated events, a crash, and counts that add up."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager

@@ -22,7 +22,7 @@ def revenue(orders: DataFrame, products: hw.Table, customers: hw.Table) -> DataF
 
 @app.view(key="order_id")
 def checked(orders: DataFrame, products: hw.Table) -> DataFrame:
-    """An order for a product that nobody knows waits for a minute, and is then kept aside."""
+    """An order for a product that nobody knows waits for a minute, and is then quarantined."""
     return hw.enrich(orders, products, on="product_id", missing="quarantine", wait="1 minute")
 
 

@@ -1,4 +1,4 @@
-"""Your own logic with state per key: a plain Python function that remembers, and one for all keys at once."""
+"""A user function with state per key: a plain Python function per key, and a vectorised one for all keys at once."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ app.topic("readings", "sensor string, celsius double, at timestamp", key="sensor
 
 @dataclass
 class Seen:
-    """What is remembered of a sensor."""
+    """The state of a sensor."""
 
     last: float
     rising: int

@@ -16,13 +16,15 @@ class Email:
     subject: str
 
 
-emails = app.queue("emails", Email, retry=hw.retry(5, backoff="2s", jitter=0), visible="30 seconds")
+emails = app.queue(
+    "emails", Email, retry=hw.retry(5, backoff="2s", jitter=0), visibility_timeout="30 seconds"
+)
 busy = {"bob@example.com": 2}  # so often the line is busy before it is free
 
 
 @emails.worker(threads=4)
 def send(email: Email, message: hw.Message) -> None:
-    """Returns: the message is acknowledged and gone. Raises: it comes again, after a rest that doubles each time."""
+    """Returns: the message is acknowledged. Raises: it is redelivered, after a backoff that doubles each time."""
     if "@" not in email.to:
         raise hw.Reject(f"{email.to} is no address")  # no attempt can succeed
     if busy.get(email.to, 0) >= message.attempt:

@@ -11,7 +11,7 @@ orders = app.queue(
     ordered=True,  # within a country one after the other, also through retries
     groups=[
         "books",  # everything
-        hw.group("europe", words="orders.*.eu"),  # * is one word, # any number of them
+        hw.group("europe", routing_key="orders.*.eu"),  # * is one word, # any number of them
         hw.group("gifts", headers={"gift": "yes"}),
         hw.group("large", where="amount > 100"),
     ],
@@ -45,7 +45,7 @@ if __name__ == "__main__":
             region = "us" if country == "us" else "eu"
             confirmed = queue.publish(
                 {"order_id": number, "country": country, "amount": 40 * number},
-                words=f"orders.{country}.{region}",
+                routing_key=f"orders.{country}.{region}",
                 headers={"gift": "yes" if number % 3 == 0 else "no"},
             )
             print(f"order {number} from {country}: {confirmed.groups} groups")

@@ -28,19 +28,19 @@ if __name__ == "__main__":
         print(f"shipped {shipped}")
 
         # `headwater queues parcels --dead` shows the same on the command line.
-        for letter in queue.dead():
+        for letter in queue.dead_letters():
             reasons = [attempt.why for attempt in letter.attempts]
             print(f"dead {letter.number}: {letter.why} after {len(reasons)} attempts, {reasons[-1]}")
-        stack = next(queue.dead()).attempts[0].stack
+        stack = next(queue.dead_letters()).attempts[0].stack
         print(f"it failed in {stack.rpartition(' in ')[2].splitlines()[0]}")
 
-        # The article was mistyped: `headwater retry parcels --dead 1 --dead 3 --edit article=tea`.
-        mistyped = [letter for letter in queue.dead() if b'"tee"' in letter.message.body]
-        print(f"mended {queue.retry(mistyped, edit={'article': 'tea'})}")
-        # The price was missing: `headwater retry parcels --all --rate 10/s`.
+        # The article was mistyped: `headwater redrive parcels --dead 1 --dead 3 --edit article=tea`.
+        mistyped = [letter for letter in queue.dead_letters() if b'"tee"' in letter.message.body]
+        print(f"mended {queue.redrive(mistyped, edit={'article': 'tea'})}")
+        # The price was missing: `headwater redrive parcels --all --rate 10/s`.
         PRICES["pen"] = 120
-        print(f"again {queue.retry()}")
+        print(f"again {queue.redrive()}")
         shipped.clear()
         world.settle()
         print(f"shipped {sorted(shipped)}")
-        print(f"dead letters left: {len(list(queue.dead()))}")
+        print(f"dead letters left: {len(list(queue.dead_letters()))}")

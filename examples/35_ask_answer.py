@@ -1,4 +1,4 @@
-"""Ask and answer: a question goes to one of many workers, and its answer, or its error, comes back in time."""
+"""Request and reply: a request goes to one of many workers, and its reply, or its error, comes back in time."""
 
 from dataclasses import dataclass
 
@@ -29,7 +29,7 @@ class Quote:
 
 @app.answer("prices.quote")
 def quote(wanted: Wanted) -> Quote:
-    """Called with the question; what it returns is the answer."""
+    """Called with the request; what it returns is the reply."""
     return Quote(wanted.article, PRICES[wanted.article] * wanted.pieces)
 
 
@@ -53,7 +53,7 @@ if __name__ == "__main__":
         except NoAnswerError as error:
             print(f"nobody answers, question was sent: {error.data['sent']}")
 
-        # Scatter and gather: one question for each partition, and what is there by the deadline.
+        # Scatter and gather: one request for each partition, and the replies that arrive by the deadline.
         parts = client.ask_all(
             "stock.count", [{"article": "tea", "partition": n} for n in range(4)], timeout=30
         )

@@ -49,7 +49,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     Tests that fork must not be in a process with such threads: `make test` runs services apart from them.
     """
     for item in items:
-        if item.nodeid.endswith("headwater.testing.world.run") or "/engine/verbs" in item.nodeid:
+        if item.nodeid.endswith("headwater.testing.world.run") or "/engine/dsl" in item.nodeid:
             item.add_marker(pytest.mark.spark)
         if "/log/kafka/" in item.nodeid:
             item.add_marker(pytest.mark.services)

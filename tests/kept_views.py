@@ -11,14 +11,14 @@ from typing import Any
 import pyarrow as pa
 
 from headwater.events import Clock, storage_schema
-from headwater.log import EventLog, Rows, Topic
+from headwater.log import EventLog, Topic, WriteBatch
 from headwater.store import (
-    Aside,
     Commit,
-    Counts,
+    EventCounts,
     InputRange,
     LedgerEntry,
     PipelineReport,
+    SideOutput,
     SqliteStore,
     ViewTable,
 )
@@ -67,7 +67,7 @@ class Keeper:
         self.topic = topic
         self.batch = 0
         self.offset = 0
-        self.epoch = self.store.take(table.query)
+        self.epoch = self.store.open_epoch(table.query)
         self.store.create(table)
         self.tell("running")
         suffix = "" if table.version == 1 else f".{table.version}"
@@ -76,24 +76,24 @@ class Keeper:
     def tell(self, state: Any, **more: Any) -> None:
         table = self.table
         about = {"inputs": (self.topic,), **more}
-        self.store.tell(PipelineReport(table.name, table.version, "view", state, **about))
+        self.store.report(PipelineReport(table.name, table.version, "view", state, **about))
 
     def commit(
         self,
         rows: Sequence[Mapping[str, Any]],
-        counts: Counts | None = None,
+        counts: EventCounts | None = None,
         *,
         events: int = 1,
         watermark: datetime | None = None,
         deletes: Sequence[Mapping[str, Any]] = (),
-        late: tuple[Aside, ...] = (),
-        quarantined: tuple[Aside, ...] = (),
+        late: tuple[SideOutput, ...] = (),
+        quarantined: tuple[SideOutput, ...] = (),
         publish: bool = True,
     ) -> None:
         """One batch: it has read so many events, and these rows are what became of them."""
         if counts is None:
             used = events - len(late) - len(quarantined)
-            counts = Counts(in_=events, used=used, late=len(late), quarantined=len(quarantined))
+            counts = EventCounts(in_=events, used=used, late=len(late), quarantined=len(quarantined))
         end = self.offset + counts.in_
         read = InputRange(self.topic, {0: self.offset}, {0: end}, counts)
         entry = LedgerEntry(
@@ -114,14 +114,16 @@ class Keeper:
     def publish(self) -> None:
         """What waits goes to the topic of the changes."""
         schema = storage_schema(self.changes.schema)
-        for outgoing in self.store.pending(self.table.query):
+        for outgoing in self.store.outbox(self.table.query):
             (rows,) = outgoing.changes.cast(schema).combine_chunks().to_batches()
             self.log.append(
                 self.changes.name,
-                Rows(rows, 1, {}, 0, outgoing.query, outgoing.batch << 32, sent_at=outgoing.committed_at),
+                WriteBatch(
+                    rows, 1, {}, 0, outgoing.query, outgoing.batch << 32, sent_at=outgoing.committed_at
+                ),
             )
             end = self.log.ends(self.changes.name)[0].end
-            self.store.published(outgoing.query, outgoing.batch, {0: end})
+            self.store.mark_published(outgoing.query, outgoing.batch, {0: end})
 
     def rebuilt(self, **changed: Any) -> Keeper:
         """The next version of the view, beside this one."""
@@ -133,10 +135,10 @@ class Keeper:
         self.log.close()
 
 
-def aside(number: int, reason: str = "behind 2026-01-01T12:05:00Z by 12.5 s", **value: Any) -> Aside:
+def aside(number: int, reason: str = "behind 2026-01-01T12:05:00Z by 12.5 s", **value: Any) -> SideOutput:
     """An event kept beside."""
     at = micros(NOON + timedelta(seconds=number))
-    return Aside("orders", 0, number, at, at + 1_000_000, f'{{"order_id":"o-{number}"}}', reason)
+    return SideOutput("orders", 0, number, at, at + 1_000_000, f'{{"order_id":"o-{number}"}}', reason)
 
 
 def _changelog(name: str, table: ViewTable) -> Topic:
@@ -149,4 +151,4 @@ def _changelog(name: str, table: ViewTable) -> Topic:
             pa.field("at", MOMENT, nullable=False),
         ]
     )
-    return Topic.declare(name, schema, time="at", lateness="0 seconds", clocked=True)
+    return Topic.declare(name, schema, time="at", lateness="0 seconds", external_time=True)

@@ -13,15 +13,15 @@ import pytest
 
 import headwater as hw
 from headwater.app import TopicOptions
+from headwater.app_file import load_app
 from headwater.errors import (
     BadAppError,
     BadNameError,
     BadSettingError,
     BadTypeError,
-    Place,
+    SourceLocation,
     TimeColumnMissingError,
 )
-from headwater.loading import load_app
 from headwater.log import Topic
 
 GOOD = """
@@ -94,7 +94,7 @@ def test_every_option_of_an_app_is_one_of_the_log(app):
     assert set(TopicOptions.__annotations__) <= known
     assert set(TopicOptions.__annotations__) == {
         "key", "time", "lateness", "partitions", "durability", "retention", "compact", "overload", "idle", "ahead",
-        "values",
+        "value_format",
     }  # fmt: skip
 
 
@@ -121,9 +121,9 @@ def test_nothing_touches_the_disk(app, tmp_path, monkeypatch):
 
 def test_a_definition_remembers_its_line(app):
     orders = app.topic("orders", Order)  # here
-    assert orders.place.line == line_of("here")
-    assert orders.place.source == 'orders = app.topic("orders", Order)  # here'
-    assert Path(os.path.abspath(orders.place.file)) == Path(__file__)
+    assert orders.location.line == line_of("here")
+    assert orders.location.source == 'orders = app.topic("orders", Order)  # here'
+    assert Path(os.path.abspath(orders.location.file)) == Path(__file__)
 
 
 @pytest.mark.parametrize(
@@ -142,8 +142,8 @@ def test_a_wrong_definition_quotes_the_users_line(app, declare, error):
     with pytest.raises(error) as caught:
         declare(app)
     source = inspect.getsourcelines(declare)
-    assert caught.value.place.line == source[1]
-    assert caught.value.place.source == source[0][0].strip()
+    assert caught.value.location.line == source[1]
+    assert caught.value.location.source == source[0][0].strip()
     assert app.topics == {}
 
 
@@ -161,7 +161,7 @@ def test_a_name_is_declared_once(app):
     app.topic("orders", Order)
     with pytest.raises(BadAppError) as caught:
         app.table("orders", "id int", key="id")
-    assert caught.value.place is not None
+    assert caught.value.location is not None
     assert "test_app.py" in str(caught.value.detail)
 
 
@@ -173,7 +173,7 @@ def test_an_app_has_a_name_that_is_safe():
 def test_a_file_gives_its_app(written):
     app = load_app(written(GOOD))
     assert (app.name, list(app.topics)) == ("shop", ["orders"])
-    assert str(app.topics["orders"].place).startswith("app.py:")
+    assert str(app.topics["orders"].location).startswith("app.py:")
 
 
 def test_a_file_may_import_its_neighbours_and_type_hints_may_be_text(written):
@@ -204,7 +204,7 @@ def test_the_same_app_under_two_names_is_one(written):
 def test_a_file_that_does_not_run_says_where(written, text, line, said):
     with pytest.raises(BadAppError) as caught:
         load_app(written(text))
-    assert caught.value.place == Place("app.py", line, text.splitlines()[line - 1].strip())
+    assert caught.value.location == SourceLocation("app.py", line, text.splitlines()[line - 1].strip())
     assert said in caught.value.what
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import headwater as hw
+from headwater.app_file import load_app
 from headwater.errors import (
     BadAppError,
     BadNameError,
@@ -20,8 +21,7 @@ from headwater.errors import (
     HeadwaterError,
     UnknownInputError,
 )
-from headwater.loading import load_app
-from headwater.pipelines import Correct, Drop, Edge, Keep, Kind
+from headwater.pipelines import CorrectLate, DropLate, Edge, KeepLate, PipelineKind
 
 HERE = Path(__file__)
 
@@ -40,10 +40,10 @@ def line_of(mark: str) -> int:
 
 def written_here(error: HeadwaterError) -> int:
     """The line of this file that an error quotes."""
-    assert error.place is not None
-    assert Path(os.path.abspath(error.place.file)) == HERE
-    assert error.place.source == HERE.read_text().splitlines()[error.place.line - 1].strip()
-    return error.place.line
+    assert error.location is not None
+    assert Path(os.path.abspath(error.location.file)) == HERE
+    assert error.location.source == HERE.read_text().splitlines()[error.location.line - 1].strip()
+    return error.location.line
 
 
 def test_a_view_is_declared_by_its_function(app):
@@ -53,10 +53,10 @@ def test_a_view_is_declared_by_its_function(app):
         return orders
 
     assert isinstance(revenue, hw.Pipeline)
-    assert (revenue.name, revenue.kind, revenue.inputs) == ("revenue", Kind.VIEW, ("orders",))
+    assert (revenue.name, revenue.kind, revenue.inputs) == ("revenue", PipelineKind.VIEW, ("orders",))
     assert (revenue.key, revenue.doc) == (("minute", "category"), "Revenue by minute.")
-    assert isinstance(revenue.late, Correct)
-    assert revenue.place.line == line_of("revenue")
+    assert isinstance(revenue.late, CorrectLate)
+    assert revenue.location.line == line_of("revenue")
     assert app.pipelines == {"revenue": revenue}
     assert revenue("a batch") == "a batch"
 
@@ -74,8 +74,8 @@ def test_a_stream_may_be_a_bare_decorator(app):
     def other(orders):
         return orders
 
-    assert (big.kind, big.key, big.late) == (Kind.STREAM, (), Keep())
-    assert (small.key, small.late) == (("order_id",), Drop())
+    assert (big.kind, big.key, big.late) == (PipelineKind.STREAM, (), KeepLate())
+    assert (small.key, small.late) == (("order_id",), DropLate())
     assert list(app.pipelines) == ["big", "small", "renamed"]
 
 
@@ -83,8 +83,8 @@ def test_a_view_and_a_stream_may_be_sql(app):
     text = "select order_id, count(*) n from orders group by order_id"
     by_id = app.view("by_id", key="order_id", sql=text)  # sql
     big = app.stream("big", late="drop", sql="select * from by_id where n > 100")
-    assert (by_id.inputs, by_id.key, by_id.place.line) == (("orders",), ("order_id",), line_of("sql"))
-    assert (big.inputs, big.late) == (("by_id",), Drop())
+    assert (by_id.inputs, by_id.key, by_id.location.line) == (("orders",), ("order_id",), line_of("sql"))
+    assert (big.inputs, big.late) == (("by_id",), DropLate())
     assert app.resolve().edges == (Edge("orders", "by_id"), Edge("by_id", "big"))
 
 
@@ -93,7 +93,7 @@ def test_files_have_a_folder(app):
     def exported(orders):
         return orders
 
-    assert (exported.kind, exported.path, exported.late) == (Kind.FILES, "exports/orders", Drop())
+    assert (exported.kind, exported.path, exported.late) == (PipelineKind.FILES, "exports/orders", DropLate())
     assert app.files(Path("x"), name="other")(lambda_free).name == "other"
 
 
@@ -232,7 +232,7 @@ def test_a_file_gives_its_pipelines_with_their_lines(tmp_path, monkeypatch):
     )
     Path("app.py").write_text(text)
     by_id = load_app("app.py").pipelines["by_id"]
-    assert str(by_id.place) == "app.py:11"
+    assert str(by_id.location) == "app.py:11"
     assert by_id.source.startswith("@app.view(")
 
 

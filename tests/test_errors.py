@@ -9,7 +9,7 @@ import re
 import pytest
 
 from headwater import errors
-from headwater.errors import HeadwaterError, Place
+from headwater.errors import HeadwaterError, SourceLocation
 
 CLASSES = sorted(
     (
@@ -92,12 +92,12 @@ def test_a_problem_has_the_members_of_rfc_9457():
 
 
 def test_a_terminal_shows_code_place_detail_and_fix_in_order():
-    place = Place("app.py", 17, 'orders = app.topic("orders", Order, time="placed_on")')
+    place = SourceLocation("app.py", 17, 'orders = app.topic("orders", Order, time="placed_on")')
     shown = errors.TimeColumnMissingError(
         'topic "orders" has no column "placed_on"',
         detail="Order has: order_id, placed_at",
         fix='time="placed_at"',
-        place=place,
+        location=place,
     ).render()
     assert shown.splitlines() == [
         'error TIME_COLUMN_MISSING: topic "orders" has no column "placed_on"',

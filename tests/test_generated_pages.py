@@ -9,16 +9,16 @@ from types import ModuleType
 
 import pytest
 
-from headwater.cli.catalogue import VERBS
+from headwater.cli.catalogue import COMMANDS
 from headwater.config import SETTINGS
 from headwater.errors import by_code
-from headwater.log.kafka.support import SUPPORT
-from headwater.queues.rabbitmq.support import SUPPORT as QUEUE_SUPPORT
+from headwater.log.kafka.kafka_log import SUPPORT
+from headwater.queues.rabbitmq.capabilities import CAPABILITIES as QUEUE_SUPPORT
 from tests.client import test_folder_client, test_http_client, test_kafka_client
 from tests.client.contract import ClientContract
 from tests.queues import contract as queue_contract
 from tests.queues.rabbitmq import test_contract as test_rabbitmq
-from tests.store import test_postgres_store, test_sqlite_store, test_system_views, test_views, test_waiting
+from tests.store import test_postgres_store, test_sqlite_store, test_system_views, test_views, test_wait
 from tests.store.contract import StoreContract
 from tests.store.given import BOTH
 
@@ -49,7 +49,7 @@ def test_the_page_of_errors_has_a_section_for_every_code():
 
 def test_the_page_of_commands_has_the_help_of_every_command():
     text = page("command-line.md")
-    for name, verb in VERBS.items():
+    for name, verb in COMMANDS.items():
         section = text.split(f"\n## {name}\n")[1].split("\n## ")[0]
         assert f"Usage: headwater {name}" in section
         assert verb.function
@@ -119,7 +119,7 @@ def test_the_support_matrix_has_what_each_implementation_inherits(contract, over
 
 def test_the_support_matrix_has_the_tests_that_run_over_both_stores():
     text = page("support.md").split("\n## Store: reading")[1]
-    for module in (test_system_views, test_views, test_waiting):
+    for module in (test_system_views, test_views, test_wait):
         assert module.STORES == BOTH
         for name, test in vars(module).items():
             both = name.startswith("test_") and "store" in _fixtures(module, test)

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import headwater as hw
-from headwater.address import Address, redacted
 from headwater.errors import (
     BadProfileError,
     BadSettingError,
@@ -18,7 +17,7 @@ from headwater.errors import (
     MissingSecretError,
     UnknownProfileError,
 )
-from headwater.profiles import Profile, describe, read_profile
+from headwater.profiles import Address, Profile, describe, read_profile, redact
 from tests.cli.conftest import COMMAND
 from tests.page_programs import blocks
 
@@ -63,8 +62,8 @@ def test_a_profile_is_found_from_a_folder_below(folder, monkeypatch):
     profile = read_profile("prod")
     assert str(profile.log) == "kafka://a:9092,b:9092"
     assert profile.kafka
-    assert (profile.spark.resolved(), profile.python) == ("spark://m:7077", "/opt/shop/bin/python")
-    assert profile.checkpoints.resolved() == "s3a://bucket/checkpoints"
+    assert (profile.spark.resolve(), profile.python) == ("spark://m:7077", "/opt/shop/bin/python")
+    assert profile.checkpoints.resolve() == "s3a://bucket/checkpoints"
 
 
 def test_an_archive_with_python_is_relative_to_the_file_that_names_it(folder):
@@ -89,7 +88,7 @@ def test_profiles_may_stand_in_pyproject(folder, monkeypatch):
     monkeypatch.chdir(folder / "below")
     profile = read_profile("prod")
     assert profile.kafka
-    assert (profile.place.file, profile.place.line) == (str(folder / "pyproject.toml"), 2)
+    assert (profile.location.file, profile.location.line) == (str(folder / "pyproject.toml"), 2)
 
 
 def test_the_nearest_file_counts_and_headwater_toml_before_pyproject(folder, monkeypatch):
@@ -98,7 +97,7 @@ def test_the_nearest_file_counts_and_headwater_toml_before_pyproject(folder, mon
     (folder / "below/headwater.toml").write_text('[profiles.prod]\nlog = "near"\n')
     (folder / "below/pyproject.toml").write_text('[tool.headwater.profiles.prod]\nlog = "project"\n')
     monkeypatch.chdir(folder / "below")
-    assert read_profile("prod").log.resolved() == str(folder / "below/near")
+    assert read_profile("prod").log.resolve() == str(folder / "below/near")
 
 
 def test_the_environment_counts_more_than_the_file(folder, monkeypatch):
@@ -116,18 +115,18 @@ def test_the_environment_counts_more_than_the_file(folder, monkeypatch):
         "yarn",
         "hdfs://n/c",
     ]
-    assert profile.store.resolved() == "postgresql://u:written-out@h/d"
+    assert profile.store.resolve() == "postgresql://u:written-out@h/d"
 
 
 def test_a_secret_is_looked_up_when_it_is_used(folder, monkeypatch):
     (folder / "headwater.toml").write_text(PROD)
     store = read_profile("prod").store  # the variable is not set, and nothing asks for it
     with pytest.raises(MissingSecretError) as raised:
-        store.resolved()
+        store.resolve()
     assert raised.value.data["reference"] == "SHOP_PASSWORD"
-    assert (raised.value.place.file, raised.value.place.line) == ("headwater.toml", 4)
+    assert (raised.value.location.file, raised.value.location.line) == ("headwater.toml", 4)
     monkeypatch.setenv("SHOP_PASSWORD", CANARY)
-    assert store.resolved() == f"postgresql://shop:{QUOTED}@db/shop"
+    assert store.resolve() == f"postgresql://shop:{QUOTED}@db/shop"
 
 
 def test_a_secret_may_be_in_a_file_beside_the_profile(folder, monkeypatch):
@@ -139,28 +138,28 @@ def test_a_secret_may_be_in_a_file_beside_the_profile(folder, monkeypatch):
     monkeypatch.setenv("P", "a&b")
     profile = read_profile("prod")
     with pytest.raises(MissingSecretError, match="No such file"):
-        profile.store.resolved()
+        profile.store.resolve()
     (folder / "secrets").mkdir()
     (folder / "secrets/db").write_text("tide\n")
-    assert profile.store.resolved() == "postgresql://u:tide@h/d"
-    assert profile.log.resolved() == "kafka://h:1?sasl.password=a%26b"
+    assert profile.store.resolve() == "postgresql://u:tide@h/d"
+    assert profile.log.resolve() == "kafka://h:1?sasl.password=a%26b"
     assert str(profile.log) == "kafka://h:1?sasl.password=***"
 
 
 def test_a_whole_address_may_be_a_reference(monkeypatch):
-    store = Address("${DATABASE_URL}", "store").checked(plain_secrets=False)
+    store = Address("${DATABASE_URL}", "store").validate(plain_secrets=False)
     monkeypatch.setenv("DATABASE_URL", "postgresql://u:p%40@h/d")
-    assert store.resolved() == "postgresql://u:p%40@h/d"
+    assert store.resolve() == "postgresql://u:p%40@h/d"
     monkeypatch.setenv("DATABASE_URL", f"mysql://u:{CANARY}@h/d")
     with pytest.raises(BadProfileError) as raised:
-        store.resolved()
+        store.resolve()
     assert CANARY not in raised.value.render()
 
 
 @pytest.mark.parametrize("reference", ["${}", "${vault:x}", "${A-B}"])
 def test_what_is_no_reference_is_told(reference):
     with pytest.raises(MissingSecretError, match="no reference"):
-        Address(f"postgresql://u:{reference}@h/d", "store").resolved()
+        Address(f"postgresql://u:{reference}@h/d", "store").resolve()
 
 
 @pytest.mark.parametrize(
@@ -187,7 +186,7 @@ def test_what_is_no_reference_is_told(reference):
     ],
 )
 def test_what_is_shown_has_no_password(text, shown):
-    assert redacted(text) == shown
+    assert redact(text) == shown
 
 
 def test_no_form_of_a_profile_shows_its_secrets(monkeypatch):
@@ -214,7 +213,7 @@ def test_a_password_written_out_in_a_file_is_refused(folder, line):
     (folder / "headwater.toml").write_text(f"[profiles.prod]\n\n{line}\n")
     with pytest.raises(BadProfileError, match="written out") as raised:
         read_profile("prod")
-    assert raised.value.place.line == 3
+    assert raised.value.location.line == 3
     assert "${NAME}" in raised.value.fix
     assert CANARY not in raised.value.render() + str(raised.value.problem())
 
@@ -250,7 +249,7 @@ def test_a_wrong_file_is_told_with_its_line(folder, text, line, said):
     assert said in raised.value.what
     assert raised.value.fix
     if not text.startswith("[profiles.other]"):  # a header in other words is not found; the file still is
-        assert str(raised.value.place) == f"headwater.toml:{line}"
+        assert str(raised.value.location) == f"headwater.toml:{line}"
     assert CANARY not in raised.value.render()
 
 
@@ -261,7 +260,7 @@ def test_a_wrong_file_is_told_with_its_line(folder, text, line, said):
 def test_spark_masters_pass_through(text, monkeypatch):
     monkeypatch.setenv("MASTER", "yarn")
     monkeypatch.setenv("HEADWATER_SPARK", text)
-    assert read_profile().spark.resolved() == ("yarn" if text == "${MASTER}" else text)
+    assert read_profile().spark.resolve() == ("yarn" if text == "${MASTER}" else text)
 
 
 def test_an_unknown_profile_names_near_ones(folder):
@@ -305,8 +304,8 @@ def test_the_profiles_of_the_page_are_right(folder, monkeypatch):
     (folder / "headwater.toml").write_text(text)
     monkeypatch.setenv("SHOP_PASSWORD", "tide")
     monkeypatch.setenv("KAFKA_PASSWORD", CANARY)
-    assert read_profile("staging").store.resolved() == "postgresql://shop:tide@localhost/shop"
-    assert f"shop:{QUOTED}@kafka-1:9092" in read_profile("prod").log.resolved()
+    assert read_profile("staging").store.resolve() == "postgresql://shop:tide@localhost/shop"
+    assert f"shop:{QUOTED}@kafka-1:9092" in read_profile("prod").log.resolve()
     assert describe(read_profile("prod"))[2].endswith("postgresql://shop:***@db.internal:5432/shop")
 
 

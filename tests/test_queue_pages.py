@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headwater.cli.catalogue import VERBS
+from headwater.cli.catalogue import COMMANDS
 from tests.page_programs import blocks, run_program
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -37,4 +37,4 @@ def test_every_program_prints_what_the_page_shows(page, monkeypatch):
 def test_every_command_of_the_page_exists():
     verbs = re.findall(r"^\$ headwater (\w+)", (DOCS / "queues.md").read_text(), re.MULTILINE)
     assert verbs
-    assert set(verbs) <= set(VERBS)
+    assert set(verbs) <= set(COMMANDS)

@@ -15,16 +15,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from headwater.cli.catalogue import GROUPS, VERBS, Verb
-from headwater.cli.parser import call
+from headwater.cli.catalogue import COMMANDS, GROUPS, Command
+from headwater.cli.parser import run_command
 from headwater.config import SETTINGS
 from headwater.errors import HeadwaterError, by_code
 from headwater.log import EventLog
-from headwater.log.kafka.support import SUPPORT
-from headwater.queues.rabbitmq.support import SUPPORT as QUEUE_SUPPORT
-from headwater.server.app import make_routes
+from headwater.log.kafka.kafka_log import SUPPORT
+from headwater.queues.rabbitmq.capabilities import CAPABILITIES as QUEUE_SUPPORT
 from headwater.server.gateway import Gateway
 from headwater.server.limits import Limits
+from headwater.server.web_server import make_routes
 
 WIDTH: Final = "80"  # columns of a help text that fit a page
 
@@ -44,16 +44,16 @@ def _error_section(error: type[HeadwaterError]) -> str:
 
 def commands_text() -> str:
     """All commands with their help, group by group."""
-    verbs = [verb for group in GROUPS for verb in VERBS.values() if verb.group == group]
+    verbs = [verb for group in GROUPS for verb in COMMANDS.values() if verb.group == group]
     return "\n".join(f"## {verb.name}\n\n```text\n{_help_of(verb)}\n```\n" for verb in verbs)
 
 
-def _help_of(verb: Verb) -> str:
+def _help_of(verb: Command) -> str:
     before = os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = WIDTH
     try:
         with contextlib.redirect_stdout(io.StringIO()) as printed:
-            call(verb, ["--help", "--plain"])
+            run_command(verb, ["--help", "--plain"])
     finally:
         if before is None:
             del os.environ["COLUMNS"]
@@ -109,7 +109,10 @@ _CLIENTS: Final = {
     "Kafka": "client/test_kafka_client.py",
 }
 _STORES: Final = {"SQLite": "store/test_sqlite_store.py", "PostgreSQL": "store/test_postgres_store.py"}
-_BROKERS: Final = {"data folder": "queues/test_embedded.py", "RabbitMQ": "queues/rabbitmq/test_contract.py"}
+_BROKERS: Final = {
+    "data folder": "queues/test_embedded_broker.py",
+    "RabbitMQ": "queues/rabbitmq/test_contract.py",
+}
 _READERS: Final = dict.fromkeys(_STORES, "")  # no files of their own: each test runs over both, see STORES
 SUITES: Final = (
     Suite("Log: sending", ("client/sending.py",), _CLIENTS),
@@ -118,7 +121,7 @@ SUITES: Final = (
     Suite("Ledger and store: writing", ("store/contract.py", "store/state_contract.py"), _STORES),
     Suite(
         "Store: reading",
-        ("store/test_views.py", "store/test_waiting.py", "store/test_system_views.py"),
+        ("store/test_views.py", "store/test_wait.py", "store/test_system_views.py"),
         _READERS,
     ),
     Suite("Queues", ("queues/contract.py",), _BROKERS),

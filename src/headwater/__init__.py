@@ -2,12 +2,17 @@
 
 The path of one event, in order:
 
-1. `client/client.py` takes it from the user's program; `client/rows.py` checks it against its topic's type.
-2. `log/door/door.py` lets it wait, or decides what overload does; `log/topic.py` finds its partition.
-3. `log/storage/layout.py` gives it an offset; `log/storage/partition.py` writes, syncs and publishes the new end.
-4. `log/wakeup.py` wakes readers; `log/reader.py` reads on; `client/consumer.py` hands it to the user's loop.
+1. `client/client.py`: `Client.send` takes it from the program; `log/write_batch.py` checks and encodes it.
+2. `log/append_buffer.py` groups it with others or applies the overload policy; `log/open_topic.py` picks its
+   partition.
+3. `log/storage/frame_builder.py` assigns its offset; `log/storage/partition.py` writes, syncs and publishes.
+4. `log/notifier.py` wakes the readers. A program reads it through `log/reader.py` and `client/consumer.py`.
+5. `engine/source` reads it as a batch of offsets; Spark runs the user's function and `engine/operators` on it.
+6. `engine/sink/sink.py` commits the rows of the view, the ledger entry and the changes in one transaction of the
+   store (`store/transaction.py`, `store/ledger.py`).
+7. `engine/sink/publisher.py` appends the changes to the view's changelog topic; `client/view.py` reads the rows.
 
-Names are loaded when they are first used, so that `import headwater` costs nothing.
+Names are imported on first use, so that `import headwater` is fast.
 """
 
 from __future__ import annotations
@@ -25,7 +30,7 @@ if TYPE_CHECKING:
         Client,
         Consumer,
         Lag,
-        Move,
+        OffsetReset,
         OpenQueue,
         Producer,
         TableReader,
@@ -33,7 +38,9 @@ if TYPE_CHECKING:
         connect,
         connect_async,
     )
-    from headwater.engine.verbs import deduplicate, enrich, join_as_of, sessions, sliding, stateful
+    from headwater.engine.dsl.joins import enrich, join_as_of
+    from headwater.engine.dsl.stateful import stateful
+    from headwater.engine.dsl.windows import deduplicate, sessions, sliding
     from headwater.errors import HeadwaterError
     from headwater.events import (
         Change,
@@ -47,22 +54,23 @@ if TYPE_CHECKING:
         changes,
         device_clock,
     )
-    from headwater.log import Overload, Receipts, Retention, Topic, backpressure, buffer, drop
+    from headwater.events.envelope import Receipts
+    from headwater.log import Overload, Retention, Topic, backpressure, buffer, drop
     from headwater.pipelines import Pipeline, Table, correct
     from headwater.queues import (
-        Confirmed,
         DeadLetter,
         DeclaredQueue,
         Group,
         GroupCounts,
         Message,
+        PublishConfirm,
         Queue,
         Reject,
         Retry,
         group,
         retry,
     )
-    from headwater.queues.asking import Gathered
+    from headwater.queues.request_reply.protocol import Replies
 
 __version__ = "0.1.0"
 
@@ -74,30 +82,30 @@ __all__ = [
     "AsyncQueue",
     "Change",
     "Client",
-    "Confirmed",
     "Consumer",
     "DeadLetter",
     "DeclaredQueue",
     "DeviceClock",
     "Event",
-    "Gathered",
     "Group",
     "GroupCounts",
     "HeadwaterError",
     "Lag",
     "ManualClock",
     "Message",
-    "Move",
+    "OffsetReset",
     "OpenQueue",
     "Overload",
     "Pipeline",
     "Position",
     "Precision",
     "Producer",
+    "PublishConfirm",
     "Queue",
     "Receipt",
     "Receipts",
     "Reject",
+    "Replies",
     "Retention",
     "Retry",
     "Table",
@@ -123,7 +131,7 @@ __all__ = [
     "stateful",
 ]
 
-_HOMES = {
+_MODULES = {
     "headwater.app": ("App",),
     "headwater.errors": ("HeadwaterError",),
     "headwater.events": (
@@ -134,16 +142,17 @@ _HOMES = {
         "Position",
         "Precision",
         "Receipt",
+        "Receipts",
         "Transaction",
         "changes",
         "device_clock",
     ),
-    "headwater.log": ("Overload", "Receipts", "Retention", "Topic", "backpressure", "buffer", "drop"),
-    "headwater.engine.verbs": ("deduplicate", "enrich", "join_as_of", "sessions", "sliding", "stateful"),
+    "headwater.log": ("Overload", "Retention", "Topic", "backpressure", "buffer", "drop"),
+    "headwater.engine.dsl": ("deduplicate", "enrich", "join_as_of", "sessions", "sliding", "stateful"),
     "headwater.pipelines": ("Pipeline", "Table", "correct"),
-    "headwater.queues.asking": ("Gathered",),
+    "headwater.queues.request_reply": ("Replies",),
     "headwater.queues": (
-        "Confirmed",
+        "PublishConfirm",
         "DeadLetter",
         "DeclaredQueue",
         "Group",
@@ -156,7 +165,7 @@ _HOMES = {
         "retry",
     ),
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_MODULE_OF = {name: home for home, names in _MODULES.items() for name in names}
 
 
 def __dir__() -> list[str]:
@@ -167,6 +176,6 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         message = f"module 'headwater' has no attribute {name!r}"
         raise AttributeError(message)
-    found = getattr(importlib.import_module(_HOME_OF.get(name, "headwater.client")), name)
+    found = getattr(importlib.import_module(_MODULE_OF.get(name, "headwater.client")), name)
     globals()[name] = found
     return found

@@ -1,4 +1,7 @@
-"""An app: the topics, pipelines, queues and answers of one Python file, as data; nothing is touched until it runs."""
+"""An app: the topics, tables, pipelines, queues and answers of one Python file, as data.
+
+Declarations do no I/O; nothing is created until the app runs.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,19 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, Unpack, overload
 
-from headwater.errors import BadAppError, BadPipelineError, HeadwaterError, Place
+from headwater.errors import BadAppError, BadPipelineError, HeadwaterError, SourceLocation
 from headwater.log import Topic
-from headwater.log.definition import check_name, same_file
-from headwater.pipelines import Function, Graph, Kind, Late, Pipeline, Wanted
-from headwater.pipelines.declaring import check_free
-from headwater.pipelines.of_changes import table_of
-from headwater.pipelines.options import Columns, TopicOptions, ViewOptions
-from headwater.queues import DeclaredQueue, Feed, Into, Queue, QueueOptions
-from headwater.queues.asking import Answer
+from headwater.log.topic import check_name, normalize_name
+from headwater.pipelines import Function, Graph, LatePolicy, Pipeline, PipelineDeclaration, PipelineKind
+from headwater.pipelines.declaration import (
+    Columns,
+    TopicOptions,
+    ViewOptions,
+    check_not_reserved,
+    declare_table,
+)
+from headwater.queues import Bridge, DeclaredQueue, Queue, QueueOptions, TargetKind
+from headwater.queues.request_reply.dispatcher import Answer
 
 __all__ = ["App", "TopicOptions", "ViewOptions"]
 
@@ -23,7 +30,7 @@ Decorator: TypeAlias = Callable[[Function], Pipeline]
 
 
 class App:
-    """What a user's file declares; `headwater run app.py` creates it and keeps it running.
+    """What a user's file declares; `headwater run app.py` creates it and runs it.
 
     Args:
         name: Letters, digits, `.`, `_`, `-`.
@@ -51,7 +58,7 @@ class App:
         self._pipelines: dict[str, Pipeline] = {}
         self._queues: dict[str, DeclaredQueue] = {}
         self._answers: dict[str, Answer] = {}
-        self._feeds: list[Feed] = []
+        self._bridges: list[Bridge] = []
 
     @property
     def topics(self) -> dict[str, Topic]:
@@ -70,13 +77,13 @@ class App:
 
     @property
     def answers(self) -> dict[str, Answer]:
-        """All functions that answer questions, by subject."""
+        """All functions that answer requests, by subject."""
         return dict(self._answers)
 
     @property
-    def feeds(self) -> tuple[Feed, ...]:
-        """What is carried between topics and queues."""
-        return tuple(self._feeds)
+    def bridges(self) -> tuple[Bridge, ...]:
+        """All bridges between topics and queues."""
+        return tuple(self._bridges)
 
     def topic(self, name: str, type_: object, /, **options: Unpack[TopicOptions]) -> Topic:
         """Declare a topic.
@@ -96,7 +103,7 @@ class App:
     @overload
     def table(self, name: str, source: object, /, **options: Unpack[TopicOptions]) -> Topic: ...
     def table(self, name: str, source: object, /, **options: Unpack[TopicOptions]) -> Topic | Pipeline:
-        """Declare a table: a topic of which the newest event per key is kept, or what a topic of changes is about.
+        """Declare a table: a compacted topic, or the table behind a topic of changes.
 
         Args:
             name: Letters, digits, `.`, `_`, `-`.
@@ -112,11 +119,13 @@ class App:
             True
         """
         if isinstance(source, Topic | Pipeline):
-            return self._add(table_of(name, source, self._topics, options, place=Place.of_caller()))
+            return self._add(
+                declare_table(name, source, self._topics, options, location=SourceLocation.of_caller())
+            )
         return self._declare(name, source, {**options, "compact": True})
 
     def queue(self, name: str, type_: object = None, /, **options: Unpack[QueueOptions]) -> DeclaredQueue:
-        """Declare a queue, whose messages are handed out one by one, each to one worker of a group.
+        """Declare a queue, whose messages go to one worker of each group.
 
         Args:
             name: Letters, digits, `.`, `_`, `-`.
@@ -135,23 +144,23 @@ class App:
             >>> list(app.queues), emails.workers[0].threads
             (['emails'], 4)
         """
-        place = Place.of_caller()
+        location = SourceLocation.of_caller()
         try:
-            _refuse_again(self.name, "queue", name, self._queues)
-            definition = Queue.declare(name, type_, place=place, **options)
-            check_free(name, place=place)
+            _check_unique(self.name, "queue", name, self._queues)
+            definition = Queue.declare(name, type_, location=location, **options)
+            check_not_reserved(name, location=location)
         except HeadwaterError as error:
-            error.place = error.place or place
+            error.location = error.location or location
             raise
         kind = type_ if isinstance(type_, type) else None
         self._queues[name] = DeclaredQueue(definition, kind, groups_given="groups" in options)
         return self._queues[name]
 
-    def feed(self, source: Topic | Pipeline | DeclaredQueue, target: DeclaredQueue | Topic, /) -> Feed:
-        """Declare that a topic feeds a queue, or a queue a topic: each event, or message, is carried on once.
+    def bridge(self, source: Topic | Pipeline | DeclaredQueue, target: DeclaredQueue | Topic, /) -> Bridge:
+        """Declare a bridge: each event of a topic goes to a queue, or each message of a queue to a topic, once.
 
-        A queue gives every message to the topic, beside what its workers get. A message that does not fit the topic's
-        type is a dead letter.
+        A queue gives every message to the topic, beside what its workers get. A message that does not fit
+        the topic's type is a dead letter.
 
         Args:
             source: A topic, a stream of this app, or a queue.
@@ -163,31 +172,31 @@ class App:
         Example:
             >>> app = App("shop")
             >>> orders, parcels = app.topic("orders", "order_id string"), app.queue("parcels")
-            >>> app.feed(orders, parcels).name
+            >>> app.bridge(orders, parcels).name
             'orders to parcels'
         """
-        place = Place.of_caller()
-        leads = Into.TOPIC if isinstance(source, DeclaredQueue) else Into.QUEUE
-        topic, queue = (source, target) if leads is Into.QUEUE else (target, source)
-        fits = isinstance(topic, Topic) or (isinstance(topic, Pipeline) and topic.kind is Kind.STREAM)
+        location = SourceLocation.of_caller()
+        target_kind = TargetKind.TOPIC if isinstance(source, DeclaredQueue) else TargetKind.QUEUE
+        topic, queue = (source, target) if target_kind is TargetKind.QUEUE else (target, source)
+        fits = isinstance(topic, Topic) or (isinstance(topic, Pipeline) and topic.kind is PipelineKind.STREAM)
         if not fits or not isinstance(queue, DeclaredQueue):
             what = f"a feed leads from a topic to a queue, or back, not from {source!r} to {target!r}"
-            raise BadAppError(what, fix="app.feed(orders, parcels)", place=place)
-        if isinstance(topic, Topic) and topic.compact and leads is Into.QUEUE:
+            raise BadAppError(what, fix="app.bridge(orders, parcels)", location=location)
+        if isinstance(topic, Topic) and topic.compact and target_kind is TargetKind.QUEUE:
             what = f'the table "{topic.name}" cannot feed a queue: a deleted row is no task'
-            raise BadAppError(what, fix="feed it from a topic", place=place)
-        made = Feed(source.name, target.name, leads, place)
-        if made in self._feeds:
-            raise BadAppError(f'app "{self.name}" declares the feed {made.name} twice', place=place)
-        if leads is Into.TOPIC:
-            queue.feed(made)
-        self._feeds.append(made)
-        return made
+            raise BadAppError(what, fix="feed it from a topic", location=location)
+        bridge = Bridge(source.name, target.name, target_kind, location)
+        if bridge in self._bridges:
+            raise BadAppError(f'app "{self.name}" declares the feed {bridge.name} twice', location=location)
+        if target_kind is TargetKind.TOPIC:
+            queue.add_bridge(bridge)
+        self._bridges.append(bridge)
+        return bridge
 
     def answer(
         self, subject: str, /, *, threads: int = 4, processes: int | None = None, limit: int = 1_000
     ) -> Callable[[F], F]:
-        """Declare a function that answers questions: `client.ask(subject, …)`. What it returns is the answer.
+        """Declare a function that answers requests made with `client.ask(subject, …)`.
 
         Args:
             subject: What the questions are about, such as "prices.quote".
@@ -209,8 +218,10 @@ class App:
         """
 
         def declare(function: F) -> F:
-            answer = Answer.of(function, subject, threads=threads, processes=processes, limit=limit)
-            _refuse_again(self.name, "answer", subject, self._answers)
+            answer = Answer.from_function(
+                function, subject, threads=threads, processes=processes, limit=limit
+            )
+            _check_unique(self.name, "answer", subject, self._answers)
             self._answers[subject] = answer
             return function
 
@@ -244,7 +255,7 @@ class App:
             >>> app.view("by_category", key="category", sql=sql).inputs
             ('orders',)
         """
-        return self._pipeline(Kind.VIEW, name, sql, **options)
+        return self._pipeline(PipelineKind.VIEW, name, sql, **options)
 
     @overload
     def stream(self, function: Function, /) -> Pipeline: ...
@@ -255,7 +266,7 @@ class App:
         /,
         *,
         key: Columns | None = ...,
-        late: Late | str = ...,
+        late: LatePolicy | str = ...,
         latency: str | None = ...,
     ) -> Decorator: ...
     @overload
@@ -265,7 +276,7 @@ class App:
         /,
         *,
         key: Columns | None = ...,
-        late: Late | str = ...,
+        late: LatePolicy | str = ...,
         latency: str | None = ...,
         sql: str,
     ) -> Pipeline: ...
@@ -275,7 +286,7 @@ class App:
         /,
         *,
         key: Columns | None = None,
-        late: Late | str = "keep",
+        late: LatePolicy | str = "keep",
         latency: str | None = None,
         sql: str | None = None,
     ) -> Decorator | Pipeline:
@@ -284,7 +295,7 @@ class App:
         Args:
             name: Its name; that of the function, if left out.
             key: The column or columns that say what a row is about; rows of one key stay in order.
-            late: What happens to late events: "keep" them aside, "drop" them, or `hw.correct(for_=…)`.
+            late: What happens to late events: "keep" them in the late table, "drop" them, or `hw.correct(for_=…)`.
             latency: "realtime" for results within milliseconds, on Kafka, for a stream that reads one topic and is
                 Spark SQL throughout; at least once, outside ledger and identity. `headwater plan` says whether it can.
             sql: A query in place of a function; then the name is needed, and no function follows.
@@ -303,9 +314,11 @@ class App:
             >>> fast.delivery
             'at least once, outside ledger and identity'
         """
-        return self._pipeline(Kind.STREAM, name, sql, key=key, late=late, latency=latency)
+        return self._pipeline(PipelineKind.STREAM, name, sql, key=key, late=late, latency=latency)
 
-    def files(self, path: str | Path, /, *, name: str | None = None, late: Late | str = "keep") -> Decorator:
+    def files(
+        self, path: str | Path, /, *, name: str | None = None, late: LatePolicy | str = "keep"
+    ) -> Decorator:
         """Declare Parquet files, with a list of those that are complete, in a folder.
 
         Args:
@@ -321,15 +334,17 @@ class App:
             >>> exported.path
             'exports/orders'
         """
-        place = Place.of_caller()
+        location = SourceLocation.of_caller()
         if not isinstance(path, str | Path) or not str(path):
             what, fix = "files need a folder to go to", '@app.files("exports/orders")'
-            raise BadPipelineError(what, fix=fix, place=place)
-        wanted = Wanted.of(Kind.FILES, name, late=late, path=str(path), place=place)
-        return lambda function: self._add(wanted.of_function(function))
+            raise BadPipelineError(what, fix=fix, location=location)
+        wanted = PipelineDeclaration.of(
+            PipelineKind.FILES, name, late=late, path=str(path), location=location
+        )
+        return lambda function: self._add(wanted.from_function(function))
 
     def resolve(self) -> Graph:
-        """The app as a whole, checked as far as that is possible without Spark.
+        """Returns the app as a whole, checked as far as that is possible without Spark.
 
         Raises:
             UnknownInputError: A pipeline reads what is not declared.
@@ -346,54 +361,56 @@ class App:
 
     def _pipeline(
         self,
-        kind: Kind,
+        kind: PipelineKind,
         name: str | Function | None,
         sql: str | None,
         **options: Any,
     ) -> Decorator | Pipeline:
-        place = Place.of_caller()
+        location = SourceLocation.of_caller()
         text = name if isinstance(name, str) else None
-        wanted = Wanted.of(kind, text, place=place, **options)
+        wanted = PipelineDeclaration.of(kind, text, location=location, **options)
         if sql is not None:
-            return self._add(wanted.of_sql(sql))
+            return self._add(wanted.from_sql(sql))
         if name is None or isinstance(name, str):
-            return lambda function: self._add(wanted.of_function(function))
-        return self._add(wanted.of_function(name))  # a bare decorator
+            return lambda function: self._add(wanted.from_function(function))
+        return self._add(wanted.from_function(name))  # a bare decorator
 
     def _add(self, pipeline: Pipeline) -> Pipeline:
-        self._refuse_twice(pipeline.name, pipeline.place)
+        self._check_undeclared(pipeline.name, pipeline.location)
         self._pipelines[pipeline.name] = pipeline
         return pipeline
 
     def _declare(self, name: str, type_: object, options: TopicOptions) -> Topic:
-        place = Place.of_caller()
+        location = SourceLocation.of_caller()
         try:
-            self._refuse_twice(name, place)
-            topic = Topic.declare(name, type_, place=place, **options)
-            check_free(name, place=place)
+            self._check_undeclared(name, location)
+            topic = Topic.declare(name, type_, location=location, **options)
+            check_not_reserved(name, location=location)
         except HeadwaterError as error:
-            error.place = error.place or place
+            error.location = error.location or location
             raise
         self._topics[name] = topic
         return topic
 
-    def _refuse_twice(self, name: str, place: Place | None) -> None:
-        """Topics, tables and pipelines share their names: a view's changes are a topic too."""
+    def _check_undeclared(self, name: str, location: SourceLocation | None) -> None:
+        """Reject a name that is in use: topics, tables and pipelines share one namespace."""
         declared: list[Topic | Pipeline] = [*self._topics.values(), *self._pipelines.values()]
         for before in declared:
             if before.name == name:
                 what = f'app "{self.name}" declares "{name}" twice'
-            elif isinstance(name, str) and same_file(before.name) == same_file(name):
+            elif isinstance(name, str) and normalize_name(before.name) == normalize_name(name):
                 what = f'app "{self.name}" declares "{name}" beside "{before.name}": they would share files'
             else:
                 continue
-            raise BadAppError(what, detail=f"first at {before.place}", fix="choose another name", place=place)
+            raise BadAppError(
+                what, detail=f"first at {before.location}", fix="choose another name", location=location
+            )
 
     def __repr__(self) -> str:
         return f"App({self.name!r}, topics={list(self._topics)}, pipelines={list(self._pipelines)})"
 
 
-def _refuse_again(app: str, noun: str, name: str, declared: Collection[str]) -> None:
+def _check_unique(app: str, noun: str, name: str, declared: Collection[str]) -> None:
     if name in declared:
         what = f'app "{app}" declares the {noun} "{name}" twice'
         raise BadAppError(what, fix="choose another name")

@@ -1,7 +1,7 @@
 """Settings: how one is declared, and where its value comes from.
 
-A setting is a name, a default and one sentence. Its value comes from the caller, else from the environment variable
-`HEADWATER_<NAME>`, else it is the default. The docs page and the help texts are made from this table.
+A setting is a name, a default and one sentence. The caller's value comes first, then the environment
+variable `HEADWATER_<NAME>`, then the default. The docs page and the help texts are made from this table.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Setting:
         return f"HEADWATER_{self.name.upper()}"
 
     def read(self, given: object = None) -> str:
-        """The value: what the caller gave, else the environment's, else the default."""
+        """Returns the value: what the caller gave, else the environment's, else the default."""
         return str(given) if given not in (None, "") else os.environ.get(self.variable) or self.default
 
     def number(self, given: object = None) -> int:
-        """The value as a number.
+        """Returns the value as a number.
 
         Raises:
             BadSettingError: It is not one.

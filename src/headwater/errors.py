@@ -40,7 +40,7 @@
     │   ├── LockedError            another process holds an exclusive role
     │   ├── NeedsConfirmationError a change of data without a yes
     │   └── ForbiddenError         an address, host or origin that is not served
-    ├── OverloadedError            the buffer at the door is full
+    ├── OverloadedError            the append buffer is full
     ├── ViewBehindError            a view has not taken an event in yet
     ├── NoAnswerError              nobody answered a question in time
     ├── AnswerFailedError          the function that answers raised an error
@@ -119,12 +119,12 @@ __all__ = [
     "NotRealtimeError",
     "NotWritableError",
     "OverloadedError",
-    "Place",
     "PortTakenError",
     "QueueExistsError",
     "RefusedError",
     "SchemaConflictError",
     "ServiceFailedError",
+    "SourceLocation",
     "StateChangedError",
     "TimeColumnMissingError",
     "TooLargeError",
@@ -146,7 +146,7 @@ _PACKAGE = os.path.join(os.path.dirname(__file__), "")
 
 
 @dataclass(frozen=True)
-class Place:
+class SourceLocation:
     """Where in the user's file something was written."""
 
     file: str
@@ -157,12 +157,12 @@ class Place:
         return f"{self.file}:{self.line}"
 
     @classmethod
-    def of_caller(cls) -> Place | None:
-        """Where the user's code called into Headwater.
+    def of_caller(cls) -> SourceLocation | None:
+        """Returns where the user's code called into Headwater.
 
         Example:
-            >>> Place("app.py", 17, 'orders = app.topic("orders", Order)')
-            Place(file='app.py', line=17, source='orders = app.topic("orders", Order)')
+            >>> SourceLocation("app.py", 17, 'orders = app.topic("orders", Order)')
+            SourceLocation(file='app.py', line=17, source='orders = app.topic("orders", Order)')
         """
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
@@ -170,11 +170,11 @@ class Place:
         if frame is None:
             return None
         file, line = frame.f_code.co_filename, frame.f_lineno
-        return cls.near(file, line, linecache.getline(file, line).strip())
+        return cls.at(file, line, linecache.getline(file, line).strip())
 
     @classmethod
-    def near(cls, file: str, line: int, source: str = "") -> Place:
-        """The place as the user would type it: the file is relative when it lies below the current folder."""
+    def at(cls, file: str, line: int, source: str = "") -> SourceLocation:
+        """Returns the place as the user would type it: the file is relative when it lies below the current folder."""
         relative = os.path.relpath(file)
         return cls(file if relative.startswith("..") else relative, line, source)
 
@@ -186,7 +186,7 @@ class HeadwaterError(Exception):
         what: What failed, lower case, no full stop.
         detail: More facts, one line each.
         fix: The next thing to type.
-        place: Where in the user's file the cause stands.
+        location: Where in the user's file the cause stands.
         data: Facts for programs; they become attributes of `data`.
 
     Example:
@@ -209,35 +209,35 @@ class HeadwaterError(Exception):
         *,
         detail: str | None = None,
         fix: str | None = None,
-        place: Place | None = None,
+        location: SourceLocation | None = None,
         **data: Any,
     ) -> None:
         super().__init__(what)
         self.what = what
         self.detail = detail
         self.fix = fix
-        self.place = place
+        self.location = location
         self.data = data
 
     def __str__(self) -> str:
         lines = [f"{self.code}: {self.what}"]
-        lines += [f"{self.place}"] if self.place else []
+        lines += [f"{self.location}"] if self.location else []
         lines += [self.detail] if self.detail else []
         lines += [f"fix: {self.fix}"] if self.fix else []
         return "\n  ".join(lines)
 
     def render(self) -> str:
-        """The error as a person reads it in a terminal."""
+        """Returns the error as a person reads it in a terminal."""
         lines = [f"error {self.code}: {self.what}"]
-        if self.place:
-            lines.append(f"  {self.place}   {self.place.source}".rstrip())
+        if self.location:
+            lines.append(f"  {self.location}   {self.location.source}".rstrip())
         lines += [f"  {line}" for line in (self.detail or "").splitlines()]
         docs = f"docs: headwater help {self.code}"
         lines.append(f"  fix: {self.fix}          {docs}" if self.fix else f"  {docs}")
         return "\n".join(lines)
 
     def problem(self) -> dict[str, Any]:
-        """The error as an application/problem+json document (RFC 9457)."""
+        """Returns the error as an application/problem+json document (RFC 9457)."""
         fields = {
             "type": f"urn:headwater:error:{self.code}",
             "title": self.what,
@@ -245,7 +245,7 @@ class HeadwaterError(Exception):
             "code": self.code,
             "detail": self.detail,
             "fix": self.fix,
-            "place": str(self.place) if self.place else None,
+            "location": str(self.location) if self.location else None,
             "retryable": self.retryable,
             "data": self.data,
         }
@@ -253,7 +253,7 @@ class HeadwaterError(Exception):
 
     @classmethod
     def from_problem(cls, problem: dict[str, Any]) -> HeadwaterError:
-        """The error that a node answered with, as the same class as on its side.
+        """Returns the error that a node answered with, as the same class as on its side.
 
         Example:
             >>> sent = BadKeyError("the key is missing", topic="orders").problem()
@@ -620,7 +620,7 @@ class DataError(HeadwaterError):
 class DataGoneError(DataError):
     """The offsets asked for have been removed by retention, or their topic was deleted and made again.
 
-    `data` has `first`, `last` and `start`. Nothing is skipped in silence: choose where a group goes on, for instance
+    `data` has `first`, `last` and `start`. Nothing is skipped in silence: reset the group, for instance
     `headwater reset GROUP --topic TOPIC --to earliest`; make a view from what is left with
     `headwater run app.py --rebuild VIEW`.
     """
@@ -755,7 +755,7 @@ class UnreachableError(EnvironmentFaultError):
 
 
 def by_code() -> dict[str, type[HeadwaterError]]:
-    """All error classes by their code.
+    """Returns all error classes by their code.
 
     Example:
         >>> by_code()["DISK_FULL"].status

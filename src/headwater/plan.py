@@ -1,7 +1,7 @@
-"""What an app would do, before it does anything: its graph, types, keys, lateness, and how each result is delivered.
+"""The plan of an app, without running it: graph, types, keys, lateness, and the delivery class of each result.
 
-The plan of the file alone is there at once. What only Spark knows (types of results, state, whether what ran before can
-go on) comes later, from the engine, as `Checked`.
+The plan of the file is available at once. What only Spark knows (result types, state, compatibility with
+the previous run) comes later from the engine, as `PipelineCheck`.
 """
 
 from __future__ import annotations
@@ -12,31 +12,31 @@ from datetime import timedelta
 from typing import Any, Final, Literal, TypeAlias
 
 from headwater.app import App
-from headwater.errors import Place
+from headwater.errors import SourceLocation
 from headwater.events import to_ddl
-from headwater.log import Topic, Values
-from headwater.pipelines import Correct, Graph, Pipeline
-from headwater.queues import DeclaredQueue, Feed, Worker
-from headwater.queues.asking import Answer
+from headwater.inspection import Inspection
+from headwater.log import Topic, ValueFormat
+from headwater.pipelines import CorrectLate, Graph, Pipeline
+from headwater.queues import Bridge, DeclaredQueue, Worker
+from headwater.queues.request_reply.dispatcher import Answer
 from headwater.store import ViewTable
-from headwater.survey import Survey
-from headwater.units import spoken
+from headwater.units import format_duration
 
-__all__ = ["Checked", "Fit", "Mode", "Plan"]
+__all__ = ["Mode", "PipelineCheck", "Plan", "StateVerdict"]
 
 Mode: TypeAlias = Literal["append", "update"]
-Fit: TypeAlias = Literal["new", "kept", "rebuild", "refused"]
+StateVerdict: TypeAlias = Literal["new", "kept", "rebuild", "refused"]
 
-_FITS: Final = {
+_FIT_TEXT: Final = {
     "new": "starts at the beginning of its inputs",
-    "kept": "goes on where it stopped",
+    "kept": "resumes where it stopped",
     "rebuild": "is made anew from the log, beside the old one, then takes its place",
     "refused": "does not fit what ran before",
 }
 
 
 @dataclass(frozen=True)
-class Checked:
+class PipelineCheck:
     """What the engine found out about one pipeline without running it.
 
     Args:
@@ -49,7 +49,7 @@ class Checked:
         error: Why it cannot run, as a problem document.
 
     Example:
-        >>> Checked("totals", "user_id int, n bigint", "update", ("aggregate",)).fit
+        >>> PipelineCheck("totals", "user_id int, n bigint", "update", ("aggregate",)).fit
         'new'
     """
 
@@ -57,7 +57,7 @@ class Checked:
     schema_ddl: str = ""
     mode: Mode = "append"
     stateful: tuple[str, ...] = ()
-    fit: Fit = "new"
+    fit: StateVerdict = "new"
     notes: tuple[str, ...] = ()
     error: dict[str, Any] | None = None
 
@@ -77,48 +77,50 @@ class Plan:
 
     app: str
     graph: Graph
-    checked: tuple[Checked, ...] = ()
-    survey: Survey | None = None
+    checks: tuple[PipelineCheck, ...] = ()
+    inspection: Inspection | None = None
     queues: tuple[DeclaredQueue, ...] = ()
     answers: tuple[Answer, ...] = ()
-    feeds: tuple[Feed, ...] = ()
+    bridges: tuple[Bridge, ...] = ()
 
     @classmethod
     def of(cls, app: App) -> Plan:
-        """The plan of an app, as far as its file tells.
+        """Returns the plan of an app, as far as its file tells.
 
         Raises:
             UnknownInputError: A pipeline reads what is not declared.
             CycleError: Pipelines read one another.
         """
         queues, answers = tuple(app.queues.values()), tuple(app.answers.values())
-        return cls(app.name, app.resolve(), queues=queues, answers=answers, feeds=app.feeds)
+        return cls(app.name, app.resolve(), queues=queues, answers=answers, bridges=app.bridges)
 
-    def with_survey(self, survey: Survey) -> Plan:
+    def with_inspection(self, inspection: Inspection) -> Plan:
         """The same plan with what is there already."""
-        return replace(self, survey=survey)
+        return replace(self, inspection=inspection)
 
-    def with_checks(self, checked: Iterable[Checked]) -> Plan:
+    def with_checks(self, checks: Iterable[PipelineCheck]) -> Plan:
         """The same plan with what the engine found out; columns of a view are compared with those of its table."""
-        tables = self.survey.tables if self.survey else {}
-        return replace(self, checked=tuple(_fitted(check, tables.get(check.pipeline)) for check in checked))
+        tables = self.inspection.tables if self.inspection else {}
+        return replace(
+            self, checks=tuple(_compare_columns(check, tables.get(check.pipeline)) for check in checks)
+        )
 
     @property
-    def faulty(self) -> bool:
+    def has_errors(self) -> bool:
         """Whether a pipeline cannot run."""
-        return any(check.error for check in self.checked)
+        return any(check.error for check in self.checks)
 
     @property
-    def refused(self) -> bool:
+    def is_refused(self) -> bool:
         """Whether a pipeline does not fit what ran before, or the app what is there."""
-        surveyed = self.survey is not None and self.survey.refused
-        return surveyed or any(check.fit == "refused" for check in self.checked)
+        surveyed = self.inspection is not None and self.inspection.is_refused
+        return surveyed or any(check.fit == "refused" for check in self.checks)
 
     # -- as data -------------------------------------------------------------------------------------------------
 
     def document(self) -> dict[str, Any]:
-        """The plan as a JSON document."""
-        checks = {check.pipeline: _check_document(check) for check in self.checked}
+        """Returns the plan as a JSON document."""
+        checks = {check.pipeline: _check_document(check) for check in self.checks}
         return {
             "app": self.app,
             "topics": [_topic_document(topic) for topic in self.graph.topics],
@@ -129,22 +131,22 @@ class Plan:
             "edges": [edge._asdict() for edge in self.graph.edges],
             "queues": [_queue_document(queue) for queue in self.queues],
             "answers": [_answer_document(answer) for answer in self.answers],
-            "feeds": [
-                {"source": feed.source, "target": feed.target, "place": _shown(feed.place)}
-                for feed in self.feeds
+            "bridges": [
+                {"source": feed.source, "target": feed.target, "location": _format_location(feed.location)}
+                for feed in self.bridges
             ],
-            "there": self.survey and self.survey.document(),
+            "there": self.inspection and self.inspection.document(),
         }
 
     def _pipeline_document(self, pipeline: Pipeline) -> dict[str, Any]:
-        corrects = pipeline.late.for_ if isinstance(pipeline.late, Correct) else timedelta(0)
+        corrects = pipeline.late.for_ if isinstance(pipeline.late, CorrectLate) else timedelta(0)
         return {
             "name": pipeline.name,
             "kind": pipeline.kind.value,
             "inputs": list(pipeline.inputs),
             "key": list(pipeline.key),
             "late": str(pipeline.late),
-            "waits": {name: length.total_seconds() for name, length in self._waits(pipeline)},
+            "waits": {name: length.total_seconds() for name, length in self._input_lateness(pipeline)},
             "corrects_for": corrects.total_seconds() or None,
             "latency": pipeline.latency,
             "delivery": pipeline.delivery,
@@ -152,30 +154,30 @@ class Plan:
             "sql": pipeline.sql,
             "doc": pipeline.doc,
             "fingerprint": pipeline.fingerprint,
-            "place": _shown(pipeline.place),
+            "location": _format_location(pipeline.location),
         }
 
-    def _waits(self, pipeline: Pipeline) -> list[tuple[str, timedelta]]:
-        """The lateness of each input that is a topic; those of other inputs follow from theirs."""
+    def _input_lateness(self, pipeline: Pipeline) -> list[tuple[str, timedelta]]:
+        """Returns the lateness of each input that is a topic; those of other inputs follow from theirs."""
         topics = {topic.name: topic for topic in self.graph.topics}
         return [(name, topics[name].lateness) for name in pipeline.inputs if name in topics]
 
     # -- as text -------------------------------------------------------------------------------------------------
 
     def lines(self) -> list[str]:
-        """The plan as a person reads it: the graph, then each topic and pipeline."""
+        """Returns the plan as a person reads it: the graph, then each topic and pipeline."""
         blocks = [self.tree()]
         blocks += [list(self._topic_lines(topic)) for topic in self.graph.topics]
         blocks += [list(self._pipeline_lines(pipeline)) for pipeline in self.graph.pipelines]
         blocks += [list(_queue_lines(queue)) for queue in self.queues]
-        blocks += [[_heading("answer", answer.subject, answer.place)] for answer in self.answers]
-        blocks += [[_heading("feed", feed.name, feed.place)] for feed in self.feeds]
+        blocks += [[_heading("answer", answer.subject, answer.location)] for answer in self.answers]
+        blocks += [[_heading("feed", feed.name, feed.location)] for feed in self.bridges]
         return [line for block in blocks if block for line in (*block, "")][:-1]
 
     def tree(self) -> list[str]:
-        """The graph: below each topic what it feeds; what was drawn before ends in dots."""
-        kinds = {topic.name: _kind(topic) for topic in self.graph.topics}
-        kinds |= {pipeline.name: _made(pipeline) for pipeline in self.graph.pipelines}
+        """Returns the graph: below each topic what it feeds; what was drawn before ends in dots."""
+        kinds = {topic.name: _topic_kind(topic) for topic in self.graph.topics}
+        kinds |= {pipeline.name: _pipeline_kind(pipeline) for pipeline in self.graph.pipelines}
         feeds: dict[str, list[str]] = {}
         for source, target in self.graph.edges:
             feeds.setdefault(source, []).append(target)
@@ -198,19 +200,19 @@ class Plan:
         ]
 
     def _topic_lines(self, topic: Topic) -> Iterator[str]:
-        yield _heading(_kind(topic), topic.name, topic.place)
+        yield _heading(_topic_kind(topic), topic.name, topic.location)
         yield f"  type      {to_ddl(topic.schema)}"
         if topic.key:
             yield f"  key       {', '.join(topic.key)}"
-        yield f"  time      {topic.event_time}, waits {spoken(topic.lateness)} for stragglers"
-        if topic.values is not Values.JSON:
-            yield f"  values    {topic.values.value}, on Kafka"
+        yield f"  time      {topic.event_time_source}, waits {format_duration(topic.lateness)} for stragglers"
+        if topic.value_format is not ValueFormat.JSON:
+            yield f"  values    {topic.value_format.value}, on Kafka"
         feeds = [edge.target for edge in self.graph.edges if edge.source == topic.name]
         if feeds:
             yield f"  feeds     {', '.join(feeds)}"
 
     def _pipeline_lines(self, pipeline: Pipeline) -> Iterator[str]:
-        yield _heading(_made(pipeline), pipeline.name, pipeline.place)
+        yield _heading(_pipeline_kind(pipeline), pipeline.name, pipeline.location)
         if pipeline.doc:
             yield f"  {pipeline.doc}"
         yield f"  reads     {', '.join(pipeline.inputs)}"
@@ -228,17 +230,19 @@ class Plan:
             return "every event counts, late or not"
         if pipeline.of_changes:
             return "none: every change counts, in the order of the topic"
-        waits = ", ".join(f"{spoken(length)} behind in {name}" for name, length in self._waits(pipeline))
+        waits = ", ".join(
+            f"{format_duration(length)} behind in {name}" for name, length in self._input_lateness(pipeline)
+        )
         return f"{pipeline.late}{f' (late is more than {waits})' if waits else ''}"
 
     def check_lines(self) -> list[str]:
-        """What the engine found out, as a person reads it; nothing before it has."""
-        return [line for check in self.checked for line in _check_lines(check)]
+        """Returns what the engine found out, as a person reads it; nothing before it has."""
+        return [line for check in self.checks for line in _check_lines(check)]
 
     # -- as a picture --------------------------------------------------------------------------------------------
 
     def mermaid(self) -> str:
-        """The graph as Mermaid text, which documentation tools draw.
+        """Returns the graph as Mermaid text, which documentation tools draw.
 
         Example:
             >>> app = App("shop")
@@ -253,13 +257,13 @@ class Plan:
         shapes = {
             "topic": '[("{}")]', "table": '[["{}"]]', "view": '["{}"]', "stream": '(["{}"])', "files": '[/"{}"/]'
         }  # fmt: skip
-        nodes = [(topic.name, _kind(topic), topic.key) for topic in self.graph.topics]
+        nodes = [(topic.name, _topic_kind(topic), topic.key) for topic in self.graph.topics]
         nodes += [(pipeline.name, pipeline.kind.value, pipeline.key) for pipeline in self.graph.pipelines]
         numbers = {name: f"n{number}" for number, (name, _, _) in enumerate(nodes)}
         lines = ["flowchart LR"]
         for name, kind, key in nodes:
             about = f"{kind}, key {', '.join(key)}" if key else kind
-            lines.append(f"  {numbers[name]}{shapes[kind].format(f'{name}<br/>{_label(about)}')}")
+            lines.append(f"  {numbers[name]}{shapes[kind].format(f'{name}<br/>{_escape_label(about)}')}")
         lines += [f"  {numbers[source]} --> {numbers[target]}" for source, target in self.graph.edges]
         return "\n".join(lines)
 
@@ -267,14 +271,14 @@ class Plan:
 def _topic_document(topic: Topic) -> dict[str, Any]:
     return {
         "name": topic.name,
-        "kind": _kind(topic),
+        "kind": _topic_kind(topic),
         "type": to_ddl(topic.schema),
         "key": list(topic.key),
-        "time": topic.event_time,
+        "time": topic.event_time_source,
         "lateness": topic.lateness.total_seconds(),
         "partitions": topic.partitions,
-        "values": topic.values.value,
-        "place": _shown(topic.place),
+        "value_format": topic.value_format.value,
+        "location": _format_location(topic.location),
     }
 
 
@@ -287,33 +291,38 @@ def _queue_document(queue: DeclaredQueue) -> dict[str, Any]:
         "ordered": definition.ordered,
         "attempts": definition.retry.attempts,
         "backoff": definition.retry.backoff.total_seconds(),
-        "visible": definition.visible.total_seconds(),
+        "visibility_timeout": definition.visibility_timeout.total_seconds(),
         "durability": definition.durability.value,
         "groups": [asdict(group) for group in definition.groups],
         "workers": [_worker_document(worker) for worker in queue.workers],
-        "place": _shown(definition.place),
+        "location": _format_location(definition.location),
     }
 
 
 def _worker_document(worker: Worker) -> dict[str, Any]:
     numbers = {name: getattr(worker, name) for name in ("threads", "processes", "prefetch")}
-    return {"name": worker.name, "group": worker.group, **numbers, "place": _shown(worker.place)}
+    return {
+        "name": worker.name,
+        "group": worker.group,
+        **numbers,
+        "location": _format_location(worker.location),
+    }
 
 
 def _answer_document(answer: Answer) -> dict[str, Any]:
     numbers = {name: getattr(answer, name) for name in ("threads", "processes", "limit")}
-    return {"subject": answer.subject, **numbers, "place": _shown(answer.place)}
+    return {"subject": answer.subject, **numbers, "location": _format_location(answer.location)}
 
 
 def _queue_lines(queue: DeclaredQueue) -> Iterator[str]:
     definition = queue.definition
-    yield _heading("queue", queue.name, definition.place)
+    yield _heading("queue", queue.name, definition.location)
     if definition.schema is not None:
         yield f"  type      {to_ddl(definition.schema)}"
     if definition.key:
         yield f"  key       {definition.key}{', in order' if definition.ordered else ''}"
     tried = definition.retry
-    yield f"  retry     {tried.attempts} attempts, first rest {spoken(tried.backoff)}"
+    yield f"  retry     {tried.attempts} attempts, first rest {format_duration(tried.backoff)}"
     for group in definition.groups:
         names = [
             f"{one.name} ({one})" if str(one) else one.name
@@ -324,7 +333,7 @@ def _queue_lines(queue: DeclaredQueue) -> Iterator[str]:
         yield f"  {title:9} {', '.join(names) or 'no worker in this file'}"
 
 
-def _fitted(check: Checked, table: ViewTable | None) -> Checked:
+def _compare_columns(check: PipelineCheck, table: ViewTable | None) -> PipelineCheck:
     """The same, unless it would go on in a table that has other columns."""
     if table is None or not check.schema_ddl or check.fit not in ("new", "kept"):
         return check
@@ -334,19 +343,19 @@ def _fitted(check: Checked, table: ViewTable | None) -> Checked:
     return replace(check, fit="refused", notes=(*check.notes, f"its table in the store has {columns}"))
 
 
-def _check_document(check: Checked) -> dict[str, Any]:
+def _check_document(check: PipelineCheck) -> dict[str, Any]:
     return asdict(check) | {"stateful": list(check.stateful), "notes": list(check.notes)}
 
 
-def _check_lines(check: Checked) -> Iterator[str]:
+def _check_lines(check: PipelineCheck) -> Iterator[str]:
     if check.error is not None:
         yield f"{check.pipeline}: error {check.error.get('code', 'ERROR')}: {check.error.get('title', '')}"
-        more = [check.error.get("place"), *str(check.error.get("detail") or "").splitlines()]
+        more = [check.error.get("location"), *str(check.error.get("detail") or "").splitlines()]
         yield from (f"  {line}" for line in more if line)
         if check.error.get("fix"):
             yield f"  fix: {check.error['fix']}"
         return
-    yield f"{check.pipeline}: {check.fit}, {_FITS[check.fit]}"
+    yield f"{check.pipeline}: {check.fit}, {_FIT_TEXT[check.fit]}"
     if check.schema_ddl:
         yield f"  type      {check.schema_ddl}"
     changing = "as they change" if check.stateful else "as they come"
@@ -356,22 +365,22 @@ def _check_lines(check: Checked) -> Iterator[str]:
     yield from (f"  note      {note}" for note in check.notes)
 
 
-def _label(text: str) -> str:
+def _escape_label(text: str) -> str:
     """Text that stays one label, whatever characters a column's name has."""
     return "".join(letter if letter.isalnum() or letter in " ,._-" else f"#{ord(letter)};" for letter in text)
 
 
-def _made(pipeline: Pipeline) -> str:
+def _pipeline_kind(pipeline: Pipeline) -> str:
     return pipeline.noun if pipeline.of_changes else pipeline.kind.value
 
 
-def _kind(topic: Topic) -> str:
+def _topic_kind(topic: Topic) -> str:
     return "table" if topic.compact else "topic"
 
 
-def _heading(kind: str, name: str, place: Place | None) -> str:
-    return f"{kind} {name}".ljust(48) + f" {_shown(place) or ''}".rstrip()
+def _heading(kind: str, name: str, location: SourceLocation | None) -> str:
+    return f"{kind} {name}".ljust(48) + f" {_format_location(location) or ''}".rstrip()
 
 
-def _shown(place: Place | None) -> str | None:
-    return None if place is None else str(place)
+def _format_location(location: SourceLocation | None) -> str | None:
+    return None if location is None else str(location)

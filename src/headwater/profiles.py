@@ -1,9 +1,13 @@
-"""Profiles: where log, store, queues and Spark are, by name, so that an app file runs on a laptop and on a cluster.
+"""Profiles: named addresses of log, store, queues and Spark, so one app file runs on a laptop and a cluster.
 
-A profile is a table `[profiles.NAME]` of headwater.toml, or `[tool.headwater.profiles.NAME]` of pyproject.toml, in the
-current folder or one above it. `HEADWATER_LOG`, `HEADWATER_STORE`, `HEADWATER_QUEUES`, `HEADWATER_SPARK` and
-`HEADWATER_CHECKPOINTS` count more than the file. Without a name nothing is read: log, store and queues are in the data
-folder, and Spark is in this machine.
+A profile is a table `[profiles.NAME]` of headwater.toml, or `[tool.headwater.profiles.NAME]` of
+pyproject.toml, in the current folder or one above it. `HEADWATER_LOG`, `HEADWATER_STORE`,
+`HEADWATER_QUEUES`, `HEADWATER_SPARK` and `HEADWATER_CHECKPOINTS` override the file. Without a profile name
+no file is read: log, store and queues are in the data folder, and Spark runs on this machine.
+
+An address is a URL, a folder or a word. It names its secrets and does not hold them:
+`postgresql://shop:${SHOP_PASSWORD}@db/shop` refers to an environment variable, `${file:/run/db}` to a file.
+References are resolved when the address is used. Printed addresses have `***` in place of a secret.
 """
 
 from __future__ import annotations
@@ -12,26 +16,198 @@ import difflib
 import os
 import re
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+from urllib.parse import quote
 
-from headwater.address import Address
 from headwater.config import ADDRESSES, DATA, JARS, PROFILE, SPARK
-from headwater.errors import BadProfileError, Place, UnknownProfileError
+from headwater.errors import BadProfileError, MissingSecretError, SourceLocation, UnknownProfileError
 
-__all__ = ["ARCHIVES", "Profile", "describe", "read_profile"]
+__all__ = [
+    "ARCHIVE_SUFFIXES",
+    "Address",
+    "Profile",
+    "describe",
+    "read_profile",
+    "redact",
+]
 
-_PLAIN: Final = ("python", "jars")
-_KEYS: Final = (*(setting.name for setting in ADDRESSES), *_PLAIN)
-ARCHIVES: Final = (".tar.gz", ".tgz", ".zip")
+_REFERENCE: Final = re.compile(r"\$\{([^{}]*)\}")
+_VARIABLE: Final = re.compile(r"(?:env:)?([A-Za-z_]\w*)")
+_QUERY: Final = re.compile(r"\?(?=[\w.]+=)")
+_PASSWORD: Final = re.compile(
+    r"://[^:/@\s]*:(.*)@"
+)  # up to the last @: a raw one in a password is hidden too
+_PARAMETER: Final = re.compile(r"[?&][\w.]*(?:pass|secret|token|key)[\w.]*=([^&\s]*)", re.IGNORECASE)
+
+_HOSTS: Final = r"(?:{0})(?:,(?:{0}))*".format(r"(?:\[[0-9a-fA-F:.]+\]|[^\s:/@?#,\[\]]+)(?::\d+)?")
+_USER: Final = r"(?:[^\s/?]*@)?"
+_FORMS: Final = {
+    "log": (rf"(?!.*://).+|kafka://{_USER}{_HOSTS}/?(?:\?\S*)?", "a folder, or kafka://host:9092,host:9092"),
+    "store": (
+        rf"postgresql://{_USER}(?:{_HOSTS})?(?:/[^\s/?]*)?(?:\?\S*)?",
+        "postgresql://user:${PASSWORD}@host:5432/database, or nothing for SQLite",
+    ),
+    "queues": (
+        rf"amqps?://{_USER}{_HOSTS}(?:/[^\s/?]*)?(?:\?\S*)?",
+        "amqp://user:${PASSWORD}@host:5672, or nothing for the data folder",
+    ),
+    "spark": (
+        rf"local(?:\[(?:\*|\d+)(?:, ?\d+)?\])?|spark://{_HOSTS}|k8s://\S+|yarn",
+        "local[*], spark://host:7077, k8s://https://host:port or yarn",
+    ),
+    "checkpoints": (r"(?!.*://).+|[a-z][a-z0-9+.-]*://\S*", "a folder, or a URL such as s3a://bucket/checkpoints"),
+}  # fmt: skip
+_FOLDERS: Final = ("log", "checkpoints")
+
+
+def redact(text: str) -> str:
+    """Returns a text in which `***` stands for the passwords of URLs, written out or referred to.
+
+    Example:
+        >>> redact("postgresql://shop:tide@db/shop"), redact("kafka://b:9092?sasl.password=tide")
+        ('postgresql://shop:***@db/shop', 'kafka://b:9092?sasl.password=***')
+    """
+    for start, end in reversed(_secret_spans(text)):
+        text = f"{text[:start]}***{text[end:]}"
+    return text
+
+
+@dataclass(frozen=True)
+class Address:
+    """One address of a profile; `str` and `repr` show no secret.
+
+    Args:
+        text: As it was written.
+        kind: What is there: "log", "store", "queues", "spark" or "checkpoints".
+        base: What a folder and a file that is referred to are relative to.
+        location: Where it was written, for errors.
+
+    Example:
+        >>> address = Address("postgresql://shop:${SHOP_PASSWORD}@db/shop", "store")
+        >>> print(address)
+        postgresql://shop:***@db/shop
+        >>> os.environ["SHOP_PASSWORD"] = "high tide"
+        >>> address.resolve()
+        'postgresql://shop:high%20tide@db/shop'
+    """
+
+    text: str = field(repr=False)
+    kind: str
+    base: Path = Path()
+    location: SourceLocation | None = None
+
+    def __str__(self) -> str:
+        return redact(self.text)
+
+    def __repr__(self) -> str:
+        return f"Address({str(self)!r})"
+
+    @property
+    def scheme(self) -> str:
+        """The part before `://`, such as "kafka"; empty for a folder or a word."""
+        head, found, _ = self.resolve().partition("://")
+        return head if found else ""
+
+    def validate(self, *, plain_secrets: bool) -> Address:
+        """The same address, known to have a form that its kind can have.
+
+        Args:
+            plain_secrets: Whether a password may be written out, as it may in the environment but not in a file.
+
+        Raises:
+            BadProfileError: It has not.
+        """
+        for start, end in [] if plain_secrets else _secret_spans(self.text):
+            if start < end and not _REFERENCE.fullmatch(self.text, start, end):
+                raise BadProfileError(
+                    f"{self.kind} has a password written out: {self}",
+                    detail="a file is copied and committed; it refers to a secret and does not hold it",
+                    fix="${NAME} for a variable of the environment, or ${file:/path}",
+                    location=self.location,
+                    key=self.kind,
+                )
+        if not self.text.startswith("${"):  # otherwise its form is known when it is used
+            self._check_form(_mask_references(self.text))
+        return self
+
+    def resolve(self) -> str:
+        """Returns the address with its references looked up now; values that stand in a URL are quoted for it.
+
+        Raises:
+            MissingSecretError: A variable is not set, or a file cannot be read.
+            BadProfileError: What came out is no address of this kind.
+        """
+        masked = _mask_references(self.text)
+
+        def value(found: re.Match[str]) -> str:
+            plain = self._look_up(found[1])
+            return quote(plain, safe="") if _needs_quoting(masked, found.start()) else plain
+
+        text = _REFERENCE.sub(value, self.text)
+        self._check_form(text)
+        if self.kind in _FOLDERS and "://" not in text:
+            return str(self.base / Path(text).expanduser())
+        return text
+
+    def _look_up(self, reference: str) -> str:
+        name = _VARIABLE.fullmatch(reference)
+        if name and name[1] in os.environ:
+            return os.environ[name[1]]
+        if name:
+            what, fix = f"which is not set, as {self.kind} needs it", f"export {name[1]}=…"
+        elif reference.startswith("file:"):
+            try:
+                return (self.base / reference.removeprefix("file:")).read_text().rstrip("\r\n")
+            except (OSError, UnicodeDecodeError) as error:
+                reason = getattr(error, "strerror", None) or "not text"
+                what, fix = f"which cannot be read: {reason}", f"write the secret of {self.kind} to that file"
+        else:
+            what, fix = "which is no reference", "${NAME} for a variable of the environment, or ${file:/path}"
+        raise MissingSecretError(
+            f"the profile refers to {reference}, {what}", fix=fix, location=self.location, reference=reference
+        )
+
+    def _check_form(self, text: str) -> None:
+        pattern, forms = _FORMS[self.kind]
+        authority = re.split(r"[/?]", text.partition("://")[2].rpartition("@")[2])[0]
+        too_high = any(int(port) > 65535 for port in re.findall(r":(\d+)(?=,|$)", authority))
+        if too_high or not re.fullmatch(pattern, text):
+            what = f"{self.kind} is {str(self)!r}, which it cannot be"
+            raise BadProfileError(what, fix=f"it can be {forms}", location=self.location, key=self.kind)
+
+
+def _mask_references(text: str) -> str:
+    """The text with its references as digits of the same length, so that they are hosts, ports and passwords."""
+    return _REFERENCE.sub(lambda found: "0" * len(found[0]), text)
+
+
+def _secret_spans(text: str) -> list[tuple[int, int]]:
+    """Returns where in a text secrets stand, in order."""
+    masked = _mask_references(text)
+    query = _QUERY.search(masked)
+    password = _PASSWORD.search(masked, 0, query.start() if query else len(masked))
+    return [found.span(1) for found in [password, *_PARAMETER.finditer(masked)] if found]
+
+
+def _needs_quoting(masked: str, at: int) -> bool:
+    """Whether a value that stands there is part of the user, the password or the query of a URL."""
+    query = _QUERY.search(masked)
+    end = query.start() if query else len(masked)
+    return "://" in masked[:at] and (at < masked.rfind("@", 0, end) or at > end)
+
+
+_TEXT_KEYS: Final = ("python", "jars")
+_KEYS: Final = (*(setting.name for setting in ADDRESSES), *_TEXT_KEYS)
+ARCHIVE_SUFFIXES: Final = (".tar.gz", ".tgz", ".zip")
 """How the name of an archive ends that Spark unpacks on its workers."""
 _LOCAL_SPARK: Final = Address(SPARK.default, "spark")
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Where the parts are. An address gives its text, secrets included, with `resolved()`, and nothing of them else.
+    """Where the parts are. An address gives its text, secrets included, with `resolve()`, and nothing of them else.
 
     Args:
         name: "embedded" for the one that needs no file.
@@ -42,7 +218,7 @@ class Profile:
         checkpoints: A folder or URL that driver and workers reach; None is the data folder.
         python: The Python of Spark's workers, or an archive with one; None is this one.
         jars: A folder with the jars of Spark's Kafka connector; None fetches them when they are needed.
-        place: Where it was written.
+        location: Where it was written.
 
     Example:
         >>> Profile("embedded").data_folder("shop-data")
@@ -57,7 +233,7 @@ class Profile:
     checkpoints: Address | None = None
     python: str | None = None
     jars: str | None = None
-    place: Place | None = None
+    location: SourceLocation | None = None
 
     @property
     def kafka(self) -> bool:
@@ -65,33 +241,33 @@ class Profile:
         return self.log is not None and self.log.scheme == "kafka"
 
     def data_folder(self, given: object = None) -> str:
-        """The data folder: the one given, else the log's if it is a folder, else that of the settings.
+        """Returns the data folder: the one given, else the log's if it is a folder, else that of the settings.
 
         With the log on Kafka, it still has what belongs to this machine: node.json, and checkpoints by default.
         """
         if given in (None, "") and self.log is not None and not self.kafka:
-            return self.log.resolved()
+            return self.log.resolve()
         return DATA.read(given)
 
 
-class _File(NamedTuple):
+class _ProfileFile(NamedTuple):
     """A file with profiles."""
 
     path: Path
     text: str
     tables: dict[str, Any]
 
-    def place(self, profile: str, key: str = "") -> Place:
-        """The line of a profile's table, or of a key in it. The line is not quoted: it may hold a secret."""
+    def location(self, profile: str, key: str = "") -> SourceLocation:
+        """Returns the line of a profile's table, or of a key in it. The line is not quoted: it may hold a secret."""
         lines = self.text.splitlines()
         name = rf"""["']?{re.escape(profile)}["']?"""
-        header = _first(lines, rf"\s*\[\s*(tool\.headwater\.)?profiles\.{name}\s*\]")
-        within = _first(lines, rf"\s*{re.escape(key)}\s*=", header) if key else header
-        return Place.near(str(self.path), (within or header) + 1)
+        header = _first_match(lines, rf"\s*\[\s*(tool\.headwater\.)?profiles\.{name}\s*\]")
+        within = _first_match(lines, rf"\s*{re.escape(key)}\s*=", header) if key else header
+        return SourceLocation.at(str(self.path), (within or header) + 1)
 
 
 def read_profile(name: str | None = None, start: Path | None = None) -> Profile:
-    """The profile of a name, from the nearest file that has profiles.
+    """Returns the profile of a name, from the nearest file that has profiles.
 
     Args:
         name: Which one [default: HEADWATER_PROFILE, else embedded].
@@ -108,16 +284,16 @@ def read_profile(name: str | None = None, start: Path | None = None) -> Profile:
     chosen = PROFILE.read(name)
     values: dict[str, Any] = {}
     if chosen != PROFILE.default:
-        values = _from_file(chosen, (start or Path()).resolve())
+        values = _read_from_file(chosen, (start or Path()).resolve())
     for setting in ADDRESSES:
         if text := os.environ.get(setting.variable):
-            values[setting.name] = Address(text, setting.name).checked(plain_secrets=True)
+            values[setting.name] = Address(text, setting.name).validate(plain_secrets=True)
     values["jars"] = JARS.read() or values.get("jars")
     return Profile(chosen, **values)
 
 
 def describe(profile: Profile, data: str | None = None) -> list[str]:
-    """Where log, store, queues and Spark are, in lines that show no secret; nothing is looked up or opened.
+    """Returns where log, store, queues and Spark are, in lines that show no secret; nothing is looked up or opened.
 
     Example:
         >>> describe(Profile("embedded"), "shop-data")[:2]
@@ -126,7 +302,7 @@ def describe(profile: Profile, data: str | None = None) -> list[str]:
     named = profile.log if profile.log and "://" not in profile.log.text else None
     folder = f"the data folder, {DATA.read(data or named)}"
     facts = {
-        "profile": f"{profile.name}   {profile.place}" if profile.place else profile.name,
+        "profile": f"{profile.name}   {profile.location}" if profile.location else profile.name,
         "log": profile.log or folder,
         "store": profile.store or f"SQLite in {folder}",
         "queues": profile.queues,
@@ -138,8 +314,8 @@ def describe(profile: Profile, data: str | None = None) -> list[str]:
     return [f"{part:12} {fact}" for part, fact in facts.items() if fact is not None]
 
 
-def _from_file(name: str, start: Path) -> dict[str, Any]:
-    file = _nearest(start)
+def _read_from_file(name: str, start: Path) -> dict[str, Any]:
+    file = _find_file(start)
     if file is None:
         raise UnknownProfileError(
             f'no profile "{name}"',
@@ -156,54 +332,60 @@ def _from_file(name: str, start: Path) -> dict[str, Any]:
             fix=f"--profile {near[0]}" if near else f"write a table [profiles.{name}]",
             profile=name,
         )
-    return {key: _value(file, name, key, table[key]) for key in table} | {"place": file.place(name)}
+    return {key: _parse_value(file, name, key, table[key]) for key in table} | {
+        "location": file.location(name)
+    }
 
 
-def _value(file: _File, profile: str, key: str, value: Any) -> Address | str:
-    place = file.place(profile, key)
+def _parse_value(file: _ProfileFile, profile: str, key: str, value: Any) -> Address | str:
+    location = file.location(profile, key)
     if key not in _KEYS:
         near = difflib.get_close_matches(key, _KEYS, n=1)
         what = f'the profile "{profile}" has no key "{key}"'
         known = f"keys: {', '.join(_KEYS)}"
         raise BadProfileError(
-            what, detail=known, fix=near[0] if near else "leave it out", place=place, key=key
+            what, detail=known, fix=near[0] if near else "leave it out", location=location, key=key
         )
     if not isinstance(value, str) or not value:
         what = f'"{key}" of the profile "{profile}" is not a text'
-        raise BadProfileError(what, fix=f'{key} = "…"', place=place, key=key)
+        raise BadProfileError(what, fix=f'{key} = "…"', location=location, key=key)
     if key == "jars":
         return str(file.path.parent / Path(value).expanduser())
     if key == "python":
-        return str(file.path.parent / value) if value.endswith(ARCHIVES) and "://" not in value else value
-    return Address(value, key, file.path.parent, place).checked(plain_secrets=False)
+        return (
+            str(file.path.parent / value)
+            if value.endswith(ARCHIVE_SUFFIXES) and "://" not in value
+            else value
+        )
+    return Address(value, key, file.path.parent, location).validate(plain_secrets=False)
 
 
-def _nearest(start: Path) -> _File | None:
+def _find_file(start: Path) -> _ProfileFile | None:
     for folder in (start, *start.parents):
         for name in ("headwater.toml", "pyproject.toml"):
             path = folder / name
             if path.is_file():
                 text = path.read_text(encoding="utf-8")
-                found = _parsed(path, text)
+                found = _parse_file(path, text)
                 if found is not None:
-                    return _File(path, text, _tables(path, found))
+                    return _ProfileFile(path, text, _profile_tables(path, found))
     return None
 
 
-def _parsed(path: Path, text: str) -> Any:
-    """The part of a file that is ours; None for a pyproject.toml that has no such part."""
+def _parse_file(path: Path, text: str) -> Any:
+    """Returns the part of a file that is ours; None for a pyproject.toml that has no such part."""
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         line = re.search(r"at line (\d+)", str(error))
-        place = Place.near(str(path), int(line[1]) if line else len(text.splitlines()))
+        location = SourceLocation.at(str(path), int(line[1]) if line else len(text.splitlines()))
         what = f"{path.name} is not TOML: {error}"
-        raise BadProfileError(what, fix="correct that line", place=place) from None
+        raise BadProfileError(what, fix="correct that line", location=location) from None
     return document.get("tool", {}).get("headwater") if path.name == "pyproject.toml" else document
 
 
-def _tables(path: Path, found: Any) -> dict[str, Any]:
-    """The profiles by name."""
+def _profile_tables(path: Path, found: Any) -> dict[str, Any]:
+    """Returns the profiles by name."""
     document = found if isinstance(found, dict) else {"headwater": found}
     profiles = document.get("profiles", {})
     tables = profiles if isinstance(profiles, dict) else {"profiles": profiles}
@@ -215,10 +397,10 @@ def _tables(path: Path, found: Any) -> dict[str, Any]:
         what = f'{path.name} declares the profile "{PROFILE.default}", which is the one that needs no file'
     else:
         return tables
-    place = Place.near(str(path), 1)
-    raise BadProfileError(what, fix='[profiles.prod] and below it log = "…"', place=place)
+    location = SourceLocation.at(str(path), 1)
+    raise BadProfileError(what, fix='[profiles.prod] and below it log = "…"', location=location)
 
 
-def _first(lines: list[str], pattern: str, start: int = 0) -> int:
-    """The number of the first line that fits, from `start` on; `start` when none does."""
+def _first_match(lines: list[str], pattern: str, start: int = 0) -> int:
+    """Returns the number of the first line that fits, from `start` on; `start` when none does."""
     return next((n for n in range(start, len(lines)) if re.match(pattern, lines[n])), start)

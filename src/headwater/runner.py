@@ -1,4 +1,4 @@
-"""Runs an app: the engine and the workers as processes of their own that are watched and started again."""
+"""Runs an app: the engine and the workers as supervised child processes."""
 
 from __future__ import annotations
 
@@ -19,41 +19,41 @@ import msgspec
 
 from headwater.errors import EngineFailedError, HeadwaterError
 from headwater.events import SystemClock
-from headwater.plan import Checked
-from headwater.store.engine_state import EngineState, write_engine_state
+from headwater.plan import PipelineCheck
+from headwater.store.status import EngineStatus, write_engine_status
 
-__all__ = ["EngineProcess", "WorkerProcesses", "app_of", "catch_up", "check", "replay"]
+__all__ = ["EngineProcess", "WorkerProcesses", "catch_up", "check", "last_app", "replay"]
 
 logger = logging.getLogger("headwater.runner")
-_TRIES: Final = 3
-_TRIES_WITHIN: Final = 60.0
-_PATIENCE: Final = 45.0
-_LONGEST_PAUSE: Final = 10.0  # seconds before a process of workers is started again
-_SOUND: Final = 60.0  # seconds after which a process of workers counts as having run well
+_MAX_FAILURES: Final = 3
+_FAILURE_WINDOW: Final = 60.0
+_STOP_TIMEOUT: Final = 45.0
+_MAX_RESTART_DELAY: Final = 10.0  # seconds before a process of workers is started again
+_HEALTHY_AFTER: Final = 60.0  # seconds after which a process of workers counts as having run well
 
 
-def app_of(data: Path) -> Path | None:
-    """The app file that was last run on a data folder; None when none was."""
+def last_app(data: Path) -> Path | None:
+    """Returns the app file that was last run on a data folder; None when none was."""
     try:
         return Path((data / "engine" / "app").read_text())
     except FileNotFoundError:
         return None
 
 
-def _remember(app: str, data: Path) -> None:
+def _record_app(app: str, data: Path) -> None:
     (data / "engine").mkdir(parents=True, exist_ok=True)
     (data / "engine" / "app").write_text(app)
 
 
 class EngineProcess:
-    """The engine, in the background; it may die as often as it likes, log and views stay readable.
+    """The supervised engine process; log and views stay readable while it is down.
 
     Args:
         app: The user's file.
         data: The data folder.
         rebuild: Views that may be made anew.
         profile: Where log, store and Spark are, by name.
-        tell: Called with what people should know: what it waits for, which pipelines have failed.
+        notify: Called with what people should know: what it waits for, which pipelines have failed.
     """
 
     def __init__(
@@ -62,9 +62,9 @@ class EngineProcess:
         data: Path,
         rebuild: Sequence[str] = (),
         profile: str | None = None,
-        tell: Callable[[str], None] = logger.warning,
+        notify: Callable[[str], None] = logger.warning,
     ) -> None:
-        self._order: dict[str, Any] = {
+        self._command: dict[str, Any] = {
             "app": str(Path(app).absolute()),
             "data": str(data.absolute()),
             "rebuild": list(rebuild),
@@ -72,7 +72,7 @@ class EngineProcess:
             "here": str(Path.cwd()),
         }
         self._data = data
-        self._note = tell
+        self._notify = notify
         self.error: HeadwaterError | None = None
         """Why it was given up; None as long as it was not."""
         self._process: subprocess.Popen[bytes] | None = None
@@ -85,71 +85,71 @@ class EngineProcess:
         return None if self._process is None or self._process.poll() is not None else self._process.pid
 
     def start(self) -> None:
-        """Begin, and go on until `stop`."""
-        self._tell("starting", "Spark is starting; log and views work meanwhile")
-        _remember(self._order["app"], self._data)
+        """Start the engine and restart it whenever it ends, until `stop`."""
+        self._write_state("starting", "Spark is starting; log and views work meanwhile")
+        _record_app(self._command["app"], self._data)
         self._thread.start()
 
     def stop(self) -> None:
-        """End the engine and everything it started."""
+        """Stop the engine and its child processes."""
         self._stopping.set()
-        _end(self._process)
-        self._thread.join(timeout=_PATIENCE)
-        self._tell("stopped")
+        _stop_process(self._process)
+        self._thread.join(timeout=_STOP_TIMEOUT)
+        self._write_state("stopped")
 
     def _watch(self) -> None:
-        ends: deque[float] = deque(maxlen=_TRIES)
+        ends: deque[float] = deque(maxlen=_MAX_FAILURES)
         while not self._stopping.is_set():
-            self._process = _started(self._order | {"work": "run"})
-            self._order[
+            self._process = _start_process(self._command | {"work": "run"})
+            self._command[
                 "rebuild"
-            ] = []  # begun is enough: a rebuild that a crash interrupts goes on by itself
-            self._tell("starting" if not ends else "restarting")
-            error = self._hear(self._process)
+            ] = []  # begun is enough: a rebuild that a crash interrupts resumes by itself
+            self._write_state("starting" if not ends else "restarting")
+            error = self._relay_output(self._process)
             code = self._process.wait()
-            _end_group(self._process)
+            _kill_group(self._process)
             if self._stopping.is_set():
                 return
             ends.append(time.monotonic())
             why = error.what if error else f"the engine's process ended with code {code}"
             logger.error("%s", why)
-            if (error is not None and not error.retryable) or self._too_often(ends):
-                self._tell("failed", why)
+            if (error is not None and not error.retryable) or self._exceeds_limit(ends):
+                self._write_state("failed", why)
                 detail = f"see engine/engine.log in {self._data}"
                 self.error = error or EngineFailedError(why, detail=detail)
                 return
-            self._tell("restarting", why)
+            self._write_state("restarting", why)
             self._stopping.wait(2 ** len(ends) / 4)
 
-    def _hear(self, process: subprocess.Popen[bytes]) -> HeadwaterError | None:
-        """Pass on what the engine says until it ends; the error that it ended with, if it said so."""
+    def _relay_output(self, process: subprocess.Popen[bytes]) -> HeadwaterError | None:
+        """Relay the engine's output until it ends; returns the error it ended with, if it reported one."""
         error = None
-        for document in _documents(process):
+        for document in _read_documents(process):
             if "error" in document:
                 error = HeadwaterError.from_problem(document["error"])
             else:
-                self._note(_words(document))
+                self._notify(_describe_event(document))
         return error
 
-    def _too_often(self, ends: deque[float]) -> bool:
-        return len(ends) == _TRIES and ends[-1] - ends[0] < _TRIES_WITHIN
+    def _exceeds_limit(self, ends: deque[float]) -> bool:
+        return len(ends) == _MAX_FAILURES and ends[-1] - ends[0] < _FAILURE_WINDOW
 
-    def _tell(self, state: str, detail: str = "") -> None:
-        write_engine_state(self._data, EngineState(state, SystemClock().micros(), detail, self.pid))
+    def _write_state(self, state: str, detail: str = "") -> None:
+        write_engine_status(self._data, EngineStatus(state, SystemClock().micros(), detail, self.pid))
 
 
 class WorkerProcesses:
-    """The processes of an app's workers, in the background; each is started again whenever it ends.
+    """The supervised processes of an app's workers; each is restarted when it ends.
 
-    One is given up only for an error that the next start would meet too, such as a file that cannot be loaded. A
-    message that ends its process is no such error: it is a dead letter after so many attempts.
+    One is given up only for an error that the next start would meet too, such as a file that cannot be
+    loaded. A message that ends its process is no such error: it is a dead letter after so many attempts.
 
     Args:
         app: The user's file.
         data: The data folder.
         shares: Which workers each process has, as `workers.process.shares` says.
         profile: Where the queues are, by name.
-        tell: Called with what people should know.
+        notify: Called with what people should know.
     """
 
     def __init__(
@@ -158,11 +158,11 @@ class WorkerProcesses:
         data: Path,
         shares: Sequence[dict[str, str]],
         profile: str | None = None,
-        tell: Callable[[str], None] = logger.warning,
+        notify: Callable[[str], None] = logger.warning,
     ) -> None:
-        order = {"app": str(Path(app).absolute()), "data": str(data.absolute()), "profile": profile or ""}
-        self._orders = [order | {"here": str(Path.cwd())} | share for share in shares]
-        self._note = tell
+        command = {"app": str(Path(app).absolute()), "data": str(data.absolute()), "profile": profile or ""}
+        self._commands = [command | {"here": str(Path.cwd())} | share for share in shares]
+        self._notify = notify
         self.error: HeadwaterError | None = None
         """Why one was given up; None as long as none was."""
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
@@ -171,7 +171,7 @@ class WorkerProcesses:
             threading.Thread(
                 target=self._watch, args=[number], name=f"headwater-workers-{number}", daemon=True
             )
-            for number in range(len(self._orders))
+            for number in range(len(self._commands))
         ]
 
     @property
@@ -180,45 +180,49 @@ class WorkerProcesses:
         return [process.pid for process in self._processes.values() if process.poll() is None]
 
     def start(self) -> None:
-        """Begin, and go on until `stop`."""
+        """Start the workers and restart each that ends, until `stop`."""
         for thread in self._threads:
             thread.start()
 
     def stop(self) -> None:
-        """Let what is under way finish, give the rest back, and end all processes."""
+        """Let running messages finish, requeue the rest, and end all processes."""
         self._stopping.set()
         for process in list(self._processes.values()):
             _close_input(process)
         for thread in self._threads:
-            thread.join(timeout=_PATIENCE)
+            thread.join(timeout=_STOP_TIMEOUT)
         for process in list(self._processes.values()):
-            _end(process)
+            _stop_process(process)
 
     def _watch(self, number: int) -> None:
         ends = 0
         while not self._stopping.is_set():
             begun = time.monotonic()
-            process = self._processes[number] = _started(
-                self._orders[number], "headwater.workers.process", None
+            process = self._processes[number] = _start_process(
+                self._commands[number], "headwater.workers.process", None
             )
             if self._stopping.is_set():  # it began between the question and the answer
                 _close_input(process)
             error = next(
-                (HeadwaterError.from_problem(one["error"]) for one in _documents(process) if "error" in one),
+                (
+                    HeadwaterError.from_problem(one["error"])
+                    for one in _read_documents(process)
+                    if "error" in one
+                ),
                 None,
             )
             code = process.wait()
             if self._stopping.is_set():
                 return
-            _end_group(process)
+            _kill_group(process)
             if error is not None and not error.retryable:
                 self.error = error
-                self._note(f"workers were given up: {error.render()}")
+                self._notify(f"workers were given up: {error.render()}")
                 return
-            ends = 1 if time.monotonic() - begun > _SOUND else ends + 1
+            ends = 1 if time.monotonic() - begun > _HEALTHY_AFTER else ends + 1
             why = error.what if error else f"a process of workers ended with code {code}"
-            self._note(f"{why}; it is started again")
-            self._stopping.wait(min(_LONGEST_PAUSE, 2**ends / 4))
+            self._notify(f"{why}; it is started again")
+            self._stopping.wait(min(_MAX_RESTART_DELAY, 2**ends / 4))
 
 
 def catch_up(
@@ -227,9 +231,9 @@ def catch_up(
     rebuild: Sequence[str] = (),
     since: str = "earliest",
     profile: str | None = None,
-    tell: Callable[[str], None] = logger.warning,
+    notify: Callable[[str], None] = logger.warning,
 ) -> None:
-    """Run all pipelines until they have committed what is in the log now, then end.
+    """Run all pipelines until they have committed what is in the log now, then stop.
 
     Args:
         app: The user's file.
@@ -237,16 +241,16 @@ def catch_up(
         rebuild: Views that are to be made anew.
         since: From where on: an offset or a moment.
         profile: Where log, store and Spark are, by name.
-        tell: Called with what it waits for.
+        notify: Called with what it waits for.
 
     Raises:
         HeadwaterError: A pipeline failed.
     """
-    order = {"app": str(Path(app).absolute()), "data": str(data), "rebuild": list(rebuild), "since": since}
-    order |= {"profile": profile or "", "here": str(Path.cwd())}
-    _remember(str(order["app"]), data)
-    for line in _told(order | {"work": "catch-up"}):
-        tell(_words(line))
+    command = {"app": str(Path(app).absolute()), "data": str(data), "rebuild": list(rebuild), "since": since}
+    command |= {"profile": profile or "", "here": str(Path.cwd())}
+    _record_app(str(command["app"]), data)
+    for line in _engine_output(command | {"work": "catch-up"}):
+        notify(_describe_event(line))
 
 
 def replay(
@@ -255,36 +259,36 @@ def replay(
     names: Sequence[str] = (),
     rows: int = 0,
     profile: str | None = None,
-    tell: Callable[[str], None] = logger.warning,
+    notify: Callable[[str], None] = logger.warning,
 ) -> Iterator[dict[str, Any]]:
     """Run what pipelines have committed once more, apart from everything, and compare; one document per pipeline.
 
     Raises:
         HeadwaterError: Spark did not start, or a pipeline has nothing to replay.
     """
-    order = {"app": str(Path(app).absolute()), "data": str(data), "names": list(names), "rows": rows}
-    order |= {"profile": profile or "", "here": str(Path.cwd())}
-    for line in _told(order | {"work": "replay"}):
+    command = {"app": str(Path(app).absolute()), "data": str(data), "names": list(names), "rows": rows}
+    command |= {"profile": profile or "", "here": str(Path.cwd())}
+    for line in _engine_output(command | {"work": "replay"}):
         if "replayed" in line:
             yield line["replayed"]
         else:
-            tell(_words(line))
+            notify(_describe_event(line))
 
 
-def check(app: str | Path, data: Path, profile: str | None = None) -> list[Checked]:
-    """What Spark says about the app's pipelines, and whether what ran before, where a profile says, can go on.
+def check(app: str | Path, data: Path, profile: str | None = None) -> list[PipelineCheck]:
+    """Returns what Spark says about the app's pipelines, and whether what ran before, where a profile says, can go on.
 
     Raises:
         HeadwaterError: Spark did not start.
     """
-    order = {"app": str(Path(app).absolute()), "data": str(data), "work": "check"}
-    lines = _told(order | {"profile": profile or "", "here": str(Path.cwd())})
-    return [msgspec.convert(line["checked"], Checked) for line in lines]
+    command = {"app": str(Path(app).absolute()), "data": str(data), "work": "check"}
+    lines = _engine_output(command | {"profile": profile or "", "here": str(Path.cwd())})
+    return [msgspec.convert(line["checked"], PipelineCheck) for line in lines]
 
 
-def _told(order: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """What the engine says, line by line, while it works."""
-    process = _started(order)
+def _engine_output(command: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yields what the engine says, line by line, while it works."""
+    process = _start_process(command)
     try:
         assert process.stdout is not None
         for line in process.stdout:
@@ -298,46 +302,46 @@ def _told(order: dict[str, Any]) -> Iterator[dict[str, Any]]:
                 what, detail="see engine/engine.log and engine/spark.log of the data folder"
             )
     finally:
-        _end(process)
+        _stop_process(process)
 
 
-def _started(
+def _start_process(
     order: dict[str, Any], program: str = "headwater.engine.process", errors: int | None = subprocess.DEVNULL
 ) -> subprocess.Popen[bytes]:
-    """A process group of its own, so that everything it starts can be ended with it."""
+    """Start a process in its own process group, so that its children can be ended with it."""
     command = [sys.executable, "-m", program, msgspec.json.encode(order).decode()]
     return subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=True
     )
 
 
-def _documents(process: subprocess.Popen[bytes]) -> Iterator[dict[str, Any]]:
-    """What a process says, line by line, until it ends; anything else that is printed is passed over."""
+def _read_documents(process: subprocess.Popen[bytes]) -> Iterator[dict[str, Any]]:
+    """Yields what a process says, line by line, until it ends; anything else that is printed is passed over."""
     for line in process.stdout or ():
         with contextlib.suppress(msgspec.DecodeError):
             yield msgspec.json.decode(line)
 
 
-def _end(process: subprocess.Popen[bytes] | None) -> None:
-    """In good order if it can, by force if not."""
+def _stop_process(process: subprocess.Popen[bytes] | None) -> None:
+    """Stop a process gracefully if possible, otherwise by kill."""
     if process is None:
         return
     _close_input(process)
     with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(_PATIENCE)
-    _end_group(process)
+        process.wait(_STOP_TIMEOUT)
+    _kill_group(process)
     if process.stdout is not None:
         process.stdout.close()
 
 
 def _close_input(process: subprocess.Popen[bytes]) -> None:
-    """Tell a process to end in good order."""
+    """Close a process's input, which asks it to stop gracefully."""
     if process.stdin is not None:
         with contextlib.suppress(OSError):
             process.stdin.close()
 
 
-def _end_group(process: subprocess.Popen[bytes]) -> None:
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -347,8 +351,8 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
                 pipe.close()
 
 
-def _words(document: dict[str, Any]) -> str:
-    """What the engine says besides results, for people."""
+def _describe_event(document: dict[str, Any]) -> str:
+    """Returns what the engine says besides results, for people."""
     if "waiting" in document:
         return str(document["waiting"])
     return f"{document['failed']} has failed: {HeadwaterError.from_problem(document['problem'])}"

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 from headwater.errors import BadTimeError
 
-__all__ = ["duration", "micros", "moment", "size", "spoken"]
+__all__ = ["duration", "format_duration", "micros", "moment", "size"]
 
 _SECONDS = {
     "us": 1e-6,
@@ -18,7 +18,7 @@ _SECONDS = {
     "d": 86400.0,
     "w": 604800.0,
 }
-_WORDS = {
+_UNIT_NAMES = {
     "microsecond": "us",
     "millisecond": "ms",
     "second": "s",
@@ -30,12 +30,12 @@ _WORDS = {
     "week": "w",
 }
 _BYTES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
-_SPOKEN = (("day", 86_400), ("hour", 3_600), ("minute", 60), ("second", 1))
+_DURATION_UNITS = (("day", 86_400), ("hour", 3_600), ("minute", 60), ("second", 1))
 _NUMBER_AND_UNIT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]+)\s*")
 
 
 def duration(text: str | timedelta) -> timedelta:
-    """A length of time from "10 minutes", "10m", "1h 30m" or a `timedelta`.
+    """Returns a length of time from "10 minutes", "10m", "1h 30m" or a `timedelta`.
 
     Example:
         >>> duration("10 minutes"), duration("1h 30m")
@@ -45,22 +45,22 @@ def duration(text: str | timedelta) -> timedelta:
         return text
     parts = _NUMBER_AND_UNIT.findall(text) if isinstance(text, str) else []
     if not parts or _NUMBER_AND_UNIT.sub("", text):
-        raise _unreadable("duration", text, 'such as "10 minutes", "2s" or "1h 30m"')
+        raise _parse_error("duration", text, 'such as "10 minutes", "2s" or "1h 30m"')
     seconds = 0.0
     for number, unit in parts:
         word = unit.lower()
-        short = word if word in _SECONDS else _WORDS.get(word.removesuffix("s"))
+        short = word if word in _SECONDS else _UNIT_NAMES.get(word.removesuffix("s"))
         if short is None:
-            raise _unreadable("duration", text, f"units: {', '.join(_SECONDS)}, or their words")
+            raise _parse_error("duration", text, f"units: {', '.join(_SECONDS)}, or their words")
         seconds += float(number) * _SECONDS[short]
     try:
         return timedelta(seconds=seconds)
     except OverflowError:
-        raise _unreadable("duration", text, "it is longer than any time can be") from None
+        raise _parse_error("duration", text, "it is longer than any time can be") from None
 
 
 def size(text: str | int) -> int:
-    """A number of bytes from "64 MB", "1GiB" or a plain number.
+    """Returns a number of bytes from "64 MB", "1GiB" or a plain number.
 
     Example:
         >>> size("64 MB"), size(512)
@@ -73,11 +73,11 @@ def size(text: str | int) -> int:
         return int(float(match[1]) * _BYTES[match[2].lower()])
     if text.strip().isdigit():
         return int(text)
-    raise _unreadable("size", text, 'such as "64 MB" or "1 GiB"')
+    raise _parse_error("size", text, 'such as "64 MB" or "1 GiB"')
 
 
 def moment(text: str | datetime, *, now: datetime | None = None) -> datetime:
-    """A point in time from RFC 3339 text with a zone, a relative "-10m", or an aware `datetime`.
+    """Returns a point in time from RFC 3339 text with a zone, a relative "-10m", or an aware `datetime`.
 
     Example:
         >>> moment("2026-01-01T00:00:00Z").isoformat()
@@ -92,8 +92,8 @@ def moment(text: str | datetime, *, now: datetime | None = None) -> datetime:
         if parsed.tzinfo is not None:
             return parsed.astimezone(UTC)
     except (ValueError, OverflowError):
-        raise _unreadable("time", text, 'RFC 3339 such as "2026-01-01T00:00:00Z", or "-10m"') from None
-    raise _unreadable("time", text, 'it has no zone: add "Z" or an offset')
+        raise _parse_error("time", text, 'RFC 3339 such as "2026-01-01T00:00:00Z", or "-10m"') from None
+    raise _parse_error("time", text, 'it has no zone: add "Z" or an offset')
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -109,21 +109,23 @@ def micros(at: datetime) -> int:
     return (at - _EPOCH) // timedelta(microseconds=1)
 
 
-def _unreadable(what: str, text: object, hint: str) -> BadTimeError:
+def _parse_error(what: str, text: object, hint: str) -> BadTimeError:
     return BadTimeError(f"cannot read {text!r} as a {what}", detail=hint, text=str(text))
 
 
-def spoken(length: timedelta) -> str:
-    """A length of time as a person would write it, exact.
+def format_duration(length: timedelta) -> str:
+    """Returns a length of time as a person would write it, exact.
 
     Example:
-        >>> spoken(timedelta(minutes=10)), spoken(timedelta(seconds=5400)), spoken(timedelta(milliseconds=1500))
-        ('10 minutes', '90 minutes', '1.5 seconds')
+        >>> format_duration(timedelta(minutes=10)), format_duration(timedelta(seconds=5400))
+        ('10 minutes', '90 minutes')
+        >>> format_duration(timedelta(milliseconds=1500))
+        '1.5 seconds'
     """
     seconds, rest = divmod(length, timedelta(seconds=1))
     if rest:
         return f"{length.total_seconds():f}".rstrip("0") + " seconds"
     unit, size = next(
-        (unit, size) for unit, size in _SPOKEN if seconds % size == 0 and (seconds or size == 1)
+        (unit, size) for unit, size in _DURATION_UNITS if seconds % size == 0 and (seconds or size == 1)
     )
     return f"{seconds // size} {unit}{'' if seconds == size else 's'}"

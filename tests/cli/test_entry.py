@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from headwater.cli import entry
-from headwater.cli.catalogue import GROUPS, VERBS
+from headwater.cli.catalogue import COMMANDS, GROUPS
 from headwater.errors import by_code
 from tests.cli.conftest import COMMAND
 
@@ -51,17 +51,17 @@ def test_help_lists_every_command_in_its_group(call):
     done = call("--help", where=None)
     assert done.code == 0
     listed = re.findall(r"^  (\w+) +\S", done.out, re.MULTILINE)
-    assert sorted(listed) == sorted(VERBS)
-    assert {verb.group for verb in VERBS.values()} == set(GROUPS)
+    assert sorted(listed) == sorted(COMMANDS)
+    assert {verb.group for verb in COMMANDS.values()} == set(GROUPS)
 
 
-@pytest.mark.parametrize("verb", VERBS.values(), ids=lambda verb: verb.name)
+@pytest.mark.parametrize("verb", COMMANDS.values(), ids=lambda verb: verb.name)
 def test_the_listed_summary_is_the_commands_own(verb):
     function = getattr(importlib.import_module(verb.module), verb.function)
     assert (inspect.getdoc(function) or "").splitlines()[0] == verb.summary
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", COMMANDS)
 def test_every_command_explains_its_options(call, verb):
     done = call(verb, "--help", where=None)
     assert done.code == 0
@@ -70,7 +70,7 @@ def test_every_command_explains_its_options(call, verb):
         assert option in done.out
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", COMMANDS)
 def test_every_option_of_a_command_has_a_word_of_help(call, verb):
     text = call(verb, "--help", where=None).out
     assert re.findall(r"^  (?:-|[A-Z]{2})[^:\n]*$", text, re.MULTILINE) == []
@@ -128,7 +128,7 @@ def test_a_fault_of_our_own_is_told_as_one(call, monkeypatch):
     def broken(*_: object) -> int:
         raise ZeroDivisionError("division by zero")
 
-    monkeypatch.setattr(entry, "_run", broken)
+    monkeypatch.setattr(entry, "_dispatch", broken)
     done = call("topics")
     assert done.code == 1
     assert done.err.startswith("error ERROR: unexpected ZeroDivisionError: division by zero")
@@ -138,7 +138,7 @@ def test_an_interrupt_is_exit_code_130(call, monkeypatch):
     def interrupted(*_: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(entry, "_run", interrupted)
+    monkeypatch.setattr(entry, "_dispatch", interrupted)
     assert call("topics").code == 130
 
 

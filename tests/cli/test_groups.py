@@ -45,7 +45,7 @@ def test_a_group_that_catches_up_says_when_it_will_be_done(call, log, billing, m
             consumer.poll(5, most=9)
             consumer.commit()
 
-        monkeypatch.setattr("headwater.cli.commands.lag.time.sleep", meanwhile)
+        monkeypatch.setattr("headwater.cli.commands.groups.time.sleep", meanwhile)
         (row,) = call("lag", "--over", "3s", "--json").rows
     assert (row["events"], row["trend"], row["left"]) == (9, -3.0, 3.0)
 

@@ -54,14 +54,14 @@ def test_a_wrong_profile_is_told_with_its_line(call, tmp_path):
     ],
 )
 def test_the_profile_says_where_the_log_is_and_data_what_is_on_this_machine(options, kafka, place):
-    assert (options.kafka, options.place) == (kafka, place)
+    assert (options.kafka, options.target) == (kafka, place)
 
 
 def test_a_folder_that_is_typed_counts_more_than_the_environment(monkeypatch):
     monkeypatch.setenv("HEADWATER_LOG", "kafka://h:1")
     assert Options().kafka
     assert not Options(data="here").kafka
-    assert Options(data="here").place == "here"
+    assert Options(data="here").target == "here"
 
 
 def test_a_command_for_the_files_of_a_log_says_that_there_are_none(call):

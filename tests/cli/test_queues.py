@@ -1,4 +1,4 @@
-"""`headwater queues` and `headwater retry`: how queues stand, and dead letters back in line."""
+"""`headwater queues` and `headwater redrive`: how queues stand, and dead letters back in line."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ def test_dead_letters_are_shown_with_their_history(call, emails):
 
 
 def numbers(emails: hw.OpenQueue) -> list[int]:
-    return [letter.number for letter in emails.dead()]
+    return [letter.number for letter in emails.dead_letters()]
 
 
 def test_one_letter_goes_back_after_an_edit(call, emails):
     number = numbers(emails)[1]
-    done = call("retry", "emails", "--dead", str(number), "--edit", "to=carol", "--edit", "n=7", "--json")
+    done = call("redrive", "emails", "--dead", str(number), "--edit", "to=carol", "--edit", "n=7", "--json")
     assert done.rows == [{"queue": "emails", "retried": 1}]
     found = {message.value["n"]: message for message in (emails.receive(10), emails.receive(10))}
     assert (found[7].value["to"], found[7].key, found[7].id) == ("carol", "carol", "m-1")
@@ -74,20 +74,20 @@ def test_one_letter_goes_back_after_an_edit(call, emails):
 
 
 def test_a_dry_run_shows_the_edit_and_changes_nothing(call, emails):
-    rows = call("retry", "emails", "--all", "--edit", "to=carol", "--dry-run", "--json").rows
+    rows = call("redrive", "emails", "--all", "--edit", "to=carol", "--dry-run", "--json").rows
     assert [row["value"] for row in rows] == [{"to": "carol", "n": n} for n in range(3)]
     assert len(numbers(emails)) == 3
 
 
 def test_an_edit_that_does_not_fit_puts_nothing_back(call, emails):
-    done = call("retry", "emails", "--all", "--edit", 'n="many"', "--json")
+    done = call("redrive", "emails", "--all", "--edit", 'n="many"', "--json")
     assert done.code == 2
     assert done.problem["code"] == "BAD_EVENT"
     assert len(numbers(emails)) == 3
 
 
 def test_all_go_back_at_a_rate(call, emails):
-    assert call("retry", "emails", "--all", "--rate", "100/s", "--json").rows[0]["retried"] == 3
+    assert call("redrive", "emails", "--all", "--rate", "100/s", "--json").rows[0]["retried"] == 3
     assert numbers(emails) == []
     assert [emails.receive(10).value["n"] for _ in range(4)]
 
@@ -103,5 +103,5 @@ def test_all_go_back_at_a_rate(call, emails):
     ],
 )
 def test_wrong_usage_changes_nothing(call, emails, words):
-    assert call("retry", *words).code == 2
+    assert call("redrive", *words).code == 2
     assert len(numbers(emails)) == 3

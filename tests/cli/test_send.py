@@ -95,7 +95,7 @@ def test_a_line_that_does_not_fit_is_named_and_nothing_is_sent(call, log, bad, c
 
 
 def test_what_was_sent_before_a_bad_line_in_a_later_chunk_is_said(call, log, monkeypatch):
-    monkeypatch.setattr("headwater.cli.incoming._CHUNK", 40)
+    monkeypatch.setattr("headwater.cli.commands.send._CHUNK", 40)
     good = ndjson(*({"text": f"{n}"} for n in range(9)))
     done = call("send", "notes", "--json", stdin=good + "bad\n")
     sent = len(texts(log))
@@ -106,7 +106,7 @@ def test_what_was_sent_before_a_bad_line_in_a_later_chunk_is_said(call, log, mon
 
 
 def test_a_line_without_end_is_refused_before_memory_grows(call, log, monkeypatch):
-    monkeypatch.setattr("headwater.cli.incoming._CHUNK", 1 << 18)
+    monkeypatch.setattr("headwater.cli.commands.send._CHUNK", 1 << 18)
     done = call("send", "notes", stdin='{"text": "' + "x" * (3 << 20))
     assert done.code == 2
     assert done.err.startswith("error TOO_LARGE: line 1")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import headwater as hw
-from headwater.log.upkeep import Upkeep
+from headwater.log.maintenance.maintenance import Maintenance
 
 
 def test_topics_are_listed_with_what_they_hold(call, log):
@@ -27,7 +27,7 @@ def _order(number: int) -> dict[str, object]:
 def test_a_time_mark_is_not_an_event(call, log):
     log.create_topic("quiet", "text string, at timestamp", time="at")
     log.send("quiet", {"text": "a", "at": datetime(2026, 1, 1, tzinfo=UTC)})
-    log.log.opened("quiet").partitions[0].mark(2_000_000_000_000_000)
+    log.log.open_topic("quiet").partitions[0].append_idle_marker(2_000_000_000_000_000)
     assert log.log.ends("quiet")[0].end == 2
     assert next(row for row in call("topics", "--json").rows if row["topic"] == "quiet")["events"] == 1
 
@@ -36,7 +36,7 @@ def test_removed_events_are_not_counted(call, log):
     log.create_topic("small", "text string", segment_size="1 kB", retention=hw.Retention(size=2000))
     for _ in range(5):
         log.send("small", {"text": "x" * 900})
-    Upkeep(log.log).once()
+    Maintenance(log.log).run_once()
     held = sum(1 for _ in log.read("small"))
     assert held < 5
     assert next(row for row in call("topics", "--json").rows if row["topic"] == "small")["events"] == held
@@ -79,9 +79,9 @@ def test_the_last_column_gives_way_on_a_narrow_terminal(terminal, log, data):
     assert any(line.endswith("…") for line in table)
 
 
-def test_a_description_on_a_terminal_shows_that_the_door_adds_up(terminal, log, data):
+def test_a_description_on_a_terminal_shows_that_the_append_counters_add_up(terminal, log, data):
     log.send("notes", {"text": "a"})
-    assert "door       offered 1 = appended 1\n" in terminal("topics", "notes", data=data).out
+    assert "appends    offered 1 = appended 1\n" in terminal("topics", "notes", data=data).out
 
 
 def test_an_empty_log_says_how_to_fill_it(call, tmp_path):

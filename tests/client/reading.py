@@ -12,7 +12,7 @@ import pytest
 import headwater as hw
 from headwater import errors
 from headwater.log import EventLog
-from headwater.log.upkeep import Upkeep
+from headwater.log.maintenance.maintenance import Maintenance
 from tests.client.shop import NOON, Order, fresh, order, orders
 
 
@@ -102,7 +102,7 @@ class ReadingContract:
         for _ in range(60):
             client.send_many(name, [{"text": "x" * 100}] * 10)
         with EventLog(folder) as log:
-            Upkeep(log).retain(log.opened(name))
+            Maintenance(log).apply_retention(log.open_topic(name))
         start = client.log.ends(name)[0].start
         assert start > 0
         with pytest.raises(errors.DataGoneError) as caught:

@@ -58,8 +58,8 @@ class SendingContract:
         with pytest.raises(errors.TopicExistsError) as caught:
             client.create_topic(name, "order_id string", partitions=3)
         assert caught.value.data == {"topic": name}
-        assert caught.value.place is not None
-        assert caught.value.place.file.endswith("sending.py")
+        assert caught.value.location is not None
+        assert caught.value.location.file.endswith("sending.py")
 
     @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../up", "a b", "ä", "x" * 250, "a\x00", "a%2Fb"])
     def test_a_name_that_cannot_be_is_refused(self, client: hw.Client, name: str):
@@ -247,7 +247,7 @@ class SendingContract:
                 outcomes.put(error)
 
         senders = [threading.Thread(target=send, args=(number,)) for number in range(4)]
-        with EventLog(folder) as log, log.opened(name).partitions[0].locked():
+        with EventLog(folder) as log, log.open_topic(name).partitions[0].lock():
             for sender in senders:
                 sender.start()
             refused = outcomes.get(timeout=60)  # one leads, one waits, nothing else can happen

@@ -75,7 +75,7 @@ def test_a_message_given_back_comes_again_after_its_rest(client, clock):
         again = queue.receive(timeout=10)
         assert (again.attempt, again.redelivered) == (2, True)
         again.nack("not now either")
-        (letter,) = queue.dead()
+        (letter,) = queue.dead_letters()
     assert (letter.why, [attempt.why for attempt in letter.attempts]) == (
         "failed",
         ["not now", "not now either"],
@@ -103,7 +103,7 @@ def test_a_block_acknowledges_or_gives_back_with_the_stack(client, clock):
         clock.advance("10 seconds")
         with queue.receive(timeout=10) as message:
             raise hw.Reject(f"no address for {message.value['to']}")
-        (letter,) = queue.dead()
+        (letter,) = queue.dead_letters()
     assert letter.why == "rejected"
     assert [attempt.why for attempt in letter.attempts] == [
         "ZeroDivisionError: division by zero",
@@ -168,9 +168,12 @@ def test_dead_letters_go_back_in_line(client):
         for n in range(3):
             queue.publish({"n": n})
             queue.receive(timeout=10).reject("no")
-        assert queue.retry([letter for letter in queue.dead() if letter.message.body == b'{"n":1}']) == 1
+        assert (
+            queue.redrive([letter for letter in queue.dead_letters() if letter.message.body == b'{"n":1}'])
+            == 1
+        )
         assert queue.receive(timeout=10).value == {"n": 1}
-        assert queue.retry() == 2
+        assert queue.redrive() == 2
 
 
 def test_a_queue_that_does_not_exist_is_an_error(client):

@@ -64,8 +64,8 @@ def test_a_view_that_a_pipeline_has_not_begun_with_is_empty(tmp_path: Path):
         client.create_topic("orders", "order_id string")
         receipt = client.send("orders", {"order_id": "a"})
         store = SqliteStore(tmp_path / "store")
-        store.tell(PipelineReport("revenue", 1, "view", "starting", inputs=("orders",)))
-        store.tell(PipelineReport("big", 1, "stream", "starting", inputs=("orders",)))
+        store.report(PipelineReport("revenue", 1, "view", "starting", inputs=("orders",)))
+        store.report(PipelineReport("big", 1, "stream", "starting", inputs=("orders",)))
         assert client.view("revenue").rows() == []
         assert client.view("revenue").get("x") is None
         with pytest.raises(errors.ViewBehindError) as caught:

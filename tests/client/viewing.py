@@ -240,7 +240,7 @@ class ViewingContract:
         clock.advance("1 minute")
         newer = keeper.rebuilt()
         newer.commit([total("pens", 20), total("paper", 10)])
-        newer.store.swap(newer.table.name, 2)
+        newer.store.make_current(newer.table.name, 2)
         view = client.view(keeper.table.name)
         assert [row["n"] for row in view.rows()] == [10, 20]
         assert [row["n"] for row in view.rows(as_of=NOON + timedelta(minutes=2))] == [1, 2]
@@ -328,7 +328,7 @@ class ViewingContract:
         position = list(view.changes())[-1].position
         newer = totals.rebuilt()
         newer.commit([total("pens", 1)])
-        newer.store.swap(newer.table.name, 2)
+        newer.store.make_current(newer.table.name, 2)
         with pytest.raises(errors.RefusedError):
             list(view.changes(since=position))
         assert [change.op for change in view.changes(snapshot=True)] == ["read"]

@@ -32,7 +32,7 @@ class Kept(Keeper):
     """A view whose pipeline stands in the shop's file."""
 
     def tell(self, state: Any, **more: Any) -> None:
-        super().tell(state, **{"place": "shop.py:12", "since": now(), **more})
+        super().tell(state, **{"location": "shop.py:12", "since": now(), **more})
 
 
 class Shop:

@@ -13,7 +13,7 @@ import pytest
 import headwater as hw
 from headwater.log import Topic
 from headwater.server import Node
-from headwater.store import Aside, Counts, ViewTable
+from headwater.store import EventCounts, SideOutput, ViewTable
 from tests.console.browser import Browser
 from tests.console.given import STOCK, Kept, Shop, now
 from tests.console.payloads import PAYLOADS
@@ -64,7 +64,7 @@ def test_the_first_paint_takes_less_than_a_second(browser: Browser, node: Node, 
 
 
 def test_every_number_of_a_pipeline_is_there_and_adds_up(browser: Browser, node: Node, shop: Shop):
-    shop.revenue.commit([], Counts(1000, 990, 6, 3, 1))
+    shop.revenue.commit([], EventCounts(1000, 990, 6, 3, 1))
     browser.open(node.url)
     browser.wait_text("[data-pipeline=revenue]", "1,002")
     words = row_of(browser, "revenue")
@@ -74,7 +74,7 @@ def test_every_number_of_a_pipeline_is_there_and_adds_up(browser: Browser, node:
 
 
 def test_counts_that_do_not_add_up_are_said_so(browser: Browser, node: Node, shop: Shop):
-    shop.revenue.commit([], Counts(10, 7, 0, 0, 0))
+    shop.revenue.commit([], EventCounts(10, 7, 0, 0, 0))
     browser.open(node.url)
     assert "≠" in browser.wait_text("[data-pipeline=revenue]", "3 unaccounted")
 
@@ -266,8 +266,8 @@ def test_the_time_of_a_pipeline_is_a_chart_and_a_table(browser: Browser, node: N
 
 
 def test_late_events_are_a_view_like_any_other(browser: Browser, node: Node, shop: Shop):
-    late = Aside("orders", 0, 7, now(), now(), '{"order_id":"a-7"}', "behind by 12.5 s")
-    shop.revenue.commit([], Counts(1, 0, 1), late=(late,))
+    late = SideOutput("orders", 0, 7, now(), now(), '{"order_id":"a-7"}', "behind by 12.5 s")
+    shop.revenue.commit([], EventCounts(1, 0, 1), late=(late,))
     browser.open(f"{node.url}/?view=hw_late")
     assert "behind by 12.5 s" in browser.wait_text("[data-view=hw_late]", "a-7")
 
@@ -298,11 +298,13 @@ def test_no_width_makes_the_page_scroll_sideways(
 def test_no_text_of_anybody_runs(browser: Browser, node: Node, shop: Shop):
     """Payloads in every field that comes from producers or from the user's file, in all places at once."""
     stock = [{"product": text, "left": number} for number, text in enumerate(PAYLOADS)]
-    late = tuple(Aside("orders", 0, number, now(), now(), text, text) for number, text in enumerate(PAYLOADS))
-    shop.stock.commit(stock, Counts(len(PAYLOADS), 0, len(PAYLOADS)), late=late)
+    late = tuple(
+        SideOutput("orders", 0, number, now(), now(), text, text) for number, text in enumerate(PAYLOADS)
+    )
+    shop.stock.commit(stock, EventCounts(len(PAYLOADS), 0, len(PAYLOADS)), late=late)
     told = {"code": PAYLOADS[0], "title": "".join(PAYLOADS), "detail": PAYLOADS[1], "fix": PAYLOADS[2]}
     text = " ".join(PAYLOADS)
-    shop.stock.tell("failed", detail=text, error=told, inputs=PAYLOADS[:20], place=text, doc=text)
+    shop.stock.tell("failed", detail=text, error=told, inputs=PAYLOADS[:20], location=text, doc=text)
     with hw.connect(node.url) as client:
         for payload in PAYLOADS:
             client.send("orders", {"order_id": payload, "category": payload, "amount": 1}, key=payload)

@@ -8,12 +8,9 @@ from itertools import islice
 import pytest
 
 import headwater as hw
-from headwater.demo.audit import Audit, PipelineFacts, TopicFacts
-from headwater.demo.batch_queries import BATCH_QUERIES
-from headwater.demo.journal import Journal
-from headwater.demo.producing import Tally
+from headwater.demo.audit import BATCH_QUERIES, Audit, PipelineFacts, TopicFacts
+from headwater.demo.producers import PROGRAMS, Journal, ProgramContext, SendCounts, cold_stores
 from headwater.demo.shop import app
-from headwater.demo.traffic import PROGRAMS, Setting, cold_stores
 from headwater.testing import run
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -27,8 +24,8 @@ def shop(tmp_path):
         for topic in app.topics.values():
             client.log.create(topic)
         journal = Journal(tmp_path / "journals" / "plant.csv")
-        for item in islice(cold_stores(Setting("plant", 1, lambda: NOON)), 200):
-            journal.note(item.value["reading_id"], client.send("sensors", item.value))
+        for item in islice(cold_stores(ProgramContext("plant", 1, lambda: NOON)), 200):
+            journal.record(item.value["reading_id"], client.send("sensors", item.value))
         journal.close()
         yield (
             Audit(
@@ -41,7 +38,7 @@ def shop(tmp_path):
 
 
 def sensors(audit: Audit, journals) -> TopicFacts:
-    sent = {"sensors": Tally(200, 200, 0)}
+    sent = {"sensors": SendCounts(200, 200, 0)}
     return next(facts for facts in audit.topics(sent, journals) if facts.topic == "sensors")
 
 
@@ -65,7 +62,7 @@ def test_an_event_that_nobody_sent_is_found(shop):
 
 def test_pipelines_that_have_not_begun_have_no_rows_and_miss_their_events(shop):
     audit, _ = shop
-    compared = {facts.name: audit.compared(facts) for facts in audit.pipelines()}
+    compared = {facts.name: audit.compare(facts) for facts in audit.pipelines()}
     assert {name for name, facts in compared.items() if facts.faults()} == {"temperatures"}
     assert (compared["temperatures"].events, compared["temperatures"].rows) == (200, 0)
 
@@ -73,10 +70,10 @@ def test_pipelines_that_have_not_begun_have_no_rows_and_miss_their_events(shop):
 @pytest.mark.parametrize(
     "facts",
     [
-        TopicFacts("orders", Tally(10, 9, 0), 9),
-        TopicFacts("orders", Tally(10, 9, 1), 8),
-        TopicFacts("orders", Tally(10, 9, 1), 9, missing=1),
-        TopicFacts("orders", Tally(10, 9, 1), 9, unknown=1),
+        TopicFacts("orders", SendCounts(10, 9, 0), 9),
+        TopicFacts("orders", SendCounts(10, 9, 1), 8),
+        TopicFacts("orders", SendCounts(10, 9, 1), 9, missing=1),
+        TopicFacts("orders", SendCounts(10, 9, 1), 9, unknown=1),
         PipelineFacts("revenue", counts=SUM | {"used": 6}),
         PipelineFacts("revenue", counts=SUM, events=11),
         PipelineFacts("revenue", counts=SUM, events=10, rows=3, wrong=1),
@@ -88,7 +85,7 @@ def test_a_number_that_is_off_is_a_fault(facts):
 
 
 def test_numbers_that_add_up_are_no_fault():
-    assert TopicFacts("orders", Tally(10, 9, 1), 9).faults() == []
+    assert TopicFacts("orders", SendCounts(10, 9, 1), 9).faults() == []
     assert PipelineFacts("revenue", counts=SUM, events=10, rows=3, wrong=0).faults() == []
 
 
@@ -97,7 +94,10 @@ def world():
     """Four minutes of the shop at 40 events a second, on Spark, with poison."""
     with run(app, now=NOON) as world:
         programs = [
-            (program.events(Setting(program.name, 1, world.clock.now, poison=True)), int(program.share * 160))
+            (
+                program.events(ProgramContext(program.name, 1, world.clock.now, failing_events=True)),
+                int(program.share * 160),
+            )
             for programs in PROGRAMS.values()
             for program in programs
         ]
@@ -120,7 +120,7 @@ def world():
 def test_each_pipeline_finds_what_a_batch_query_finds(world, name):
     audit = Audit(world.client, app, {})
     facts = next(facts for facts in audit.pipelines() if facts.name == name)
-    compared = audit.compared(facts)
+    compared = audit.compare(facts)
     assert compared.faults() == []
     assert compared.events == compared.counts["in_"] > 0
     assert compared.rows
@@ -131,13 +131,13 @@ def test_each_pipeline_finds_what_a_batch_query_finds(world, name):
 def test_a_row_that_differs_is_wrong(world, monkeypatch):
     audit = Audit(world.client, app, {})
     facts = next(facts for facts in audit.pipelines() if facts.name == "revenue")
-    rows = audit._found(app.pipelines["revenue"], BATCH_QUERIES["revenue"])
+    rows = audit._pipeline_rows(app.pipelines["revenue"], BATCH_QUERIES["revenue"])
     first = next(iter(rows.values()))
     first["orders"] += 1
-    monkeypatch.setattr(audit, "_found", lambda *_: rows)
-    assert audit.compared(facts).wrong == 1
+    monkeypatch.setattr(audit, "_pipeline_rows", lambda *_: rows)
+    assert audit.compare(facts).wrong == 1
     rows.popitem()
-    assert audit.compared(facts).wrong == 2
+    assert audit.compare(facts).wrong == 2
 
 
 @pytest.mark.spark

@@ -15,8 +15,8 @@ import pytest
 
 import headwater as hw
 from headwater.demo.shop import app
-from headwater.server import running
-from headwater.store.engine_state import read_engine_state
+from headwater.server import find_node
+from headwater.store.status import read_engine_status
 
 COMMAND = Path(sys.executable).with_name("headwater")
 
@@ -89,8 +89,8 @@ def test_without_spark_or_java_the_log_works_and_says_what_is_missing(environmen
         for topic, row in rows.items():
             assert row["acknowledged"] == row["events"] == len(list(client.read(topic))) > 0
     assert rows["payments"]["offered"] == rows["payments"]["acknowledged"] + rows["payments"]["duplicate"]
-    assert running(tmp_path / "data") is None
-    assert word in read_engine_state(tmp_path / "data").detail
+    assert find_node(tmp_path / "data") is None
+    assert word in read_engine_status(tmp_path / "data").detail
 
 
 def test_a_rate_that_cannot_be_sent_is_refused(environment, tmp_path):
@@ -108,8 +108,8 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int | None]:
     """The folder of a demo that was killed while Spark started, and the session of its engine."""
     folder = tmp_path_factory.mktemp("shop") / "data"
     with demo(folder, dict(os.environ), "--for", "1h") as process:
-        until(lambda: read_engine_state(folder) and read_engine_state(folder).pid and appended(folder))
-        engine = read_engine_state(folder).pid
+        until(lambda: read_engine_status(folder) and read_engine_status(folder).pid and appended(folder))
+        engine = read_engine_status(folder).pid
         process.kill()
     return folder, engine
 
@@ -117,7 +117,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int | None]:
 @pytest.mark.spark
 def test_no_process_outlives_a_demo_that_was_killed(killed):
     folder, engine = killed
-    until(lambda: running(folder) is None)
+    until(lambda: find_node(folder) is None)
     until(lambda: not members(engine))
     before = appended(folder)
     time.sleep(0.5)
@@ -127,10 +127,10 @@ def test_no_process_outlives_a_demo_that_was_killed(killed):
 @pytest.mark.spark
 def test_ctrl_c_ends_the_demo_and_every_number_adds_up(killed, environment):
     folder, engine = killed
-    until(lambda: running(folder) is None and not members(engine))
+    until(lambda: find_node(folder) is None and not members(engine))
     with demo(folder, environment, "--for", "1h", "--json", "--rate", "100") as process:
         until(
-            lambda: read_engine_state(folder).state == "running" and read_engine_state(folder).pid != engine
+            lambda: read_engine_status(folder).state == "running" and read_engine_status(folder).pid != engine
         )
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=220)
@@ -146,5 +146,5 @@ def test_ctrl_c_ends_the_demo_and_every_number_adds_up(killed, environment):
     with hw.connect(folder) as client:
         assert pipelines["revenue"]["in"] == len(list(client.read("orders")))
         assert pipelines["revenue"]["rows"] == len(client.view("revenue").rows()) > 0
-    assert running(folder) is None
-    assert not members(read_engine_state(folder).pid)
+    assert find_node(folder) is None
+    assert not members(read_engine_status(folder).pid)

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from headwater.app import App
-from headwater.engine.building.inputs import Input
+from headwater.engine.build.inputs import Input
 from headwater.engine.replay import rows_hash
 from headwater.log import EventLog, Topic
-from headwater.log.storage import Kind as FrameKind
-from headwater.pipelines import Correct, Drop
-from headwater.store import Counts
+from headwater.log.storage import FrameKind
+from headwater.pipelines import CorrectLate, DropLate
+from headwater.store import EventCounts
 from headwater.testing import World
-from headwater.testing.world import shared_spark
+from headwater.testing.world import get_spark
 
 LOWEST = -(2**63)
 _MICROSECOND = timedelta(microseconds=1)
@@ -34,19 +34,23 @@ class Judged(NamedTuple):
 
 def judged(log: EventLog, name: str) -> list[Judged]:
     """All events of a topic, judged by walking each partition and nothing else."""
-    topic = log.opened(name)
+    topic = log.open_topic(name)
     found: list[Judged] = []
     for end in log.ends(name):
         at, running = end.start, LOWEST
         while at < end.end:
             for frame, data in topic.fetch(end.partition, at, 1 << 20):
                 at = frame.next_offset
-                if frame.kind is FrameKind.MARK:
-                    running = max(running, frame.running_max)
+                if frame.kind is FrameKind.IDLE_MARKER:
+                    running = max(running, frame.max_event_time)
                     continue
                 batch = topic.decode(end.partition, frame, data)
                 rows = zip(
-                    batch.offsets, batch.occurred, batch.received, batch.values.to_pylist(), strict=True
+                    batch.offsets,
+                    batch.event_times,
+                    batch.arrival_times,
+                    batch.values.to_pylist(),
+                    strict=True,
                 )
                 for offset, occurred, received, value in rows:
                     found.append(
@@ -59,19 +63,19 @@ def judged(log: EventLog, name: str) -> list[Judged]:
 
 def allowed(topic: Topic, late: object) -> int:
     """How late an event may be for a pipeline with this policy, in microseconds."""
-    more = late.for_ if isinstance(late, Correct) else timedelta()
+    more = late.for_ if isinstance(late, CorrectLate) else timedelta()
     return (topic.lateness + more) // _MICROSECOND
 
 
-def expected_counts(log: EventLog, app: App, name: str, *, timed: bool = True) -> Counts:
+def expected_counts(log: EventLog, app: App, name: str, *, timed: bool = True) -> EventCounts:
     """What must have become of the events of a pipeline that reads topics and quarantines nothing."""
-    pipeline, counts = app.pipelines[name], Counts()
+    pipeline, counts = app.pipelines[name], EventCounts()
     for topic in pipeline.inputs:
         events = judged(log, topic)
         limit = allowed(log.topic(topic), pipeline.late)
         late = sum(event.behind > limit for event in events) if timed else 0
-        dropped = isinstance(pipeline.late, Drop)
-        counts += Counts(
+        dropped = isinstance(pipeline.late, DropLate)
+        counts += EventCounts(
             in_=len(events),
             used=len(events) - late,
             late=0 if dropped else late,
@@ -93,7 +97,7 @@ def batch_rows(
 ) -> pa.Table:
     """The rows of a pipeline's function over its events as one batch."""
     pipeline = app.pipelines[name]
-    session = shared_spark().session.newSession()
+    session = get_spark().session.newSession()
     tables = inputs or {topic: in_time(log, topic, pipeline.late, timed=timed) for topic in pipeline.inputs}
     frames = {topic: session.createDataFrame(table) for topic, table in tables.items()}
     return pipeline.apply(frames).toArrow()

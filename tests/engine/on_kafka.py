@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import headwater as hw
+from headwater.backends import open_log, open_view_reader
+from headwater.engine.compatibility import Rebuild
+from headwater.engine.context import EngineContext
 from headwater.engine.engine import Engine
-from headwater.engine.surroundings import Surroundings
-from headwater.engine.versions import Rebuild
 from headwater.events import SystemClock
-from headwater.log.places import open_log
-from headwater.store import SqliteStore, Store, views_of
-from headwater.testing.world import shared_spark
+from headwater.store import SqliteStore, Store
+from headwater.testing.world import get_spark
 
 
 class OnKafka:
@@ -27,10 +27,10 @@ class OnKafka:
         self.log = log
         self.client = hw.Client(log, SystemClock())
         self.store = store
-        self.views = views_of(store)
+        self.views = open_view_reader(store)
 
     def settle(self) -> None:
-        self.engine.settle()
+        self.engine.catch_up()
 
     def rows(self, view: str) -> list[dict[str, Any]]:
         return self.views.rows(view, order=self.views.definition(view).key)
@@ -49,11 +49,11 @@ def on_kafka(
     rows: int = 1_000_000,
 ) -> Iterator[OnKafka]:
     """Run the app; without a store, its views are in the folder."""
-    log = open_log(f"kafka://{address}", keeps_time=True, pages=folder / "pages")
+    log = open_log(f"kafka://{address}", index_time=True, cache=folder / "pages")
     kept = store or SqliteStore(folder / "store")
-    around = Surroundings(folder, log, kept, SystemClock(), rows=rows, wait=0.2)
+    around = EngineContext(folder, log, kept, SystemClock(), rows=rows, wait=0.2)
     anew = {name: Rebuild() for name in rebuild}
-    engine = Engine(app.resolve(), lambda: shared_spark().session, around, anew)
+    engine = Engine(app.resolve(), lambda: get_spark().session, around, anew)
     engine.start()
     world = OnKafka(engine, log, kept)
     try:

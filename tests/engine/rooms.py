@@ -11,15 +11,15 @@ from typing import Any
 import pyarrow as pa
 
 from headwater.app import App
+from headwater.backends import open_store
+from headwater.engine.compatibility import Rebuild
+from headwater.engine.context import EngineContext
 from headwater.engine.engine import Engine
-from headwater.engine.points import reach
-from headwater.engine.surroundings import Surroundings
-from headwater.engine.versions import Rebuild
+from headwater.engine.failpoints import failpoint
 from headwater.events import ManualClock
 from headwater.log import EventLog
-from headwater.store import open_store
 from headwater.testing import World
-from headwater.testing.world import shared_spark
+from headwater.testing.world import get_spark
 
 
 @contextmanager
@@ -37,9 +37,9 @@ def started(
     """A world on a folder that stays."""
     clock = ManualClock(now)
     log = EventLog(folder, clock=clock, **log_options)
-    store = open_store(store_url, folder, clock, partial(reach, "in-sink-commit"))
-    around = Surroundings(log.folder, log, store, clock, rows=rows, stage_above=stage_above, wait=0.02)
-    engine = Engine(app.resolve(), lambda: shared_spark().session, around, rebuild)
+    store = open_store(store_url, folder, clock, partial(failpoint, "in-sink-commit"))
+    around = EngineContext(log.folder, log, store, clock, rows=rows, stage_above=stage_above, wait=0.02)
+    engine = Engine(app.resolve(), lambda: get_spark().session, around, rebuild)
     engine.start()
     world = World(engine, around, log, clock, app)
     try:

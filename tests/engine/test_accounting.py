@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 import headwater as hw
-from headwater.engine.building.inputs import Input
-from headwater.engine.sink.accounting import account
-from headwater.engine.sink.checkpoint import Planned
+from headwater.engine.build.inputs import Input
+from headwater.engine.sink.accounting import account_input
+from headwater.engine.sink.checkpoint import PlannedInput
 from headwater.events import ManualClock
 from headwater.log import EventLog
 from headwater.log.storage import Partition
@@ -29,8 +29,8 @@ def test_small_frames_that_must_be_looked_at_cost_what_they_are(every, reads, tm
             client.send("clicks", {"n": n, "at": START - timedelta(minutes=late, seconds=n > 0)})
         fetched, fetch, walked = [], Partition.fetch, walked_frames(monkeypatch)
         monkeypatch.setattr(Partition, "fetch", lambda *given: fetched.append(given) or fetch(*given))
-        planned = Planned({0: 10}, {0: EVENTS - 10}, watermark=0)
-        found = account(log, Input("clicks", log.topic("clicks")), planned, timedelta(seconds=5), set())
+        planned = PlannedInput({0: 10}, {0: EVENTS - 10}, watermark=0)
+        found = account_input(log, Input("clicks", log.topic("clicks")), planned, timedelta(seconds=5), set())
     late = [n for n in range(10, EVENTS - 10) if n % every == 0]
     assert [aside.offset for aside in found.late] == late
     assert (found.in_, found.ready) == (EVENTS - 20, EVENTS - 20 - len(late))

@@ -19,7 +19,7 @@ import headwater as hw
 from headwater.engine.spark.java import find_java
 from headwater.errors import HeadwaterError
 from headwater.runner import EngineProcess, catch_up
-from headwater.store import SqliteStore, Views
+from headwater.store import SqliteStore, SqliteViewReader
 from headwater.testing import World, run
 from tests.engine.judging import batch_rows, same_rows, stream_rows, view_table
 from tests.faults.processes import until
@@ -47,7 +47,7 @@ def row(id_: int, v: int) -> dict[str, Any]:
 
 def failure(world: World, name: str) -> HeadwaterError:
     with pytest.raises(HeadwaterError) as failed:
-        world._engine.keepers[name].catch_up()
+        world._engine.supervisors[name].catch_up()
     return failed.value
 
 
@@ -149,14 +149,14 @@ def test_wrong_functions_fail_by_themselves_and_say_what_is_wrong():
             error = failure(world, name)
             assert words in f"{error.what} {error.detail}", (name, str(error))
             assert error.code == ("KEY_NOT_UNIQUE" if name == "not_unique" else "BAD_PIPELINE")
-            assert error.place is not None
-            assert "test_bad_input.py" in str(error.place)
+            assert error.location is not None
+            assert "test_bad_input.py" in str(error.location)
             while (report := reported(world, name))[0] != "failed":  # written a moment later
                 time.sleep(0.05)
             assert error.code in report[1]
         for name in ("good", "full"):  # the join that knows its limits is taken
-            world._engine.keepers[name].catch_up()
-        same_rows(view_table(world, "good"), batch_rows(app, "good", world._around.log))
+            world._engine.supervisors[name].catch_up()
+        same_rows(view_table(world, "good"), batch_rows(app, "good", world._context.log))
         assert world.counts("good").used == 9
 
 
@@ -235,7 +235,7 @@ def test_events_on_which_code_fails_are_set_aside_and_the_rest_counts():
 
 
 def _bytes_are_kept(world: World) -> None:
-    [aside] = world._around.store.skipped("raises@1")
+    [aside] = world._context.store.skips("raises@1")
     assert pa.ipc.open_stream(aside.data).read_all().to_pylist()[0]["v"] == 13
 
 
@@ -277,7 +277,7 @@ def test_without_java_pipelines_fail_and_the_log_works(without_java, tmp_path):
     engine = EngineProcess(without_java, data)
     engine.start()
     store = SqliteStore(data / "store")
-    views = Views(store)
+    views = SqliteViewReader(store)
     try:
         sql = "select state, error from hw_pipelines where name = 'totals'"
         until(lambda: (views.sql(sql).rows or [("", "")])[0][0] == "failed", seconds=120)

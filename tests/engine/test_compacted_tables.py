@@ -19,7 +19,7 @@ import headwater as hw
 from headwater.client import Client
 from headwater.events import ManualClock
 from headwater.log import EventLog
-from headwater.log.upkeep import Upkeep
+from headwater.log.maintenance.maintenance import Maintenance
 from headwater.testing import World
 from tests.engine.rooms import started
 
@@ -106,7 +106,7 @@ def compacted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Model]:
                 model.change(client, name)
         clock.advance("2 days")
         for name in TABLES:
-            Upkeep(log).compact(log.opened(name), eager=True)
+            Maintenance(log).compact(log.open_topic(name), eager=True)
         log.create(topics["orders"])
         client.send_many("orders", ORDERS)
     return folder, model
@@ -121,7 +121,7 @@ def client(compacted: tuple[Path, Model]) -> Iterator[Client]:
 def open_segments(folder: Path, name: str) -> dict[int, int]:
     """For each partition, the offset where the segment begins that is still written to."""
     with EventLog(folder) as log:
-        return {partition.number: partition.slot().segment for partition in log.opened(name).partitions}
+        return {partition.number: partition.state().segment for partition in log.open_topic(name).partitions}
 
 
 @pytest.mark.parametrize("name", TABLES)

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 import headwater as hw
-from headwater.engine.points import _armed
+from headwater.engine.failpoints import _armed
 from headwater.testing import World, run
 from tests.engine.judging import (
     batch_rows,
@@ -116,7 +116,7 @@ def test_a_query_that_dies_at_any_point_makes_the_same_rows_once(make: Callable[
 
 
 def _compare(world: World, app: hw.App) -> None:
-    log = world._around.log
+    log = world._context.log
     inputs: dict[str, Any] = {}
     for name, pipeline in app.pipelines.items():
         plain = all(source in ("a", "b") for source in pipeline.inputs)

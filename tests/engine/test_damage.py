@@ -14,11 +14,11 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 import headwater as hw
+from headwater.engine.compatibility import Rebuild
 from headwater.engine.replay import replay
-from headwater.engine.versions import Rebuild
 from headwater.errors import HeadwaterError
 from headwater.testing import World
-from headwater.testing.world import shared_spark
+from headwater.testing.world import get_spark
 from tests.engine.judging import batch_rows, expected_counts, same_rows, view_table
 from tests.engine.rooms import checkpoint, flip, newest, started
 from tests.faults.counts import times
@@ -66,8 +66,8 @@ def feed(world: World, start: int, portions: int = 1) -> None:
 
 def right(world: World, app: hw.App, events: int) -> None:
     """The view is what a batch query makes of all events, and every event is accounted for."""
-    same_rows(view_table(world, "sums"), batch_rows(app, "sums", world._around.log, timed=False))
-    assert world.counts("sums") == expected_counts(world._around.log, app, "sums", timed=False)
+    same_rows(view_table(world, "sums"), batch_rows(app, "sums", world._context.log, timed=False))
+    assert world.counts("sums") == expected_counts(world._context.log, app, "sums", timed=False)
     assert world.counts("sums").in_ == events
 
 
@@ -127,7 +127,7 @@ def test_the_plan_of_a_committed_batch_that_is_damaged_is_named(ran, tmp_path, s
         assert damaged.value.code == "DAMAGED"
         assert f"offsets/{path.name}" in damaged.value.what
         assert damaged.value.fix == "headwater run --rebuild sums"
-        same_rows(view_table(world, "sums"), batch_rows(shop(), "sums", world._around.log, timed=False))
+        same_rows(view_table(world, "sums"), batch_rows(shop(), "sums", world._context.log, timed=False))
     with started(shop(), folder, rebuild={"sums": Rebuild()}) as world:
         world.settle()
         right(world, shop(), 50)
@@ -210,7 +210,7 @@ def test_a_runner_that_was_replaced_writes_nothing(ran, tmp_path):
     with started(shop(), folder) as world:
         world.settle()
         before = world.rows("sums"), len(list(world.client.read("sums.changes")))
-        world._around.owned().store.take("sums@1")
+        world._context.claim_ownership().store.open_epoch("sums@1")
         world.send("a", row(50))
         with pytest.raises(HeadwaterError) as fenced:
             world.settle()
@@ -240,8 +240,8 @@ def test_a_run_from_offset_zero_gives_the_same_rows(ran, tmp_path):
         world.settle()
         for rows in (7, 400_000):
             scratch = tmp_path / f"scratch-{rows}"
-            session, graph = shared_spark().session, shop().resolve()
-            done = replay(session, graph, shop().pipelines["sums"], world._around, scratch, rows=rows)
+            session, graph = get_spark().session, shop().resolve()
+            done = replay(session, graph, shop().pipelines["sums"], world._context, scratch, rows=rows)
             assert done.same, done
             assert done.events == 50
 
@@ -261,7 +261,7 @@ def _images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> lis
         reached.calls += point == "after-publish"  # type: ignore[attr-defined]
 
     reached.calls = 0  # type: ignore[attr-defined]
-    monkeypatch.setattr("headwater.engine.sink.sink.reach", reached)
+    monkeypatch.setattr("headwater.engine.sink.sink.failpoint", reached)
     with small_disk(image, "128M") as disk, started(shop(), disk / "data") as world:
         portion = 0
         while len(copies) < number:
@@ -288,7 +288,7 @@ def test_a_power_cut_loses_and_repeats_nothing(tmp_path, monkeypatch):
 
 def test_without_syncfs_the_same_rig_sees_the_damage(tmp_path, monkeypatch):
     require_mounts()
-    monkeypatch.setattr("headwater.engine.folder.LocalFolder.settle", lambda folder: None)
+    monkeypatch.setattr("headwater.engine.context.LocalFolder.sync", lambda folder: None)
     failed = 0
     for image in _images(tmp_path, monkeypatch, 3):
         try:

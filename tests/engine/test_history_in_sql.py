@@ -8,12 +8,12 @@ import pyarrow as pa
 import pytest
 
 import headwater as hw
-from headwater.engine.building import refusals
-from headwater.engine.building.inputs import Input, Rows
-from headwater.engine.building.tables import kept_by_tables
+from headwater.engine.build import checks
+from headwater.engine.build.inputs import Input, RowBehaviour
+from headwater.engine.build.table_views import is_table_query
 from headwater.errors import BadPipelineError
 from headwater.store import ViewTable
-from headwater.store.changes import change_schema
+from headwater.store.changelog import change_schema
 
 ROW = pa.schema([("id", pa.int32()), ("name", pa.string())])
 
@@ -21,7 +21,7 @@ ROW = pa.schema([("id", pa.int32()), ("name", pa.string())])
 def view(name: str) -> Input:
     """A table of changes, as a pipeline behind it sees it."""
     topic = hw.Topic.declare(f"{name}.changes", change_schema(ViewTable(name, 1, ROW, ("id",))))
-    return Input.of_view(name, topic, Rows.CHANGING, ("id",))
+    return Input.of_view(name, topic, RowBehaviour.CHANGING, ("id",))
 
 
 def query(sql: str, **options: object):
@@ -36,22 +36,22 @@ def query(sql: str, **options: object):
 
 @pytest.mark.parametrize("history", [True, timedelta(days=1)])
 def test_the_history_of_a_table_of_changes_is_about_the_table(history):
-    assert kept_by_tables(query("select * from products", history=history), (view("products"),))
+    assert is_table_query(query("select * from products", history=history), (view("products"),))
 
 
 def test_a_plain_query_of_a_table_of_changes_runs_on_its_changes():
-    assert not kept_by_tables(query("select id, name from products"), (view("products"),))
+    assert not is_table_query(query("select id, name from products"), (view("products"),))
 
 
 def test_a_join_of_tables_of_changes_is_about_tables():
     joined = query("select p.id, p.name from products p join others o on o.id = p.id")
-    assert kept_by_tables(joined, (view("products"), view("others")), ("join",))
+    assert is_table_query(joined, (view("products"), view("others")), ("join",))
 
 
 def test_the_history_of_events_is_refused_with_a_fix_for_sql():
     asked = query("select * from orders", history=True)
     topic = hw.Topic.declare("orders", "id int, at timestamp", time="at")
-    assert not kept_by_tables(asked, (Input("orders", topic),))
+    assert not is_table_query(asked, (Input("orders", topic),))
     with pytest.raises(BadPipelineError) as refused:
-        refusals.refuse_history(asked)
+        checks.refuse_history(asked)
     assert refused.value.fix.startswith('app.table("orders", ')

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import DataFrame
 
 import headwater as hw
-from headwater.store import Counts
+from headwater.store import EventCounts
 from headwater.testing import World, run
 
 pytestmark = pytest.mark.spark
@@ -76,7 +76,7 @@ def test_views_and_joins_follow_the_changes_of_a_source():
         assert rows(world, "products", "product_id", "name", "price") == [(1, "tea", 4), (3, "cup", 5)]
         assert rows(world, "named", "name", "n", "top") == [("cup", 1, 5), ("tea", 1, 4)]
         assert rows(world, "dear", "product_id", "name") == [(3, "CUP")]
-        assert world.counts("products") == Counts(in_=6, used=4, quarantined=2)
+        assert world.counts("products") == EventCounts(in_=6, used=4, quarantined=2)
 
         world.crash("after-sink-commit")
         world.send("raw", {"op": "truncate", "at": at(40)}, put("insert", 50, 1, "ink", "7"))
@@ -85,7 +85,7 @@ def test_views_and_joins_follow_the_changes_of_a_source():
         assert rows(world, "products", "product_id", "name", "price") == [(1, "ink", 7)]
         assert rows(world, "named", "name", "n", "top") == [("ink", 1, 7)]
         assert rows(world, "dear", "product_id", "name") == [(1, "INK")]
-        assert world.counts("products") == Counts(in_=8, used=6, quarantined=2)
+        assert world.counts("products") == EventCounts(in_=8, used=6, quarantined=2)
 
         world.send("copied", *told(world, "products"))
         order(world, (1, LONG))

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from headwater.address import Address
-from headwater.engine.folder import HadoopFolder, LocalFolder
-from headwater.engine.process import _settings, _shared_folder
+from headwater.engine.context import HadoopFolder, LocalFolder
+from headwater.engine.process import _checkpoint_folder, _spark_settings
 from headwater.engine.spark.session import Spark
 from headwater.errors import BadSettingError
-from headwater.profiles import Profile
+from headwater.profiles import Address, Profile
 
 CLUSTER = Address("spark://m:7077", "spark")
 _MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
@@ -19,9 +18,9 @@ _MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
 
 def test_a_cluster_without_checkpoints_is_refused(tmp_path: Path):
     with pytest.raises(BadSettingError) as caught:
-        _shared_folder(Profile("prod", spark=CLUSTER), Spark(tmp_path))
+        _checkpoint_folder(Profile("prod", spark=CLUSTER), Spark(tmp_path))
     assert "spark://m:7077" in caught.value.what
-    assert _shared_folder(Profile("embedded"), Spark(tmp_path)) is None
+    assert _checkpoint_folder(Profile("embedded"), Spark(tmp_path)) is None
 
 
 @pytest.mark.parametrize(
@@ -35,12 +34,12 @@ def test_a_cluster_without_checkpoints_is_refused(tmp_path: Path):
 )
 def test_checkpoints_are_in_a_folder_or_at_a_url(tmp_path: Path, text: str, kind: type, address: str):
     profile = Profile("prod", spark=CLUSTER, checkpoints=Address(text, "checkpoints"))
-    shared = _shared_folder(profile, Spark(tmp_path))
+    shared = _checkpoint_folder(profile, Spark(tmp_path))
     assert (type(shared), shared and shared.address) == (kind, address)
-    assert (_MANAGER in _settings(profile).conf()) == (kind is LocalFolder)
+    assert (_MANAGER in _spark_settings(profile).conf()) == (kind is LocalFolder)
 
 
 def test_an_archive_is_unpacked_on_the_workers():
-    settings = _settings(Profile("prod", spark=CLUSTER, python="/srv/env.tar.gz"))
+    settings = _spark_settings(Profile("prod", spark=CLUSTER, python="/srv/env.tar.gz"))
     assert settings.conf()["spark.archives"] == "/srv/env.tar.gz#environment"
     assert settings.worker_python == "./environment/bin/python"

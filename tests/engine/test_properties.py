@@ -178,7 +178,7 @@ def test_any_order_any_copies_any_cuts_give_the_rows_of_a_batch_query(seed):
     app, told = shop(), story(seed)
     with run(app, now=T0 + timedelta(minutes=4), rows=told.rows) as world:
         tell(world, told)
-        log = world._around.log
+        log = world._context.log
         for name in (*TIMED, "doubled"):
             timed = name in TIMED
             wanted = batch_rows(app, name, log, timed=timed)
@@ -194,7 +194,7 @@ def test_any_order_any_copies_any_cuts_give_the_rows_of_a_batch_query(seed):
 def _late_are_kept(world: World, app: hw.App) -> None:
     """Exactly the late events stand beside the result, each with its place."""
     found = world.client.sql("select partition, offset from hw_late where pipeline = 'tumbling'").rows
-    log = world._around.log
+    log = world._context.log
     late = [(e.partition, e.offset) for e in judged(log, "a") if e.behind > 10_000_000]
     assert sorted(map(tuple, found)) == sorted(late)
     assert not world.client.sql("select 1 from hw_late where pipeline = 'hopping'").rows
@@ -202,7 +202,7 @@ def _late_are_kept(world: World, app: hw.App) -> None:
 
 def _duckdb_agrees(world: World) -> None:
     """Another engine says the same."""
-    events = in_time(world._around.log, "a", None)
+    events = in_time(world._context.log, "a", None)
     sql = """
         select epoch(time_bucket(interval 30 seconds, "at")) w, k, count(*) n, sum(v)::bigint total
         from events group by all order by all
@@ -227,7 +227,7 @@ def test_an_event_dated_2099_is_used_and_moves_no_time():
         world.settle()
         assert world.counts("tumbling").late == 0
         assert world.counts("tumbling").used == 4
-        same_rows(view_table(world, "tumbling"), batch_rows(app, "tumbling", world._around.log))
+        same_rows(view_table(world, "tumbling"), batch_rows(app, "tumbling", world._context.log))
         watermark = world.client.sql("select watermark from hw_pipelines where name = 'tumbling'").rows[0][0]
         assert watermark is None or watermark < T0.timestamp() * 1e6 + 60e6
 
@@ -273,6 +273,6 @@ def test_a_jump_of_the_clock_changes_no_row(jump):
             world.settle()
             by = timedelta(days=365) if "days" in jump else timedelta(hours=1)
             world.clock._start += -by if jump[0] == "-" else by
-        same_rows(view_table(world, "tumbling"), batch_rows(app, "tumbling", world._around.log))
-        assert world.counts("tumbling") == expected_counts(world._around.log, app, "tumbling")
+        same_rows(view_table(world, "tumbling"), batch_rows(app, "tumbling", world._context.log))
+        assert world.counts("tumbling") == expected_counts(world._context.log, app, "tumbling")
         assert world.counts("tumbling").late == 0

@@ -21,15 +21,15 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from pyspark.sql import functions as F
 
 import headwater as hw
-from headwater.engine.checking import check
+from headwater.backends import open_log
+from headwater.engine.context import EngineContext
+from headwater.engine.dry_run import dry_run
 from headwater.engine.engine import Engine
-from headwater.engine.keeper import Keeper
-from headwater.engine.surroundings import Surroundings
+from headwater.engine.supervisor import PipelineSupervisor
 from headwater.events import SystemClock
-from headwater.log.places import open_log
 from headwater.runner import EngineProcess
-from headwater.store import SqliteStore, Views
-from headwater.testing.world import shared_spark
+from headwater.store import SqliteStore, SqliteViewReader
+from headwater.testing.world import get_spark
 from tests.faults.counts import only_in_full_runs
 from tests.services.kafka import Broker
 
@@ -46,11 +46,11 @@ class Running:
         self.client = hw.Client(log, SystemClock())
         self.store = store
 
-    def keeper(self, name: str) -> Keeper:
-        return self.engine.keepers[name]
+    def keeper(self, name: str) -> PipelineSupervisor:
+        return self.engine.supervisors[name]
 
     def sql(self, text: str) -> list[Any]:
-        views = Views(self.store)
+        views = SqliteViewReader(self.store)
         try:
             return list(views.sql(text).rows)
         finally:
@@ -59,10 +59,10 @@ class Running:
 
 @contextmanager
 def running(app: hw.App, folder: Path, broker: Broker) -> Iterator[Running]:
-    log = open_log(f"kafka://{broker.address}", keeps_time=True)
+    log = open_log(f"kafka://{broker.address}", index_time=True)
     store = SqliteStore(folder / "store")
-    around = Surroundings(folder, log, store, SystemClock(), realtime_batch=timedelta(seconds=5))
-    engine = Engine(app.resolve(), lambda: shared_spark().session, around)
+    around = EngineContext(folder, log, store, SystemClock(), realtime_batch=timedelta(seconds=5))
+    engine = Engine(app.resolve(), lambda: get_spark().session, around)
     engine.start()
     try:
         yield Running(engine, log, store)
@@ -146,13 +146,13 @@ def test_sums_are_those_of_a_batch_query_and_go_on_after_a_failure(kafka: Broker
             other.produce(name, value, key=b"5")
         other.flush(10)
         world.client.send_many(name, sent[50:150])
-        world.engine.settle()
+        world.engine.catch_up()
         check_sums(kafka, name, sent[:150])
         world.client.send_many(name, sent[150:])
-        query = world.keeper(f"sums_{name}").ready()
+        query = world.keeper(f"sums_{name}").wait_until_running()
         assert query._running is not None
         query._running.stop()  # in the middle of a batch, as a failure would end it
-        world.engine.settle()
+        world.engine.catch_up()
         check_sums(kafka, name, sent)
         told = world.sql("select latency, delivery, state, in_, unaccounted, batches from hw_pipelines")
         delivery = "at least once, outside ledger and identity"
@@ -233,12 +233,12 @@ def test_the_plan_names_what_real_time_mode_cannot_run():
         def fast(orders, function=function):
             return function(orders)
 
-    spark = lambda: shared_spark().session  # noqa: E731
-    checked = list(check(app.resolve(), Path("nowhere"), spark, log_at="kafka://127.0.0.1:9092"))
+    spark = lambda: get_spark().session  # noqa: E731
+    checked = list(dry_run(app.resolve(), Path("nowhere"), spark, log_url="kafka://127.0.0.1:9092"))
     for part, found in zip(asked, checked, strict=True):
         assert found.error is not None, part
         assert part in found.error["title"], found
-        assert "test_realtime.py" in found.error["place"]
+        assert "test_realtime.py" in found.error["location"]
     assert {found.error["code"] for found in checked if found.error} == {"NOT_REALTIME", "BAD_PIPELINE"}
 
 
@@ -248,8 +248,8 @@ def test_the_plan_says_what_qualifies_and_where():
     sql = "select shop, window(at, '1 minute') as w, max(price) as top from orders group by 1, 2"
     app.stream("fast", key="shop", latency="realtime", sql=sql)
     app.view("behind", key="shop", sql="select shop, top from fast")
-    spark = lambda: shared_spark().session  # noqa: E731
-    first, second = check(app.resolve(), Path("nowhere"), spark, log_at="kafka://127.0.0.1:9092")
+    spark = lambda: get_spark().session  # noqa: E731
+    first, second = dry_run(app.resolve(), Path("nowhere"), spark, log_url="kafka://127.0.0.1:9092")
     assert (first.error, first.mode, first.stateful) == (None, "update", ("aggregate",))
     assert "real-time mode can run it" in first.notes[0]
     assert second.error is None
@@ -259,6 +259,6 @@ def test_the_plan_refuses_real_time_mode_on_the_embedded_log():
     app = hw.App("shop")
     app.topic("orders", ORDERS, time="at")
     app.stream("fast", latency="realtime", sql="select shop from orders")
-    (checked,) = check(app.resolve(), Path("nowhere"), lambda: shared_spark().session)
+    (checked,) = dry_run(app.resolve(), Path("nowhere"), lambda: get_spark().session)
     assert checked.error is not None
     assert "embedded log" in checked.error["title"]

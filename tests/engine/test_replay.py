@@ -8,7 +8,7 @@ from pyspark.sql import functions as F
 import headwater as hw
 from headwater.engine.replay import replay
 from headwater.testing import run
-from headwater.testing.world import shared_spark
+from headwater.testing.world import get_spark
 
 pytestmark = pytest.mark.spark
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
@@ -43,10 +43,10 @@ def test_a_range_that_is_cut_elsewhere_gives_the_same_rows(tmp_path):
                 ),
             )
             world.settle()
-        around = world._around
+        around = world._context
         for name in ("revenue", "large"):
             done = replay(
-                shared_spark().session, app.resolve(), app.pipelines[name], around, tmp_path / name, rows=40
+                get_spark().session, app.resolve(), app.pipelines[name], around, tmp_path / name, rows=40
             )
             assert done.same, done
             assert done.batches > 3

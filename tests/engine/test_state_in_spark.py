@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 import headwater as hw
-from headwater.engine.building.plans import state_text
+from headwater.engine.build.plan_analysis import state_text
 from headwater.testing.world import World, run
 
 pytestmark = pytest.mark.spark

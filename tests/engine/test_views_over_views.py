@@ -66,10 +66,10 @@ def test_rows_come_change_and_go_with_the_rows_they_were_made_of():
 def test_several_changes_of_one_row_in_one_batch_leave_the_last():
     with run(shop(), now=T0) as world:
         world.settle()
-        world._engine.keepers["odd"].stop()
+        world._engine.supervisors["odd"].stop()
         for amount in (1, 2, 2, 2):
             world.send("orders", order(7, amount, 0))
-            world._engine.keepers["spent"].catch_up()
+            world._engine.supervisors["spent"].catch_up()
     # the view above was stopped; a fresh world reads all changes of a row in its first batch
     with run(shop(), now=T0) as world:
         world.send("orders", *(order(7, amount, 0) for amount in (1, 2, 2, 2)), order(8, 2, 0))
@@ -98,5 +98,5 @@ def test_state_over_rows_that_change_for_ever_is_refused():
         return spent.groupBy("spent").agg(F.count("*").alias("n"))
 
     with run(app) as world, pytest.raises(BadPipelineError) as refused:
-        world._engine.keepers["many"].ready()
+        world._engine.supervisors["many"].wait_until_running()
     assert refused.value.data["pipeline"] == "many"

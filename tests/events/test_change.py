@@ -139,10 +139,10 @@ def test_positions_are_ordered_lane_by_lane(left, right):
 @given(lanes, lanes)
 def test_a_joined_position_is_the_first_after_both(left, right):
     one, other = Position.of("s", left), Position.of("s", right)
-    both = one.joined(other)
+    both = one.merge(other)
     assert one <= both
     assert other <= both
-    assert both == other.joined(one)
+    assert both == other.merge(one)
     assert set(dict(both.lanes).values()) <= {*left.values(), *right.values()}
 
 

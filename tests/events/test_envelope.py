@@ -7,7 +7,7 @@ import pytest
 from cloudevents.core.formats.json import JSONFormat
 
 from headwater.errors import BadEventError
-from headwater.events import Event, Receipt, checked_headers, checked_traceparent, events_of
+from headwater.events import Event, Receipt, build_events, check_headers, check_traceparent
 
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 AT = datetime(2026, 1, 1, 12, 0, 0, 250, tzinfo=UTC)
@@ -82,7 +82,7 @@ def test_the_cloudevents_sdk_reads_bare_events_and_tombstones():
 def test_events_of_equals_events_one_by_one():
     values = [{"a": 1}, None, {"a": 3}]
     made = list(
-        events_of(
+        build_events(
             "orders",
             1,
             range(5, 8),
@@ -104,7 +104,7 @@ def test_events_of_equals_events_one_by_one():
 
 
 def test_events_of_gives_each_event_headers_of_its_own():
-    first, second = events_of("orders", 0, [0, 1], [{}, {}])
+    first, second = build_events("orders", 0, [0, 1], [{}, {}])
     first.headers["x"] = "y"
     assert second.headers == {}
 
@@ -115,8 +115,8 @@ def test_a_receipt_tells_duplicates_and_drops():
 
 
 def test_a_sound_traceparent_is_taken():
-    assert checked_traceparent(TRACE) == TRACE
-    assert checked_traceparent("cc" + TRACE[2:])
+    assert check_traceparent(TRACE) == TRACE
+    assert check_traceparent("cc" + TRACE[2:])
 
 
 # The cases W3C Trace Context calls invalid.
@@ -141,7 +141,7 @@ def test_a_sound_traceparent_is_taken():
 )
 def test_a_bad_traceparent_is_refused(text):
     with pytest.raises(BadEventError) as caught:
-        checked_traceparent(text)
+        check_traceparent(text)
     assert caught.value.data["field"] == "traceparent"
 
 
@@ -150,12 +150,12 @@ def test_a_bad_traceparent_is_refused(text):
 )
 def test_headers_that_are_not_text_are_refused(headers):
     with pytest.raises(BadEventError) as caught:
-        checked_headers(headers)
+        check_headers(headers)
     assert caught.value.data["field"] == "headers"
 
 
 def test_headers_are_copied():
     given = {"a": "ä"}
-    taken = checked_headers(given)
+    taken = check_headers(given)
     given["b"] = "late"
     assert taken == {"a": "ä"}

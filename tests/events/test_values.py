@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from headwater.errors import BadEventError
 from headwater.events import to_row, values_of
-from headwater.events.values import decimal_text, json_form, moment_text, shown, trimmed
+from headwater.events.values import format_decimal, format_moment, preview, to_json_value, trim_zeros
 from tests.events.strategies import decimals, moments, types, values
 
 
@@ -42,7 +42,7 @@ def test_moments_are_aware_and_exact_at_the_ends_of_time():
 def test_decimal_text_means_the_same_number(number):
     if abs(number.adjusted()) > 76:
         return
-    text = decimal_text(number)
+    text = format_decimal(number)
     assert Decimal(text) == number
     assert "E" not in text
     assert not ("." in text and text.endswith(("0", ".")))
@@ -51,7 +51,7 @@ def test_decimal_text_means_the_same_number(number):
 @given(decimals)
 def test_trailing_zeros_never_change_the_text(number):
     padded = number.quantize(Decimal("0.00000"))
-    assert decimal_text(padded) == decimal_text(number) == trimmed(str(padded))
+    assert format_decimal(padded) == format_decimal(number) == trim_zeros(str(padded))
 
 
 @pytest.mark.parametrize(
@@ -59,20 +59,20 @@ def test_trailing_zeros_never_change_the_text(number):
     [("-0.00", "0"), ("0E-18", "0"), ("1E+3", "1000"), ("-1.50", "-1.5"), ("100", "100")],
 )
 def test_digits_are_trimmed_and_written_out(digits, expected):
-    assert trimmed(digits) == decimal_text(Decimal(digits)) == expected
+    assert trim_zeros(digits) == format_decimal(Decimal(digits)) == expected
 
 
 @given(moments, st.integers(-14 * 60, 14 * 60))
 def test_zones_never_change_the_text(moment, minutes):
     elsewhere = moment.astimezone(timezone(timedelta(minutes=minutes)))
-    assert moment_text(elsewhere) == moment_text(moment)
-    assert datetime.fromisoformat(moment_text(moment)) == moment
+    assert format_moment(elsewhere) == format_moment(moment)
+    assert datetime.fromisoformat(format_moment(moment)) == moment
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "1E+1000", "1E-1000"])
 def test_numbers_without_plain_digits_are_refused(number):
     with pytest.raises(ValueError, match="decimal form"):
-        decimal_text(Decimal(number))
+        format_decimal(Decimal(number))
 
 
 class Size(enum.Enum):
@@ -85,13 +85,13 @@ def test_json_form_is_what_json_can_hold():
         "b": {"at": datetime(2026, 1, 1, tzinfo=UTC), "day": date(2026, 1, 1), "time": time(1, 2)},
         "c": (b"\x00", uuid.UUID(int=0), Size.SMALL, timedelta(seconds=1)),
     }
-    assert msgspec.json.decode(msgspec.json.encode(json_form(given_row))) == {
+    assert msgspec.json.decode(msgspec.json.encode(to_json_value(given_row))) == {
         "a": ["1.5", None, True, 2.5, "x"],
         "b": {"at": "2026-01-01T00:00:00Z", "day": "2026-01-01", "time": "01:02:00"},
         "c": ["AA==", "00000000-0000-0000-0000-000000000000", "s", 1_000_000],
     }
     with pytest.raises(ValueError, match="object"):
-        json_form(object())
+        to_json_value(object())
 
 
 def test_to_row_makes_numpy_and_nested_values_plain():
@@ -126,4 +126,4 @@ def test_shown_is_short_for_any_value():
     for _ in range(10_000):
         deep = [deep]
     for value in (deep, "x" * 10**6, b"\xff" * 10**6, 10**5000, Rude(), {"a": deep}, Decimal("1E+999999999")):
-        assert len(shown(value)) < 100
+        assert len(preview(value)) < 100

@@ -18,7 +18,7 @@ import duckdb
 import pyarrow as pa
 
 from headwater.app import App
-from headwater.testing.world import shared_spark
+from headwater.testing.world import get_spark
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LONGEST = 68  # lines
@@ -60,7 +60,7 @@ def in_time(rows: Iterable[dict[str, Any]], time: str, lateness: timedelta) -> l
 
 def batch(app: App, pipeline: str, **inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What a pipeline makes of these rows when Spark runs it as a batch, with the columns of the topics."""
-    spark = shared_spark().session
+    spark = get_spark().session
     frames = {
         name: spark.createDataFrame(pa.Table.from_pylist(rows, schema=app.topics[name].schema))
         for name, rows in inputs.items()

@@ -33,7 +33,7 @@ def test_a_view_has_the_readings_its_policy_lets_in(view, allowed):
     left_out = len(readings()) - len(used)
     kept, dropped = (0, left_out) if view == "dropped" else (left_out, 0)
     counts = f"in_={len(readings())}, used={len(used)}, late={kept}, quarantined=0, dropped={dropped}"
-    assert line_of(view, 1) == f"{view}: Counts({counts})"
+    assert line_of(view, 1) == f"{view}: EventCounts({counts})"
 
 
 def test_what_is_kept_aside_says_how_late_it_is():

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from headwater.log import EventLog, PartitionRange, Rows
-from headwater.log.storage import Frame, Kind, Part
-from headwater.log.topic import OpenTopic
+from headwater.log import EventLog, PartitionRange, WriteBatch
+from headwater.log.open_topic import OpenTopic
+from headwater.log.storage import Frame, FrameKind, PartitionBatch
 from tests.faults.model import LOWEST, Allowed, ModelPartition, Record
 
 LATENESS = 10_000_000
@@ -49,7 +49,7 @@ class Comparison:
         found = self._read(log, held.partition, first, 1 << 20, ALL)
         if held.end < model.end:
             assert allowed.shorter, f"{held} ends before {model.end}, which was acknowledged"
-            model.cut(held.end, held.running_max)
+            model.cut(held.end, held.max_event_time)
         self._accept(model, [seen for seen in found if seen.offset >= model.end], allowed, held, now)
         there = {seen.offset for seen in found}
         for offset in [offset for offset in model.events if offset in allowed.superseded - there]:
@@ -66,7 +66,7 @@ class Comparison:
         """Events that nobody acknowledged: they must have been sent, whole."""
         records = [seen.record for seen in more]
         if allowed.mark and records == [None]:
-            model.add_mark(held.running_max, now)
+            model.add_mark(held.max_event_time, now)
         elif more:
             assert records in list(accumulate(allowed.maybe)), (records, allowed)
             sent = [record for record in records if record is not None]
@@ -74,7 +74,7 @@ class Comparison:
         assert model.end == held.end, (model.end, held)
 
     def _read(self, log: EventLog, partition: int, offset: int, max_bytes: int, reads: int) -> list[Seen]:
-        topic = log.opened("t")
+        topic = log.open_topic("t")
         found: list[Seen] = []
         at = offset
         for _ in range(reads):
@@ -88,22 +88,24 @@ class Comparison:
 
     def _decode(self, topic: OpenTopic, partition: int, frame: Frame, data: memoryview) -> list[Seen]:
         """The rows of a frame; one with the same checksum and place is decoded once."""
-        name = (frame.body_crc, frame.base_offset, frame.running_before, frame.appended_at)
+        name = (frame.body_crc, frame.base_offset, frame.max_event_time_before, frame.appended_at)
         if name not in self._decoded:
             self._decoded[name] = _rows_in(topic, partition, frame, data)
         return self._decoded[name]
 
 
 def _rows_in(topic: OpenTopic, partition: int, frame: Frame, data: memoryview) -> list[Seen]:
-    if frame.kind is Kind.MARK:
+    if frame.kind is FrameKind.IDLE_MARKER:
         return [Seen(frame.base_offset, None, frame.appended_at, late=False)]
     batch = topic.decode(partition, frame, data)
     columns = batch.values.to_pydict()
     times = batch.values.column("at").cast(pa.int64()).to_pylist()
     records = map(
-        Record, columns["producer"], columns["number"], columns["key"], times, batch.deleted.tolist()
+        Record, columns["producer"], columns["number"], columns["key"], times, batch.tombstones.tolist()
     )
-    return list(map(Seen, batch.offsets.tolist(), records, batch.received.tolist(), batch.late().tolist()))
+    return list(
+        map(Seen, batch.offsets.tolist(), records, batch.arrival_times.tolist(), batch.late().tolist())
+    )
 
 
 def _same(model: ModelPartition, found: list[Seen], offset: int, reads: int = ALL) -> None:
@@ -119,16 +121,16 @@ def _same(model: ModelPartition, found: list[Seen], offset: int, reads: int = AL
             assert seen.late == model.late(seen.offset, LATENESS), (seen, stored)
 
 
-def rows_of(records: list[Record], partition: int, *, producer: str = "", sequence: int = -1) -> Rows:
+def rows_of(records: list[Record], partition: int, *, producer: str = "", sequence: int = -1) -> WriteBatch:
     """Records as columns, for one partition."""
     columns = list(zip(*records, strict=True))
     arrays = [pa.array(column, field.type) for column, field in zip(columns, _TYPE, strict=False)]
     envelope = {"_hw.deleted": pa.array(columns[4])} if any(columns[4]) else {}
     values = pa.RecordBatch.from_arrays(arrays, schema=_TYPE)
-    return Rows(values, 1, envelope, partition, producer, sequence)
+    return WriteBatch(values, 1, envelope, partition, producer, sequence)
 
 
-def part_of(rows: Rows) -> Part:
+def part_of(rows: WriteBatch) -> PartitionBatch:
     """Columns as the storage takes them."""
     times = rows.values.column("at").cast(pa.int64()).fill_null(LOWEST).to_numpy()
-    return Part(rows.values, rows.version, rows.envelope, times)
+    return PartitionBatch(rows.values, rows.version, rows.envelope, times)

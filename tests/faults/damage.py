@@ -10,7 +10,7 @@ from pathlib import Path
 
 from headwater.errors import DamagedError
 from headwater.log import EventLog
-from headwater.log.storage import Frame, Kind, Segment
+from headwater.log.storage import Frame, FrameKind, Segment
 from headwater.log.storage.disk import Disk
 from tests.faults.checker import Found, Numbered
 from tests.faults.processes import declared, numbered_rows, read_all
@@ -19,8 +19,8 @@ from tests.faults.processes import declared, numbered_rows, read_all
 class AfterReboot(Disk):
     """The same disk after the machine was started again: nothing that was not synced can be trusted."""
 
-    def boot(self) -> int:
-        return super().boot() + 1
+    def boot_id(self) -> int:
+        return super().boot_id() + 1
 
 
 @dataclass
@@ -104,7 +104,7 @@ class Patient:
 
 def events_of(frames: list[Frame]) -> list[Frame]:
     """Without the head."""
-    return [frame for frame in frames if frame.kind is not Kind.HEAD]
+    return [frame for frame in frames if frame.kind is not FrameKind.SEGMENT_HEADER]
 
 
 def copy_of(folder: Path, target: Path) -> Path:

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 import headwater as hw
 from headwater.log import EventLog
-from headwater.store import SqliteStore, Views
+from headwater.store import SqliteStore, SqliteViewReader
 from tests.engine.judging import Judged, judged
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
@@ -157,7 +157,7 @@ class Shop:
 
     def _asked(self, sql: str) -> list[Any]:
         store = SqliteStore(self.data / "store")
-        views = Views(store)
+        views = SqliteViewReader(store)
         try:
             return list(views.sql(sql).rows)
         finally:
@@ -213,7 +213,7 @@ def gone(session: int, seconds: float = 60) -> bool:
 def compare(shop: Shop) -> int:
     """Raises `AssertionError` where the store differs from a batch query over the topic; the number of events."""
     log, store = EventLog(shop.data), SqliteStore(shop.data / "store")
-    views, client = Views(store), hw.connect(shop.data)
+    views, client = SqliteViewReader(store), hw.connect(shop.data)
     try:
         events = judged(log, "orders")
         used = [event.value for event in events if event.behind <= 20_000_000]
@@ -236,7 +236,7 @@ def compare(shop: Shop) -> int:
         log.close()
 
 
-def _same_windows(views: Views, used: list[dict[str, Any]]) -> None:
+def _same_windows(views: SqliteViewReader, used: list[dict[str, Any]]) -> None:
     sql = """
         select epoch(time_bucket(interval 10 seconds, "at"))::bigint w, k, sum(v)::bigint total, count(*) n
         from events group by all order by all
@@ -255,7 +255,7 @@ def _same_stream(client: hw.Client, events: list[dict[str, Any]]) -> None:
     assert found == sorted((e["seq"], e["v"] * 2) for e in events if e["v"] >= 50)
 
 
-def _same_changes(client: hw.Client, views: Views) -> list[dict[str, Any]]:
+def _same_changes(client: hw.Client, views: SqliteViewReader) -> list[dict[str, Any]]:
     """Every change fits what was there before it; the rows that were called final, each once."""
     rows: dict[str, Any] = {}
     finals: dict[str, Any] = {}
@@ -276,7 +276,7 @@ def _same_changes(client: hw.Client, views: Views) -> list[dict[str, Any]]:
     return list(finals.values())
 
 
-def _same_chain(views: Views, finals: list[dict[str, Any]]) -> None:
+def _same_chain(views: SqliteViewReader, finals: list[dict[str, Any]]) -> None:
     wanted: dict[int, tuple[int, int]] = {}
     for row in finals:
         total, windows = wanted.get(row["k"], (0, 0))
@@ -288,7 +288,7 @@ def _same_chain(views: Views, finals: list[dict[str, Any]]) -> None:
 def compare_operators(shop: Shop) -> int:
     """Raises `AssertionError` where a view of `OPERATORS` differs from the events; the number of events."""
     log, store = EventLog(shop.data), SqliteStore(shop.data / "store")
-    views = Views(store)
+    views = SqliteViewReader(store)
     try:
         events = judged(log, "orders")
         used = [event for event in events if event.behind <= 20_000_000]
@@ -324,7 +324,7 @@ def _totals(events: list[Judged]) -> dict[int, tuple[int, int]]:
     return found
 
 
-def _same_order(views: Views, used: list[Judged]) -> None:
+def _same_order(views: SqliteViewReader, used: list[Judged]) -> None:
     """Numbers that events got in the order of time; those that still wait have none."""
     found = {row["seq"]: (row["k"], row["n"], row["total"]) for row in views.rows("in_order")}
     wanted = {}

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from headwater.log.storage.disk import Disk, translate
+from headwater.log.storage.disk import Disk, translate_os_error
 
 # The calls that change something, in the words of `Disk`.
 CHANGING = ("open", "write", "sync", "truncate", "replace", "remove", "make_folder", "sync_folder")
@@ -58,5 +58,5 @@ class FailingDisk(Disk):
     def _refused(self, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
         self.seen += 1
         if self.first <= self.seen <= self.last:
-            raise translate(OSError(self.error, os.strerror(self.error)), "disk")
+            raise translate_os_error(OSError(self.error, os.strerror(self.error)), "disk")
         return call(*args, **options)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from headwater.log import EventLog, Rows, Topic
+from headwater.log import EventLog, Topic, WriteBatch
 from headwater.log.storage.disk import Disk
 from tests.faults.checker import TYPE, Found, Journal, Numbered
 
@@ -65,7 +65,7 @@ def declared(**options: object) -> Topic:
     return Topic.declare("t", TYPE, **options)
 
 
-def numbered_rows(producer: str, first: int, rows: int, *, keys: int = 7, pad: int = 20) -> Rows:
+def numbered_rows(producer: str, first: int, rows: int, *, keys: int = 7, pad: int = 20) -> WriteBatch:
     """Events of a producer, numbered from `first` on."""
     numbers = range(first, first + rows)
     columns = [
@@ -74,7 +74,7 @@ def numbered_rows(producer: str, first: int, rows: int, *, keys: int = 7, pad: i
         pa.array([f"key-{number % keys}" for number in numbers]),
         pa.array(["." * pad] * rows),
     ]
-    return Rows(pa.RecordBatch.from_arrays(columns, schema=_SCHEMA), 1, {})
+    return WriteBatch(pa.RecordBatch.from_arrays(columns, schema=_SCHEMA), 1, {})
 
 
 def names(producer: str, first: int, rows: int) -> list[Numbered]:

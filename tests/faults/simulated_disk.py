@@ -14,7 +14,7 @@ from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
-from headwater.log.storage.disk import Disk, translate
+from headwater.log.storage.disk import Disk, translate_os_error
 
 SECTOR = 512
 
@@ -258,7 +258,7 @@ class SimulatedDisk(Disk):
         self._open[handle] = file
         return handle
 
-    def look(self, path: Path) -> int:
+    def open_readonly(self, path: Path) -> int:
         return self.open(path, create=False)
 
     def close(self, handle: int) -> None:
@@ -289,9 +289,6 @@ class SimulatedDisk(Disk):
                 folder.change({path.name: None})
 
         self._about_to("remove", work)
-
-    def remove_folder(self, path: Path) -> None:
-        self._folder(path.parent).change({path.name: None})
 
     def make_folder(self, path: Path) -> None:
         def work(error: int | None) -> None:
@@ -387,10 +384,10 @@ class SimulatedDisk(Disk):
         if file is not None and file.locked_by == handle:
             file.locked_by = None
 
-    def boot(self) -> int:
+    def boot_id(self) -> int:
         return self._boot
 
 
 def _refuse(error: int | None, subject: object) -> None:
     if error is not None:
-        raise translate(OSError(error, os.strerror(error)), subject)
+        raise translate_os_error(OSError(error, os.strerror(error)), subject)

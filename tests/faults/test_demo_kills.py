@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.demo import Play, Stage
+from headwater.demo import DemoRun, DemoSettings
 from tests.faults.counts import FULL
 
 LENGTH = 600 if FULL else 30  # seconds
@@ -44,7 +44,7 @@ def workers(engine: int) -> list[int]:
 class Killer:
     """Kills by the clock: the engine's process group now and then, a Python worker more often."""
 
-    def __init__(self, stage: Stage, seed: int) -> None:
+    def __init__(self, stage: DemoRun, seed: int) -> None:
         self._stage = stage
         self._random = random.Random(seed)
         self.engines = self.workers = 0
@@ -64,7 +64,7 @@ class Killer:
             time.sleep(0.1)
 
     def _kill_engine(self) -> bool:
-        state = self._stage.engine()
+        state = self._stage.engine_status()
         if state.state != "running" or state.pid is None:
             return False
         with contextlib.suppress(ProcessLookupError):
@@ -73,7 +73,7 @@ class Killer:
         return False
 
     def _kill_worker(self) -> bool:
-        state = self._stage.engine()
+        state = self._stage.engine_status()
         there = workers(state.pid) if state.pid is not None else []
         if not there:
             return False
@@ -86,13 +86,13 @@ class Killer:
 @pytest.mark.spark
 @pytest.mark.parametrize("seed", [1])
 def test_the_shop_survives_kills_of_engine_and_workers(tmp_path, seed):
-    with contextlib.closing(Stage(tmp_path, 0, Play(rate=200, seed=seed))) as stage:
+    with contextlib.closing(DemoRun(tmp_path, 0, DemoSettings(rate=200, seed=seed))) as stage:
         stage.start()
         until(lambda: any(one.counts["in_"] for one in stage.pipelines()))
         Killer(stage, seed).work(LENGTH)
-        stage.hush()
-        until(stage.current)
-        outcome = stage.outcome()
+        stage.stop_producers()
+        until(stage.is_caught_up)
+        outcome = stage.result()
     assert outcome.faults == []
     assert [one for one in outcome.pipelines if one.wrong] == []
     # Whoever has not paid is known only when the time for it is over, which a quick run may not reach.

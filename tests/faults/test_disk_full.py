@@ -8,7 +8,7 @@ import pytest
 
 from headwater.errors import DiskFullError
 from headwater.log import EventLog
-from headwater.log.upkeep import verify
+from headwater.log.maintenance import verify
 from tests.faults.checker import Numbered, check
 from tests.faults.faulty_disk import FailingDisk
 from tests.faults.images import require_mounts, small_memory_disk
@@ -55,7 +55,7 @@ def test_a_full_disk_loses_nothing_and_resumes_by_itself(tmp_path, segment_size)
             assert counts["appended"] == len(first) + len(after)
         with EventLog(folder / "log") as log:
             assert [found.event for found in read_all(log)] == first + after
-            assert verify(log).sound
+            assert verify(log).ok
 
 
 def test_a_reader_in_another_process_goes_on_while_the_disk_is_full(tmp_path):

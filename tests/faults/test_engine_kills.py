@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.engine.points import POINTS
+from headwater.engine.failpoints import FAILPOINTS
 from headwater.errors import HeadwaterError
 from headwater.runner import EngineProcess, catch_up
 from tests.faults.counts import FULL, only_in_full_runs, times
@@ -29,7 +29,7 @@ from tests.faults.processes import until
 
 pytestmark = pytest.mark.spark
 _PATIENCE = 300.0
-IN_OTHER_PROCESSES = POINTS[:3]
+IN_OTHER_PROCESSES = FAILPOINTS[:3]
 """Points that sources reach, in processes of their own: a crash inside one process cannot try them."""
 
 
@@ -72,7 +72,7 @@ def test_engines_killed_at_any_instant_leave_the_rows_of_a_quiet_run(tmp_path: P
     shop = Shop(tmp_path)
     plan: list[str | None] = [*IN_OTHER_PROCESSES, None]
     if FULL:
-        plan = [*(list(POINTS) * times(1, 20)), *([None] * times(2, 300))]
+        plan = [*(list(FAILPOINTS) * times(1, 20)), *([None] * times(2, 300))]
         chance.shuffle(plan)
     kill_engines(shop, plan, chance)
     catch_up(shop.app, shop.data)
@@ -86,7 +86,7 @@ def test_engines_killed_while_operators_run_leave_the_rows_of_a_quiet_run(tmp_pa
     """State at the sink, and state in Spark's checkpoint."""
     chance = random.Random(7)
     shop = Shop(tmp_path, OPERATORS)
-    plan: list[str | None] = [*(list(POINTS) * 5), *([None] * 40)]
+    plan: list[str | None] = [*(list(FAILPOINTS) * 5), *([None] * 40)]
     chance.shuffle(plan)
     kill_engines(shop, plan, chance, count=10)
     catch_up(shop.app, shop.data)

@@ -13,7 +13,7 @@ import pytest
 
 import headwater as hw
 from headwater.errors import BadEventError, BadJsonError, BadNameError, TooLargeError
-from headwater.log.definition import LARGEST_EVENT
+from headwater.log.topic import MAX_EVENT_BYTES
 from tests.faults.counts import times
 from tests.faults.processes import fork, wait_for
 
@@ -66,7 +66,7 @@ def test_a_huge_event_is_refused_with_the_limit(client, send):
     with pytest.raises(TooLargeError) as refused:
         send(client, "x" * HUGE)
     assert (refused.value.code, refused.value.status) == ("TOO_LARGE", 413)
-    assert refused.value.data["limit"] == LARGEST_EVENT
+    assert refused.value.data["limit"] == MAX_EVENT_BYTES
     assert [event.value["n"] for event in client.read("t")] == [0]
     assert client.send("t", {"n": 2}).offset == 1
 
@@ -75,7 +75,7 @@ def test_one_huge_event_among_many_is_named_and_none_is_written(client):
     rows = [{"n": number, "text": "x" * (HUGE if number == 57 else 3)} for number in range(100)]
     with pytest.raises(TooLargeError) as refused:
         client.send_many("t", rows)
-    assert refused.value.data == {"limit": LARGEST_EVENT, "row": 57}
+    assert refused.value.data == {"limit": MAX_EVENT_BYTES, "row": 57}
     assert len(list(client.read("t"))) == 1
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.log import EventLog, Rows
+from headwater.log import EventLog, WriteBatch
 from tests.faults.checker import Found, Journal, check
 from tests.faults.counts import times
 from tests.faults.faulty_disk import KillingDisk
@@ -31,9 +31,9 @@ from tests.programs import require_program
 BATCHES = ((0, 3), (3, 2), (5, 4))
 
 
-def idempotent(first: int, rows: int) -> Rows:
+def idempotent(first: int, rows: int) -> WriteBatch:
     plain = numbered_rows("once", first, rows)
-    return Rows(plain.values, 1, {}, 0, "once", first)
+    return WriteBatch(plain.values, 1, {}, 0, "once", first)
 
 
 def program(folder: Path, disk: KillingDisk | None = None) -> None:

@@ -10,25 +10,26 @@ import pytest
 import headwater as hw
 from headwater.errors import DamagedError
 from headwater.events import ManualClock
-from headwater.log import EventLog, Retention, Rows
-from headwater.log.storage import Part, Partition
+from headwater.log import EventLog, Retention, WriteBatch
+from headwater.log.maintenance.compaction import compact
+from headwater.log.maintenance.maintenance import Maintenance
+from headwater.log.storage import Partition, PartitionBatch
 from headwater.log.storage.disk import Disk
-from headwater.log.upkeep import Upkeep, compact
 from tests.faults.processes import declared, numbered_rows, read_all
 from tests.faults.simulated_disk import DiedError, Machine, SimulatedDisk
-from tests.faults.test_kill_in_upkeep import prepared
+from tests.faults.test_kill_in_maintenance import prepared
 
 
-def idempotent(first: int, rows: int) -> Rows:
-    return Rows(numbered_rows("x", first, rows).values, 1, {}, 0, "x", first)
+def idempotent(first: int, rows: int) -> WriteBatch:
+    return WriteBatch(numbered_rows("x", first, rows).values, 1, {}, 0, "x", first)
 
 
 def partition_of(log: EventLog) -> Partition:
-    return log.opened("t").partitions[0]
+    return log.open_topic("t").partitions[0]
 
 
 def roll(log: EventLog) -> None:
-    with partition_of(log).locked() as slot:
+    with partition_of(log).lock() as slot:
         partition_of(log).roll(slot)
 
 
@@ -50,7 +51,7 @@ def test_a_segment_made_anew_under_its_name_is_noticed_by_others(pair):
     one.append("t", numbered_rows("a", 0, 1))
     roll(one)
     for _ in range(2):
-        with partition_of(other).locked():  # from the second time on it has the empty segment open
+        with partition_of(other).lock():  # from the second time on it has the empty segment open
             pass
     roll(one)
     other.append("t", numbered_rows("a", 1, 1))
@@ -64,10 +65,10 @@ def test_what_a_dead_writer_left_in_a_segment_made_anew_is_seen(pair):
     one.append("t", numbered_rows("a", 0, 1))
     roll(one)
     for _ in range(2):
-        with partition_of(other).locked():
+        with partition_of(other).lock():
             pass
     roll(one)
-    slot = partition_of(one).slot()
+    slot = partition_of(one).state()
     one.append("t", numbered_rows("a", 1, 1))
     partition_of(one).publish(slot)  # as if it had died before it published
     assert other.append("t", numbered_rows("a", 2, 1)).offsets.tolist() == [2]
@@ -93,19 +94,19 @@ def test_a_reader_whose_segment_is_rewritten_between_two_looks_looks_again(tmp_p
     one.create(declared(segment_size=2_000, key="key", compact=True))
     one.append("t", numbered_rows("a", 0, 14))
     reader = partition_of(other)
-    early = reader.slot()
+    early = reader.state()
     roll(one)
     one.append("t", numbered_rows("a", 14, 14))
     roll(one)
-    assert compact(one.opened("t"), 0, 0, eager=True).kept < 28
-    reader.forget()  # it opens the file only now
+    assert compact(one.open_topic("t"), 0, 0, eager=True).kept < 28
+    reader.invalidate()  # it opens the file only now
     answers = [early]
-    published = reader.slot
-    monkeypatch.setattr(reader, "slot", lambda: answers.pop() if answers else published())
+    published = reader.state
+    monkeypatch.setattr(reader, "state", lambda: answers.pop() if answers else published())
     if look == "fetch":
         assert reader.fetch(0, 1 << 20)[0][0].next_offset > 14
     else:
-        assert next(reader.headers(0, 28)).next_offset > 14
+        assert next(reader.frame_headers(0, 28)).next_offset > 14
 
 
 def test_receipts_of_repeats_name_the_offsets_they_were_written_at(pair):
@@ -148,8 +149,8 @@ def test_a_hole_in_an_unacknowledged_write_is_a_torn_tail(tmp_path):
     log = EventLog(tmp_path)
     log.create(declared())
     log.append("t", numbered_rows("a", 0, 1))
-    before = partition_of(log).slot()
-    parts = [Part(numbered_rows("a", first, 2).values, 1) for first in (1, 3, 5)]
+    before = partition_of(log).state()
+    parts = [PartitionBatch(numbered_rows("a", first, 2).values, 1) for first in (1, 3, 5)]
     partition_of(log).append(parts)
     path = partition_of(log).files.segment(0).path
     data = bytearray(path.read_bytes())
@@ -161,13 +162,13 @@ def test_a_hole_in_an_unacknowledged_write_is_a_torn_tail(tmp_path):
 
 def test_a_send_of_several_frames_is_there_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
     """A kill in the middle of the write left the first frames of it."""
-    monkeypatch.setattr("headwater.log.topic._LARGEST_FRAME", 2_000)
+    monkeypatch.setattr("headwater.log.open_topic._MAX_FRAME_BYTES", 2_000)
     log = EventLog(tmp_path)
     log.create(declared())
     log.append("t", numbered_rows("a", 0, 1))
     log.append("t", numbered_rows("a", 1, 200))
     log.append("t", numbered_rows("a", 201, 1))
-    files, slot = partition_of(log).files, partition_of(log).slot()
+    files, slot = partition_of(log).files, partition_of(log).state()
     frames = list(files.segment(0).walk(0, slot.length))
     assert [frame.unfinished for frame in frames] == [False, False, *[True] * (len(frames) - 4), False, False]
     before = files.segment(0).path.read_bytes()
@@ -182,8 +183,8 @@ def test_a_hole_with_a_later_write_behind_it_is_damage(tmp_path):
     log = EventLog(tmp_path)
     log.create(declared())
     log.append("t", numbered_rows("a", 0, 1))
-    before = partition_of(log).slot()
-    partition_of(log).append([Part(numbered_rows("a", first, 2).values, 1) for first in (1, 3)])
+    before = partition_of(log).state()
+    partition_of(log).append([PartitionBatch(numbered_rows("a", first, 2).values, 1) for first in (1, 3)])
     log.append("t", numbered_rows("a", 5, 1))
     path = partition_of(log).files.segment(0).path
     data = bytearray(path.read_bytes())
@@ -205,7 +206,7 @@ def test_a_power_cut_in_retention_leaves_no_gap(tmp_path):
             log.append("t", numbered_rows("a", number, 1))
         log.disk.fail("any", random.Random(seed).randint(1, 25), None)  # type: ignore[attr-defined]
         with contextlib.suppress(DiedError):
-            Upkeep(log).retain(log.opened("t"))
+            Maintenance(log).apply_retention(log.open_topic("t"))
         log.disk.die()  # type: ignore[attr-defined]
         machine.lose_power(random.Random(seed))
         left = numbers(EventLog("/data", disk=SimulatedDisk(machine)))
@@ -220,7 +221,7 @@ def test_reading_ends_although_compaction_took_the_last_event(tmp_path):
     client.delete("t", "b")
     roll(client.log)
     clock.advance("2 days")
-    Upkeep(client.log).compact(client.log.opened("t"), eager=True)
+    Maintenance(client.log).compact(client.log.open_topic("t"), eager=True)
     assert [event.offset for event in client.read("t")] == [0]
     assert len(client.table("t").rows()) == 1
 
@@ -245,10 +246,10 @@ def test_compaction_does_not_bring_back_what_retention_removed(tmp_path):
 
     def remove() -> None:
         other.create(declared(key="key", compact=True, retention=Retention(size=1, force=True)))
-        Upkeep(other).retain(other.opened("t"))
+        Maintenance(other).apply_retention(other.open_topic("t"))
 
     disk.happens = remove
-    compact(log.opened("t"), 0, log.clock.micros(), eager=True)
+    compact(log.open_topic("t"), 0, log.clock.micros(), eager=True)
     start = other.ends("t")[0].start
     assert start > 0
     (tmp_path / "topics" / "t" / "ends").unlink()

@@ -11,7 +11,7 @@ import headwater as hw
 from headwater.errors import DataGoneError
 from headwater.events import ManualClock
 from headwater.log import Retention
-from headwater.log.upkeep import Upkeep
+from headwater.log.maintenance.maintenance import Maintenance
 
 
 def client_with_events(folder, *, force: bool, clock: ManualClock) -> hw.Client:
@@ -32,8 +32,8 @@ def test_retention_is_held_by_a_group_that_has_not_read(tmp_path, caplog):
     clock = ManualClock()
     client = client_with_events(tmp_path, force=False, clock=clock)
     with caplog.at_level(logging.WARNING):
-        [removal] = Upkeep(client.log).retain(client.log.opened("t"))
-    assert removal.held_by == "slow"
+        [removal] = Maintenance(client.log).apply_retention(client.log.open_topic("t"))
+    assert removal.blocked_by == "slow"
     assert 0 < removal.end <= 4
     assert "waits for group slow at offset 4" in caplog.text
     with client.consumer("t", group="slow", timeout="0s") as consumer:
@@ -43,7 +43,7 @@ def test_retention_is_held_by_a_group_that_has_not_read(tmp_path, caplog):
 def test_forced_retention_tells_the_group_which_offsets_are_gone(tmp_path):
     clock = ManualClock()
     client = client_with_events(tmp_path, force=True, clock=clock)
-    [removal] = Upkeep(client.log).retain(client.log.opened("t"))
+    [removal] = Maintenance(client.log).apply_retention(client.log.open_topic("t"))
     assert removal.end == 20
     with client.consumer("t", group="slow", timeout="0s") as consumer, pytest.raises(DataGoneError) as gone:
         next(iter(consumer))
@@ -54,7 +54,7 @@ def test_forced_retention_tells_the_group_which_offsets_are_gone(tmp_path):
 def test_after_a_reset_the_group_goes_on_at_what_is_there(tmp_path):
     clock = ManualClock()
     client = client_with_events(tmp_path, force=True, clock=clock)
-    Upkeep(client.log).once()
+    Maintenance(client.log).run_once()
     client.send("t", {"n": 99})
     client.reset("slow", "t", "earliest")
     with client.consumer("t", group="slow", timeout="0s") as consumer:
@@ -67,7 +67,7 @@ def test_a_reader_in_the_middle_is_told_and_does_not_jump(tmp_path):
     client = client_with_events(tmp_path, force=True, clock=clock)
     events = client.read("t", stop=None)
     assert next(events).value["n"] == 0
-    Upkeep(client.log).retain(client.log.opened("t"))
+    Maintenance(client.log).apply_retention(client.log.open_topic("t"))
     client.send("t", {"n": 99})
     seen = [0]
     with pytest.raises(DataGoneError) as gone:
@@ -82,7 +82,7 @@ def test_without_groups_retention_by_size_removes_the_oldest(tmp_path):
     client.create_topic("t", "n int, pad string", segment_size=2_000, retention=Retention(size=6_000))
     for number in range(60):
         client.send("t", {"n": number, "pad": "." * 50})
-    Upkeep(client.log).retain(client.log.opened("t"))
+    Maintenance(client.log).apply_retention(client.log.open_topic("t"))
     left = [event.value["n"] for event in client.read("t")]
     assert left == list(range(left[0], 60))
     size = sum(path.stat().st_size for path in (tmp_path / "topics" / "t" / "0").glob("*.segment"))
@@ -93,5 +93,5 @@ def test_a_jump_of_the_clock_back_removes_nothing(tmp_path):
     clock = ManualClock()
     client = client_with_events(tmp_path, force=True, clock=clock)
     clock.advance(timedelta(days=-400))
-    Upkeep(client.log).retain(client.log.opened("t"))
+    Maintenance(client.log).apply_retention(client.log.open_topic("t"))
     assert len(list(client.read("t"))) == 20

@@ -23,9 +23,9 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic  # type: 
 import headwater as hw
 from headwater.errors import BadCredentialsError, DataGoneError, SchemaConflictError, UnknownTopicError
 from headwater.runner import catch_up
-from headwater.services.launched import free_ports
-from headwater.store.engine_state import read_engine_state
+from headwater.services.servers import free_ports
 from headwater.store.postgres import PostgresStore
+from headwater.store.status import read_engine_status
 from headwater.testing import run
 from tests.cli.conftest import COMMAND
 from tests.engine.on_kafka import OnKafka, events, fresh_name, on_kafka, shop
@@ -147,7 +147,7 @@ def test_brokers_killed_under_load_change_no_row(
         sender.join()
         assert made_by(world, name) == calm
         assert published(brokers, name) == Counter(row["id"] for row in calm.large)
-        assert [keeper.error for keeper in world.engine.keepers.values()] == [None, None]
+        assert [keeper.error for keeper in world.engine.supervisors.values()] == [None, None]
     store.close()
 
 
@@ -155,7 +155,7 @@ def test_a_database_that_dies_in_a_commit_or_loses_its_reply_changes_no_row(
     brokers: list[Broker], postgres: Server, calm: Made, tmp_path: Path
 ):
     name, proxy, hook = fresh_name(), Proxy(postgres.port), Once()
-    store = PostgresStore(postgres.url(postgres.emptied(), port=proxy.port), about_to_commit=hook)
+    store = PostgresStore(postgres.url(postgres.emptied(), port=proxy.port), before_commit=hook)
     with on_kafka(shop(name), tmp_path, brokers[0].address, store, rows=60) as world:
         send(world, name, 0, 100)
         world.settle()
@@ -193,7 +193,7 @@ def test_new_partitions_are_taken_in_while_the_pipelines_run(
         before = made_by(world, name)
         for done in admin.create_partitions([NewPartitions(name, 4)]).values():
             done.result(30)
-        while len(world.log.opened(name).partitions) < 4:
+        while len(world.log.open_topic(name).partitions) < 4:
             time.sleep(0.1)
         # Behind all the others by more than the lateness: late, though nothing came before it in its partition.
         others((1_000, "01:00"), (1_001, "04:00"))
@@ -228,7 +228,7 @@ def test_events_that_retention_took_from_a_stopped_pipeline_are_missed_aloud(
     delete_records(admin, one, 15)
     with on_kafka(app, tmp_path, brokers[0].address, store) as world:
         with pytest.raises(DataGoneError) as caught:
-            world.engine.keepers["view_" + one].ready()
+            world.engine.supervisors["view_" + one].wait_until_running()
         told = caught.value.data
         assert (told["topic"], told["partition"], told["first"], told["last"]) == (one, 0, 10, 14)
         assert (told["start"], told["events"]) == (15, 5)
@@ -260,7 +260,7 @@ def test_a_topic_that_is_deleted_or_made_again_fails_its_own_pipelines(
     with on_kafka(app, tmp_path, brokers[0].address, store) as world:  # which makes the topic
         world.client.send_many(one, [{"id": n} for n in range(100, 120)])  # more than there were
         with pytest.raises(DataGoneError, match="deleted and made again"):
-            world.engine.keepers["view_" + one].ready()
+            world.engine.supervisors["view_" + one].wait_until_running()
         send_other(world, two, range(20, 30))
         delete_topic(admin, two)
         for done in admin.create_topics([NewTopic(two, 1)]).values():
@@ -279,7 +279,7 @@ def test_a_table_of_the_same_name_with_other_types_is_refused(
     store = PostgresStore(postgres.url(database))
     postgres.execute(database, f'CREATE TABLE headwater."v1_view_{one}" (id text)')
     with on_kafka(app, tmp_path, brokers[0].address, store) as world, pytest.raises(SchemaConflictError):
-        world.engine.keepers["view_" + one].ready()
+        world.engine.supervisors["view_" + one].wait_until_running()
     store.close()
 
 
@@ -309,7 +309,7 @@ def test_wrong_credentials_fail_and_are_not_waited_for(
     profile(tmp_path, log, f"postgresql://ada:{secret}@127.0.0.1:{postgres.port}/postgres", password)
     told: list[str] = []
     with pytest.raises(BadCredentialsError) as caught:
-        catch_up("app.py", tmp_path / "data", profile="scale", tell=told.append)
+        catch_up("app.py", tmp_path / "data", profile="scale", notify=told.append)
     assert len(told) <= 1, (
         told
     )  # a busy broker may need more than the two seconds after which a wait is told of
@@ -340,7 +340,7 @@ def test_servers_that_are_away_at_the_start_are_waited_for(
         proxy.close()
     finally:
         running.terminate()
-        engine = read_engine_state(tmp_path / ".headwater")
+        engine = read_engine_status(tmp_path / ".headwater")
         os.killpg(engine.pid, signal.SIGKILL)  # rather than wait for its Spark to come up
         running.communicate(timeout=60)
 
@@ -369,8 +369,8 @@ def send_both(world: OnKafka, one: str, two: str, numbers: range) -> None:
 
 def send_other(world: OnKafka, name: str, numbers: range) -> None:
     world.client.send_many(name, [{"id": n} for n in numbers])
-    world.log.settle(name)
-    world.engine.keepers["view_" + name].catch_up()
+    world.log.await_event_time(name)
+    world.engine.supervisors["view_" + name].catch_up()
     assert ids(world, name) == list(range(numbers.stop))
 
 
@@ -393,7 +393,7 @@ def delete_topic(admin: AdminClient, name: str) -> None:
 
 def wait_for_error(world: OnKafka, pipeline: str) -> Exception:
     deadline = time.monotonic() + 60
-    while (error := world.engine.keepers[pipeline].error) is None:
+    while (error := world.engine.supervisors[pipeline].error) is None:
         assert time.monotonic() < deadline, "it goes on in silence"
         time.sleep(0.05)
     return error

@@ -13,7 +13,7 @@ import pytest
 import headwater as hw
 from headwater.errors import DamagedError, UnknownTopicError
 from headwater.log import EventLog
-from headwater.log.upkeep import verify
+from headwater.log.maintenance import verify
 
 DAMAGE: dict[str, Callable[[Path], object]] = {
     "deleted": Path.unlink,
@@ -83,7 +83,7 @@ def test_a_side_file_is_rebuilt_with_the_same_answers(template, copy, name, kind
     assert answers(copy) == before
     client = hw.connect(copy)
     assert client.send("t", {"n": 1, "key": "k1"}).offset >= 0
-    assert verify(client.log).sound
+    assert verify(client.log).ok
 
 
 @pytest.mark.parametrize("kind", [kind for kind in DAMAGE if kind != "deleted"])

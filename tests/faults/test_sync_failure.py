@@ -11,7 +11,7 @@ import pytest
 
 from headwater.errors import DiskFailedError
 from headwater.log import EventLog
-from headwater.log.upkeep import verify
+from headwater.log.maintenance import verify
 from tests.faults.checker import Journal, check
 from tests.faults.faulty_disk import FailingDisk
 from tests.faults.processes import declared, names, numbered_rows, read_all

@@ -10,8 +10,9 @@ import pytest
 
 from headwater.errors import DataGoneError
 from headwater.log import EventLog, Retention
-from headwater.log.reader import Reader
-from headwater.log.upkeep import Upkeep, verify
+from headwater.log.maintenance import verify
+from headwater.log.maintenance.maintenance import Maintenance
+from headwater.log.reader import TopicReader
 from tests.faults.checker import Found, Numbered, check
 from tests.faults.counts import times
 from tests.faults.processes import declared, names, numbered_rows, read_all
@@ -86,7 +87,7 @@ def test_readers_follow_writers_across_segments(logs):
     threads, followed = Threads(), [[], []]  # type: ignore[var-annotated]
 
     def follow(log: EventLog, seen: list[Found]) -> None:
-        reader = Reader(log, "t", {0: 0})
+        reader = TopicReader(log, "t", {0: 0})
         while len(seen) < 4 * BATCHES * ROWS:
             for batch in reader.next(timeout=1, max_bytes=700):
                 columns = batch.values.to_pydict()
@@ -109,13 +110,13 @@ def test_readers_follow_writers_across_segments(logs):
 def test_compaction_goes_on_under_readers_and_writers(logs):
     one, other = logs
     one.create(declared(segment_size=3_000, key="key", compact=True))
-    upkeep, threads = Upkeep(other), Threads()
+    upkeep, threads = Maintenance(other), Threads()
 
     def read() -> None:
         found = read_all(one)
         assert [event.offset for event in found] == sorted({event.offset for event in found})
 
-    with again_and_again(lambda: upkeep.compact(other.opened("t"), eager=True)), again_and_again(read):
+    with again_and_again(lambda: upkeep.compact(other.open_topic("t"), eager=True)), again_and_again(read):
         for producer in "abcd":
             threads.start(lambda producer=producer: write(one, producer))
         threads.join()
@@ -124,13 +125,13 @@ def test_compaction_goes_on_under_readers_and_writers(logs):
     last = {(event.event.producer, event.key): event.event.seq for event in found}
     newest = max(found, key=lambda event: event.offset)
     assert last[(newest.event.producer, newest.key)] == newest.event.seq
-    assert verify(other).sound
+    assert verify(other).ok
 
 
 def test_retention_goes_on_under_readers_and_writers(logs):
     one, other = logs
     one.create(declared(segment_size=3_000, retention=Retention(size=9_000)))
-    upkeep, threads = Upkeep(other), Threads()
+    upkeep, threads = Maintenance(other), Threads()
 
     def read() -> None:
         held = one.ends("t")[0]
@@ -144,9 +145,9 @@ def test_retention_goes_on_under_readers_and_writers(logs):
             assert batches[0].offsets[0] == offset, "a silent jump"
             offset = batches[-1].next_offset
 
-    with again_and_again(lambda: upkeep.retain(other.opened("t"))), again_and_again(read):
+    with again_and_again(lambda: upkeep.apply_retention(other.open_topic("t"))), again_and_again(read):
         for producer in "abcd":
             threads.start(lambda producer=producer: write(one, producer))
         threads.join()
     assert one.ends("t")[0].end == 4 * BATCHES * ROWS
-    assert verify(other).sound
+    assert verify(other).ok

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from headwater.errors import DamagedError
-from headwater.log import EventLog, Rows
-from headwater.log.upkeep import Upkeep, verify
+from headwater.log import EventLog, WriteBatch
+from headwater.log.maintenance import verify
+from headwater.log.maintenance.maintenance import Maintenance
 from tests.faults.counts import times
 from tests.faults.damage import Looked, Patient, events_of
 from tests.faults.processes import declared, numbered_rows
@@ -158,19 +159,19 @@ def test_a_shortened_closed_segment_is_an_error_not_a_jump(patient):
             assert list(looked.damaged) == [0]
 
 
-def with_a_damaged_head(folder: Path, **options: object) -> Rows:
+def with_a_damaged_head(folder: Path, **options: object) -> WriteBatch:
     """A producer's events in a closed segment, and a segment being written whose head is damaged."""
     rows = numbered_rows("once", 0, 3)
-    once = Rows(rows.values, 1, {}, 0, "once", 0)
+    once = WriteBatch(rows.values, 1, {}, 0, "once", 0)
     with EventLog(folder) as log:
         log.create(declared(**options))
-        partition = log.opened("t").partitions[0]
+        partition = log.open_topic("t").partitions[0]
         log.append("t", once)
-        with partition.locked() as slot:
+        with partition.lock() as slot:
             partition.roll(slot)
         log.append("t", numbered_rows("other", 0, 1))
         if options:
-            Upkeep(log).compact(log.opened("t"), eager=True)
+            Maintenance(log).compact(log.open_topic("t"), eager=True)
         path = partition.files.segment(3).path
     data = bytearray(path.read_bytes())
     data[40] ^= 4

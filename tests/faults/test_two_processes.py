@@ -13,12 +13,12 @@ import pytest
 import headwater as hw
 from headwater.errors import LockedError
 from headwater.log import EventLog
+from headwater.log.maintenance.maintenance import Maintenance
 from headwater.log.storage.disk import Disk
-from headwater.log.upkeep import Upkeep
 from tests.faults.checker import Journal, check
 from tests.faults.counts import times
 from tests.faults.processes import declared, fork, kill, names, numbered_rows, read_all, wait_for
-from tests.faults.test_kill_in_upkeep import compact, prepared
+from tests.faults.test_kill_in_maintenance import compact, prepared
 
 
 def append_some(folder: Path, producer: str, batches: int) -> None:
@@ -51,8 +51,8 @@ def _runs(child: int) -> bool:
 
 
 def hold_the_lock(folder: Path, told: int) -> None:
-    partition = EventLog(folder).opened("t").partitions[0]
-    with partition.locked():
+    partition = EventLog(folder).open_topic("t").partitions[0]
+    with partition.lock():
         os.write(told, b".")
         time.sleep(60)
 
@@ -110,7 +110,7 @@ def test_a_second_compactor_is_told_who_the_first_is(tmp_path):
             compact(log)
         assert (locked.value.code, locked.value.status) == ("LOCKED_BY", 423)
         assert int(locked.value.data["pid"]) == child
-        Upkeep(log).once()  # the thread that tidies up leaves it to the other
+        Maintenance(log).run_once()  # the thread that tidies up leaves it to the other
         kill(child)
         compact(log)
 

@@ -18,8 +18,8 @@ import pyarrow as pa
 
 from headwater.errors import DamagedError, FencedError, HeadwaterError
 from headwater.log import EventLog, Membership, Retention, Topic
-from headwater.log.upkeep import Upkeep
-from headwater.log.upkeep.verify import verify
+from headwater.log.maintenance.maintenance import Maintenance
+from headwater.log.maintenance.verify import verify
 from tests.faults.comparison import Comparison, part_of, rows_of
 from tests.faults.model import Allowed, ModelPartition, Record
 from tests.faults.simulated_clock import SimulatedClock
@@ -40,7 +40,7 @@ class Process:
     def __init__(self, machine: Machine, clock: SimulatedClock) -> None:
         self.disk = SimulatedDisk(machine)
         self.log = EventLog("/data", disk=self.disk, clock=clock)
-        self.upkeep = Upkeep(self.log)
+        self.upkeep = Maintenance(self.log)
         self.member: Membership | None = None
 
 
@@ -141,7 +141,7 @@ class World:
         groups = [[*group, *(self._record(group[0].producer) for _ in range(3))] for group in groups]
         with self.faulty(process, partition, Allowed(maybe=groups)):
             parts = [part_of(rows_of(records, partition)) for records in groups]
-            done = process.log.opened("t").partitions[partition].append(parts)
+            done = process.log.open_topic("t").partitions[partition].append(parts)
             assert [appended.first_offset - model.end for appended in done] == [
                 4 * n for n in range(len(groups))
             ]
@@ -182,7 +182,7 @@ class World:
         if self.topic.compact:
             return
         time = self.clock.micros() - self.chance.randrange(-2 * MINUTE, 10 * MINUTE)
-        found = process.log.find("t", partition, _moment(time))
+        found = process.log.find_offset("t", partition, _moment(time))
         assert found == model.reaches(time), (found, model.reaches(time))
 
     def consume(self) -> None:
@@ -216,14 +216,14 @@ class World:
         model = self.partitions[partition]
         time = max(model.running, self.clock.micros() - MINUTE) + self.chance.randrange(MINUTE)
         with self.faulty(process, partition, Allowed(mark=True)):
-            process.log.opened("t").partitions[partition].mark(time)
+            process.log.open_topic("t").partitions[partition].append_idle_marker(time)
             model.add_mark(time, self.clock.micros())
 
     def roll(self) -> None:
         process, partition = self.any_process(), self.chance.randrange(len(self.partitions))
         with self.faulty(process, partition, Allowed()):
-            opened = process.log.opened("t").partitions[partition]
-            with opened.locked() as slot:
+            opened = process.log.open_topic("t").partitions[partition]
+            with opened.lock() as slot:
                 opened.roll(slot)
 
     def retain(self) -> None:
@@ -234,7 +234,7 @@ class World:
         ]
         allowed = {number: Allowed(gone_until=least[number]) for number in range(len(self.partitions))}
         with self.faulty(process, -1, Allowed(), allowed):
-            for removal in process.upkeep.retain(process.log.opened("t")):
+            for removal in process.upkeep.apply_retention(process.log.open_topic("t")):
                 model, history = self.partitions[removal.partition], self.committed[removal.partition]
                 assert removal.end <= max(least[removal.partition], removal.first)
                 model.remove_below(removal.end)
@@ -250,7 +250,7 @@ class World:
         if not self.topic.compact:
             return
         with self.faulty(process, -1, Allowed(), allowed):
-            process.upkeep.compact(process.log.opened("t"), eager=True)
+            process.upkeep.compact(process.log.open_topic("t"), eager=True)
             self.check_all(allowed)
             self._check_compacted(process)
 
@@ -353,8 +353,8 @@ class World:
         process = self.any_process()
         if not process.log.topics():
             return
-        for partition in process.log.opened("t").partitions:
-            with partition.locked():  # a writer that died may have left batches: the next writer decides
+        for partition in process.log.open_topic("t").partitions:
+            with partition.lock():  # a writer that died may have left batches: the next writer decides
                 pass
         for held in process.log.ends("t"):
             doubt = (allowed or {}).get(held.partition, Allowed())
@@ -363,13 +363,13 @@ class World:
     def _check_compacted(self, process: Process) -> None:
         """After an eager compaction no key is twice in the closed segments."""
         for number, model in enumerate(self.partitions):
-            active = process.log.opened("t").partitions[number].slot().segment
+            active = process.log.open_topic("t").partitions[number].state().segment
             keys = [s.record.key for offset, s in model.events.items() if s.record and offset < active]
             assert len(keys) == len(set(keys)), keys
 
     def _check_committed(self) -> None:
         """A power cut may take the last commits, never the group."""
-        found = self.processes[0].log.groups.committed("g", "t")
+        found = self.processes[0].log.groups.read_offsets("g", "t")
         for number, history in enumerate(self.committed):
             if history:
                 assert found.get(number) in history, (found, history)

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pytest
 
 from headwater.events import Clock, Codec, Event, ManualClock
-from headwater.log import EventLog, Row, Rows, Topic
-from headwater.log.storage import Disk, Ends, Frame, Part, Partition, Segment, Written
+from headwater.log import EventLog, PendingEvent, Topic, WriteBatch
+from headwater.log.storage import Disk, Frame, Partition, PartitionBatch, Segment, StateFile, WriteOptions
 
 ORDER = "id string, amount int, at timestamp"
 NUMBERS = pa.schema([("n", pa.int64())])
@@ -28,21 +28,21 @@ def declared(name: str = "orders", type_: object = ORDER, **options: Any) -> Top
     return Topic.declare(name, type_, **options)
 
 
-def rows_of(topic: Topic, values: Sequence[Any], **about: Any) -> Rows:
-    """Values as columns of the topic's type; `about` goes to `Rows`, with an empty envelope unless given."""
-    return Rows(Codec(topic.schema).encode(values), topic.version, about.pop("envelope", {}), **about)
+def rows_of(topic: Topic, values: Sequence[Any], **about: Any) -> WriteBatch:
+    """Values as columns of the topic's type; `about` goes to `WriteBatch`, with an empty envelope unless given."""
+    return WriteBatch(Codec(topic.schema).encode(values), topic.version, about.pop("envelope", {}), **about)
 
 
-def row_of(topic: Topic, value: Any, **about: Any) -> Row:
-    return Row(Codec(topic.schema).checked([value])[0], topic.version, **about)
+def row_of(topic: Topic, value: Any, **about: Any) -> PendingEvent:
+    return PendingEvent(Codec(topic.schema).validate([value])[0], topic.version, **about)
 
 
-def tombstone(topic: Topic, key: str) -> Rows:
+def tombstone(topic: Topic, key: str) -> WriteBatch:
     """The row that deletes a key of a topic keyed by `id`."""
     columns = [pa.array([key if field.name == "id" else None], field.type) for field in topic.schema]
     schema = pa.schema([field.with_nullable(True) for field in topic.schema])
     values = pa.RecordBatch.from_arrays(columns, schema=schema)
-    return Rows(values, topic.version, {"_hw.deleted": pa.array([True])})
+    return WriteBatch(values, topic.version, {"_hw.deleted": pa.array([True])})
 
 
 def events(log: EventLog, name: str = "orders", partition: int = 0, offset: int = 0) -> list[Event]:
@@ -60,10 +60,10 @@ def amounts(log: EventLog, name: str = "orders", partition: int = 0, offset: int
     return [event.value["amount"] for event in events(log, name, partition, offset) if event.value]
 
 
-def part(*numbers: int, times: Sequence[int] | None = None, **about: Any) -> Part:
+def part(*numbers: int, times: Sequence[int] | None = None, **about: Any) -> PartitionBatch:
     """Rows of the schema NUMBERS."""
     values = pa.RecordBatch.from_arrays([pa.array(numbers, pa.int64())], schema=NUMBERS)
-    return Part(values, 1, times=None if times is None else np.array(times, np.int64), **about)
+    return PartitionBatch(values, 1, times=None if times is None else np.array(times, np.int64), **about)
 
 
 def open_partition(
@@ -72,14 +72,14 @@ def open_partition(
     """Partition 0 in a folder, as a process that starts now sees it."""
     disk = disk or Disk()
     disk.make_folder(folder / "0")
-    ends = Ends(disk, folder / "ends")
-    return Partition(disk, clock or ManualClock(), folder / "0", ends, 0, Written(**written))
+    ends = StateFile(disk, folder / "ends")
+    return Partition(disk, clock or ManualClock(), folder / "0", ends, 0, WriteOptions(**written))
 
 
 def numbers_in(partition: Partition, offset: int = 0, max_bytes: int = 4096) -> list[int]:
     """The numbers stored from an offset on; marks give none."""
     found: list[int] = []
-    while offset < partition.slot().next_offset:
+    while offset < partition.state().next_offset:
         for frame, data in partition.fetch(offset, max_bytes):
             if frame.count:
                 columns = pa.ipc.read_record_batch(pa.py_buffer(data[frame.body_at :]), NUMBERS)

@@ -57,7 +57,7 @@ def test_lateness_agrees_with_a_walk_over_all_rows(tmp_path_factory, arrivals, s
     late, before = walk(moments)
     start = min(start, len(late))
     batches = log.fetch("orders", {0: start})
-    found = [second for batch in batches for second in batch.running_max.tolist()]
+    found = [second for batch in batches for second in batch.max_event_times.tolist()]
     assert [event.late for event in events(log, offset=start)] == late[start:]
     zero = int(START.timestamp()) * SECOND
     expected = [-(2**63) if second is None else zero + second * SECOND for second in before]
@@ -87,7 +87,7 @@ def test_event_time_is_the_senders_when_the_type_has_none(log, clock):
     occurred = pa.array([1000, None], pa.timestamp("us", "UTC"))
     log.append("orders", rows_of(topic, [{"id": "a"}] * 2, envelope={"_hw.occurred_at": occurred}))
     log.append("orders", rows_of(topic, [{"id": "b"}]))
-    times = [time for batch in log.fetch("orders", {0: 0}) for time in batch.occurred.tolist()]
+    times = [time for batch in log.fetch("orders", {0: 0}) for time in batch.event_times.tolist()]
     assert times == [1000, clock.micros(), clock.micros()]
 
 
@@ -103,13 +103,13 @@ def filled_batch(log, clock):
 
 def test_since_keeps_offsets_and_clocks(log, clock):
     batch = filled_batch(log, clock)
-    assert batch.since(0) is batch.since(2) is batch
-    cut = batch.since(4)
+    assert batch.from_offset(0) is batch.from_offset(2) is batch
+    cut = batch.from_offset(4)
     assert cut.offsets.tolist() == [4, 5, 6]
-    assert cut.received.tolist() == [clock.micros()] * 3
-    assert cut.sent_at.cast("int64").to_pylist() == [77] * 3
+    assert cut.arrival_times.tolist() == [clock.micros()] * 3
+    assert cut.send_times.cast("int64").to_pylist() == [77] * 3
     assert list(cut.events()) == list(batch.events())[2:]
-    assert batch.since(7).values.num_rows == 0
+    assert batch.from_offset(7).values.num_rows == 0
 
 
 @settings(max_examples=30)
@@ -131,15 +131,15 @@ def test_sending_time_is_none_when_no_sender_said(log):
     topic = log.create(declared())
     log.append("orders", rows_of(topic, [{"id": "a"}]))
     batch = log.fetch("orders", {0: 0})[0]
-    assert batch.sent_at is None
-    assert batch.select(np.array([True])).sent_at is None
+    assert batch.send_times is None
+    assert batch.select(np.array([True])).send_times is None
     assert next(batch.events()).sent_at is None
 
 
 def test_each_row_may_have_its_own_sending_time(log):
     topic = log.create(declared())
     for second in (1, 2):
-        log.put("orders", row_of(topic, {"id": "a"}, about={"_hw.sent_at": second * SECOND}))
+        log.begin_append("orders", row_of(topic, {"id": "a"}, envelope={"_hw.sent_at": second * SECOND}))
     log.append_one("orders", row_of(topic, {"id": "b"}))
     found = [event.sent_at and event.sent_at.timestamp() for event in events(log)]
     assert found == [1.0, 2.0, None]
@@ -147,7 +147,7 @@ def test_each_row_may_have_its_own_sending_time(log):
 
 def test_a_mark_is_a_batch_without_rows(log):
     log.create(declared())
-    log.opened("orders").partitions[0].mark(5)
+    log.open_topic("orders").partitions[0].append_idle_marker(5)
     batch = log.fetch("orders", {0: 0})[0]
     assert (batch.values.num_rows, batch.next_offset, list(batch.events())) == (0, 1, [])
 
@@ -159,7 +159,7 @@ def test_a_tombstone_has_a_key_and_no_value(log):
     found = events(log)
     assert [(event.key, event.value and event.value["amount"]) for event in found] == [("a", 1), ("a", None)]
     assert [event.tombstone for event in found] == [False, True]
-    assert [batch.deleted.tolist() for batch in log.fetch("orders", {0: 0})] == [[False], [True]]
+    assert [batch.tombstones.tolist() for batch in log.fetch("orders", {0: 0})] == [[False], [True]]
 
 
 def test_keys_come_from_columns_or_from_the_sender(log):
@@ -181,7 +181,7 @@ def test_what_the_sender_attached_comes_back(log):
     topic = log.create(declared())
     trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
     about = {"_hw.id": "x", "_hw.headers": [("tenant", "acme")], "_hw.traceparent": trace, "_hw.source": "/t"}
-    log.append_one("orders", row_of(topic, {"id": "a"}, about=about))
+    log.append_one("orders", row_of(topic, {"id": "a"}, envelope=about))
     log.append_one("orders", row_of(topic, {"id": "b"}))
     first, second = events(log)
     assert (first.id, first.headers, first.traceparent, first.source) == (

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from headwater.errors import LockedError
 from headwater.events import ManualClock
 from headwater.log import EventLog
-from headwater.log.upkeep import Upkeep
-from headwater.log.upkeep.compaction import Compacted, compact
-from headwater.log.upkeep.verify import verify
+from headwater.log.maintenance.compaction import CompactionResult, compact
+from headwater.log.maintenance.maintenance import Maintenance
+from headwater.log.maintenance.verify import verify
 from tests.log.given import declared, events, rows_of, segments, tombstone
 
 
@@ -32,8 +32,8 @@ def send(log, topic, pairs) -> None:
             log.append("orders", rows_of(topic, [{"id": key, "amount": amount, "at": log.clock.now()}]))
 
 
-def compacted(log, partition: int = 0, *, eager: bool = True) -> Compacted:
-    return compact(log.opened("orders"), partition, log.clock.micros(), eager=eager)
+def compacted(log, partition: int = 0, *, eager: bool = True) -> CompactionResult:
+    return compact(log.open_topic("orders"), partition, log.clock.micros(), eager=eager)
 
 
 def table(found) -> dict[str, int]:
@@ -43,7 +43,7 @@ def table(found) -> dict[str, int]:
 
 
 def closed_end(log) -> int:
-    return log.opened("orders").partitions[0].slot().segment
+    return log.open_topic("orders").partitions[0].state().segment
 
 
 PAIRS = st.lists(st.tuples(st.sampled_from("abcde"), st.none() | st.integers(0, 99)), min_size=1, max_size=60)
@@ -63,7 +63,7 @@ def test_readers_know_the_same_as_a_plain_dict(tmp_path_factory, first, second, 
             compacted(log)
             known = {key: amount for key, amount in expected.items() if amount is not None}
             assert table(events(log)) == known
-            assert verify(log).sound
+            assert verify(log).ok
 
 
 def test_only_the_last_of_each_key_is_kept_in_closed_segments(log):
@@ -144,12 +144,12 @@ def test_a_key_that_came_back_after_its_tombstone_is_kept(log, clock):
 def test_time_marks_survive(log, clock):
     topic = keyed(log, segment_size=1)
     send(log, topic, [("a", 1)])
-    log.opened("orders").partitions[0].mark(clock.micros() + 5)
+    log.open_topic("orders").partitions[0].append_idle_marker(clock.micros() + 5)
     send(log, topic, [("a", 2), ("a", 3)])
     compacted(log)
     kinds = [(batch.frame.kind.name, batch.frame.base_offset) for batch in log.fetch("orders", {0: 0})]
-    assert ("MARK", 1) in kinds
-    assert log.find("orders", 0, clock.now() + timedelta(microseconds=5)) == 1
+    assert ("IDLE_MARKER", 1) in kinds
+    assert log.find_offset("orders", 0, clock.now() + timedelta(microseconds=5)) == 1
 
 
 def test_closed_files_become_few(log):
@@ -178,14 +178,14 @@ def test_it_waits_until_half_is_new(log):
 def test_a_topic_that_is_not_compacted_is_left_alone(log):
     topic = log.create(declared(key="id", segment_size=1))
     send(log, topic, [("a", n) for n in range(5)])
-    assert Upkeep(log).compact(log.opened("orders"), eager=True) == []
+    assert Maintenance(log).compact(log.open_topic("orders"), eager=True) == []
     assert len(events(log)) == 5
 
 
 def test_nothing_closed_is_nothing_to_do(log):
     topic = keyed(log, segment_size=1 << 20)
     send(log, topic, [("a", n) for n in range(5)])
-    assert compacted(log) == Compacted(0)
+    assert compacted(log) == CompactionResult(0)
 
 
 def test_old_types_are_rewritten_under_the_new_one(log):
@@ -214,7 +214,7 @@ def test_repeats_are_still_known_after_compaction(log):
 def test_a_second_compactor_is_refused(log):
     topic = keyed(log, segment_size=1)
     send(log, topic, [("a", n) for n in range(5)])
-    partition = log.opened("orders").partitions[0]
+    partition = log.open_topic("orders").partitions[0]
     handle = partition.disk.open(partition.folder / "compaction.lock")
     partition.disk.lock(handle)
     partition.disk.write(handle, 0, b"4711".ljust(20))
@@ -252,7 +252,7 @@ def test_reading_and_appending_go_on_meanwhile(log):
         thread.join()
     assert (disorder, runs > 0) == ([], True)
     assert table(events(log)) == dict(pairs)
-    assert verify(log).sound
+    assert verify(log).ok
 
 
 def test_a_reader_of_another_process_follows_the_new_files(log, clock):

@@ -9,7 +9,7 @@ import random
 import pytest
 
 from headwater.errors import DiskFailedError, DiskFullError, NotWritableError
-from headwater.log.storage.disk import Disk, translate
+from headwater.log.storage.disk import Disk, translate_os_error
 from tests.faults.simulated_disk import Machine, SimulatedDisk
 
 
@@ -26,7 +26,7 @@ from tests.faults.simulated_disk import Machine, SimulatedDisk
     ],
 )
 def test_errors_of_the_system_become_ours_where_a_user_can_act(number, error):
-    translated = translate(OSError(number, os.strerror(number), "/data/file"), "/data/file")
+    translated = translate_os_error(OSError(number, os.strerror(number), "/data/file"), "/data/file")
     assert isinstance(translated, error)
     assert "/data/file" in str(translated)
 
@@ -40,7 +40,7 @@ def test_a_file_in_the_way_of_a_folder_is_named(tmp_path):
 def test_a_small_file_is_replaced_as_a_whole(tmp_path):
     disk, path = Disk(), tmp_path / "file"
     disk.write_file(path, b"old, and longer")
-    reader = disk.look(path)
+    reader = disk.open_readonly(path)
     disk.write_file(path, b"new", sync=False)
     assert disk.read_file(path) == b"new"
     assert disk.read(reader, 0, 100) == b"old, and longer"
@@ -81,7 +81,7 @@ def test_names_of_new_folders_are_made_durable(tmp_path):
 
 
 def test_the_boot_stays_the_same_while_the_machine_runs():
-    assert Disk().boot() == Disk().boot() != 0
+    assert Disk().boot_id() == Disk().boot_id() != 0
 
 
 STEPS = {

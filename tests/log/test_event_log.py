@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -72,8 +73,8 @@ def test_single_events_of_two_types_wait_side_by_side(log):
     old = log.create(declared(type_="id string"))
     new = log.create(declared(type_="id string, note string"))
     rows = [row_of(old, {"id": "a"}), row_of(new, {"id": "b", "note": "x"}), row_of(old, {"id": "c"})]
-    entries = [log.put("orders", row) for row in rows]
-    assert [log.finish("orders", entry).offset for entry in entries] == [0, 1, 2]
+    entries = [log.begin_append("orders", row) for row in rows]
+    assert [log.await_append("orders", entry).offset for entry in entries] == [0, 1, 2]
     assert [event.value["note"] for event in events(log)] == [None, "x", None]
 
 
@@ -182,20 +183,23 @@ def test_a_file_in_place_of_the_folder_says_so(tmp_path):
 def test_a_start_is_a_word_or_an_offset(log, start, expected):
     topic = log.create(declared())
     log.append("orders", rows_of(topic, [{"id": "a"}] * 9))
-    assert log.find("orders", 0, start) == expected
+    assert log.find_offset("orders", 0, start) == expected
 
 
 def test_a_start_beyond_the_end_is_refused(log):
     log.create(declared())
     with pytest.raises(BadOffsetError) as caught:
-        log.find("orders", 0, 1)
+        log.find_offset("orders", 0, 1)
     assert caught.value.data == {"offset": 1, "end": 0, "partition": 0}
 
 
 @pytest.mark.parametrize("partition", [-1, 2, 99])
 def test_a_partition_that_is_not_there_is_refused(log, partition):
     log.create(declared(partitions=2))
-    for refused in (lambda: log.find("orders", partition, 0), lambda: log.fetch("orders", {partition: 0})):
+    for refused in (
+        lambda: log.find_offset("orders", partition, 0),
+        lambda: log.fetch("orders", {partition: 0}),
+    ):
         with pytest.raises(BadOffsetError) as caught:
             refused()
         assert caught.value.data == {"partition": partition}
@@ -223,11 +227,13 @@ def test_the_offset_of_a_time_agrees_with_a_walk(tmp_path_factory, batches):
             reached.append(highest)
         if "mark" in batch and highest >= 0:
             highest += 3
-            log.opened("orders").partitions[0].mark(int((START.timestamp() + highest) * 1e6))
+            log.open_topic("orders").partitions[0].append_idle_marker(
+                int((START.timestamp() + highest) * 1e6)
+            )
             reached.append(highest)
     for second in range(0, 80, 3):
         expected = next((offset for offset, high in enumerate(reached) if high >= second), len(reached))
-        assert log.find("orders", 0, START + timedelta(seconds=second)) == expected
+        assert log.find_offset("orders", 0, START + timedelta(seconds=second)) == expected
     log.close()
 
 
@@ -236,9 +242,9 @@ def test_a_time_may_be_text_or_a_distance(log, clock):
     for _ in range(4):
         log.append("orders", rows_of(topic, [{"id": "a"}]))
         clock.advance("10 minutes")
-    assert log.find("orders", 0, "-20m") == 2
-    assert log.find("orders", 0, "2026-01-01T00:10:00Z") == 1
-    assert log.find("orders", 0, "2030-01-01T00:00:00Z") == 4
+    assert log.find_offset("orders", 0, "-20m") == 2
+    assert log.find_offset("orders", 0, "2026-01-01T00:10:00Z") == 1
+    assert log.find_offset("orders", 0, "2030-01-01T00:00:00Z") == 4
 
 
 def test_ends_tell_what_each_partition_holds(log, clock):
@@ -247,7 +253,7 @@ def test_ends_tell_what_each_partition_holds(log, clock):
     empty, full = log.ends("orders")
     assert (empty.start, empty.end, empty.appended_at) == (0, 0, 0)
     assert (full.start, full.end, full.appended_at) == (0, 3, clock.micros())
-    assert full.running_max == START.timestamp() * 1e6
+    assert full.max_event_time == START.timestamp() * 1e6
 
 
 def test_events_in_memory_are_seen_by_another_process(log):
@@ -259,7 +265,7 @@ def test_events_in_memory_are_seen_by_another_process(log):
     """
     assert in_another_process(code, log.folder) == "[0, 1, 2]"
     assert not list((log.folder / "topics" / "orders").glob("*/*.segment"))
-    Disk().remove_folder(log.opened("orders").partitions[0].folder.parent.parent)
+    shutil.rmtree(log.open_topic("orders").partitions[0].folder.parent.parent)
 
 
 FORK = """
@@ -290,8 +296,8 @@ def test_parent_and_forked_child_append_side_by_side(log):
 HOLDS = """
     import os, sys; from headwater.log import EventLog
     log = EventLog(sys.argv[1])
-    partition = log.opened("orders").partitions[0]
-    with partition.locked():
+    partition = log.open_topic("orders").partitions[0]
+    with partition.lock():
         if os.fork() == 0:
             print("forked", flush=True)
             sys.stdin.read()
@@ -306,7 +312,7 @@ def test_a_forked_child_does_not_hold_its_dead_parents_lock(log):
         assert parent.stdout is not None
         assert parent.stdout.readline() == "forked\n"
         parent.wait(30)
-        handle = os.open(log.opened("orders").partitions[0].folder / "lock", os.O_RDWR)
+        handle = os.open(log.open_topic("orders").partitions[0].folder / "lock", os.O_RDWR)
         free = Disk().lock(handle, wait=False)
         os.close(handle)
         assert free
@@ -317,7 +323,7 @@ def test_a_forked_child_does_not_hold_its_dead_parents_lock(log):
 def test_a_closed_log_has_appended_what_waited(log):
     topic = log.create(declared())
     for number in range(20):
-        log.put("orders", row_of(topic, {"amount": number}))
+        log.begin_append("orders", row_of(topic, {"amount": number}))
     log.close()
     with EventLog(log.folder) as again:
         assert amounts(again) == list(range(20))

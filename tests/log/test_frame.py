@@ -14,16 +14,18 @@ from headwater.log.storage.frame import (
     ENVELOPE,
     HEADER_SIZE,
     Frame,
-    Kind,
-    columns_of,
+    FrameKind,
     decode_columns,
     encode_frame,
+    envelope_bits,
     parse_header,
     with_envelope,
 )
 
 NUMBERS = st.integers(-(2**63), 2**63 - 1)
-FRAME = Frame(Kind.EVENTS, 10, 12, count=2, schema=3, producer="till-7", first_sequence=4, last_sequence=5)
+FRAME = Frame(
+    FrameKind.EVENTS, 10, 12, count=2, schema=3, producer="till-7", first_sequence=4, last_sequence=5
+)
 
 
 def parsed(data: bytes, at: int = 0, position: int = 0) -> Frame:
@@ -33,7 +35,7 @@ def parsed(data: bytes, at: int = 0, position: int = 0) -> Frame:
 
 
 @given(
-    st.sampled_from(Kind),
+    st.sampled_from(FrameKind),
     st.lists(NUMBERS, min_size=10, max_size=10),
     st.text(st.characters(codec="utf-8"), max_size=40),
     st.binary(max_size=60),
@@ -41,7 +43,7 @@ def parsed(data: bytes, at: int = 0, position: int = 0) -> Frame:
 )
 def test_every_field_comes_back(kind, numbers, producer, body, follows):
     names = ["base_offset", "next_offset", "appended_at", "lowest", "highest"]
-    names += ["running_before", "running_max", "sent_at", "first_sequence", "last_sequence"]
+    names += ["max_event_time_before", "max_event_time", "sent_at", "first_sequence", "last_sequence"]
     frame = Frame(kind, **dict(zip(names, numbers, strict=True)), producer=producer, follows=follows)
     data = encode_frame(frame, body)
     found = parsed(data)
@@ -90,8 +92,8 @@ def test_body_cut_short_fails_its_checksum():
 def test_envelope_columns_are_named_by_their_bits():
     chosen = [ENVELOPE[index] for index in (1, 3, 8)]
     arrays = {field.name: pa.nulls(1, field.type) for field in chosen}
-    assert columns_of(arrays) == 0b1_0000_1010
-    schema = with_envelope(pa.schema([("n", pa.int64())]), columns_of(arrays))
+    assert envelope_bits(arrays) == 0b1_0000_1010
+    schema = with_envelope(pa.schema([("n", pa.int64())]), envelope_bits(arrays))
     assert schema.names == ["n", "_hw.id", "_hw.sent_at", "_hw.deleted"]
 
 

@@ -104,7 +104,7 @@ def test_segments_start_anew_when_they_are_a_day_old(tmp_path):
 def test_an_empty_segment_does_not_grow_old(tmp_path):
     clock = ManualClock()
     partition = open_partition(tmp_path, clock)
-    assert partition.slot().next_offset == 0
+    assert partition.state().next_offset == 0
     clock.advance("40 days")
     partition.append([part(1)])
     assert len(segments(tmp_path / "0")) == 1
@@ -158,9 +158,9 @@ def test_two_processes_and_two_threads_share_a_partition(tmp_path):
 def test_a_mark_takes_an_offset_and_raises_the_event_time(tmp_path):
     partition = open_partition(tmp_path)
     partition.append([part(1, times=[50])])
-    partition.mark(70)
-    partition.mark(60)
-    assert (partition.slot().next_offset, partition.slot().running_max) == (3, 70)
+    partition.append_idle_marker(70)
+    partition.append_idle_marker(60)
+    assert (partition.state().next_offset, partition.state().max_event_time) == (3, 70)
     assert numbers_in(partition) == [1]
 
 
@@ -170,8 +170,8 @@ def test_a_mark_is_no_arrival(tmp_path):
     partition.append([part(1)])
     arrived = clock.micros()
     clock.advance("1 hour")
-    partition.mark(clock.micros())
-    assert partition.slot().appended_at == arrived
+    partition.append_idle_marker(clock.micros())
+    assert partition.state().appended_at == arrived
 
 
 def test_event_time_is_found_across_segments(tmp_path):
@@ -182,7 +182,7 @@ def test_event_time_is_found_across_segments(tmp_path):
     for wanted in range(0, 420, 10):
         highest = [max(times[: index + 1]) for index in range(len(times))]
         expected = next((index for index, high in enumerate(highest) if high >= wanted), None)
-        reached = partition.reach(wanted)
+        reached = partition.find_frame_by_time(wanted)
         assert (None if reached is None else reached[0].base_offset) == expected
 
 
@@ -224,7 +224,7 @@ def test_removed_first_segments_are_gone(tmp_path):
     segments(tmp_path / "0")[0].unlink()
     (tmp_path / "ends").unlink()
     again = open_partition(tmp_path, segment_size=300)
-    start = again.slot().start_offset
+    start = again.state().start_offset
     assert start > 0
     with pytest.raises(DataGoneError) as caught:
         again.fetch(0, 1000)
@@ -260,7 +260,7 @@ def test_nothing_is_written_behind_a_failed_sync(tmp_path):
 def test_a_failed_sync_of_an_empty_segment_starts_it_anew(tmp_path):
     disk = Failing()
     partition, reader = open_partition(tmp_path, disk=disk), open_partition(tmp_path)
-    assert partition.slot().next_offset == 0
+    assert partition.state().next_offset == 0
     assert reader.last_sequence("a") == -1  # it has the file open now
     disk.failing = {"sync": errno.EIO}
     with pytest.raises(DiskFailedError):
@@ -272,7 +272,7 @@ def test_a_failed_sync_of_an_empty_segment_starts_it_anew(tmp_path):
 def test_appends_that_need_not_be_durable_do_not_sync(tmp_path):
     disk = Failing()
     partition = open_partition(tmp_path, disk=disk, durable=False)
-    assert partition.slot().next_offset == 0
+    assert partition.state().next_offset == 0
     disk.failing = {"sync": errno.EIO}
     partition.append([part(1)])
     assert disk.failing == {"sync": errno.EIO}
@@ -289,7 +289,7 @@ def test_readers_at_many_places_do_not_disturb_each_other(tmp_path):
             frame = partition.fetch(reader + offset, 1)[0][0] if reader + offset < 200 else None
             assert frame is None or frame.base_offset == reader + offset
             positions[reader] = offset + 1
-    assert len(partition._finder._cursors) <= 64
+    assert len(partition._index._cursors) <= 64
 
 
 def test_clock_of_the_log_stamps_each_batch(tmp_path):

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from headwater.log.reader import Reader
+from headwater.log.reader import TopicReader
 from tests.log.given import declared, rows_of
 
 PER_PARTITION = 25
@@ -30,13 +30,13 @@ def read(batches) -> dict[int, list[int]]:
 
 
 def test_a_reader_with_stops_gives_exactly_what_lies_between(log, topic):
-    reader = Reader(log, "orders", {0: 0, 1: 3, 2: 25}, stops={0: 25, 1: 12, 2: 25})
+    reader = TopicReader(log, "orders", {0: 0, 1: 3, 2: 25}, stops={0: 25, 1: 12, 2: 25})
     assert read(reader) == {0: list(range(25)), 1: list(range(103, 112))}
     assert reader.next() == []
 
 
 def test_a_reader_remembers_where_it_is(log, topic):
-    reader = Reader(log, "orders", {0: 0})
+    reader = TopicReader(log, "orders", {0: 0})
     first = read(reader.next(max_bytes=1))
     assert reader.positions == {0: len(first[0])}
     second = read(reader.next(max_bytes=1))
@@ -45,7 +45,7 @@ def test_a_reader_remembers_where_it_is(log, topic):
 
 
 def test_positions_may_be_changed_between_reads(log, topic):
-    reader = Reader(log, "orders", {0: 0})
+    reader = TopicReader(log, "orders", {0: 0})
     reader.next()
     reader.positions = {2: 20}
     assert read(reader.next()) == {2: list(range(220, 225))}
@@ -54,20 +54,20 @@ def test_positions_may_be_changed_between_reads(log, topic):
 
 def test_the_position_given_is_not_changed(log, topic):
     positions = {0: 0}
-    reader = Reader(log, "orders", positions)
+    reader = TopicReader(log, "orders", positions)
     reader.next()
     assert positions == {0: 0}
     reader.close()
 
 
 def test_nothing_new_is_an_empty_list(log, topic):
-    reader = Reader(log, "orders", {0: 25})
+    reader = TopicReader(log, "orders", {0: 25})
     assert reader.next(timeout=0.01) == []
     reader.close()
 
 
 def test_a_reader_without_stops_goes_on_with_what_comes(log, topic):
-    reader = Reader(log, "orders", {0: 25})
+    reader = TopicReader(log, "orders", {0: 25})
     sender = threading.Timer(0.1, log.append, ["orders", rows_of(topic, [{"amount": 7}], partition=0)])
     sender.start()
     assert read([next(iter(reader))]) == {0: [7]}
@@ -76,15 +76,15 @@ def test_a_reader_without_stops_goes_on_with_what_comes(log, topic):
 
 
 def test_time_marks_move_the_position(log, topic):
-    log.opened("orders").partitions[1].mark(5)
-    reader = Reader(log, "orders", {1: 25}, stops={1: 26})
+    log.open_topic("orders").partitions[1].append_idle_marker(5)
+    reader = TopicReader(log, "orders", {1: 25}, stops={1: 26})
     assert [batch.values.num_rows for batch in reader] == [0]
     assert reader.positions == {1: 26}
 
 
 def test_a_reader_of_a_group_wakes_for_its_members(log, topic):
     log.groups.join("billing", "orders")
-    reader = Reader(log, "orders", {0: 25}, group="billing")
+    reader = TopicReader(log, "orders", {0: 25}, group="billing")
     log.groups.join("billing", "orders")
     assert reader.next(timeout=60) == []
     reader.close()

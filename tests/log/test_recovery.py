@@ -1,4 +1,4 @@
-"""After a crash or damage to side files: whole batches are kept, torn tails are set aside."""
+"""After a crash or damage to side files: whole batches are kept, torn tails are saved and cut off."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from headwater.errors import DamagedError
-from headwater.log.storage import Disk, Frame, Kind, Segment
+from headwater.log.storage import Disk, Frame, FrameKind, Segment
 from headwater.log.storage.frame import encode_frame
-from headwater.log.storage.segment import Head, segment_name
+from headwater.log.storage.segment import SegmentHeader, segment_file_name
 from tests.log.given import flip, numbers_in, open_partition, part, segments
 
 
@@ -30,13 +30,13 @@ def unpublish(folder, partition, offset: int) -> None:
     frames = [frame for frame, _ in partition.fetch(0, 1 << 20)]
     frame = next(frame for frame in frames if frame.next_offset == offset)
     slot = replace(
-        partition.slot(),
+        partition.state(),
         next_offset=offset,
         length=frame.position + frame.length,
         last_frame=frame.position,
-        running_max=frame.running_max,
+        max_event_time=frame.max_event_time,
     )
-    partition._ends.write(0, slot)
+    partition._state_file.write(0, slot)
 
 
 def test_whole_batches_behind_the_published_end_are_kept(tmp_path):
@@ -48,13 +48,13 @@ def test_whole_batches_behind_the_published_end_are_kept(tmp_path):
 
 
 def test_a_lost_file_of_ends_is_rebuilt(tmp_path):
-    before = filled(tmp_path, 1, 2, 3).slot()
+    before = filled(tmp_path, 1, 2, 3).state()
     (tmp_path / "ends").unlink()
     again = open_partition(tmp_path)
-    assert again.slot().next_offset == 3
-    after = again.slot()
-    assert replace(after, edition=0) == replace(before, edition=0)
-    assert after.edition != before.edition
+    assert again.state().next_offset == 3
+    after = again.state()
+    assert replace(after, files_version=0) == replace(before, files_version=0)
+    assert after.files_version != before.files_version
 
 
 def test_a_damaged_file_of_ends_is_rebuilt(tmp_path):
@@ -68,7 +68,7 @@ def test_a_torn_tail_is_cut_and_set_aside(tmp_path, caplog, torn):
     filled(tmp_path, 1, 2)
     path = segments(tmp_path / "0")[0]
     size = path.stat().st_size
-    tail = encode_frame(Frame(Kind.EVENTS, 2, 3, count=1), bytes(100))[:torn]
+    tail = encode_frame(Frame(FrameKind.EVENTS, 2, 3, count=1), bytes(100))[:torn]
     path.write_bytes(path.read_bytes() + tail)
     with caplog.at_level(logging.WARNING, "headwater.log"):
         open_partition(tmp_path).append([part(3)])
@@ -83,7 +83,7 @@ def test_damage_in_the_middle_is_not_cut_away(tmp_path):
     flip(segments(tmp_path / "0")[0], frame_positions(partition)[1] + 150)
     (tmp_path / "ends").unlink()
     again = open_partition(tmp_path)
-    assert again.slot().next_offset == 3
+    assert again.state().next_offset == 3
     assert numbers_in(again, offset=2) == [3]
     with pytest.raises(DamagedError):
         numbers_in(again)
@@ -103,7 +103,7 @@ def test_a_hole_in_the_last_write_takes_all_of_that_write(tmp_path):
 def test_an_unfinished_new_segment_is_removed(tmp_path):
     filled(tmp_path, 1, 2)
     folder = tmp_path / "0"
-    (folder / segment_name(2)).write_bytes(b"HWB1 not whole")
+    (folder / segment_file_name(2)).write_bytes(b"HWB1 not whole")
     (folder / "00000000000000000009.new").touch()
     (tmp_path / "ends").unlink()
     again = open_partition(tmp_path)
@@ -114,9 +114,9 @@ def test_an_unfinished_new_segment_is_removed(tmp_path):
 
 def test_a_finished_roll_that_was_not_published_is_found(tmp_path):
     partition = filled(tmp_path, 1, 2)
-    slot = partition.slot()
+    slot = partition.state()
     partition.roll(slot)
-    partition._ends.write(0, slot)
+    partition._state_file.write(0, slot)
     again = open_partition(tmp_path)
     again.append([part(3)])
     assert numbers_in(again) == [1, 2, 3]
@@ -125,28 +125,28 @@ def test_a_finished_roll_that_was_not_published_is_found(tmp_path):
 
 def test_a_dirty_slot_is_repaired_by_whoever_sees_it(tmp_path):
     partition = filled(tmp_path, 1, 2)
-    partition._ends.write(0, replace(partition.slot(), dirty=True, next_offset=1))
-    assert not partition.slot().dirty
-    assert partition.slot().next_offset == 2
+    partition._state_file.write(0, replace(partition.state(), dirty=True, next_offset=1))
+    assert not partition.state().dirty
+    assert partition.state().next_offset == 2
 
 
 def test_leftovers_of_a_compaction_are_removed(tmp_path):
     partition = filled(tmp_path, 1, 2, 3, 4, 5, segment_size=150)
     bases = partition.files.bases()
-    frame, head = partition.files.segment(0).head()
+    frame, head = partition.files.segment(0).header()
     covering = Segment(Disk(), tmp_path / "0", 0)
-    covering.create(Head(covers_until=bases[2], previous=head.previous), frame.running_before)
-    partition._ends.write(0, replace(partition.slot(), dirty=True))
+    covering.create(SegmentHeader(covers_until=bases[2], previous=head.previous), frame.max_event_time_before)
+    partition._state_file.write(0, replace(partition.state(), dirty=True))
     again = open_partition(tmp_path)
-    assert again.slot().next_offset == 5
+    assert again.state().next_offset == 5
     assert again.files.bases() == [0, *bases[2:]]
     assert numbers_in(again) == list(range(1, 6))[bases[2] :]
 
 
 def test_a_slot_of_another_boot_is_checked_again(tmp_path):
     class Rebooted(Disk):
-        def boot(self):
-            return super().boot() + 1
+        def boot_id(self):
+            return super().boot_id() + 1
 
     unpublish(tmp_path, filled(tmp_path, 1, 2, 3), offset=2)
     assert numbers_in(open_partition(tmp_path)) == [1, 2]
@@ -156,7 +156,7 @@ def test_a_slot_of_another_boot_is_checked_again(tmp_path):
 def test_bytes_behind_a_failed_sync_are_not_believed(tmp_path):
     partition = filled(tmp_path, 1, 2)
     unpublish(tmp_path, partition, offset=1)
-    partition._ends.write(0, replace(partition._ends.read(0), dirty=True, distrusted=True))
+    partition._state_file.write(0, replace(partition._state_file.read(0), dirty=True, sync_failed=True))
     again = open_partition(tmp_path)
     again.append([part(3)])
     assert numbers_in(again) == [1, 3]
@@ -164,11 +164,11 @@ def test_bytes_behind_a_failed_sync_are_not_believed(tmp_path):
 
 
 def test_offsets_go_on_when_all_files_are_gone(tmp_path):
-    slot = filled(tmp_path, 1, 2, 3).slot()
+    slot = filled(tmp_path, 1, 2, 3).state()
     segments(tmp_path / "0")[0].unlink()
     again = open_partition(tmp_path)
-    assert again.slot().start_offset == again.slot().next_offset == 3
-    assert again.slot().running_max == slot.running_max
+    assert again.state().start_offset == again.state().next_offset == 3
+    assert again.state().max_event_time == slot.max_event_time
     assert again.append([part(4)])[0].first_offset == 3
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from headwater.errors import DataGoneError
 from headwater.log import EventLog, Retention
-from headwater.log.upkeep import Upkeep
+from headwater.log.maintenance.maintenance import Maintenance
 from tests.log.given import amounts, declared, rows_of, segments
 
 
@@ -20,7 +20,7 @@ def filled(log, clock, retention: Retention, days: int = 10, **options):
 
 
 def retain(log):
-    return Upkeep(log).retain(log.opened("orders"))
+    return Maintenance(log).apply_retention(log.open_topic("orders"))
 
 
 def test_without_limits_nothing_is_removed(log, clock):
@@ -32,7 +32,7 @@ def test_without_limits_nothing_is_removed(log, clock):
 def test_what_is_too_old_goes(log, clock):
     filled(log, clock, Retention.of("4 days"))
     removal = retain(log)[0]
-    assert (removal.first, removal.end, removal.held_by) == (0, 6, None)
+    assert (removal.first, removal.end, removal.blocked_by) == (0, 6, None)
     assert amounts(log, offset=6) == [6, 7, 8, 9]
     assert (log.ends("orders")[0].start, log.ends("orders")[0].end) == (6, 10)
 
@@ -48,10 +48,10 @@ def test_all_of_a_quiet_partition_goes_in_the_end(log, clock):
 
 def test_time_marks_do_not_keep_old_events(log, clock):
     filled(log, clock, Retention.of("4 days"), days=1)
-    upkeep = Upkeep(log)
+    upkeep = Maintenance(log)
     for _ in range(24 * 6):
         clock.advance("1 hour")
-        upkeep.once()
+        upkeep.run_once()
     assert log.ends("orders")[0].start >= 1
 
 
@@ -72,10 +72,10 @@ def test_a_group_that_has_not_read_holds_its_events(log, clock, caplog):
     log.groups.commit(fast, {0: 9})
     log.groups.commit(slow, {0: 3})
     removal = retain(log)[0]
-    assert (removal.end, removal.held_by) == (3, "slow")
+    assert (removal.end, removal.blocked_by) == (3, "slow")
     assert "slow" in caplog.text
     log.groups.commit(slow, {0: 8})
-    assert retain(log)[0].held_by is None
+    assert retain(log)[0].blocked_by is None
     assert log.ends("orders")[0].start == 6
 
 
@@ -102,14 +102,14 @@ def test_another_process_learns_what_is_gone(log, clock):
 def test_earliest_is_what_is_left(log, clock):
     filled(log, clock, Retention.of("4 days"))
     retain(log)
-    assert log.find("orders", 0, "earliest") == 6
+    assert log.find_offset("orders", 0, "earliest") == 6
     assert log.groups.join("new", "orders").positions == {0: 6}
 
 
 def test_compacted_segments_grow_old_too(log, clock):
     topic = filled(log, clock, Retention.of("30 days"), key="id", compact=True)
     log.create(declared(key="id", segment_size=1 << 20))
-    assert Upkeep(log).compact(log.opened("orders"), eager=True)[0].kept == 1
+    assert Maintenance(log).compact(log.open_topic("orders"), eager=True)[0].kept == 1
     clock.advance("22 days")
     log.append("orders", rows_of(topic, [{"id": "b", "amount": 11}]))
     clock.advance("10 days")
@@ -121,4 +121,4 @@ def test_a_newer_group_does_not_hold_other_topics(log, clock):
     filled(log, clock, Retention.of("4 days"))
     log.create(declared("other"))
     log.groups.join("slow", "other")
-    assert retain(log)[0].held_by is None
+    assert retain(log)[0].blocked_by is None

@@ -9,58 +9,58 @@ import msgspec
 import pytest
 
 from headwater.errors import DamagedError, NewerFormatError
-from headwater.log.storage import Disk, Frame, Kind, Segment
+from headwater.log.storage import Disk, Frame, FrameKind, Segment
 from headwater.log.storage.frame import HEADER_SIZE, encode_frame
-from headwater.log.storage.segment import Head, base_of, segment_name
+from headwater.log.storage.segment import SegmentHeader, parse_base_offset, segment_file_name
 from tests.log.given import flip
 
 
 def frame_bytes(offset: int, size: int = 40) -> bytes:
-    return encode_frame(Frame(Kind.EVENTS, offset, offset + 1, count=1), bytes([offset % 251]) * size)
+    return encode_frame(Frame(FrameKind.EVENTS, offset, offset + 1, count=1), bytes([offset % 251]) * size)
 
 
-def written(folder, frames: list[bytes], head: Head | None = None) -> tuple[Segment, int]:
+def written(folder, frames: list[bytes], head: SegmentHeader | None = None) -> tuple[Segment, int]:
     segment = Segment(Disk(), folder, 0)
-    length = segment.create(head or Head(), running_max=5)
+    length = segment.create(head or SegmentHeader(), max_event_time=5)
     Disk().write(segment.handle, length, b"".join(frames))
     return segment, length + sum(map(len, frames))
 
 
 @pytest.mark.parametrize("base", [0, 7, 10**19])
 def test_name_gives_the_base_back(base):
-    assert base_of(segment_name(base)) == base
-    assert len(segment_name(base)) == len("00000000000000000000.segment")
+    assert parse_base_offset(segment_file_name(base)) == base
+    assert len(segment_file_name(base)) == len("00000000000000000000.segment")
 
 
 @pytest.mark.parametrize("name", ["lock", "7.new", "x.segment", ".segment", "7.torn-120", "compaction.lock"])
 def test_other_files_are_no_segments(name):
-    assert base_of(name) is None
+    assert parse_base_offset(name) is None
 
 
 def test_head_comes_back_after_reopening(tmp_path):
-    head = Head(covers_until=9, previous=(1, 2, 3), producers={"till-7": (0, 4, 10, 5, 99)})
+    head = SegmentHeader(covers_until=9, previous=(1, 2, 3), producers={"till-7": (0, 4, 10, 5, 99)})
     written(tmp_path, [], head)
-    frame, found = Segment(Disk(), tmp_path, 0).head()
+    frame, found = Segment(Disk(), tmp_path, 0).header()
     assert msgspec.to_builtins(found) == msgspec.to_builtins(head)
-    assert (frame.kind, frame.running_before, frame.running_max) == (Kind.HEAD, 5, 5)
+    assert (frame.kind, frame.max_event_time_before, frame.max_event_time) == (FrameKind.SEGMENT_HEADER, 5, 5)
 
 
 def test_head_larger_than_one_read_comes_back(tmp_path):
     producers = {f"till-{number}": (number, number, number, 1, 0) for number in range(500)}
-    written(tmp_path, [], Head(producers=producers))
-    assert Segment(Disk(), tmp_path, 0).head()[1].producers == producers
+    written(tmp_path, [], SegmentHeader(producers=producers))
+    assert Segment(Disk(), tmp_path, 0).header()[1].producers == producers
 
 
 def test_new_segment_has_its_name_only_when_whole(tmp_path):
     segment = Segment(Disk(), tmp_path, 7)
-    segment.create(Head(), 0, beside=True)
+    segment.create(SegmentHeader(), 0, temporary=True)
     assert [path.name for path in tmp_path.iterdir()] == ["00000000000000000007.new"]
 
 
 def test_head_of_a_newer_format_is_refused(tmp_path):
-    written(tmp_path, [], Head(format=99))
+    written(tmp_path, [], SegmentHeader(format=99))
     with pytest.raises(NewerFormatError):
-        Segment(Disk(), tmp_path, 0).head()
+        Segment(Disk(), tmp_path, 0).header()
 
 
 @pytest.mark.parametrize("position", [3, 20, HEADER_SIZE + 1])
@@ -68,14 +68,14 @@ def test_damaged_head_is_an_error(tmp_path, position):
     segment, _ = written(tmp_path, [])
     flip(segment.path, position)
     with pytest.raises(DamagedError) as caught:
-        segment.head()
+        segment.header()
     assert caught.value.data == {"segment": segment.path.name, "offset": 0, "position": 0}
 
 
 def test_empty_file_has_a_damaged_head(tmp_path):
-    (tmp_path / segment_name(0)).touch()
+    (tmp_path / segment_file_name(0)).touch()
     with pytest.raises(DamagedError):
-        Segment(Disk(), tmp_path, 0).head()
+        Segment(Disk(), tmp_path, 0).header()
 
 
 @pytest.mark.parametrize("check", [False, True])
@@ -153,16 +153,16 @@ def test_next_sound_finds_the_frame_behind_a_hole(tmp_path):
     segment, length = written(tmp_path, frames)
     hole = length - 3 * len(frames[0])
     flip(segment.path, hole + 40)
-    assert segment.next_sound(hole, length) == hole + len(frames[0])
-    assert segment.next_sound(length - len(frames[0]) + 8, length) is None
+    assert segment.find_valid_frame(hole, length) == hole + len(frames[0])
+    assert segment.find_valid_frame(length - len(frames[0]) + 8, length) is None
 
 
 def test_next_sound_takes_no_magic_word_inside_a_body_for_a_frame(tmp_path):
     body = b"HWB1" + bytes(200)
-    decoy = encode_frame(Frame(Kind.EVENTS, 0, 1, count=1), b"x" * 3 + body)
+    decoy = encode_frame(Frame(FrameKind.EVENTS, 0, 1, count=1), b"x" * 3 + body)
     segment, length = written(tmp_path, [decoy])
     start = length - len(decoy)
-    assert segment.next_sound(start + 8, length) is None
+    assert segment.find_valid_frame(start + 8, length) is None
 
 
 def test_threads_that_open_a_segment_together_share_one_file(tmp_path):
@@ -188,14 +188,14 @@ def test_threads_that_open_a_segment_together_share_one_file(tmp_path):
 
 def test_a_walk_leaves_landmarks_from_which_a_later_one_can_begin(tmp_path):
     segment, length = written(tmp_path, [frame_bytes(offset) for offset in range(4_000)])
-    assert segment.landmark(3_999) == (0, 0)
+    assert segment.find_index_entry(3_999) == (0, 0)
     starts = {frame.base_offset: frame.position for frame in segment.walk(0, length)}
     for begun in (0, 17, 1_000):  # from wherever walks begin, landmarks stay apart
         list(segment.walk(starts[begun], length))
-    noted = {segment.landmark(offset) for offset in range(4_000)}
+    noted = {segment.find_index_entry(offset) for offset in range(4_000)}
     assert 1 < len(noted) <= 1 + length // (1 << 15)
     for offset in range(4_000):
-        found, position = segment.landmark(offset)
+        found, position = segment.find_index_entry(offset)
         assert found <= offset
         assert position in (0, starts[found])
         assert starts[offset] - position < 3 << 16

@@ -1,376 +1,189 @@
-"""An open topic: partitioning, frames, limits, single events that share a frame, counts."""
+"""Definitions of topics: what may be written, and which names are safe."""
 
 from __future__ import annotations
 
-import threading
-from collections import defaultdict
+import itertools
+import string
+import unicodedata
+from datetime import timedelta
 
-import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from headwater.errors import BadEventError, BadKeyError, DamagedError, TooLargeError
-from headwater.events import key_bytes, partition_of
-from headwater.log import EventLog, backpressure, drop
-from headwater.log.definition import LARGEST_EVENT
-from headwater.log.topic import OpenTopic
-from tests.log.given import amounts, declared, events, row_of, rows_of
+from headwater.errors import BadNameError, BadSettingError, TimeColumnMissingError
+from headwater.log import Durability, Retention, Topic, backpressure, buffer, drop
+from headwater.log.topic import check_name, normalize_name
+from tests.log.given import ORDER, declared
 
-BLOB = "id string, body string, amount int"
-
-
-def identity(counts: dict[str, int]) -> bool:
-    dropped = sum(number for name, number in counts.items() if name.startswith("drop "))
-    done = counts["appended"] + counts["duplicate"] + counts["refused"] + dropped
-    return counts["offered"] == done
-
-
-class Held:
-    """Appends to a topic wait from the first one on, until they are let go."""
-
-    def __init__(self, log, monkeypatch, name: str = "orders") -> None:
-        self.groups: list[int] = []
-        self.begun, self.go = threading.Event(), threading.Event()
-        door = log.opened(name).door
-        commit = door._commit
-
-        def held(entries) -> None:
-            self.groups.append(len(entries))
-            self.begun.set()
-            assert self.go.wait(30)
-            commit(entries)
-
-        monkeypatch.setattr(door, "_commit", held)
-
-
-def test_rows_of_a_key_go_where_kafka_would_send_them(log):
-    topic = log.create(declared(key="id", partitions=5))
-    values = [{"id": f"customer-{n % 40}", "amount": n} for n in range(200)]
-    receipts = log.append("orders", rows_of(topic, values))
-    assert receipts.partitions.tolist() == [partition_of(v["id"].encode(), 5) for v in values]
-    expected = defaultdict(list)
-    for value in values:
-        expected[partition_of(value["id"].encode(), 5)].append(value["amount"])
-    assert {p: amounts(log, partition=p) for p in range(5)} == {p: expected[p] for p in range(5)}
+_SAFE = set(string.ascii_letters + string.digits + "._-")
+_CHARACTERS = [chr(code) for code in range(128) if chr(code) not in _SAFE]
+_PLACES = ["{0}", "{0}x", "x{0}", "x{0}y", "{0}{0}"]
+_TRAVERSALS = [
+    "../x",
+    "..\\x",
+    "x/../y",
+    "/etc/passwd",
+    "~/x",
+    "%2e%2e%2fx",
+    "..;/x",
+    "x/.",
+    "./x",
+    "C:\\x",
+    "\\\\h\\s",
+]
+_WIDE = ["".join(chr(ord(letter) + 0xFEE0) for letter in name) for name in ("orders", "..")]
+_SPELLED = [*_WIDE, "ä", "orders\u202e", "orders\u200b", "\u017f", "İ", "٣", "Ⅷ", "\ud800", "🙂"]
+_KINDS = [None, 7, b"orders", ["orders"], ("a",), 1.5, {"name": "orders"}, True]
+HOSTILE = [
+    "",
+    ".",
+    "..",
+    "x" * 250,
+    "x" * 100_000,
+    "orders\n",
+    *_TRAVERSALS,
+    *_SPELLED,
+    *(place.format(character) for place, character in itertools.product(_PLACES, _CHARACTERS)),
+]
 
 
-def test_receipts_say_where_each_row_is(log):
-    topic = log.create(declared(key="id", partitions=3))
-    values = [{"id": str(n), "amount": n} for n in range(50)]
-    receipts = log.append("orders", rows_of(topic, values))
-    stored = {(p, e.offset): e.value["amount"] for p in range(3) for e in events(log, partition=p)}
-    assert [stored[r.partition, r.offset] for r in receipts] == list(range(50))
+def test_there_are_three_hundred_hostile_names():
+    assert len(HOSTILE) + len(_KINDS) >= 300
+    assert len({repr(name) for name in HOSTILE}) == len(HOSTILE)
 
 
-@pytest.mark.parametrize("key", ["id", ("id", "amount")])
-def test_one_event_goes_where_many_would(log, key):
-    topic = log.create(declared(key=key, partitions=7))
-    for n in range(20):
-        value = {"id": str(n), "amount": n}
-        one = log.append_one("orders", row_of(topic, value))
-        many = log.append("orders", rows_of(topic, [value]))
-        expected = key_bytes(str(n) if key == "id" else (str(n), n))
-        assert one.partition == many[0].partition == partition_of(expected, 7)
+@pytest.mark.parametrize("name", [*HOSTILE, *_KINDS], ids=lambda name: ascii(name)[:24])
+def test_hostile_name_is_refused(name):
+    with pytest.raises(BadNameError) as caught:
+        check_name(name)
+    assert caught.value.data["name"] == str(name)
 
 
-def test_a_key_in_the_envelope_decides_when_the_type_has_none(log):
-    topic = log.create(declared(partitions=7))
-    keys = [str(n).encode() for n in range(20)]
-    receipts = log.append("orders", rows_of(topic, [{"id": "a"}] * 20, envelope={"_hw.key": pa.array(keys)}))
-    assert receipts.partitions.tolist() == [partition_of(key, 7) for key in keys]
-    single = log.append_one("orders", row_of(topic, {"id": "a"}, about={"_hw.key": b"7"}))
-    assert single.partition == partition_of(b"7", 7)
+def test_no_hostile_name_reaches_the_disk(log, tmp_path):
+    before = sorted(path for path in tmp_path.rglob("*"))
+    for name in HOSTILE:
+        for refused in (
+            log.topic,
+            log.ends,
+            log.counts,
+            log.watch,
+            lambda n: log.groups.members_folder(n, "orders"),
+        ):
+            with pytest.raises(BadNameError):
+                refused(name)
+        with pytest.raises(BadNameError):
+            log.create(Topic(name=name, schema=declared().schema))
+        with pytest.raises(BadNameError):
+            log.groups.members_folder("billing", name)
+    assert sorted(path for path in tmp_path.rglob("*")) == before
 
 
-def test_batches_without_a_key_take_turns(log):
-    topic = log.create(declared(partitions=3))
-    batches = [set(log.append("orders", rows_of(topic, [{"id": "a"}] * 4)).partitions) for _ in range(3)]
-    singles = [log.append_one("orders", row_of(topic, {"id": "a"})).partition for _ in range(3)]
-    assert sorted(map(tuple, batches)) == [(0,), (1,), (2,)]
-    assert sorted(singles) == [0, 1, 2]
+@pytest.mark.parametrize("name", ["a", "A-b_c.9", "...", "-", "_", "x" * 249, "CON", "a..b"])
+def test_safe_name_is_itself(name):
+    assert check_name(name) == name
+    assert declared(name).name == name
 
 
-@pytest.mark.parametrize("partitions", [1, 4])
-def test_a_row_without_its_key_is_refused(log, partitions):
-    topic = log.create(declared(key="id", partitions=partitions))
-    with pytest.raises(BadKeyError) as caught:
-        log.append("orders", rows_of(topic, [{"id": "a"}, {"amount": 1}]))
-    assert caught.value.data == {"topic": "orders", "row": 1}
-    with pytest.raises(BadKeyError):
-        log.append_one("orders", row_of(topic, {"amount": 1}))
-    assert [part.end for part in log.ends("orders")] == [0] * partitions
-
-
-def test_no_rows_change_nothing(log):
-    for name, options in (("one", {}), ("two", {"key": "id", "partitions": 3})):
-        topic = log.create(declared(name, **options))
-        assert list(log.append(name, rows_of(topic, []))) == []
-        assert {part.end for part in log.ends(name)} == {0}
-        assert set(log.counts(name).values()) == {0}
-
-
-def test_a_large_batch_becomes_several_frames(log):
-    topic = log.create(declared(type_=BLOB, durability="fast"))
-    receipts = log.append("orders", rows_of(topic, [{"body": "x" * 500_000, "amount": n} for n in range(80)]))
-    batches = log.fetch("orders", {0: 0}, max_bytes=1 << 30)
-    assert len(batches) == 3
-    assert max(batch.frame.length for batch in batches) < 17 << 20
-    assert receipts.offsets.tolist() == list(range(80))
-    assert [n for batch in batches for n in batch.values.column("amount").to_pylist()] == list(range(80))
-
-
-def test_single_events_that_wait_together_share_frames_of_some_size(log, monkeypatch):
-    topic = log.create(declared(type_=BLOB, durability="fast"))
-    held = Held(log, monkeypatch)
-    entries = [log.put("orders", row_of(topic, {"amount": -1}))]
-    assert held.begun.wait(10)
-    entries += [log.put("orders", row_of(topic, {"body": "x" * 3_000_000, "amount": n})) for n in range(8)]
-    held.go.set()
-    assert [log.finish("orders", entry).offset for entry in entries] == list(range(9))
-    lengths = [batch.frame.length for batch in log.fetch("orders", {0: 1}, max_bytes=1 << 30)]
-    assert max(lengths) < 17 << 20
-    assert held.groups == [1, 8]
-
-
-@pytest.mark.parametrize("place", [0, 3, 6])
-def test_an_event_over_the_limit_refuses_the_call(log, place):
-    topic = log.create(declared(type_=BLOB))
-    values = [{"body": "x" * (LARGEST_EVENT if n == place else 10)} for n in range(7)]
-    with pytest.raises(TooLargeError) as caught:
-        log.append("orders", rows_of(topic, values))
-    assert (caught.value.data["row"], caught.value.data["limit"]) == (place, LARGEST_EVENT)
-    with pytest.raises(TooLargeError):
-        log.append_one("orders", row_of(topic, values[place]))
-    assert log.ends("orders")[0].end == 0
-
-
-def test_the_row_too_large_is_named_by_its_place_in_the_call(log):
-    topic = log.create(declared(type_=BLOB, key="id", partitions=4))
-    values = [{"id": str(n), "body": "x" * (LARGEST_EVENT if n == 5 else 10)} for n in range(9)]
-    with pytest.raises(TooLargeError) as caught:
-        log.append("orders", rows_of(topic, values))
-    assert caught.value.data["row"] == 5
-
-
-def test_single_events_that_wait_together_share_a_frame(log, monkeypatch):
-    topic = log.create(declared())
-    held = Held(log, monkeypatch)
-    entries = [log.put("orders", row_of(topic, {"amount": 0}))]
-    assert held.begun.wait(10)
-    entries += [log.put("orders", row_of(topic, {"amount": n})) for n in range(1, 30)]
-    held.go.set()
-    assert [log.finish("orders", entry).offset for entry in entries] == list(range(30))
-    assert [batch.frame.count for batch in log.fetch("orders", {0: 0})] == [1, 29]
-    assert amounts(log) == list(range(30))
-
-
-def test_one_bad_event_among_many_fails_alone(log, monkeypatch):
-    topic = log.create(declared(type_=BLOB))
-    held = Held(log, monkeypatch)
-    first = log.put("orders", row_of(topic, {"amount": 0}))
-    assert held.begun.wait(10)
-    bodies = ["a", "x" * LARGEST_EVENT, "c", "d"]
-    rows = [row_of(topic, {"body": body, "amount": n}) for n, body in enumerate(bodies, 1)]
-    entries = [log.put("orders", row) for row in rows]
-    held.go.set()
-    with pytest.raises(TooLargeError):
-        log.finish("orders", entries[1])
-    offsets = [log.finish("orders", entry).offset for entry in (first, entries[0], entries[2], entries[3])]
-    assert (offsets, amounts(log)) == ([0, 1, 2, 3], [0, 1, 3, 4])
-    counts = log.counts("orders")
-    assert (counts["offered"], counts["appended"], counts["refused"]) == (5, 4, 1)
-
-
-def test_an_event_that_fits_no_column_fails_alone(log, monkeypatch):
-    topic = log.create(declared(type_="id string, price decimal(4,2)"))
-    held = Held(log, monkeypatch)
-    entries = [log.put("orders", row_of(topic, {"id": "a", "price": "1.25"}))]
-    assert held.begun.wait(10)
-    entries += [log.put("orders", row_of(topic, {"id": "b", "price": p})) for p in ("9999.99", "2.50")]
-    held.go.set()
-    with pytest.raises(BadEventError):
-        log.finish("orders", entries[1])
-    assert [log.finish("orders", entry).offset for entry in (entries[0], entries[2])] == [0, 1]
-
-
-def test_repeated_rows_get_the_offsets_of_the_first_time(log):
-    topic = log.create(declared())
-    values = [{"amount": n} for n in range(6)]
-    first = log.append("orders", rows_of(topic, values[:4], partition=0, producer="a", sequence=0))
-    again = log.append("orders", rows_of(topic, values[2:], partition=0, producer="a", sequence=2))
-    assert again.offsets.tolist() == [2, 3, 4, 5]
-    assert again.repeated.tolist() == [True, True, False, False]
-    assert first.duplicates == 0
-    assert amounts(log) == list(range(6))
-    assert log.last_sequences("orders", "a") == [5]
-
-
-def test_a_repeated_single_event_gets_the_offset_of_the_first_time(log):
-    topic = log.create(declared())
-    rows = [row_of(topic, {"amount": n}, partition=0, producer="a", sequence=n) for n in range(3)]
-    assert [log.append_one("orders", row).offset for row in rows] == [0, 1, 2]
-    again = log.append_one("orders", rows[1])
-    assert (again.offset, again.duplicate) == (1, True)
-
-
-def test_a_batch_under_one_sequence_is_repeated_whole(log):
-    topic = log.create(declared())
-    rows = rows_of(
-        topic, [{"amount": n} for n in range(3)], partition=0, producer="a", sequence=4, per_row=False
-    )
-    assert log.append("orders", rows).offsets.tolist() == [0, 1, 2]
-    again = log.append("orders", rows)
-    assert (again.offsets.tolist(), again.duplicates) == ([0, 1, 2], 3)
-
-
-def test_a_repeat_too_old_to_be_placed_is_still_no_new_event(log):
-    topic = log.create(declared())
-    rows = [row_of(topic, {"amount": n}, partition=0, producer="a", sequence=n) for n in range(20)]
-    for row in rows:
-        log.append_one("orders", row)
-    again = log.append_one("orders", rows[0])
-    whole = rows_of(topic, [{"amount": 0}], partition=0, producer="a", sequence=0, per_row=False)
-    assert (again.offset, again.duplicate) == (-1, True)
-    assert log.append("orders", whole).offsets.tolist() == [-1]
-    assert log.ends("orders")[0].end == 20
-
-
-def test_repeats_waiting_together_are_told_apart(log, monkeypatch):
-    topic = log.create(declared())
-    held = Held(log, monkeypatch)
-    rows = [row_of(topic, {"amount": n}, partition=0, producer="a", sequence=n) for n in range(4)]
-    entries = [log.put("orders", rows[0])]
-    assert held.begun.wait(10)
-    entries += [log.put("orders", row) for row in (*rows, rows[3])]
-    held.go.set()
-    receipts = [log.finish("orders", entry) for entry in entries]
-    assert [receipt.offset for receipt in receipts] == [0, 0, 1, 2, 3, 3]
-    assert [receipt.duplicate for receipt in receipts] == [False, True, False, False, False, True]
+@given(st.text(max_size=300))
+def test_only_kafkas_characters_pass(name):
+    allowed = 0 < len(name) <= 249 and set(name) <= _SAFE and name not in (".", "..")
+    if allowed:
+        assert check_name(name) == name
+    else:
+        with pytest.raises(BadNameError):
+            check_name(name)
 
 
 @pytest.mark.parametrize(
-    ("policy", "dropped"),
-    [(drop("newest", events=4), 6), (drop("oldest", events=4), 6), (drop("sampled", events=4, one_in=5), 7)],
+    ("one", "other"),
+    [("Orders", "orders"), ("a.b", "a_b"), ("a._b", "a__b"), ("A.B_c", "a_b.C"), ("ORDERS", "Orders")],
 )
-def test_everything_offered_is_counted_once(log, monkeypatch, policy, dropped):
-    topic = log.create(declared(overload=policy))
-    held = Held(log, monkeypatch)
-    row = row_of(topic, {"amount": 1}, partition=0, producer="a", sequence=0)
-    entries = [log.put("orders", row)]
-    assert held.begun.wait(10)
-    entries += [log.put("orders", row_of(topic, {"amount": n})) for n in range(10)]
-    held.go.set()
-    receipts = [log.finish("orders", entry) for entry in entries]
-    log.append_one("orders", row)
-    with pytest.raises(TooLargeError):
-        log.append_one("orders", row_of(topic, {"id": "x" * LARGEST_EVENT}))
-    counts = log.counts("orders")
-    assert sum(receipt.dropped == policy.when_full.value for receipt in receipts) == dropped
-    assert counts[policy.when_full.value] == dropped
-    assert (counts["offered"], counts["appended"], counts["duplicate"], counts["refused"]) == (
-        13,
-        11 - dropped,
-        1,
-        1,
-    )
-    assert identity(counts)
+def test_names_that_differ_by_case_or_dot_clash(log, one, other):
+    assert normalize_name(one) == normalize_name(other)
+    log.create(declared(one))
+    with pytest.raises(BadNameError) as caught:
+        log.create(declared(other))
+    assert caught.value.data["name"] == other
+    assert log.topics() == [one]
 
 
-def test_dropped_rows_have_receipts_without_a_place(log, monkeypatch):
-    topic = log.create(declared(overload=drop("newest", events=1)))
-    held = Held(log, monkeypatch)
-    entries = [log.put("orders", row_of(topic, {"amount": n})) for n in range(1)]
-    assert held.begun.wait(10)
-    entries.append(log.put("orders", row_of(topic, {"amount": 1})))
-    receipts = log.append("orders", rows_of(topic, [{"amount": 2}] * 3))
-    assert {(r.partition, r.offset, r.dropped) for r in receipts} == {(-1, -1, "drop newest")}
-    held.go.set()
-    assert [log.finish("orders", entry).offset for entry in entries] == [0, 1]
+@pytest.mark.parametrize(("one", "other"), [("a-b", "a_b"), ("a.b", "a.c"), ("ab", "a.b"), ("a", "aa")])
+def test_names_that_differ_otherwise_live_side_by_side(log, one, other):
+    log.create(declared(one))
+    log.create(declared(other))
+    assert log.topics() == sorted([one, other])
 
 
-def test_backpressure_that_ends_is_counted_as_refused(log, monkeypatch):
-    topic = log.create(declared(overload=backpressure("10ms", events=1)))
-    held = Held(log, monkeypatch)
-    entries = [log.put("orders", row_of(topic, {"amount": 0}))]
-    assert held.begun.wait(10)
-    entries.append(log.put("orders", row_of(topic, {"amount": 1})))
-    with pytest.raises(Exception, match="wait already"):
-        log.append("orders", rows_of(topic, [{"amount": 2}] * 3))
-    held.go.set()
-    assert [log.finish("orders", entry).offset for entry in entries] == [0, 1]
-    counts = log.counts("orders")
-    assert (counts["offered"], counts["refused"], identity(counts)) == (5, 3, True)
+def test_no_safe_name_changes_when_a_file_system_composes_it():
+    for form in ("NFC", "NFD", "NFKC", "NFKD"):
+        assert unicodedata.normalize(form, "".join(sorted(_SAFE))) == "".join(sorted(_SAFE))
 
 
-def test_a_fault_in_one_partition_leaves_the_others_alone(log, monkeypatch):
-    topic = log.create(declared(key="id", partitions=4))
-    broken = log.opened("orders").partitions[2]
-
-    def refuse(_parts):
-        raise OSError("broken")
-
-    monkeypatch.setattr(broken, "append", refuse)
-    values = [{"id": str(n), "amount": n} for n in range(40)]
-    with pytest.raises(OSError, match="broken"):
-        log.append("orders", rows_of(topic, values))
-    counts = log.counts("orders")
-    lost = sum(partition_of(value["id"].encode(), 4) == 2 for value in values)
-    assert (counts["offered"], counts["refused"], identity(counts)) == (40, lost, True)
+def test_options_may_be_text():
+    topic = declared(lateness="1 minute", idle="5s", ahead="1h", segment_size="1 MB", retention="7 days")
+    assert (topic.lateness, topic.idle, topic.ahead) == tuple(timedelta(seconds=s) for s in (60, 5, 3600))
+    assert topic.segment_size == 1_000_000
+    assert topic.retention == Retention(time=timedelta(days=7))
 
 
-def test_a_missing_schema_is_damage(log):
-    log.create(declared())
-    (log.folder / "topics" / "orders" / "schema-0001.arrow").unlink()
-    with pytest.raises(DamagedError):
-        log.topic("orders")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"colour": "red"},
+        {"version": 3},
+        {"partitions": 0},
+        {"partitions": -1},
+        {"key": "nothing"},
+        {"key": ("id", "nothing")},
+        {"compact": True},
+        {"durability": "eventually"},
+        {"overload": "explode"},
+    ],
+    ids=str,
+)
+def test_a_wrong_option_is_refused(options):
+    with pytest.raises(BadSettingError):
+        Topic.declare("orders", ORDER, **options)
 
 
-def test_a_thread_that_reads_while_the_type_evolves_sees_one_type(log, monkeypatch):
-    topic = log.create(declared(type_="id string"))
-    log.append("orders", rows_of(topic, [{"id": "a"}]))
-    opened = log.opened("orders")
-    frame, data = opened.fetch(0, 0, 1000)[0]
-    seen = []
-
-    def codec(schema):
-        batch = opened.decode(0, frame, data)
-        seen.append((batch.values.schema.names, batch.topic.schema.names, batch.codec.schema.names))
-        return original(schema)
-
-    original = OpenTopic.reload.__globals__["Codec"]
-    monkeypatch.setitem(OpenTopic.reload.__globals__, "Codec", codec)
-    log.create(declared(type_="id string, more int"))
-    assert seen == [(["id"], ["id"], ["id"])]
+@pytest.mark.parametrize(("column", "fix"), [("when", 'time="at"'), ("amount", 'time="at"')])
+def test_a_time_column_must_be_a_timestamp(column, fix):
+    with pytest.raises(TimeColumnMissingError) as caught:
+        declared(time=column)
+    assert caught.value.fix == fix
+    assert caught.value.data == {"topic": "orders", "column": column}
 
 
-def test_new_settings_reach_a_process_that_has_the_topic_open(log):
-    log.create(declared(durability="fast"))
-    opened = log.opened("orders")
-    with EventLog(log.folder) as other:
-        other.create(declared(durability="durable", overload="drop"))
-    opened.reload()
-    assert opened.partitions[0].written.durable
-    assert opened.door.overload.when_full.value == "drop newest"
+def test_a_type_without_times_is_told_to_get_one():
+    with pytest.raises(TimeColumnMissingError) as caught:
+        declared(type_="id string", time="at")
+    assert "timestamp" in caught.value.fix
 
 
-def test_few_events_are_read_without_all_that_is_behind_them(log, monkeypatch):
-    topic = log.create(declared("blobs", BLOB))
-    body = "x" * 1000
-    for number in range(400):
-        log.append("blobs", rows_of(topic, [{"id": "a", "body": body, "amount": number}], partition=0))
-    opened = log.opened("blobs")
-    partition, frames = opened.partitions[0], []
-    fetch = partition.fetch
+@pytest.mark.parametrize(
+    ("key", "expected"), [(None, ()), ("id", ("id",)), (["id", "amount"], ("id", "amount"))]
+)
+def test_key_is_a_tuple_however_it_was_written(key, expected):
+    assert declared(key=key).key == expected
 
-    def counted(offset, most):
-        found = fetch(offset, most)
-        frames.append(len(found))
-        return found
 
-    monkeypatch.setattr(partition, "fetch", counted)
-    (one,) = opened.batches(0, 100, 101)
-    assert one.values.column("amount").to_pylist() == [100]
-    assert sum(frames) < 100
-    whole = [
-        amount for batch in opened.batches(0, 0, 400) for amount in batch.values.column("amount").to_pylist()
-    ]
-    assert whole == list(range(400))
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"key": "id", "compact": True, "partitions": 7, "time": "at"},
+        {"overload": drop("sampled", events=9, one_in=3), "durability": "memory"},
+        {"overload": backpressure("1.5 seconds"), "retention": Retention.of("1 day", "1 GB", force=True)},
+        {"overload": buffer(5, then=drop("oldest")), "lateness": "1500ms", "durability": Durability.FAST},
+    ],
+    ids=str,
+)
+def test_settings_survive_their_json(options):
+    topic = declared(**options)
+    assert Topic.from_json(topic.to_json(), topic.schema) == topic
+
+
+def test_given_names_the_options_that_were_written():
+    assert declared().given == frozenset()
+    assert declared(partitions=2, lateness="1s").given == {"partitions", "lateness"}

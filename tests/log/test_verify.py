@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.log.upkeep import Upkeep
-from headwater.log.upkeep.verify import verify
+from headwater.log.maintenance.maintenance import Maintenance
+from headwater.log.maintenance.verify import verify
 from tests.log.given import declared, flip, rows_of, segments, tombstone
 
 
@@ -21,7 +21,7 @@ def folder(log):
 def test_a_sound_log_is_counted(log, folder):
     log.create(declared("other", partitions=2))
     report = verify(log)
-    assert report.sound
+    assert report.ok
     assert (report.topics, report.events) == (2, 10)
     assert report.segments == len(segments(folder)) + 2
     files = [path for path in log.folder.rglob("*.segment")]
@@ -36,12 +36,12 @@ def test_any_flipped_bit_is_found(log, folder):
             report = verify(log)
             assert any(fault.segment == path.name for fault in report.faults), (path, position)
             flip(path, position)
-    assert verify(log).sound
+    assert verify(log).ok
 
 
 def test_a_fault_says_where(log, folder):
     path = segments(folder)[1]
-    partition = log.opened("orders").partitions[0]
+    partition = log.open_topic("orders").partitions[0]
     frame = partition.fetch(int(path.stem), 1)[0][0]
     flip(path, frame.position + frame.length - 9)
     fault = verify(log).faults[0]
@@ -53,7 +53,7 @@ def test_events_behind_the_damage_are_still_counted(log):
     topic = log.create(declared())
     for number in range(10):
         log.append("orders", rows_of(topic, [{"amount": number}]))
-    partition = log.opened("orders").partitions[0]
+    partition = log.open_topic("orders").partitions[0]
     frame = partition.fetch(4, 1)[0][0]
     flip(partition.folder / "00000000000000000000.segment", frame.position + 120)
     report = verify(log)
@@ -64,7 +64,7 @@ def test_a_missing_segment_is_a_fault(log, folder):
     missing = segments(folder)[2]
     after = segments(folder)[3]
     missing.unlink()
-    log.opened("orders").partitions[0].forget()
+    log.open_topic("orders").partitions[0].invalidate()
     report = verify(log)
     assert [(fault.offset, fault.segment) for fault in report.faults] == [(int(missing.stem), after.name)]
 
@@ -73,7 +73,7 @@ def test_a_torn_tail_set_aside_is_noted_and_no_fault(log, folder):
     (folder / "00000000000000000000.torn-96").write_bytes(b"x")
     report = verify(log)
     assert [note.segment for note in report.notes] == ["00000000000000000000.torn-96"]
-    assert report.sound
+    assert report.ok
 
 
 def test_a_topic_that_cannot_be_opened_is_reported_and_the_others_read(log, folder):
@@ -91,7 +91,7 @@ def test_a_partition_that_cannot_be_repaired_is_reported(log, folder):
     path = segments(folder)[-1]
     flip(path, 60)
     report = verify(log)
-    assert not report.sound
+    assert not report.ok
     assert {fault.topic for fault in report.faults} == {"orders"}
 
 
@@ -100,9 +100,9 @@ def test_a_compacted_topic_is_sound(log):
     for number in range(8):
         log.append("orders", rows_of(topic, [{"id": "ab"[number % 2], "amount": number}]))
     log.append("orders", tombstone(topic, "a"))
-    Upkeep(log).compact(log.opened("orders"), eager=True)
+    Maintenance(log).compact(log.open_topic("orders"), eager=True)
     report = verify(log)
-    assert report.sound
+    assert report.ok
     assert report.events < 9
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from headwater.errors import BadPipelineError, Place
-from headwater.pipelines import Kind, Pipeline
-from headwater.pipelines.function import check_function, doc_of, inputs_of, place_of
+from headwater.errors import BadPipelineError, SourceLocation
+from headwater.pipelines import Pipeline, PipelineKind
+from headwater.pipelines.function import check_function, doc_of, inputs_of, location_of
 
-PLACE = Place("app.py", 9, "@app.stream")
+PLACE = SourceLocation("app.py", 9, "@app.stream")
 
 
 def plain(orders, payments):
@@ -46,19 +46,19 @@ def line_of(text: str) -> int:
 
 
 def test_parameters_are_inputs_in_their_order():
-    assert inputs_of(plain, name="plain", place=None) == ("orders", "payments")
+    assert inputs_of(plain, name="plain", location=None) == ("orders", "payments")
 
 
 def test_a_parameter_with_a_default_is_a_setting():
     def limited(orders, limit=3, *, payments, most=5): ...
 
-    assert inputs_of(limited, name="limited", place=None) == ("orders", "payments")
+    assert inputs_of(limited, name="limited", location=None) == ("orders", "payments")
 
 
 def test_a_method_and_a_partial_have_inputs():
-    assert inputs_of(Maker().method, name="m", place=None) == ("orders",)
-    assert inputs_of(Maker(), name="m", place=None) == ("orders",)
-    assert inputs_of(functools.partial(plain, payments=1), name="p", place=None) == ("orders",)
+    assert inputs_of(Maker().method, name="m", location=None) == ("orders",)
+    assert inputs_of(Maker(), name="m", location=None) == ("orders",)
+    assert inputs_of(functools.partial(plain, payments=1), name="p", location=None) == ("orders",)
 
 
 @pytest.mark.parametrize(
@@ -73,10 +73,10 @@ def test_a_method_and_a_partial_have_inputs():
 )
 def test_parameters_that_name_no_input_are_refused(function, said):
     with pytest.raises(BadPipelineError) as caught:
-        inputs_of(function, name="totals", place=PLACE)
+        inputs_of(function, name="totals", location=PLACE)
     assert said in caught.value.what
     assert '"totals"' in caught.value.what
-    assert caught.value.place == PLACE
+    assert caught.value.location == PLACE
 
 
 @pytest.mark.parametrize(
@@ -89,19 +89,19 @@ def test_parameters_that_name_no_input_are_refused(function, said):
         (42, "not from 42"),
         ("orders", "not from 'orders'"),
         (Maker, "the class Maker"),
-        (Pipeline(name="big", kind=Kind.VIEW, inputs=("a",), function=plain), 'view "big" cannot be'),
+        (Pipeline(name="big", kind=PipelineKind.VIEW, inputs=("a",), function=plain), 'view "big" cannot be'),
     ],
 )
 def test_what_is_no_plain_function_is_refused(function, said):
     with pytest.raises(BadPipelineError) as caught:
-        check_function(function, noun="stream", place=PLACE)
+        check_function(function, noun="stream", location=PLACE)
     assert said in caught.value.what
-    assert caught.value.place == PLACE
+    assert caught.value.location == PLACE
 
 
 @pytest.mark.parametrize("function", [plain, Maker(), Maker().method, functools.partial(plain, payments=1)])
 def test_anything_that_is_called_like_a_function_is_taken(function):
-    check_function(function, noun="stream", place=PLACE)
+    check_function(function, noun="stream", location=PLACE)
 
 
 def test_the_first_line_of_the_docstring_is_kept():
@@ -115,8 +115,8 @@ def test_the_place_is_the_line_of_the_definition():
     @functools.lru_cache
     def decorated_twice(orders): ...
 
-    found = place_of(decorated_twice)
+    found = location_of(decorated_twice)
     assert found is not None
     assert found.line == line_of("    def decorated_twice(orders): ...")
     assert found.source == "def decorated_twice(orders): ..."
-    assert place_of(functools.partial(plain)) is None
+    assert location_of(functools.partial(plain)) is None

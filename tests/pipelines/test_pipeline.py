@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from headwater.errors import BadPipelineError
-from headwater.pipelines import Kind, Pipeline
+from headwater.pipelines import Pipeline, PipelineKind
 
 
 def joined(orders, payments, limit=3):
@@ -16,7 +16,7 @@ def joined(orders, payments, limit=3):
 
 @pytest.fixture
 def pipeline() -> Pipeline:
-    return Pipeline(name="joined", kind=Kind.STREAM, inputs=("orders", "payments"), function=joined)
+    return Pipeline(name="joined", kind=PipelineKind.STREAM, inputs=("orders", "payments"), function=joined)
 
 
 def test_it_is_called_like_the_function(pipeline):
@@ -34,7 +34,7 @@ def test_it_is_frozen(pipeline):
 
 
 def test_sql_is_not_called_like_a_function():
-    made = Pipeline(name="big", kind=Kind.VIEW, inputs=("orders",), sql="select * from orders")
+    made = Pipeline(name="big", kind=PipelineKind.VIEW, inputs=("orders",), sql="select * from orders")
     with pytest.raises(BadPipelineError) as caught:
         made(1)
     assert "big.apply" in str(caught.value.fix)
@@ -42,4 +42,4 @@ def test_sql_is_not_called_like_a_function():
 
 def test_it_reads_as_its_kind_and_name(pipeline):
     assert str(pipeline) == 'stream "joined"'
-    assert str(dataclasses.replace(pipeline, kind=Kind.FILES)) == 'file output "joined"'
+    assert str(dataclasses.replace(pipeline, kind=PipelineKind.FILES)) == 'file output "joined"'

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import headwater as hw
 from headwater.errors import BadSettingError, UnknownInputError
-from headwater.pipelines import Kind, Pipeline
-from headwater.plan import Checked, Plan
+from headwater.pipelines import Pipeline, PipelineKind
+from headwater.plan import PipelineCheck, Plan
 
 
 @pytest.fixture
@@ -86,15 +86,15 @@ def test_files_show_their_folder(plan):
 
 
 def test_every_kind_states_its_delivery_and_none_says_exactly_once():
-    pipelines = [Pipeline(name="p", kind=kind, inputs=("orders",), sql="…") for kind in Kind]
-    assert len({pipeline.delivery for pipeline in pipelines}) == len(Kind)
+    pipelines = [Pipeline(name="p", kind=kind, inputs=("orders",), sql="…") for kind in PipelineKind]
+    assert len({pipeline.delivery for pipeline in pipelines}) == len(PipelineKind)
     assert not any("exactly" in pipeline.delivery for pipeline in pipelines)
 
 
 def test_the_document_has_the_same_facts(plan):
     document = json.loads(json.dumps(plan.document()))
     assert document["app"] == "shop"
-    assert document["topics"][0] | {"place": None} == {
+    assert document["topics"][0] | {"location": None} == {
         "name": "orders",
         "kind": "topic",
         "type": "order_id STRING, amount DECIMAL(12,2), placed_at TIMESTAMP",
@@ -102,8 +102,8 @@ def test_the_document_has_the_same_facts(plan):
         "time": "placed_at",
         "lateness": 600.0,
         "partitions": 3,
-        "values": "json",
-        "place": None,
+        "value_format": "json",
+        "location": None,
     }
     revenue = document["pipelines"][0]
     assert (revenue["waits"], revenue["corrects_for"]) == ({"orders": 600.0, "products": 10.0}, 3600.0)
@@ -143,7 +143,7 @@ def test_an_app_of_topics_alone_has_a_plan():
 
 
 def test_what_the_engine_found_is_shown(plan):
-    checked = Checked(
+    checked = PipelineCheck(
         "revenue",
         "minute struct<start: timestamp>, n bigint",
         "update",
@@ -153,18 +153,18 @@ def test_what_the_engine_found_is_shown(plan):
     )
     told = plan.with_checks([checked])
     assert told.check_lines() == [
-        "revenue: kept, goes on where it stopped",
+        "revenue: kept, resumes where it stopped",
         "  type      minute struct<start: timestamp>, n bigint",
         "  rows      as they change (update); state: window aggregate",
         "  note      cut in two",
     ]
     assert told.document()["pipelines"][0]["checked"]["stateful"] == ["window aggregate"]
-    assert (told.faulty, told.refused, plan.check_lines()) == (False, False, [])
+    assert (told.has_errors, told.is_refused, plan.check_lines()) == (False, False, [])
 
 
 def test_an_error_of_the_engine_is_shown_in_our_form(plan):
     problem = BadSettingError("no column b", detail="columns: a\nof orders", fix='key="a"').problem()
-    told = plan.with_checks([Checked("revenue", error=problem | {"place": "app.py:7"})])
+    told = plan.with_checks([PipelineCheck("revenue", error=problem | {"location": "app.py:7"})])
     assert told.check_lines() == [
         "revenue: error BAD_SETTING: no column b",
         "  app.py:7",
@@ -172,10 +172,10 @@ def test_an_error_of_the_engine_is_shown_in_our_form(plan):
         "  of orders",
         '  fix: key="a"',
     ]
-    assert told.faulty
+    assert told.has_errors
 
 
 def test_a_pipeline_that_does_not_fit_is_refused(plan):
-    told = plan.with_checks([Checked("revenue", fit="refused"), Checked("alerts", fit="rebuild")])
-    assert told.refused
+    told = plan.with_checks([PipelineCheck("revenue", fit="refused"), PipelineCheck("alerts", fit="rebuild")])
+    assert told.is_refused
     assert told.check_lines()[0] == "revenue: refused, does not fit what ran before"

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 import headwater as hw
+from headwater.backends import open_responder
 from headwater.events import ManualClock, SystemClock
 from headwater.log import EventLog
-from headwater.queues.asking import Answer, Answering, open_answering
 from headwater.queues.embedded import EmbeddedBroker
+from headwater.queues.request_reply.dispatcher import Answer
+from headwater.queues.request_reply.protocol import Responder
 from tests.queues.contract import EVERYTHING
 
 
@@ -58,12 +60,12 @@ def client(connected: hw.Client) -> Iterator[hw.Client]:
 
 
 @pytest.fixture
-def answer(place: str, subject: str) -> Iterator[Callable[..., Answering]]:
+def answer(place: str, subject: str) -> Iterator[Callable[..., Responder]]:
     """`answer(function)` answers until the test is over."""
-    begun: list[Answering] = []
+    begun: list[Responder] = []
 
-    def begin(function: Callable[..., Any], **options: Any) -> Answering:
-        begun.append(open_answering(place, [Answer.of(function, subject, **options)]))
+    def begin(function: Callable[..., Any], **options: Any) -> Responder:
+        begun.append(open_responder(place, [Answer.from_function(function, subject, **options)]))
         return begun[-1]
 
     yield begin

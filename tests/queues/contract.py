@@ -19,9 +19,9 @@ import pytest
 
 from headwater.errors import OverloadedError, UnknownGroupError, UnknownQueueError
 from headwater.log import backpressure, drop
-from headwater.queues.definition import Queue, group, retry
 from headwater.queues.embedded import EmbeddedBroker
-from headwater.queues.protocol import Broker, Delivery, GroupCounts, Outgoing, Receiver, Settled
+from headwater.queues.protocol import AckResult, Broker, Delivery, GroupCounts, OutgoingMessage, Receiver
+from headwater.queues.queue import Queue, group, retry
 
 EVERYTHING = frozenset(
     {"priority", "ordered", "dedup", "sql", "headers", "visibility", "counts", "totals", "drop oldest"}
@@ -42,8 +42,8 @@ def declared(broker: Broker, **options: Any) -> str:
     return name
 
 
-def message(value: object, **about: Any) -> Outgoing:
-    return Outgoing(msgspec.json.encode(value), **about)
+def message(value: object, **about: Any) -> OutgoingMessage:
+    return OutgoingMessage(msgspec.json.encode(value), **about)
 
 
 def publish(broker: Broker, name: str, *values: object, **about: Any) -> None:
@@ -55,7 +55,7 @@ def receive(receiver: Receiver, number: int = 1, timeout: float = 10) -> list[De
     """Exactly so many deliveries."""
     found: list[Delivery] = []
     while len(found) < number:
-        more = receiver.receive(timeout=timeout, most=number - len(found))
+        more = receiver.receive(timeout=timeout, max_messages=number - len(found))
         assert more, f"only {len(found)} of {number} messages came"
         found += more
     return found
@@ -69,9 +69,9 @@ def drained(broker: Broker, name: str, group: str = "") -> list[Any]:
     """Every message that can be taken now, acknowledged."""
     found: list[Any] = []
     receiver = broker.receiver(name, group, prefetch=10)
-    while deliveries := receiver.receive(timeout=_patience(broker, name, group), most=10):
+    while deliveries := receiver.receive(timeout=_patience(broker, name, group), max_messages=10):
         found += values(deliveries)
-        assert set(receiver.ack(deliveries)) == {Settled.DONE}
+        assert set(receiver.ack(deliveries)) == {AckResult.DONE}
     receiver.close()
     return found
 
@@ -90,7 +90,7 @@ def counts(broker: Broker, name: str, group: str = "") -> GroupCounts:
 class TestPublishAndReceive:
     def test_a_message_comes_as_it_was_published(self, broker):
         name = declared(broker)
-        about = {"words": "mails.new", "key": "ada", "headers": {"tenant": "acme"}}
+        about = {"routing_key": "mails.new", "key": "ada", "headers": {"tenant": "acme"}}
         trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
         [confirmed] = broker.publish(name, [message({"to": "ada"}, id="m-1", traceparent=trace, **about)])
         assert (confirmed.id, confirmed.duplicate, confirmed.dropped, confirmed.groups) == (
@@ -102,8 +102,8 @@ class TestPublishAndReceive:
         [delivery] = receive(broker.receiver(name))
         got = delivery.message
         assert (got.body, got.id, got.traceparent) == (b'{"to":"ada"}', "m-1", trace)
-        assert {"words": got.words, "key": got.key, "headers": got.headers} == about
-        assert (delivery.attempt, delivery.redelivered) == (1, False)
+        assert {"routing_key": got.routing_key, "key": got.key, "headers": got.headers} == about
+        assert (delivery.attempt, delivery.is_redelivery) == (1, False)
 
     def test_messages_come_in_the_order_of_publishing(self, broker):
         name = declared(broker)
@@ -111,10 +111,10 @@ class TestPublishAndReceive:
         assert drained(broker, name) == list(range(20))
 
     def test_an_acknowledged_message_never_comes_again(self, broker, pass_time):
-        name = declared(broker, visible="1s")
+        name = declared(broker, visibility_timeout="1s")
         publish(broker, name, 1)
         receiver = broker.receiver(name)
-        assert receiver.ack(receive(receiver)) == [Settled.DONE]
+        assert receiver.ack(receive(receiver)) == [AckResult.DONE]
         pass_time(2)
         assert receiver.receive(timeout=0.2) == []
         receiver.close()
@@ -141,9 +141,9 @@ class TestPublishAndReceive:
             broker.receiver(declared(broker), "nobody")
 
     def test_queues_are_listed_with_their_definition(self, broker):
-        name = declared(broker, visible="7s", groups=["a", "b"])
+        name = declared(broker, visibility_timeout="7s", groups=["a", "b"])
         assert name in broker.queues()
-        assert broker.queue(name).visible == timedelta(seconds=7)
+        assert broker.queue(name).visibility_timeout == timedelta(seconds=7)
         assert [each.name for each in broker.queue(name).groups] == ["a", "b"]
 
     def test_declaring_again_keeps_the_messages(self, broker):
@@ -182,9 +182,9 @@ class TestSharing:
         publish(broker, name, *range(4))
         receiver = broker.receiver(name, prefetch=2)
         taken = receive(receiver, 2)
-        assert receiver.receive(timeout=0.2, most=2) == []
+        assert receiver.receive(timeout=0.2, max_messages=2) == []
         receiver.ack(taken[:1])
-        assert len(receiver.receive(timeout=10, most=2)) == 1
+        assert len(receiver.receive(timeout=10, max_messages=2)) == 1
 
     def test_what_a_receiver_has_not_settled_goes_back_when_it_closes(self, broker):
         name = declared(broker)
@@ -193,7 +193,7 @@ class TestSharing:
         receive(receiver)
         receiver.close()
         [delivery] = receive(broker.receiver(name))
-        assert delivery.redelivered
+        assert delivery.is_redelivery
         assert delivery.attempt == 2
 
 
@@ -204,8 +204,8 @@ class TestFailures:
         receiver = broker.receiver(name)
         for attempt in (1, 2):
             [delivery] = receive(receiver)
-            assert (delivery.attempt, delivery.redelivered) == (attempt, attempt > 1)
-            assert receiver.nack(delivery, "no connection") is Settled.DONE
+            assert (delivery.attempt, delivery.is_redelivery) == (attempt, attempt > 1)
+            assert receiver.nack(delivery, "no connection") is AckResult.DONE
         assert receive(receiver)[0].attempt == 3
 
     def test_a_failed_message_rests_before_it_comes_again(self, broker, pass_time):
@@ -228,16 +228,16 @@ class TestFailures:
 
     def test_a_message_that_fails_too_often_is_dead_with_its_history(self, broker):
         name = declared(broker)
-        about = {"words": "mails.new", "key": "ada", "headers": {"tenant": "acme"}}
+        about = {"routing_key": "mails.new", "key": "ada", "headers": {"tenant": "acme"}}
         broker.publish(name, [message({"to": "ada"}, id="m-1", **about)])
         receiver = broker.receiver(name, worker="w-1")
         for attempt in (1, 2, 3):
             receiver.nack(*receive(receiver), f"no {attempt}", stack=f"line {attempt}")
         assert receiver.receive(timeout=0.2) == []
-        [letter] = broker.dead(name)
+        [letter] = broker.dead_letters(name)
         got = letter.message
         assert (letter.why, letter.group, got.body, got.id) == ("failed", "", b'{"to":"ada"}', "m-1")
-        assert {"words": got.words, "key": got.key, "headers": got.headers} == about
+        assert {"routing_key": got.routing_key, "key": got.key, "headers": got.headers} == about
         history = [(each.number, each.why, each.worker, each.stack) for each in letter.attempts]
         assert history == [(n, f"no {n}", "w-1", f"line {n}") for n in (1, 2, 3)]
 
@@ -245,9 +245,9 @@ class TestFailures:
         name = declared(broker)
         publish(broker, name, 1)
         receiver = broker.receiver(name)
-        assert receiver.reject(*receive(receiver), "not an address", stack="line 7") is Settled.DONE
+        assert receiver.reject(*receive(receiver), "not an address", stack="line 7") is AckResult.DONE
         assert receiver.receive(timeout=0.2) == []
-        [letter] = broker.dead(name)
+        [letter] = broker.dead_letters(name)
         assert letter.why == "rejected"
         assert [(each.why, each.stack) for each in letter.attempts] == [("not an address", "line 7")]
 
@@ -258,21 +258,21 @@ class TestFailures:
             receiver = broker.receiver(name, each, prefetch=3)
             for delivery in receive(receiver, 3):
                 receiver.reject(delivery)
-        letters = list(broker.dead(name, "b"))
+        letters = list(broker.dead_letters(name, "b"))
         assert [msgspec.json.decode(letter.message.body) for letter in letters] == [1, 2, 3]
         assert {letter.group for letter in letters} == {"b"}
-        assert len(list(broker.dead(name))) == 6
+        assert len(list(broker.dead_letters(name))) == 6
 
     def test_a_dead_letter_is_put_back_in_line(self, broker):
         name = declared(broker, groups=["a", "b"])
         publish(broker, name, 1)
         receiver = broker.receiver(name, "a")
         receiver.reject(*receive(receiver), "no")
-        assert broker.revive(name, list(broker.dead(name))) == 1
-        assert list(broker.dead(name)) == []
+        assert broker.redrive(name, list(broker.dead_letters(name))) == 1
+        assert list(broker.dead_letters(name)) == []
         [delivery] = receive(receiver)
         assert values([delivery]) == [1]
-        assert delivery.redelivered
+        assert delivery.is_redelivery
         receiver.ack([delivery])
         assert drained(broker, name, "b") == [1]
 
@@ -281,9 +281,9 @@ class TestFailures:
         publish(broker, name, {"to": "ada@"}, headers={"tenant": "acme"})
         receiver = broker.receiver(name)
         receiver.reject(*receive(receiver))
-        [letter] = broker.dead(name)
+        [letter] = broker.dead_letters(name)
         edited = replace(letter, message=replace(letter.message, body=b'{"to":"ada@example.org"}'))
-        assert broker.revive(name, [edited]) == 1
+        assert broker.redrive(name, [edited]) == 1
         [delivery] = receive(receiver)
         assert values([delivery]) == [{"to": "ada@example.org"}]
         assert delivery.message.headers == {"tenant": "acme"}
@@ -293,9 +293,9 @@ class TestFailures:
         publish(broker, name, 1)
         receiver = broker.receiver(name)
         receiver.reject(*receive(receiver), "first")
-        broker.revive(name, broker.dead(name))
+        broker.redrive(name, broker.dead_letters(name))
         receiver.reject(*receive(receiver), "second")
-        [letter] = broker.dead(name)
+        [letter] = broker.dead_letters(name)
         assert [each.why for each in letter.attempts] == ["first", "second"]
 
 
@@ -305,11 +305,11 @@ class TestStaleSettling:
         publish(broker, name, 1, 2)
         receiver = broker.receiver(name)
         [delivery] = receive(receiver)
-        assert receiver.ack([delivery]) == [Settled.DONE]
-        assert receiver.ack([delivery]) == [Settled.STALE]
-        assert receiver.nack(delivery) is Settled.STALE
+        assert receiver.ack([delivery]) == [AckResult.DONE]
+        assert receiver.ack([delivery]) == [AckResult.STALE]
+        assert receiver.nack(delivery) is AckResult.STALE
         assert drained(broker, name) == [2]
-        assert list(broker.dead(name)) == []
+        assert list(broker.dead_letters(name)) == []
 
     def test_a_delivery_that_failed_cannot_be_acknowledged_when_it_is_out_again(self, broker):
         name = declared(broker)
@@ -318,13 +318,13 @@ class TestStaleSettling:
         [first] = receive(receiver)
         receiver.nack(first)
         [second] = receive(receiver)
-        assert receiver.ack([first]) == [Settled.STALE]
-        assert receiver.reject(first) is Settled.STALE
-        assert receiver.ack([second]) == [Settled.DONE]
+        assert receiver.ack([first]) == [AckResult.STALE]
+        assert receiver.reject(first) is AckResult.STALE
+        assert receiver.ack([second]) == [AckResult.DONE]
 
     @needs("visibility")
     def test_a_receiver_that_was_too_slow_may_take_others(self, broker, pass_time):
-        name = declared(broker, visible="1s")
+        name = declared(broker, visibility_timeout="1s")
         publish(broker, name, 1, 2)
         slow = broker.receiver(name)
         receive(slow)
@@ -333,7 +333,7 @@ class TestStaleSettling:
 
     @needs("visibility")
     def test_a_message_not_settled_in_time_goes_to_another(self, broker, pass_time):
-        name = declared(broker, visible="2s")
+        name = declared(broker, visibility_timeout="2s")
         publish(broker, name, 1)
         slow, other = broker.receiver(name, worker="slow"), broker.receiver(name)
         [delivery] = receive(slow)
@@ -347,31 +347,31 @@ class TestStaleSettling:
             slow.reject(delivery),
             slow.extend(delivery),
         ):
-            assert settled is Settled.STALE
-        assert other.ack([again]) == [Settled.DONE]
+            assert settled is AckResult.STALE
+        assert other.ack([again]) == [AckResult.DONE]
         assert drained(broker, name) == []
 
     @needs("visibility")
     def test_a_message_that_is_extended_stays(self, broker, pass_time):
-        name = declared(broker, visible="2s")
+        name = declared(broker, visibility_timeout="2s")
         publish(broker, name, 1)
         slow, other = broker.receiver(name), broker.receiver(name)
         [delivery] = receive(slow)
         for _ in range(3):
             pass_time(1.5)
-            assert slow.extend(delivery) is Settled.DONE
+            assert slow.extend(delivery) is AckResult.DONE
         assert other.receive(timeout=0) == []
-        assert slow.ack([delivery]) == [Settled.DONE]
+        assert slow.ack([delivery]) == [AckResult.DONE]
 
     @needs("visibility")
     def test_a_message_that_kills_its_receivers_is_dead_in_the_end(self, broker, pass_time):
-        name = declared(broker, visible="1s", retry=retry(2))
+        name = declared(broker, visibility_timeout="1s", retry=retry(2))
         publish(broker, name, 1)
         for _ in range(2):
             receive(broker.receiver(name, worker="doomed"))
             pass_time(1.5)
         assert broker.receiver(name).receive(timeout=0.1) == []
-        [letter] = broker.dead(name)
+        [letter] = broker.dead_letters(name)
         assert (letter.why, len(letter.attempts)) == ("failed", 2)
         assert {each.worker for each in letter.attempts} == {"doomed"}
 
@@ -391,7 +391,7 @@ class TestTime:
         publish(broker, name, "new")
         pass_time(2)
         assert drained(broker, name) == ["new"]
-        [letter] = broker.dead(name)
+        [letter] = broker.dead_letters(name)
         assert (letter.why, letter.attempts) == ("expired", ())
 
     def test_a_message_that_was_taken_once_does_not_expire(self, broker, pass_time):
@@ -408,11 +408,11 @@ class TestTime:
         publish(broker, name, 1)
         pass_time(2)
         assert drained(broker, name) == []
-        assert [letter.why for letter in broker.dead(name)] == ["expired"]
+        assert [letter.why for letter in broker.dead_letters(name)] == ["expired"]
 
     @needs("dedup")
     def test_a_second_message_of_one_id_is_not_taken(self, broker, pass_time):
-        name = declared(broker, remember="2s")
+        name = declared(broker, deduplication_window="2s")
         first, second = broker.publish(name, [message(1, id="a"), message(2, id="a")])
         [third] = broker.publish(name, [message(3, id="a")])
         assert [each.duplicate for each in (first, second, third)] == [False, True, True]
@@ -439,7 +439,7 @@ class TestOrder:
             publish(broker, name, f"b{number}", key="b")
         receiver = broker.receiver(name, prefetch=10)
         found = []
-        while deliveries := receiver.receive(timeout=0, most=10):
+        while deliveries := receiver.receive(timeout=0, max_messages=10):
             assert len({delivery.message.key for delivery in deliveries}) == len(deliveries)
             found += values(deliveries)
             receiver.ack(deliveries)
@@ -468,15 +468,15 @@ class TestOrder:
     def test_messages_without_a_key_do_not_wait_for_one_another(self, broker):
         name = declared(broker, ordered=True)
         publish(broker, name, 1, 2)
-        assert len(broker.receiver(name, prefetch=5).receive(timeout=5, most=5)) == 2
+        assert len(broker.receiver(name, prefetch=5).receive(timeout=5, max_messages=5)) == 2
 
 
 class TestPatterns:
     def test_groups_choose_by_words(self, broker):
         words = {"all": "#", "eu": "orders.*.eu", "orders": "orders.#", "new": ["*.new", "*.new.*"]}
-        name = declared(broker, groups=[group(each, words=pattern) for each, pattern in words.items()])
+        name = declared(broker, groups=[group(each, routing_key=pattern) for each, pattern in words.items()])
         for each in ("orders.new.eu", "orders.new", "orders", "mails.new", "orders.a.b.eu"):
-            publish(broker, name, each, words=each)
+            publish(broker, name, each, routing_key=each)
         assert drained(broker, name, "all") == [
             "orders.new.eu",
             "orders.new",
@@ -489,8 +489,8 @@ class TestPatterns:
         assert drained(broker, name, "new") == ["orders.new.eu", "orders.new", "mails.new"]
 
     def test_a_message_that_fits_no_group_is_confirmed_and_gone(self, broker):
-        name = declared(broker, groups=[group("eu", words="*.eu")])
-        [confirmed] = broker.publish(name, [message(1, words="orders.us")])
+        name = declared(broker, groups=[group("eu", routing_key="*.eu")])
+        [confirmed] = broker.publish(name, [message(1, routing_key="orders.us")])
         assert (confirmed.groups, confirmed.dropped) == (0, False)
         assert drained(broker, name, "eu") == []
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from headwater.queues.definition import Queue, retry
 from headwater.queues.embedded import EmbeddedBroker, EmbeddedReceiver
-from headwater.queues.protocol import Delivery, Outgoing
+from headwater.queues.protocol import Delivery, OutgoingMessage
+from headwater.queues.queue import Queue, retry
 from tests.faults.processes import fork, wait_for
 
 AT_ONCE = retry(3, backoff="0s", jitter=0)
@@ -32,11 +32,11 @@ def taken(
     broker: EmbeddedBroker, most: int = 100, group: str = ""
 ) -> tuple[EmbeddedReceiver, list[Delivery]]:
     receiver = broker.receiver("q", group, prefetch=most)
-    return receiver, receiver.receive(most=most)
+    return receiver, receiver.receive(max_messages=most)
 
 
-def numbered(first: int, number: int, **about: Any) -> list[Outgoing]:
-    return [Outgoing(str(at).encode(), **about) for at in range(first, first + number)]
+def numbered(first: int, number: int, **about: Any) -> list[OutgoingMessage]:
+    return [OutgoingMessage(str(at).encode(), **about) for at in range(first, first + number)]
 
 
 def killed_at(statement: int, folder: Path, work: Callable[[EmbeddedBroker], Callable[[], object]]) -> bool:

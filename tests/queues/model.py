@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from headwater.queues.definition import Queue
+from headwater.queues.queue import Queue
 
 __all__ = ["Held", "Model", "Waiting"]
 
@@ -57,7 +57,7 @@ class Model:
         if id is not None and self.ids.get(id, 0) > self.now:
             return False
         if id is not None:
-            self.ids[id] = self.now + self.queue.remember // timedelta(microseconds=1)
+            self.ids[id] = self.now + self.queue.deduplication_window // timedelta(microseconds=1)
         for line in self.groups.values():
             expires = None if ttl is None else self.now + ttl
             line.append(Waiting(self.published, body, key, priority, self.now + delay, ttl, expires))
@@ -70,7 +70,7 @@ class Model:
         found = []
         for message in self.available(group)[:most]:
             message.state, message.expires = "taken", None
-            message.until = self.now + self.queue.visible // timedelta(microseconds=1)
+            message.until = self.now + self.queue.visibility_timeout // timedelta(microseconds=1)
             self.redelivered[group] += message.claims > 0
             message.claims += 1
             found.append(Held(message, message.claims))

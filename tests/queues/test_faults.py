@@ -14,7 +14,7 @@ import pytest
 from headwater.errors import DiskFailedError, OverloadedError
 from headwater.log import Overload, backpressure, buffer, drop
 from headwater.queues.embedded import EmbeddedBroker
-from headwater.queues.protocol import Outgoing
+from headwater.queues.protocol import OutgoingMessage
 from tests.faults.counts import times
 from tests.faults.processes import fork, wait_for
 from tests.queues.given import numbered, opened
@@ -91,7 +91,7 @@ def test_publishers_that_wait_for_room_lose_nothing(tmp_path):
             thread.start()
         receiver, found = broker.receiver("q", prefetch=3), []
         while len(found) < 60:
-            deliveries = receiver.receive(timeout=30, most=3)
+            deliveries = receiver.receive(timeout=30, max_messages=3)
             assert broker.counts("q")[0].waiting <= 5
             found += [int(delivery.message.body) for delivery in deliveries]
             receiver.ack(deliveries)
@@ -112,7 +112,7 @@ def test_room_is_counted_for_each_group(tmp_path):
     with opened(tmp_path, limit=2, overload=drop("newest"), groups=["fast", "slow"]) as broker:
         broker.publish("q", numbered(0, 2))
         receiver = broker.receiver("q", "fast", prefetch=2)
-        receiver.ack(receiver.receive(most=2))
+        receiver.ack(receiver.receive(max_messages=2))
         [confirmed] = broker.publish("q", numbered(2, 1))
         assert (confirmed.groups, confirmed.dropped) == (1, True)
         counts = {each.group: each for each in broker.counts("q")}
@@ -123,10 +123,10 @@ def test_room_is_counted_for_each_group(tmp_path):
 def test_a_message_that_was_dropped_may_be_published_again(tmp_path):
     with opened(tmp_path, limit=1, overload=drop("newest")) as broker:
         broker.publish("q", numbered(0, 1))
-        assert broker.publish("q", [Outgoing(b"1", id="x")])[0].dropped
+        assert broker.publish("q", [OutgoingMessage(b"1", id="x")])[0].dropped
         receiver = broker.receiver("q")
         receiver.ack(receiver.receive())
-        again = broker.publish("q", [Outgoing(b"1", id="x")])[0]
+        again = broker.publish("q", [OutgoingMessage(b"1", id="x")])[0]
         assert (again.dropped, again.duplicate) == (False, False)
 
 
@@ -146,10 +146,11 @@ def test_a_confirmed_message_survives_a_power_cut(tmp_path, monkeypatch):
         for number in range(times(15, 200)):
             broker.publish("q", numbered(number, 1))
             if number % 5 == 4:
-                receiver.ack(receiver.receive(most=3))
+                receiver.ack(receiver.receive(max_messages=3))
             with EmbeddedBroker(image) as after:
                 there = {
-                    delivery.message.body for delivery in after.receiver("q", prefetch=999).receive(most=999)
+                    delivery.message.body
+                    for delivery in after.receiver("q", prefetch=999).receive(max_messages=999)
                 }
                 assert str(number).encode() in there
 
@@ -192,8 +193,8 @@ def test_a_sync_that_fails_confirms_nothing_and_the_next_writes_everything_anew(
         with monkeypatch.context() as patch:
             patch.setattr(os, "fdatasync", failing)
             with pytest.raises(DiskFailedError):
-                broker.publish("q", [Outgoing(b"1", id="x")])
+                broker.publish("q", [OutgoingMessage(b"1", id="x")])
         written = wal.stat().st_size
-        assert broker.publish("q", [Outgoing(b"1", id="x")])[0].duplicate
+        assert broker.publish("q", [OutgoingMessage(b"1", id="x")])[0].duplicate
         assert wal.stat().st_size < written  # its content is in the main file now, synced there
         assert broker.counts("q")[0].waiting == 1

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from headwater.queues.embedded import EmbeddedBroker
-from headwater.queues.protocol import Outgoing, Settled
+from headwater.queues.protocol import AckResult, OutgoingMessage
 from tests.faults.counts import times
 from tests.faults.processes import fork, kill, until, wait_for
 from tests.queues.given import killed_at, numbered, opened
@@ -27,8 +27,8 @@ def standing(broker: EmbeddedBroker) -> tuple[int, ...]:
 
 
 def publish_one(folder: Path, **options: object) -> None:
-    with opened(folder, visible=SOON, **options) as broker:
-        broker.publish("q", [Outgoing(b"1", id="m-1", headers={"a": "b"})])
+    with opened(folder, visibility_timeout=SOON, **options) as broker:
+        broker.publish("q", [OutgoingMessage(b"1", id="m-1", headers={"a": "b"})])
 
 
 def received_in(broker: EmbeddedBroker) -> list[bytes]:
@@ -52,9 +52,9 @@ def test_a_worker_killed_with_a_message_lets_another_have_it(tmp_path):
     with EmbeddedBroker(tmp_path) as broker:
         receiver = broker.receiver("q")
         [delivery] = receiver.receive(timeout=30)
-        assert (delivery.redelivered, delivery.attempt) == (True, 2)
+        assert (delivery.is_redelivery, delivery.attempt) == (True, 2)
         receiver.reject(delivery, "look")
-        [letter] = broker.dead("q")
+        [letter] = broker.dead_letters("q")
         assert [each.worker for each in letter.attempts] == ["doomed", f"process {os.getpid()}"]
 
 
@@ -66,8 +66,8 @@ def test_a_worker_killed_between_its_effect_and_its_ack_is_told_apart(tmp_path):
         receiver = EmbeddedBroker(tmp_path).receiver("q")
         [delivery] = receiver.receive(timeout=30)
         with effects.open("a") as file:
-            file.write(f"{delivery.message.id} {delivery.redelivered}\n")
-        if not delivery.redelivered:
+            file.write(f"{delivery.message.id} {delivery.is_redelivery}\n")
+        if not delivery.is_redelivery:
             os.kill(os.getpid(), signal.SIGKILL)
         receiver.ack([delivery])
 
@@ -138,7 +138,7 @@ def test_a_worker_killed_while_a_message_becomes_a_dead_letter_leaves_it_in_one_
             until(
                 lambda broker=broker: standing(broker)[2], 30
             )  # overdue for the third time, if not dead before
-            [letter] = broker.dead("q")
+            [letter] = broker.dead_letters("q")
             assert (letter.why, letter.message.headers, len(letter.attempts)) == ("failed", {"a": "b"}, 3)
             assert standing(broker) == (0, 0, 1, 0)
         if not killed:
@@ -150,7 +150,7 @@ def test_a_publisher_killed_at_any_step_has_published_all_or_nothing(tmp_path):
     for statement in range(100):
         folder = tmp_path / str(statement)
         opened(folder, groups=["a", "b"]).close()
-        messages = [Outgoing(b"1", id="x"), Outgoing(b"2", id="y")]
+        messages = [OutgoingMessage(b"1", id="x"), OutgoingMessage(b"2", id="y")]
         killed = killed_at(
             statement, folder, lambda broker, messages=messages: lambda: broker.publish("q", messages)
         )
@@ -173,7 +173,7 @@ def finished(effects: Path) -> int:
 
 def test_processes_that_are_killed_all_the_time_finish_the_work(tmp_path):
     number = times(120, 5_000)
-    with opened(tmp_path, visible=SOON, retry=1_000_000) as broker:
+    with opened(tmp_path, visibility_timeout=SOON, retry=1_000_000) as broker:
         for first in range(0, number, 40):
             broker.publish("q", numbered(first, 40))
     effects = tmp_path / "effects"
@@ -182,7 +182,7 @@ def test_processes_that_are_killed_all_the_time_finish_the_work(tmp_path):
         receiver = EmbeddedBroker(tmp_path).receiver("q", prefetch=4)
         with effects.open("ab", buffering=0) as file:
             while True:
-                for delivery in receiver.receive(timeout=None, most=4):
+                for delivery in receiver.receive(timeout=None, max_messages=4):
                     file.write(delivery.message.body + b"\n")
                     receiver.ack([delivery])
 
@@ -209,12 +209,12 @@ def test_an_ack_by_the_old_owner_touches_nobody_elses_message(tmp_path):
         slow, other = old.receiver("q"), new.receiver("q")
         [late] = slow.receive(timeout=10)
         [again] = other.receive(timeout=30)
-        assert slow.ack([late, late]) == [Settled.STALE] * 2
-        assert slow.extend(late) is Settled.STALE
+        assert slow.ack([late, late]) == [AckResult.STALE] * 2
+        assert slow.extend(late) is AckResult.STALE
         assert standing(new)[1] == 1
-        assert other.extend(again) is Settled.DONE
-        assert other.ack([again]) == [Settled.DONE]
-        assert other.ack([again]) == [Settled.STALE]
+        assert other.extend(again) is AckResult.DONE
+        assert other.ack([again]) == [AckResult.DONE]
+        assert other.ack([again]) == [AckResult.STALE]
 
 
 def test_processes_that_open_a_new_queue_at_the_same_time_all_get_it(tmp_path):

@@ -20,9 +20,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from headwater.queues.definition import Queue, Retry
 from headwater.queues.embedded import EmbeddedBroker, EmbeddedReceiver
-from headwater.queues.protocol import Delivery, Outgoing, Settled
+from headwater.queues.protocol import AckResult, Delivery, OutgoingMessage
+from headwater.queues.queue import Queue, Retry
 from tests.faults.counts import times
 from tests.faults.simulated_clock import SimulatedClock
 from tests.queues.model import SECOND, Held, Model
@@ -42,7 +42,13 @@ class QueueMachine(RuleBasedStateMachine):
         again = Retry(attempts, backoff=timedelta(seconds=2), jitter=0)
         names = ["a", "b"][:groups]
         queue = Queue.declare(
-            "q", groups=names, ordered=ordered, retry=again, visible="5s", remember="4s", durability="fast"
+            "q",
+            groups=names,
+            ordered=ordered,
+            retry=again,
+            visibility_timeout="5s",
+            deduplication_window="4s",
+            durability="fast",
         )
         self.model = Model(queue)
         self.brokers = [self.opened(), self.opened()]
@@ -79,7 +85,7 @@ class QueueMachine(RuleBasedStateMachine):
             "ttl": None if ttl is None else timedelta(seconds=ttl),
         }
         bodies = [f"{self.model.published + at}".encode() for at in range(number)]
-        messages = [Outgoing(body, id=id, key=key, priority=priority, **spans) for body in bodies]
+        messages = [OutgoingMessage(body, id=id, key=key, priority=priority, **spans) for body in bodies]
         confirmed = self.brokers[which].publish("q", messages)
         for body, answer in zip(bodies, confirmed, strict=True):
             taken = self.model.publish(
@@ -96,7 +102,7 @@ class QueueMachine(RuleBasedStateMachine):
     def receive(self, which, group, most):
         name = self.group(group)
         receiver = self.receiver(name, which)
-        deliveries = receiver.receive(timeout=0, most=most)
+        deliveries = receiver.receive(timeout=0, max_messages=most)
         expected = self.model.receive(name, most)
         assert [(each.message.body, each.attempt) for each in deliveries] == [
             (held.message.body, held.claims) for held in expected
@@ -114,28 +120,28 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(chance=CHANCE)
     def ack(self, chance):
         receiver, delivery, held = self.some(chance)
-        assert (receiver.ack([delivery]) == [Settled.DONE]) is self.model.ack(held)
+        assert (receiver.ack([delivery]) == [AckResult.DONE]) is self.model.ack(held)
 
     @precondition(lambda self: self.held)
     @rule(chance=CHANCE, rest=st.sampled_from([None, None, 0, 4]))
     def nack(self, chance, rest):
         receiver, delivery, held = self.some(chance)
         delay = None if rest is None else timedelta(seconds=rest)
-        done = receiver.nack(delivery, "no", delay=delay) is Settled.DONE
+        done = receiver.nack(delivery, "no", delay=delay) is AckResult.DONE
         assert done is self.model.fail(held, "no", None if rest is None else rest * SECOND)
 
     @precondition(lambda self: self.held)
     @rule(chance=CHANCE)
     def reject(self, chance):
         receiver, delivery, held = self.some(chance)
-        done = receiver.reject(delivery, "never") is Settled.DONE
+        done = receiver.reject(delivery, "never") is AckResult.DONE
         assert done is self.model.fail(held, "never", None, final=True)
 
     @precondition(lambda self: self.held)
     @rule(chance=CHANCE, by=st.sampled_from([1, 5, 9]))
     def extend(self, chance, by):
         receiver, delivery, held = self.some(chance)
-        done = receiver.extend(delivery, timedelta(seconds=by)) is Settled.DONE
+        done = receiver.extend(delivery, timedelta(seconds=by)) is AckResult.DONE
         assert done is self.model.extend(held, by * SECOND)
 
     @rule(seconds=st.sampled_from([1, 2, 5, 11]))
@@ -177,8 +183,8 @@ class QueueMachine(RuleBasedStateMachine):
         letters = self.compare_dead(which)
         if letters:
             group, letter, message = letters[chance % len(letters)]
-            assert self.brokers[which].revive("q", [letter]) == 1
-            assert self.brokers[which].revive("q", [letter]) == 0
+            assert self.brokers[which].redrive("q", [letter]) == 1
+            assert self.brokers[which].redrive("q", [letter]) == 0
             self.model.revive(group, message)
 
     def compare_dead(self, which: int) -> list[tuple[str, object, object]]:
@@ -186,7 +192,7 @@ class QueueMachine(RuleBasedStateMachine):
         for group, line in self.model.groups.items():
             self.model.settle_time(group)
             self.brokers[which].counts("q")
-            letters = list(self.brokers[which].dead("q", group))
+            letters = list(self.brokers[which].dead_letters("q", group))
             dead = {message.body: message for message in line if message.state == "dead"}
             assert sorted(letter.message.body for letter in letters) == sorted(dead)
             for letter in letters:

@@ -13,7 +13,7 @@ import pytest
 
 from headwater.errors import DamagedError, DiskFullError, NewerFormatError, UnknownQueueError
 from headwater.queues.embedded import EmbeddedBroker
-from headwater.queues.protocol import Outgoing
+from headwater.queues.protocol import OutgoingMessage
 from tests.queues.given import declare, taken
 
 
@@ -25,7 +25,7 @@ def stored(folder: Path, question: str) -> list[tuple[Any, ...]]:
 
 def test_a_body_is_stored_once_and_gone_with_its_last_group(broker, tmp_path):
     declare(broker, groups=["a", "b"])
-    broker.publish("q", [Outgoing(b"1")])
+    broker.publish("q", [OutgoingMessage(b"1")])
     assert stored(tmp_path, "SELECT body FROM message") == [(b"1",)]
     for group, left in (("a", 1), ("b", 0)):
         receiver, deliveries = taken(broker, group=group)
@@ -34,17 +34,17 @@ def test_a_body_is_stored_once_and_gone_with_its_last_group(broker, tmp_path):
 
 
 def test_nothing_at_all_is_left_of_messages_that_are_done(broker, tmp_path, pass_time):
-    declare(broker, groups=["a", "b"], ordered=True, remember="1s")
+    declare(broker, groups=["a", "b"], ordered=True, deduplication_window="1s")
     for number in range(20):
         about = {"key": str(number % 3), "ttl": timedelta(hours=1), "id": f"m-{number}"}
-        broker.publish("q", [Outgoing(b"1", **about)])
+        broker.publish("q", [OutgoingMessage(b"1", **about)])
     for group in "ab":
         for outcome in ("nack", "reject", "ack", "ack", "ack", "ack", "ack", "ack", "ack", "ack", "ack"):
             receiver, deliveries = taken(broker, group=group)
             for delivery in deliveries:
                 receiver.ack([delivery]) if outcome == "ack" else getattr(receiver, outcome)(delivery, "no")
-    letters = list(broker.dead("q"))
-    assert broker.revive("q", letters) == len(letters) == 6
+    letters = list(broker.dead_letters("q"))
+    assert broker.redrive("q", letters) == len(letters) == 6
     for group in "ab":
         receiver, deliveries = taken(broker, group=group)
         receiver.ack(deliveries)
@@ -58,10 +58,10 @@ def test_nothing_at_all_is_left_of_messages_that_are_done(broker, tmp_path, pass
 def test_the_file_shrinks_when_messages_have_gone(broker, tmp_path):
     declare(broker, durability="fast")
     for _ in range(30):
-        broker.publish("q", [Outgoing(b"." * 4_000)] * 100)
+        broker.publish("q", [OutgoingMessage(b"." * 4_000)] * 100)
     [(full,)] = stored(tmp_path, "PRAGMA page_count")
     receiver = broker.receiver("q", prefetch=20)
-    while deliveries := receiver.receive(most=20):
+    while deliveries := receiver.receive(max_messages=20):
         receiver.ack(deliveries)
     [(empty,)] = stored(tmp_path, "PRAGMA page_count")
     assert empty < full * 0.9
@@ -69,7 +69,7 @@ def test_the_file_shrinks_when_messages_have_gone(broker, tmp_path):
 
 def test_counts_are_there_after_a_restart(broker, tmp_path, clock):
     declare(broker)
-    broker.publish("q", [Outgoing(b"1")] * 5)
+    broker.publish("q", [OutgoingMessage(b"1")] * 5)
     receiver, [first, second, third] = taken(broker, 3)
     receiver.ack([first])
     receiver.reject(second)
@@ -79,12 +79,12 @@ def test_counts_are_there_after_a_restart(broker, tmp_path, clock):
     with EmbeddedBroker(tmp_path / "queues", clock) as again:
         assert again.counts("q") == before
         _, [delivery, *_] = taken(again)
-        assert (delivery.attempt, delivery.redelivered) == (2, True)
+        assert (delivery.attempt, delivery.is_redelivery) == (2, True)
 
 
 def test_a_queue_is_declared_anew_by_every_process_that_uses_it(broker, tmp_path, clock):
     declare(broker, groups=["a", "b"])
-    broker.publish("q", [Outgoing(b"1")])
+    broker.publish("q", [OutgoingMessage(b"1")])
     for groups in (["a", "b"], ["a", "b"], ["b", "a"]):
         with EmbeddedBroker(tmp_path / "queues", clock) as again:
             declare(again, groups=groups)
@@ -121,20 +121,20 @@ def test_a_queue_of_a_newer_version_is_not_touched(broker, tmp_path, clock):
 
 def test_a_full_disk_is_told_and_harms_nothing(broker):
     declare(broker)
-    broker.publish("q", [Outgoing(b"before")])
+    broker.publish("q", [OutgoingMessage(b"before")])
     connection = broker._file("q")._connection
     (pages,) = connection.execute("PRAGMA page_count").fetchone()
     connection.execute(f"PRAGMA max_page_count = {pages + 1}")
     with pytest.raises(DiskFullError):
-        broker.publish("q", [Outgoing(b"." * 100_000)])
+        broker.publish("q", [OutgoingMessage(b"." * 100_000)])
     connection.execute("PRAGMA max_page_count = 1000000")
-    broker.publish("q", [Outgoing(b"after")])
+    broker.publish("q", [OutgoingMessage(b"after")])
     assert [delivery.message.body for delivery in taken(broker)[1]] == [b"before", b"after"]
 
 
 def test_a_queue_in_memory_is_lost_with_the_memory_only(broker, tmp_path, clock):
     declare(broker, durability="memory")
-    broker.publish("q", [Outgoing(b"1")])
+    broker.publish("q", [OutgoingMessage(b"1")])
     broker.close()
     link = tmp_path / "queues/q/messages.db"
     assert link.is_symlink()
@@ -152,7 +152,7 @@ def test_a_queue_in_memory_is_lost_with_the_memory_only(broker, tmp_path, clock)
 @pytest.mark.parametrize("durability", ["durable", "memory"])
 def test_a_queue_that_is_deleted_is_gone_for_everybody(broker, tmp_path, clock, durability):
     declare(broker, durability=durability)
-    broker.publish("q", [Outgoing(b"1")] * 2)
+    broker.publish("q", [OutgoingMessage(b"1")] * 2)
     target = (tmp_path / "queues/q/messages.db").resolve()
     with EmbeddedBroker(tmp_path / "queues", clock) as other:
         receiver, [delivery] = taken(other, 1)
@@ -164,7 +164,7 @@ def test_a_queue_that_is_deleted_is_gone_for_everybody(broker, tmp_path, clock, 
             receiver.ack([delivery])
         for each in (broker, other):
             with pytest.raises(UnknownQueueError):
-                each.publish("q", [Outgoing(b"2")])
+                each.publish("q", [OutgoingMessage(b"2")])
         declare(other)
         assert broker.counts("q")[0].published == 0
     assert list((tmp_path / "queues").iterdir()) == [tmp_path / "queues" / "q"]

@@ -11,25 +11,25 @@ import pytest
 
 from headwater.errors import UsageError
 from headwater.queues.embedded import EmbeddedBroker, EmbeddedReceiver
-from headwater.queues.protocol import Outgoing
+from headwater.queues.protocol import OutgoingMessage
 from tests.faults.processes import fork, until, wait_for
 from tests.queues.given import declare, taken
 
 
 def test_a_definition_changed_elsewhere_holds_at_once(broker, tmp_path, clock):
     declare(broker, groups=["a"])
-    broker.publish("q", [Outgoing(b"1")])
+    broker.publish("q", [OutgoingMessage(b"1")])
     with EmbeddedBroker(tmp_path / "queues", clock) as other:
         declare(other, groups=["a", "b"])
-    assert broker.publish("q", [Outgoing(b"2")])[0].groups == 2
+    assert broker.publish("q", [OutgoingMessage(b"2")])[0].groups == 2
     assert {counts.group: counts.waiting for counts in broker.counts("q")} == {"a": 2, "b": 1}
 
 
 def test_a_group_that_is_not_declared_any_more_keeps_what_it_has(broker):
     declare(broker, groups=["a", "b"])
-    broker.publish("q", [Outgoing(b"1")])
+    broker.publish("q", [OutgoingMessage(b"1")])
     declare(broker, groups=["a"])
-    assert broker.publish("q", [Outgoing(b"2")])[0].groups == 1
+    assert broker.publish("q", [OutgoingMessage(b"2")])[0].groups == 1
     receiver, [delivery] = taken(broker, group="b")
     receiver.ack([delivery])
     assert [counts.group for counts in broker.counts("q")] == ["a"]
@@ -50,21 +50,21 @@ def test_a_receiver_is_woken_from_another_process(tmp_path):
 @pytest.mark.parametrize("news", ["publish", "nack", "close", "ack", "reject", "revive", "extend", "declare"])
 def test_receivers_that_wait_hear_of_everything_that_they_could_take(broker, news):
     declare(broker, ordered=True, groups=["a"])
-    broker.publish("q", [Outgoing(b"1", key="k"), Outgoing(b"2", key="k")])
+    broker.publish("q", [OutgoingMessage(b"1", key="k"), OutgoingMessage(b"2", key="k")])
     receiver, [delivery] = taken(broker, group="a")
     if news == "revive":
         receiver.reject(delivery)
-    bell = broker._file("q").bell
-    while bell.wait(bell.heard(), 0.05):
+    bell = broker._file("q").notifier
+    while bell.wait(bell.generation(), 0.05):
         pass
-    heard = bell.heard()
+    heard = bell.generation()
     {
-        "publish": lambda: broker.publish("q", [Outgoing(b"3")]),
+        "publish": lambda: broker.publish("q", [OutgoingMessage(b"3")]),
         "nack": lambda: receiver.nack(delivery),
         "close": receiver.close,
         "ack": lambda: receiver.ack([delivery]),  # the next of its key
         "reject": lambda: receiver.reject(delivery),
-        "revive": lambda: broker.revive("q", broker.dead("q")),
+        "revive": lambda: broker.redrive("q", broker.dead_letters("q")),
         "extend": lambda: receiver.extend(delivery, timedelta(seconds=1)),  # a timer that comes sooner
         "declare": lambda: declare(broker, groups=["a", "b"], ordered=True),
     }[news]()
@@ -73,11 +73,11 @@ def test_receivers_that_wait_hear_of_everything_that_they_could_take(broker, new
 
 def test_taking_and_finishing_the_last_message_disturbs_nobody(broker):
     declare(broker)
-    broker.publish("q", [Outgoing(b"1")])
-    bell = broker._file("q").bell
-    while bell.wait(bell.heard(), 0.05):
+    broker.publish("q", [OutgoingMessage(b"1")])
+    bell = broker._file("q").notifier
+    while bell.wait(bell.generation(), 0.05):
         pass
-    heard = bell.heard()
+    heard = bell.generation()
     receiver, deliveries = taken(broker)
     receiver.ack(deliveries)
     assert not bell.wait(heard, 0.05)
@@ -98,7 +98,7 @@ def test_many_threads_wait_with_one_watch(tmp_path):
         for thread in threads:
             thread.start()
         for number in range(20):
-            broker.publish("q", [Outgoing(str(number).encode())])
+            broker.publish("q", [OutgoingMessage(str(number).encode())])
         for thread in threads:
             thread.join(timeout=60)
     assert sorted(map(int, found)) == list(range(20))
@@ -122,14 +122,14 @@ def test_a_process_that_was_forked_is_refused(tmp_path):
         def child() -> None:
             for other in (broker, EmbeddedBroker(tmp_path / "queues")):
                 with pytest.raises(UsageError, match="forked"):
-                    other.publish("q", [Outgoing(b"1")])
+                    other.publish("q", [OutgoingMessage(b"1")])
 
         assert wait_for(fork(child)) == 0
 
 
 def _publish_when_told(folder: Path) -> None:
     until((folder / "told").exists)
-    EmbeddedBroker(folder / "queues").publish("q", [Outgoing(b"from a child")])
+    EmbeddedBroker(folder / "queues").publish("q", [OutgoingMessage(b"from a child")])
 
 
 def _receive_until_closed(receiver: EmbeddedReceiver) -> None:

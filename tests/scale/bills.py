@@ -18,7 +18,7 @@ from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartiti
 from confluent_kafka.admin import AdminClient  # type: ignore[attr-defined]
 
 import headwater as hw
-from headwater.store.engine_state import read_engine_state
+from headwater.store.status import read_engine_status
 from tests.faults.counts import FULL
 from tests.services.shell import Shell
 
@@ -69,7 +69,7 @@ def kill_engine(folder: Path, before: set[int]) -> int:
     """Kill -9 of an engine that was not killed yet, with its Java, some seconds after it runs."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
-        state = read_engine_state(folder)
+        state = read_engine_status(folder)
         if state and state.state == "running" and state.pid and state.pid not in before:
             time.sleep(random.Random(len(before)).uniform(2, 6))
             os.killpg(state.pid, signal.SIGKILL)
@@ -81,7 +81,7 @@ def kill_engine(folder: Path, before: set[int]) -> int:
 def kill_driver(running: subprocess.Popen[bytes], folder: Path) -> None:
     """Kill -9 of `headwater run` and its engine, so that neither can say a last word."""
     running.send_signal(signal.SIGSTOP)
-    state = read_engine_state(folder)
+    state = read_engine_status(folder)
     assert state
     assert state.pid
     os.killpg(state.pid, signal.SIGKILL)

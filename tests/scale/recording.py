@@ -8,8 +8,8 @@ from decimal import Decimal
 from typing import Any
 
 import headwater as hw
+from headwater.demo.producers import PROGRAMS, DemoEvent, ProgramContext
 from headwater.demo.shop import app
-from headwater.demo.traffic import PROGRAMS, Sent, Setting
 from headwater.events import ManualClock
 from headwater.log.protocol import TimedLog
 
@@ -18,17 +18,17 @@ CLOSING = datetime(2026, 3, 1, 23, tzinfo=UTC)
 """Events of this hour are there to close all windows before it."""
 
 
-def recorded(count: int, seed: int) -> Iterator[tuple[datetime, Sent]]:
+def recorded(count: int, seed: int) -> Iterator[tuple[datetime, DemoEvent]]:
     """Events of all programs by turns, each with the moment it is sent."""
     now = [BEGIN]
     programs = [program for group in PROGRAMS.values() for program in group]
-    running = [program.events(Setting(program.name, seed, lambda: now[0])) for program in programs]
+    running = [program.events(ProgramContext(program.name, seed, lambda: now[0])) for program in programs]
     for number in range(count):
         now[0] = BEGIN + timedelta(milliseconds=300 * number)
         yield now[0], next(running[number % len(running)])
 
 
-def closing(number: int) -> Iterator[Sent]:
+def closing(number: int) -> Iterator[DemoEvent]:
     """One late-evening event for each topic; of many numbers, every partition gets some."""
     at = CLOSING + timedelta(milliseconds=number)
     name, customer = f"closing-{number}", 5_000 + number
@@ -49,12 +49,12 @@ def closing(number: int) -> Iterator[Sent]:
         "searched_at": at,
     }
     reading = {"sensor_id": name, "reading_id": name, "celsius": 1.0, "measured_at": at, "sent_at": at}
-    yield Sent("orders", order)
-    yield Sent("payments", paid)
-    yield Sent("clicks", {"click_id": name, "customer_id": customer, "page": "/", "clicked_at": at})
-    yield Sent("searches", search)
-    yield Sent("logins", {"login_id": name, "customer_id": customer, "success": True})
-    yield Sent("sensors", reading)
+    yield DemoEvent("orders", order)
+    yield DemoEvent("payments", paid)
+    yield DemoEvent("clicks", {"click_id": name, "customer_id": customer, "page": "/", "clicked_at": at})
+    yield DemoEvent("searches", search)
+    yield DemoEvent("logins", {"login_id": name, "customer_id": customer, "success": True})
+    yield DemoEvent("sensors", reading)
 
 
 def send(log: TimedLog, clock: ManualClock, count: int, seed: int) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import headwater as hw
+from headwater.app_file import load_app
+from headwater.backends import open_log
 from headwater.events import ManualClock
-from headwater.loading import load_app
-from headwater.log.places import open_log
 from headwater.log.protocol import TimedLog
 from headwater.profiles import read_profile
 from tests.scale.conftest import DRIVERS
@@ -70,7 +70,7 @@ def test_every_join_gives_the_rows_of_the_embedded_run(cluster: Shell, monkeypat
 
     profile = read_profile("local", shell.folder)
     assert profile.log is not None
-    with open_log(profile.log.resolved(), clock := ManualClock("2026-03-01T10:00:00Z")) as log:
+    with open_log(profile.log.resolve(), clock := ManualClock("2026-03-01T10:00:00Z")) as log:
         send(log, clock)
     shell("run", str(JOINS), "--until-current", "--profile", "local")
     counts = shell("sql", "select name, in_, unaccounted from hw_pipelines", "--profile", "local")

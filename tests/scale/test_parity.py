@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 import headwater as hw
+from headwater.backends import open_log
 from headwater.demo import SHOP
 from headwater.demo.shop import app
 from headwater.events import ManualClock
-from headwater.log.places import open_log
 from headwater.profiles import read_profile
 from tests.scale.conftest import DRIVERS
 from tests.scale.recording import before_closing, late, send
@@ -45,7 +45,7 @@ def test_every_row_is_that_of_the_embedded_run(cluster: Shell, monkeypatch: pyte
     profile = read_profile("local", shell.folder)
     assert profile.log is not None
     clock = ManualClock("2026-03-01T10:00:00Z")
-    with open_log(profile.log.resolved(), clock) as log:
+    with open_log(profile.log.resolve(), clock) as log:
         send(log, clock, EVENTS, seed=7)
     shell("run", str(SHOP), "--until-current", "--profile", "local")
     counts = shell("sql", "select name, in_, unaccounted from hw_pipelines", "--profile", "local")

@@ -81,7 +81,7 @@ def drivers_of(cluster: Shell) -> Iterator[Drivers]:
     file.write_text(f"{file.read_text()}\n{text}")
     store = cluster.profile.store
     assert store is not None
-    with psycopg.connect(store.resolved(), autocommit=True) as admin:
+    with psycopg.connect(store.resolve(), autocommit=True) as admin:
         admin.execute("CREATE DATABASE faults")
     drivers = Drivers(cluster)
     pack_python(drivers.folder / "environment")
@@ -153,6 +153,6 @@ def test_executors_and_drivers_die_and_meet_and_each_row_is_there_once(
         counts = third("sql", "select in_, used, unaccounted from hw_pipelines", *PROFILE)
         log = read_profile("faults").log
         assert log is not None
-        broker = log.resolved().removeprefix("kafka://")
+        broker = log.resolve().removeprefix("kafka://")
         require_current(third, "faults", broker, sent + 100)
     require_each_once(sent + 100, totals, counts, broker)

@@ -13,10 +13,10 @@ import pyarrow as pa
 import pytest
 
 import headwater as hw
-from headwater.client.rows import Incoming
-from headwater.log import Rows
+from headwater.log import WriteBatch
 from headwater.log.storage.frame import HEADER_SIZE
-from headwater.log.wire import FRAMES, pack_rows, read_receipts
+from headwater.log.wire import FRAMES_MEDIA_TYPE, pack_batch, unpack_receipts
+from headwater.log.write_batch import EventEncoder
 from tests.client.shop import fresh
 
 RECORD = struct.Struct("<iI")
@@ -29,13 +29,15 @@ def name(client: hw.Client) -> str:
     return name
 
 
-def rows_of(client: hw.Client, name: str, count: int = 3, **changes: Any) -> Rows:
-    made = Incoming(client.topic(name)).many([{"number": n, "text": "x"} for n in range(count)], None, 1)
+def rows_of(client: hw.Client, name: str, count: int = 3, **changes: Any) -> WriteBatch:
+    made = EventEncoder(client.topic(name)).encode_many(
+        [{"number": n, "text": "x"} for n in range(count)], None, 1
+    )
     return replace(made, **changes)
 
 
 def post(web: httpx.Client, name: str, body: bytes) -> httpx.Response:
-    return web.post(f"/api/topics/{name}/frames", content=body, headers={"content-type": FRAMES})
+    return web.post(f"/api/topics/{name}/frames", content=body, headers={"content-type": FRAMES_MEDIA_TYPE})
 
 
 def resealed(body: bytes) -> bytes:
@@ -47,9 +49,9 @@ def resealed(body: bytes) -> bytes:
     return body[:4] + len(frame).to_bytes(4, "little") + bytes(frame)
 
 
-def with_batch(rows: Rows, batch: bytes) -> bytes:
+def with_batch(rows: WriteBatch, batch: bytes) -> bytes:
     """An append of these rows with other bytes for its Arrow batch."""
-    body = pack_rows(rows)
+    body = pack_batch(rows)
     return resealed(body[: RECORD.size + HEADER_SIZE] + batch + bytes(-len(batch) % 8))
 
 
@@ -58,14 +60,18 @@ def events(client: hw.Client, name: str) -> int:
 
 
 def test_a_frame_is_appended_with_receipts(web: httpx.Client, client: hw.Client, name: str):
-    answer = post(web, name, pack_rows(rows_of(client, name, partition=1)))
+    answer = post(web, name, pack_batch(rows_of(client, name, partition=1)))
     assert answer.status_code == 200
-    assert [(r.partition, r.offset) for r in read_receipts(name, answer.content)] == [(1, 0), (1, 1), (1, 2)]
+    assert [(r.partition, r.offset) for r in unpack_receipts(name, answer.content)] == [
+        (1, 0),
+        (1, 1),
+        (1, 2),
+    ]
 
 
 def test_a_repeated_frame_of_a_producer_is_told(web: httpx.Client, client: hw.Client, name: str):
-    body = pack_rows(rows_of(client, name, partition=1, producer="till-7", sequence=5))
-    once, twice = (read_receipts(name, post(web, name, body).content) for _ in range(2))
+    body = pack_batch(rows_of(client, name, partition=1, producer="till-7", sequence=5))
+    once, twice = (unpack_receipts(name, post(web, name, body).content) for _ in range(2))
     assert (once.duplicates, twice.duplicates) == (0, 3)
     assert [receipt.offset for receipt in twice] == [receipt.offset for receipt in once]
     assert events(client, name) == 3
@@ -89,7 +95,7 @@ def test_a_repeated_frame_of_a_producer_is_told(web: httpx.Client, client: hw.Cl
 def test_what_only_the_log_decides_cannot_be_sent(
     web: httpx.Client, client: hw.Client, name: str, change: dict[str, Any], code: str
 ):
-    answer = post(web, name, pack_rows(rows_of(client, name, **change)))
+    answer = post(web, name, pack_batch(rows_of(client, name, **change)))
     assert (answer.status_code, answer.json()["code"]) == (400, code)
     assert events(client, name) == 0
 
@@ -133,7 +139,7 @@ def test_text_that_is_not_unicode_is_refused(web: httpx.Client, client: hw.Clien
 
 
 def test_a_flipped_bit_is_noticed(web: httpx.Client, client: hw.Client, name: str):
-    body = pack_rows(rows_of(client, name))
+    body = pack_batch(rows_of(client, name))
     for position in range(0, len(body), 7):
         flipped = bytearray(body)
         flipped[position] ^= 1
@@ -144,7 +150,7 @@ def test_a_flipped_bit_is_noticed(web: httpx.Client, client: hw.Client, name: st
 
 
 def test_another_media_type_is_refused(web: httpx.Client, client: hw.Client, name: str):
-    answer = web.post(f"/api/topics/{name}/frames", content=pack_rows(rows_of(client, name)))
+    answer = web.post(f"/api/topics/{name}/frames", content=pack_batch(rows_of(client, name)))
     assert answer.status_code == 415
 
 
@@ -178,7 +184,7 @@ def test_a_large_topic_comes_in_bounded_answers(web: httpx.Client, client: hw.Cl
     name = fresh()
     client.create_topic(name, "text string", partitions=4, durability="fast")
     for partition in range(4):
-        rows = Incoming(client.topic(name)).many([{"text": "x" * 100_000}] * 120, None, 1)
+        rows = EventEncoder(client.topic(name)).encode_many([{"text": "x" * 100_000}] * 120, None, 1)
         client.log.append(name, replace(rows, partition=partition))
     wanted = {"positions": dict.fromkeys("0123", 0), "max_bytes": 1 << 30}
     assert len(web.post(f"/api/topics/{name}/fetch", json=wanted).content) < 60 << 20

@@ -15,7 +15,7 @@ from urllib.parse import quote
 import pytest
 
 import headwater as hw
-from headwater.log.wire import FRAMES
+from headwater.log.wire import FRAMES_MEDIA_TYPE
 from headwater.server import Node
 
 REQUESTS = 3_000
@@ -54,7 +54,7 @@ TYPES = [
     "application/json",
     "application/x-ndjson",
     "application/cloudevents+json",
-    FRAMES,
+    FRAMES_MEDIA_TYPE,
     "text/plain",
     "",
     "x/y; a=b",

@@ -117,7 +117,7 @@ def session() -> timedelta:
 @pytest.fixture
 def quick(tmp_path: Path, session: timedelta) -> Iterator[httpx.Client]:
     """A node that gives members little time, with one topic."""
-    limits = Limits(session=session, grace=timedelta(milliseconds=50))
+    limits = Limits(session_timeout=session, grace=timedelta(milliseconds=50))
     with (
         Node(tmp_path, port=0, limits=limits) as node,
         hw.connect(node.url) as client,
@@ -155,7 +155,7 @@ def test_a_sign_of_life_keeps_a_member(quick: httpx.Client, session: timedelta):
 
 
 def test_a_lost_connection_frees_the_partitions_sooner(tmp_path: Path):
-    limits = Limits(session=timedelta(hours=1), grace=timedelta(milliseconds=50))
+    limits = Limits(session_timeout=timedelta(hours=1), grace=timedelta(milliseconds=50))
     with (
         Node(tmp_path, port=0, limits=limits) as node,
         hw.connect(node.url) as client,

@@ -19,7 +19,7 @@ import pytest
 import headwater as hw
 from headwater import errors
 from headwater.log import EventLog
-from headwater.server import Node, running, serving
+from headwater.server import Node, find_node, web_server
 
 SERVE = """
 import sys
@@ -89,9 +89,9 @@ def test_the_folder_of_a_killed_node_is_free(tmp_path: Path, process: tuple[subp
     assert caught.value.data == {"pid": killed.pid, "url": url}
     killed.kill()
     killed.wait()
-    assert running(tmp_path) is None
+    assert find_node(tmp_path) is None
     with Node(tmp_path, port=0) as node:
-        found = running(tmp_path)
+        found = find_node(tmp_path)
         assert found is not None
         assert (found.pid, found.url) == (os.getpid(), node.url)
 
@@ -102,7 +102,7 @@ def test_others_find_the_node_by_its_file(tmp_path: Path):
         assert (told["pid"], told["url"], told["version"]) == (os.getpid(), node.url, hw.__version__)
         assert told["started_at"].endswith("Z")
     assert not (tmp_path / "node.json").exists()
-    assert running(tmp_path) is None
+    assert find_node(tmp_path) is None
 
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path):
@@ -115,7 +115,7 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path):
 def test_a_signal_lets_requests_finish(
     tmp_path: Path, process: tuple[subprocess.Popen[str], str], number: int
 ):
-    serving, url = process
+    web_server, url = process
     answers: list[int] = []
     with hw.connect(url) as client, EventLog(tmp_path) as log:
         client.create_topic("orders", "order_id string")
@@ -125,25 +125,25 @@ def test_a_signal_lets_requests_finish(
             answers.append(client.send("orders", {"order_id": "under way"}).offset)
 
         sender = threading.Thread(target=send)
-        with log.opened("orders").partitions[0].locked():
+        with log.open_topic("orders").partitions[0].lock():
             sender.start()
             while client.log.counts("orders")["offered"] < 1 or not waiting(url):
                 pass
-            serving.send_signal(number)
-            while running(tmp_path) is not None and accepts(url):
+            web_server.send_signal(number)
+            while find_node(tmp_path) is not None and accepts(url):
                 pass
         sender.join()
         assert answers == [1]
-        assert serving.wait(15) == 0
-        assert serving.stdout is not None
-        assert serving.stdout.read() == "drained\n"
+        assert web_server.wait(15) == 0
+        assert web_server.stdout is not None
+        assert web_server.stdout.read() == "drained\n"
         assert [event.value for event in hw.connect(tmp_path).read("orders", start=1)] == [
             {"order_id": "under way"}
         ]
 
 
 def test_a_client_that_does_not_read_is_cut_off_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(serving, "_DRAIN", 1)
+    monkeypatch.setattr(web_server, "_DRAIN_TIMEOUT", 1)
     with Node(tmp_path, port=0) as node, hw.connect(node.url) as client:
         client.create_topic("notes", "text string")
         client.send_many("notes", [{"text": "x" * 50_000} for _ in range(400)])
@@ -187,7 +187,7 @@ def test_the_node_keeps_the_log_in_order(tmp_path: Path):
 
 def test_nothing_heavy_is_loaded_before_it_is_needed():
     code = (
-        "import sys, headwater, headwater.server; headwater.server.running('.');"
+        "import sys, headwater, headwater.server; headwater.server.find_node('.');"
         "print([name for name in ('fastapi', 'uvicorn', 'httpx', 'pydantic') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -10,9 +10,9 @@ import pytest
 from fastapi.routing import APIRoute
 
 from headwater.log import EventLog
-from headwater.server.app import make_routes
 from headwater.server.gateway import Gateway
 from headwater.server.limits import Limits
+from headwater.server.web_server import make_routes
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from headwater import errors
 from headwater.errors import HeadwaterError, by_code
 from headwater.server import Node
 from headwater.server.gateway import Gateway
-from headwater.server.routes import status
+from headwater.server.routes import node as node_routes
 from tests.client.shop import fresh
 from tests.faults.faulty_disk import FailingDisk
 
@@ -63,7 +63,7 @@ def raising(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
         return router
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(status, "routes", routes)
+        patch.setattr(node_routes, "routes", routes)
         with (
             Node(tmp_path_factory.mktemp("raising"), port=0) as node,
             httpx.Client(base_url=node.url, trust_env=False) as web,

@@ -19,12 +19,12 @@ from tests.server.conftest import answer_of
 from tests.server.sse import following
 
 QUICK = Limits(
-    header_time=timedelta(milliseconds=200),
-    silence=timedelta(milliseconds=200),
+    header_timeout=timedelta(milliseconds=200),
+    body_timeout=timedelta(milliseconds=200),
     body_rate=1_000_000,
     connections=40,
 )
-STALLED = Limits(stall=timedelta(milliseconds=300))
+STALLED = Limits(send_timeout=timedelta(milliseconds=300))
 
 
 @pytest.fixture

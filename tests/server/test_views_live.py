@@ -101,7 +101,7 @@ def test_a_view_that_is_built_anew_ends_the_stream(web: httpx.Client, totals: Ke
     with changes(web, totals, since="latest") as found:
         newer = totals.rebuilt()
         newer.commit([total("pens", 9)])
-        newer.store.swap(newer.table.name, 2)
+        newer.store.make_current(newer.table.name, 2)
         ended = next(found)
         assert (ended.event, ended.value["code"]) == ("problem", "REFUSED")
     answer = web.get(
@@ -203,7 +203,7 @@ def test_a_view_that_is_built_anew_is_shown_whole_again(web: httpx.Client, total
         taken(found, 3)
         newer = totals.rebuilt()
         newer.commit([total("fresh", 1)])
-        newer.store.swap(newer.table.name, 2)
+        newer.store.make_current(newer.table.name, 2)
         told = until(found, "rows")
         assert told["whole"]
         assert [row["category"] for row in told["upserts"]] == ["fresh"]

@@ -17,7 +17,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from headwater.services.kafka import kafka_command, kafka_settings
-from headwater.services.launched import free_ports
+from headwater.services.servers import free_ports
 
 __all__ = [
     "Broker",

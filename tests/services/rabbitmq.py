@@ -9,13 +9,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from headwater.services.launched import Launched
 from headwater.services.rabbitmq import (
     launch_rabbitmq,
     rabbitmq_environment,
     rabbitmq_password_file,
     rabbitmq_program,
 )
+from headwater.services.servers import LaunchedServer
 from tests.services.system_packages import installed_program
 
 __all__ = ["Rabbit", "rabbit_broker"]
@@ -32,13 +32,13 @@ class Rabbit:
         if rabbitmq_program() is None:
             installed_program("rabbitmq-server", "rabbitmq-server")
         self.folder = folder
-        self._launched: Launched | None = None
+        self._launched: LaunchedServer | None = None
         self._ports: tuple[int, ...] = ()
         self.start()
 
     def start(self) -> None:
         """Start it, on the port it had, and wait until it answers."""
-        self._launched = launch_rabbitmq(self.folder, ports=self._ports, bound=True)
+        self._launched = launch_rabbitmq(self.folder, ports=self._ports, die_with_parent=True)
         before, self._ports = self._ports, self._launched.ports
         self._launched.wait(timeout=180)
         # Clients would ask at the old port, in vain, for as long as a test lets them.
@@ -48,7 +48,7 @@ class Rabbit:
     def stop(self) -> None:
         """End it in order."""
         assert self._launched is not None
-        self._launched.stop(patience=30)
+        self._launched.stop(timeout=30)
 
     def kill(self) -> None:
         """End it as a power cut of the machine would end the process."""

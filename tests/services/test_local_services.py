@@ -49,7 +49,7 @@ def arguments() -> str:
 
 
 def test_a_plain_client_of_kafka_gets_back_what_it_sent(shell):
-    address = shell.profile.log.resolved().removeprefix("kafka://")
+    address = shell.profile.log.resolve().removeprefix("kafka://")
     create_kafka_topic(address, "tides")
     producer = Producer({"bootstrap.servers": address})
     producer.produce("tides", b"high")
@@ -63,7 +63,7 @@ def test_a_plain_client_of_kafka_gets_back_what_it_sent(shell):
 
 
 def test_a_plain_client_of_postgres_gets_in_by_the_profile(shell):
-    with psycopg.connect(shell.profile.store.resolved()) as connection:
+    with psycopg.connect(shell.profile.store.resolve()) as connection:
         assert connection.execute("show listen_addresses").fetchone() == ("127.0.0.1",)
         assert connection.execute("show wal_level").fetchone() == ("logical",)
 
@@ -93,7 +93,7 @@ def test_the_master_has_two_workers(shell):
     page = shell.state["spark-master"]["ports"][1]
     with urllib.request.urlopen(f"http://127.0.0.1:{page}/json/", timeout=10) as answer:
         master = json.loads(answer.read())
-    assert (master["url"], master["aliveworkers"], master["cores"]) == (shell.profile.spark.resolved(), 2, 2)
+    assert (master["url"], master["aliveworkers"], master["cores"]) == (shell.profile.spark.resolve(), 2, 2)
     assert shell.profile.python
 
 
@@ -106,7 +106,7 @@ def test_servers_that_run_are_left_alone(shell):
 
 def test_a_server_that_died_is_told_and_comes_back_with_its_port_and_data(shell):
     before = shell.state["postgres"]
-    with psycopg.connect(shell.profile.store.resolved()) as connection:
+    with psycopg.connect(shell.profile.store.resolve()) as connection:
         connection.execute("create table tides (height int)")
     os.kill(before["pid"], signal.SIGKILL)
     while not gone(before["pid"]):
@@ -115,7 +115,7 @@ def test_a_server_that_died_is_told_and_comes_back_with_its_port_and_data(shell)
     shell("services", "up", "postgres")
     after = shell.state["postgres"]
     assert (after["ports"], after["pid"] == before["pid"]) == (before["ports"], False)
-    with psycopg.connect(shell.profile.store.resolved()) as connection:
+    with psycopg.connect(shell.profile.store.resolve()) as connection:
         assert connection.execute("select count(*) from tides").fetchone() == (0,)
 
 

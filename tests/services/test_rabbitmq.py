@@ -42,7 +42,7 @@ def listening(ports: list[int]) -> list[int]:
 @pytest.mark.services
 async def test_a_plain_client_gets_back_what_it_sent_after_a_restart(shell):
     async def exchanged(send: bool) -> bytes:
-        connection = await aio_pika.connect(shell.profile.queues.resolved())
+        connection = await aio_pika.connect(shell.profile.queues.resolve())
         async with connection:
             channel = await connection.channel()
             queue = await channel.declare_queue("tides", durable=True, arguments={"x-queue-type": "quorum"})

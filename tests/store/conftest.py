@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.store import SqliteStore, Views
-from headwater.store.postgres import PostgresStore, PostgresViews
+from headwater.store import SqliteStore, SqliteViewReader
+from headwater.store.postgres import PostgresStore, PostgresViewReader
 from tests.services.postgres import postgres
 
 __all__ = ["postgres"]
@@ -37,6 +37,6 @@ def store(request, tmp_path):
 
 @pytest.fixture
 def views(store):
-    opened = Views(store) if isinstance(store, SqliteStore) else PostgresViews(store)
+    opened = SqliteViewReader(store) if isinstance(store, SqliteStore) else PostgresViewReader(store)
     yield opened
     opened.close()

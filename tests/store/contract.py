@@ -18,8 +18,8 @@ from headwater.errors import (
     SchemaConflictError,
     UnknownViewError,
 )
-from headwater.store import Counts, InputRange, PipelineReport, Store, ViewTable
-from headwater.store.changes import change_schema
+from headwater.store import EventCounts, InputRange, PipelineReport, Store, ViewTable
+from headwater.store.changelog import change_schema
 from tests.store.given import MINUTE, REVENUE, TOTALS, Runner, aside, entry_of, minute, read
 from tests.store.state_contract import StateContract
 
@@ -35,22 +35,22 @@ class StoreContract(StateContract):
     # -- epochs and ledger -------------------------------------------------------------------------------------------
 
     def test_every_take_gives_a_larger_epoch(self, store):
-        assert [store.take("a@1"), store.take("a@1"), store.take("b@1")] == [1, 2, 1]
+        assert [store.open_epoch("a@1"), store.open_epoch("a@1"), store.open_epoch("b@1")] == [1, 2, 1]
 
     def test_a_commit_of_an_older_epoch_is_fenced(self, store):
         runner = Runner(store)
-        store.take(runner.query)
+        store.open_epoch(runner.query)
         with pytest.raises(FencedError) as caught:
             runner.commit([{"k": "a", "n": 1}])
         assert caught.value.data["epoch"] == 2
-        assert store.last(runner.query) is None
+        assert store.last_entry(runner.query) is None
         assert self.rows_of(store, "totals") == []
 
     def test_only_the_newest_epoch_may_go_on(self, store):
-        first, second = store.take("a@1"), store.take("a@1")
-        store.require("a@1", second)
+        first, second = store.open_epoch("a@1"), store.open_epoch("a@1")
+        store.check_epoch("a@1", second)
         with pytest.raises(FencedError) as caught:
-            store.require("a@1", first)
+            store.check_epoch("a@1", first)
         assert caught.value.data == {"query": "a@1", "epoch": second}
 
     def test_a_commit_without_an_epoch_is_fenced(self, store):
@@ -60,17 +60,17 @@ class StoreContract(StateContract):
             runner.commit()
 
     def test_a_new_query_has_no_entry(self, store):
-        assert store.last("totals@1") is None
+        assert store.last_entry("totals@1") is None
         assert store.entry("totals@1", 0) is None
 
     def test_the_ledger_gives_back_what_was_written(self, store):
         runner = Runner(store)
         inputs = (
-            InputRange("orders", {0: 0, 10: 5}, {0: 3, 10: 9}, Counts(7, 4, 1, 1, 1)),
-            InputRange("users", {0: 0}, {0: 0}, Counts()),
+            InputRange("orders", {0: 0, 10: 5}, {0: 3, 10: 9}, EventCounts(7, 4, 1, 1, 1)),
+            InputRange("users", {0: 0}, {0: 0}, EventCounts()),
         )
         runner.commit([{"k": "a", "n": 1}], inputs=inputs, watermark=-5, wall=1.5, cpu=0.25)
-        entry = store.last(runner.query)
+        entry = store.last_entry(runner.query)
         assert entry == entry_of(
             runner.query, 0, 1, inputs=inputs, watermark=-5, wall=1.5, cpu=0.25, rows=1, committed_at=1_000
         )
@@ -80,7 +80,7 @@ class StoreContract(StateContract):
         runner = Runner(store)
         for _ in range(12):
             runner.commit()
-        assert store.last(runner.query).batch == 11
+        assert store.last_entry(runner.query).batch == 11
         assert store.entry(runner.query, 3).batch == 3
 
     def test_the_same_batch_again_writes_nothing(self, store):
@@ -88,7 +88,7 @@ class StoreContract(StateContract):
         assert runner.commit([{"k": "a", "n": 1}])
         assert not runner.commit([{"k": "a", "n": 2}], batch=0)
         assert self.rows_of(store, "totals") == [{"k": "a", "n": 1}]
-        assert len(store.pending(runner.query)) == 1
+        assert len(store.outbox(runner.query)) == 1
 
     def test_the_same_batch_by_the_next_runner_writes_nothing(self, store):
         Runner(store).commit([{"k": "a", "n": 1}])
@@ -132,14 +132,14 @@ class StoreContract(StateContract):
             ("insert", None, {"k": "c", "n": 4}),
             ("update", {"k": "b", "n": 2}, {"k": "b", "n": 3}),
         ]
-        assert store.last(runner.query).rows == 2
+        assert store.last_entry(runner.query).rows == 2
 
     def test_a_row_that_is_the_same_makes_no_change(self, store):
         runner = Runner(store)
         runner.commit([{"k": "a", "n": 1}])
         runner.commit([{"k": "a", "n": 1}])
         assert len(runner.changes()) == 1
-        assert store.last(runner.query).rows == 0
+        assert store.last_entry(runner.query).rows == 0
 
     def test_a_null_key_is_one_key(self, store):
         runner = Runner(store)
@@ -162,7 +162,7 @@ class StoreContract(StateContract):
         with pytest.raises(KeyNotUniqueError) as caught:
             runner.commit([{"k": "a", "n": 1}, {"k": "a", "n": 2}])
         assert caught.value.data == {"view": "totals", "key": {"k": "a"}}
-        assert store.last(runner.query) is None
+        assert store.last_entry(runner.query) is None
 
     def test_two_rows_with_a_null_key_are_refused(self, store):
         with pytest.raises(KeyNotUniqueError):
@@ -210,7 +210,7 @@ class StoreContract(StateContract):
         runner = Runner(store, None)
         runner.commit([{"k": "a", "n": 1}, {"k": "a", "n": 1}])
         runner.commit([])
-        assert [out.changes.to_pylist() for out in store.pending(runner.query)] == [[{"k": "a", "n": 1}] * 2]
+        assert [out.changes.to_pylist() for out in store.outbox(runner.query)] == [[{"k": "a", "n": 1}] * 2]
         assert store.entry(runner.query, 0).rows == 2
 
     # -- windows -----------------------------------------------------------------------------------------------------
@@ -222,13 +222,13 @@ class StoreContract(StateContract):
             {"w": None, "category": "a", "amount": None},
         ]
         runner.commit(rows, committed_at=77)
-        times = store.pending(runner.query)[0].changes.column("at").cast(pa.int64()).to_pylist()
+        times = store.outbox(runner.query)[0].changes.column("at").cast(pa.int64()).to_pylist()
         assert times == [4 * MINUTE - 1, 77]
 
     def test_a_change_without_window_is_dated_by_its_commit(self, store):
         runner = Runner(store)
         runner.commit([{"k": "a", "n": 1}], committed_at=77)
-        assert store.pending(runner.query)[0].changes.column("at").cast(pa.int64()).to_pylist() == [77]
+        assert store.outbox(runner.query)[0].changes.column("at").cast(pa.int64()).to_pylist() == [77]
 
     def test_rows_become_final_once(self, store):
         runner = Runner(store, REVENUE)
@@ -236,7 +236,7 @@ class StoreContract(StateContract):
         finals = []
         for watermark in (None, MINUTE - 1, MINUTE, 2 * MINUTE + 1, 2 * MINUTE + 1, None, 4 * MINUTE):
             runner.commit(rows, watermark=watermark, finals=True)
-            found = [out for out in store.pending(runner.query) if out.batch == runner.batch - 1]
+            found = [out for out in store.outbox(runner.query) if out.batch == runner.batch - 1]
             changes = found[0].changes.to_pylist() if found else []
             finals.append([int(c["after"]["amount"]) for c in changes if c["op"] == "final"])
         assert finals == [[], [], [0], [1], [], [], [2, 3]]
@@ -259,9 +259,9 @@ class StoreContract(StateContract):
         runner = Runner(store)
         for number in range(3):
             runner.commit([{"k": "a", "n": number}], watermark=number)
-        store.published(runner.query, 0, {0: 1})
-        store.published(runner.query, 0, {0: 1})
-        assert [(out.batch, out.watermark, out.committed_at) for out in store.pending(runner.query)] == [
+        store.mark_published(runner.query, 0, {0: 1})
+        store.mark_published(runner.query, 0, {0: 1})
+        assert [(out.batch, out.watermark, out.committed_at) for out in store.outbox(runner.query)] == [
             (1, 1, 1_001),
             (2, 2, 1_002),
         ]
@@ -275,33 +275,33 @@ class StoreContract(StateContract):
         schema = change_schema(TOTALS)
         assert runner.commit([{"k": "a", "n": 2}], changes=pa.Table.from_pylist(told, schema))
         assert runner.commit([{"k": "a", "n": 3}], changes=schema.empty_table())
-        (out,) = store.pending(runner.query)
+        (out,) = store.outbox(runner.query)
         assert out.changes.equals(pa.Table.from_pylist(told, schema))
         assert [store.entry(runner.query, batch).rows for batch in (0, 1)] == [1, 1]
 
     def test_queries_have_outboxes_of_their_own(self, store):
         runner = Runner(store)
         runner.commit([{"k": "a", "n": 1}])
-        assert store.pending("other@1") == []
+        assert store.outbox("other@1") == []
 
     # -- events kept beside ------------------------------------------------------------------------------------------
 
     def test_skipped_events_are_remembered_once(self, store):
         store.skip("a@1", [aside(2, data=b"\0\xff"), aside(1)])
         store.skip("a@1", [aside(2, data=b"\0\xff")])
-        assert store.skipped("a@1") == [aside(1), aside(2, data=b"\0\xff")]
-        assert store.skipped("b@1") == []
+        assert store.skips("a@1") == [aside(1), aside(2, data=b"\0\xff")]
+        assert store.skips("b@1") == []
 
     # -- versions ----------------------------------------------------------------------------------------------------
 
     def test_the_first_version_is_current_at_once(self, store):
         store.create(TOTALS)
-        assert store.current("totals") == TOTALS
-        assert store.current("other") is None
+        assert store.current_table("totals") == TOTALS
+        assert store.current_table("other") is None
 
     def test_a_definition_comes_back_whole(self, store):
         store.create(REVENUE)
-        assert store.current("revenue") == REVENUE
+        assert store.current_table("revenue") == REVENUE
 
     def test_creating_again_changes_nothing(self, store):
         Runner(store).commit([{"k": "a", "n": 1}])
@@ -347,22 +347,22 @@ class StoreContract(StateContract):
         new = Runner(store, replace(TOTALS, version=2))
         new.commit([{"k": "a", "n": 10}])
         assert self.rows_of(store, "totals") == [{"k": "a", "n": 1}]
-        store.swap("totals", 2)
+        store.make_current("totals", 2)
         assert self.rows_of(store, "totals") == [{"k": "a", "n": 10}]
-        assert store.current("totals").version == 2
+        assert store.current_table("totals").version == 2
 
     def test_the_runner_of_an_older_version_is_fenced_by_a_swap(self, store):
         old = Runner(store)
         Runner(store, replace(TOTALS, version=2))
-        store.swap("totals", 2)
+        store.make_current("totals", 2)
         with pytest.raises(FencedError):
             old.commit([{"k": "a", "n": 1}])
 
     def test_a_swap_to_an_unknown_version_is_refused(self, store):
         store.create(TOTALS)
         with pytest.raises(UnknownViewError):
-            store.swap("totals", 2)
-        assert store.current("totals") == TOTALS
+            store.make_current("totals", 2)
+        assert store.current_table("totals") == TOTALS
 
     def test_a_commit_to_a_table_that_was_never_made_is_refused(self, store):
         runner = Runner(store, None, "totals@1")
@@ -382,7 +382,7 @@ class StoreContract(StateContract):
 
     def test_a_report_wakes_those_who_wait(self, store):
         watch = store.watch()
-        store.tell(PipelineReport("totals", 1, "view", "running"))
+        store.report(PipelineReport("totals", 1, "view", "running"))
         assert watch.wait(5)
         watch.close()
 
@@ -399,5 +399,5 @@ class StoreContract(StateContract):
         for thread in threads:
             thread.join()
         for runner in runners:
-            assert store.last(runner.query).batch == 9
+            assert store.last_entry(runner.query).batch == 9
             assert sorted(row["n"] for row in self.rows_of(store, runner.table.name)) == [7, 8, 9]

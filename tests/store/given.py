@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from headwater.store import Aside, Commit, Counts, InputRange, LedgerEntry, Store, ViewTable
+from headwater.store import Commit, EventCounts, InputRange, LedgerEntry, SideOutput, Store, ViewTable
 
 BOTH = ("sqlite", "postgres")
 """The stores whose readers see the same."""
@@ -30,9 +30,11 @@ def minute(number: int) -> dict[str, int]:
     return {"start": number * MINUTE, "end": (number + 1) * MINUTE}
 
 
-def read(batch: int, *, each: int = 10, topic: str = "orders", counts: Counts | None = None) -> InputRange:
+def read(
+    batch: int, *, each: int = 10, topic: str = "orders", counts: EventCounts | None = None
+) -> InputRange:
     """Batch after batch reads so many offsets of partition 0."""
-    told = Counts(each, each) if counts is None else counts
+    told = EventCounts(each, each) if counts is None else counts
     return InputRange(topic, {0: batch * each}, {0: (batch + 1) * each}, told)
 
 
@@ -51,7 +53,7 @@ class Runner:
         self.query = query or (table.query if table else "big@1")
         if table is not None:
             store.create(table)
-        self.epoch = store.take(self.query)
+        self.epoch = store.open_epoch(self.query)
         self.batch = 0
 
     def work(self, rows: Sequence[Mapping[str, Any]] = (), **options: Any) -> Commit:
@@ -73,10 +75,10 @@ class Runner:
         """What waits in the outbox: op, before and after of each change, by batch."""
         return [
             [(c["op"], c["before"], c["after"]) for c in out.changes.to_pylist()]
-            for out in self.store.pending(self.query)
+            for out in self.store.outbox(self.query)
         ]
 
 
-def aside(offset: int, **options: Any) -> Aside:
+def aside(offset: int, **options: Any) -> SideOutput:
     about = {"value": f'{{"n":{offset}}}', "reason": "behind by 1 s", **options}
-    return Aside("orders", 0, offset, 1_000, 2_000, **about)
+    return SideOutput("orders", 0, offset, 1_000, 2_000, **about)

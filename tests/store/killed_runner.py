@@ -10,7 +10,7 @@ import random
 import sys
 from pathlib import Path
 
-from headwater.store import Counts, InputRange, SqliteStore, Views
+from headwater.store import EventCounts, InputRange, SqliteStore, SqliteViewReader
 from tests.store.given import Runner, aside
 
 KEYS = 50
@@ -24,22 +24,22 @@ def chosen(batch: int) -> list[int]:
 def publish(runner: Runner, batch: int) -> None:
     """Every third batch is published."""
     if batch % 3 == 0:
-        runner.store.published(runner.query, batch, {0: (batch + 1) * 10})
+        runner.store.mark_published(runner.query, batch, {0: (batch + 1) * 10})
 
 
 def main() -> None:
     store = SqliteStore(Path(sys.argv[1]))
     runner = Runner(store)
-    views = Views(store)
-    last = store.last(runner.query)
+    views = SqliteViewReader(store)
+    last = store.last_entry(runner.query)
     runner.batch = 0 if last is None else last.batch + 1
-    for waiting in store.pending(runner.query):
+    for waiting in store.outbox(runner.query):
         publish(runner, waiting.batch)
     while True:
         batch = runner.batch
         held = {row["k"]: row["n"] for row in views.rows("totals")}
         rows = [{"k": str(key), "n": held.get(str(key), 0) + 1} for key in chosen(batch)]
-        read = InputRange("orders", {0: batch * 12}, {0: batch * 12 + 12}, Counts(12, 10, 1, 1))
+        read = InputRange("orders", {0: batch * 12}, {0: batch * 12 + 12}, EventCounts(12, 10, 1, 1))
         beside = {"late": (aside(batch * 12),), "quarantined": (aside(batch * 12 + 1),)}
         runner.commit(rows, inputs=(read,), **beside)
         publish(runner, batch)

@@ -8,7 +8,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.store import SqliteStore, Views, ViewTable, rows_as_of
+from headwater.store import SqliteStore, SqliteViewReader, ViewTable, rows_as_of
 from tests.store.given import MINUTE, MOMENT, REVENUE, TOTALS, Runner, minute
 
 
@@ -16,7 +16,7 @@ def history(store, query):
     """The changes of a view as they stand in its topic."""
     return [
         out.changes.append_column("committed_at", pa.array([out.committed_at] * out.changes.num_rows))
-        for out in store.pending(query)
+        for out in store.outbox(query)
     ]
 
 
@@ -32,7 +32,7 @@ BATCHES = st.lists(
 @given(BATCHES)
 def test_the_past_is_what_readers_saw_then(tmp_path_factory, batches):
     store = SqliteStore(tmp_path_factory.mktemp("store"))
-    runner, views, seen = Runner(store), Views(store), []
+    runner, views, seen = Runner(store), SqliteViewReader(store), []
     for rows, gone in batches:
         written = [{"k": k, "n": n} for k, n in rows.items()]
         written += [{"k": k, "n": len(seen)} for k in {"x", "y", "z"} - gone]
@@ -40,7 +40,7 @@ def test_the_past_is_what_readers_saw_then(tmp_path_factory, batches):
         seen.append(sorted(views.rows("totals"), key=str))
     changes = history(store, runner.query)
     for batch, expected in enumerate(seen):
-        found = views.as_of("totals", 1_000 + batch, changes)
+        found = rows_as_of(TOTALS, 1_000 + batch, changes)
         assert sorted(found.to_pylist(), key=str) == expected
         assert found.schema == TOTALS.schema
     assert rows_as_of(TOTALS, 999, changes).num_rows == 0

@@ -12,8 +12,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from headwater.errors import HeadwaterError
-from headwater.store import SqliteStore, Views, ViewTable
-from headwater.store.postgres import PostgresStore, PostgresViews
+from headwater.store import SqliteStore, SqliteViewReader, ViewTable
+from headwater.store.postgres import PostgresStore, PostgresViewReader
 from tests.store.given import MINUTE, MOMENT, WINDOW, Runner, aside, minute
 
 pytestmark = pytest.mark.services
@@ -82,7 +82,7 @@ def changes(store, query):
     """What waits to be published, with the changes of a batch in an order of their own; NaN equals itself as text."""
     return [
         (out.batch, out.watermark, out.committed_at, out.changes.schema, by_text(out.changes.to_pylist()))
-        for out in store.pending(query)
+        for out in store.outbox(query)
     ]
 
 
@@ -95,7 +95,7 @@ def stores(tmp_path_factory, postgres):
     """Both, with their readers; every example has a view of its own in them."""
     lite = SqliteStore(tmp_path_factory.mktemp("store"))
     server = PostgresStore(postgres.url(postgres.emptied()))
-    readers = Views(lite), PostgresViews(server)
+    readers = SqliteViewReader(lite), PostgresViewReader(server)
     yield (lite, readers[0]), (server, readers[1])
     for opened in (*readers, lite, server):
         opened.close()

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from headwater.errors import BadEventError, BadTypeError
 from headwater.events import values_of
 from headwater.store import ViewTable
-from headwater.store.slots import slots
-from headwater.store.sqlite.columns import declared, from_slots, to_slots
+from headwater.store.columns import storage_columns
+from headwater.store.sqlite.columns import column_type, decode_columns, encode_columns
 from tests.store.given import MOMENT, WINDOW
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -83,14 +83,16 @@ def columns(draw):
 def through_sqlite(table, rows):
     """What is there after rows went into a real table and came out."""
     connection = sqlite3.connect(":memory:")
-    names = [f'"{slot.name}"' for slot in slots(table)]
-    described = ", ".join(f"{name} {declared(slot)}" for name, slot in zip(names, slots(table), strict=True))
+    names = [f'"{slot.name}"' for slot in storage_columns(table)]
+    described = ", ".join(
+        f"{name} {column_type(slot)}" for name, slot in zip(names, storage_columns(table), strict=True)
+    )
     connection.execute(f"CREATE TABLE t ({described})")
     marks = ", ".join("?" * len(names))
-    connection.executemany(f"INSERT INTO t VALUES ({marks})", zip(*to_slots(table, rows), strict=True))
+    connection.executemany(f"INSERT INTO t VALUES ({marks})", zip(*encode_columns(table, rows), strict=True))
     found = connection.execute("SELECT * FROM t").fetchall()
     connection.close()
-    return from_slots(table, list(zip(*found, strict=True)) or [[] for _ in names])
+    return decode_columns(table, list(zip(*found, strict=True)) or [[] for _ in names])
 
 
 def same(one, other):
@@ -149,40 +151,40 @@ def test_windows_come_back_as_they_were(pairs):
 )
 def test_values_are_written_for_people(kind, value, written):
     rows = pa.Table.from_arrays([pa.array([value], kind)], names=["c"])
-    assert to_slots(ViewTable("v", 1, rows.schema, ("c",)), rows) == [[written]]
+    assert encode_columns(ViewTable("v", 1, rows.schema, ("c",)), rows) == [[written]]
 
 
 def test_a_slice_of_a_column_is_written_alone():
     rows = pa.table({"c": [[1], [2, 3], [4]], "n": [1, 2, 3]}).slice(1, 1)
-    assert to_slots(ViewTable("v", 1, rows.schema, ("n",)), rows) == [["[2,3]"], [2]]
+    assert encode_columns(ViewTable("v", 1, rows.schema, ("n",)), rows) == [["[2,3]"], [2]]
 
 
 @pytest.mark.parametrize("micros", [-62_135_596_800_000_001, 253_402_300_800_000_000])
 def test_a_time_without_four_digits_is_refused(micros):
     rows = pa.table({"c": pa.array([micros], MOMENT)})
     with pytest.raises(BadEventError):
-        to_slots(ViewTable("v", 1, rows.schema, ("c",)), rows)
+        encode_columns(ViewTable("v", 1, rows.schema, ("c",)), rows)
 
 
 def test_a_day_without_four_digits_is_refused():
     rows = pa.table({"c": pa.array([2_932_897], pa.int32()).cast(pa.date32())})
     with pytest.raises(BadEventError):
-        to_slots(ViewTable("v", 1, rows.schema, ("c",)), rows)
+        encode_columns(ViewTable("v", 1, rows.schema, ("c",)), rows)
 
 
 def test_columns_that_differ_by_case_are_refused():
     with pytest.raises(BadTypeError):
-        slots(ViewTable("v", 1, pa.schema([("a", pa.int64()), ("A", pa.int64())]), ("a",)))
+        storage_columns(ViewTable("v", 1, pa.schema([("a", pa.int64()), ("A", pa.int64())]), ("a",)))
 
 
 def test_a_column_beside_a_window_of_its_name_is_refused():
     with pytest.raises(BadTypeError):
-        slots(ViewTable("v", 1, pa.schema([("w", WINDOW), ("w.end", pa.int64())]), ("w",), "w"))
+        storage_columns(ViewTable("v", 1, pa.schema([("w", WINDOW), ("w.end", pa.int64())]), ("w",), "w"))
 
 
 def test_a_type_that_cannot_be_kept_is_refused():
     with pytest.raises(BadTypeError):
-        slots(ViewTable("v", 1, pa.schema([("a", pa.duration("us"))]), ("a",)))
+        storage_columns(ViewTable("v", 1, pa.schema([("a", pa.duration("us"))]), ("a",)))
 
 
 @pytest.mark.parametrize(

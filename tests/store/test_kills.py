@@ -8,7 +8,7 @@ import sys
 import time
 from collections import Counter
 
-from headwater.store import SqliteStore, Views
+from headwater.store import SqliteStore, SqliteViewReader
 from tests.store.killed_runner import chosen
 
 KILLS = 30
@@ -29,7 +29,7 @@ def killed(folder, after):
 def check(store, views, acknowledged):
     """Rows, ledger, outbox, events beside and totals all say the same."""
     query = "totals@1"
-    last = store.last(query).batch
+    last = store.last_entry(query).batch
     assert acknowledged <= last <= acknowledged + 1
     expected = Counter(str(key) for batch in range(last + 1) for key in chosen(batch))
     assert {row["k"]: row["n"] for row in views.rows("totals")} == expected
@@ -47,10 +47,10 @@ def check(store, views, acknowledged):
     )
     for view in ("hw_batches", "hw_late", "hw_quarantine"):
         assert views.sql(f"select count(*), count(distinct batch) from {view}").rows == [(count, count)]
-    waiting = [out.batch for out in store.pending(query)]
+    waiting = [out.batch for out in store.outbox(query)]
     assert [batch for batch in waiting if batch % 3] == [batch for batch in range(count) if batch % 3]
     assert [batch for batch in waiting if not batch % 3] in ([], [last - last % 3])
-    assert all(out.changes.num_rows == 10 for out in store.pending(query))
+    assert all(out.changes.num_rows == 10 for out in store.outbox(query))
 
 
 def test_a_killed_runner_leaves_whole_batches(tmp_path):
@@ -59,9 +59,9 @@ def test_a_killed_runner_leaves_whole_batches(tmp_path):
     for _ in range(KILLS):
         acknowledged = killed(tmp_path, chance.uniform(0, 0.25))
         store = SqliteStore(tmp_path)
-        views = Views(store)
+        views = SqliteViewReader(store)
         check(store, views, acknowledged)
-        batches = store.last("totals@1").batch
+        batches = store.last_entry("totals@1").batch
         views.close()
         store.close()
     assert batches >= KILLS

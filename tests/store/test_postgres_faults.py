@@ -17,7 +17,8 @@ from headwater.errors import (
     HeadwaterError,
     UnreachableError,
 )
-from headwater.store.postgres import PostgresStore, PostgresViews, connection
+from headwater.sql import postgres_pool
+from headwater.store.postgres import PostgresStore, PostgresViewReader
 from tests.services.postgres import PASSWORD, Proxy
 from tests.store.given import Runner
 
@@ -26,11 +27,11 @@ pytestmark = pytest.mark.services
 
 
 def rows(store):
-    return {row["k"]: row["n"] for row in PostgresViews(store).rows("totals")}
+    return {row["k"]: row["n"] for row in PostgresViewReader(store).rows("totals")}
 
 
 def batches(store, runner):
-    return [out.batch for out in store.pending(runner.query)]
+    return [out.batch for out in store.outbox(runner.query)]
 
 
 class Once:
@@ -52,7 +53,7 @@ def meanwhile():
 
 @pytest.fixture
 def watched(url, meanwhile):
-    opened = PostgresStore(url, about_to_commit=meanwhile)
+    opened = PostgresStore(url, before_commit=meanwhile)
     yield opened
     opened.close()
 
@@ -67,7 +68,7 @@ def test_a_server_that_dies_in_a_commit_and_is_back_loses_nothing(postgres, watc
     assert runner.commit([{"k": "a", "n": 2}, {"k": "b", "n": 1}])
     assert rows(watched) == {"a": 2, "b": 1}
     assert batches(watched, runner) == [0, 1]
-    assert watched.last(runner.query).batch == 1
+    assert watched.last_entry(runner.query).batch == 1
 
 
 def test_a_server_that_stays_away_is_told_and_the_batch_is_taken_later(postgres, watched, meanwhile):
@@ -79,7 +80,7 @@ def test_a_server_that_stays_away_is_told_and_the_batch_is_taken_later(postgres,
         assert caught.value.retryable
     finally:
         postgres.start()
-    assert watched.last(runner.query) is None
+    assert watched.last_entry(runner.query) is None
     assert rows(watched) == {}
     assert runner.commit([{"k": "a", "n": 1}])
     assert rows(watched) == {"a": 1}
@@ -203,7 +204,7 @@ def test_of_two_runners_at_once_one_writes(url):
         thread.join()
     numbers = [number for number, _ in taken]
     assert sorted(numbers) == sorted(set(numbers))
-    assert {row["k"]: row["n"] for row in PostgresViews(stores[0]).rows("totals")} == {
+    assert {row["k"]: row["n"] for row in PostgresViewReader(stores[0]).rows("totals")} == {
         str(number): epoch for number, epoch in taken
     }
     assert max(epoch for _, epoch in taken) == 3
@@ -217,7 +218,7 @@ def test_readers_see_whole_batches_only(store):
     seen, done = set(), threading.Event()
 
     def look():
-        views = PostgresViews(store)
+        views = PostgresViewReader(store)
         while not done.is_set():
             seen.add(frozenset(row["n"] for row in views.rows("totals")))
             seen.add(frozenset(views.table("totals", where="n >= 0").column("n").to_pylist()))
@@ -291,15 +292,15 @@ def test_without_the_role_that_reads_sql_is_refused_with_what_to_do(postgres, lo
     postgres.execute(name, f"GRANT CREATE ON DATABASE {name} TO {user}")
     store = PostgresStore(postgres.url(name, user))
     with pytest.raises(BadCredentialsError) as caught:
-        PostgresViews(store).sql("select 1")
+        PostgresViewReader(store).sql("select 1")
     assert "headwater_reader" in str(caught.value.fix)
     postgres.execute(name, f"GRANT headwater_reader TO {user}")
-    assert PostgresViews(store).sql("select count(*) from hw_pipelines").rows == [(0,)]
+    assert PostgresViewReader(store).sql("select count(*) from hw_pipelines").rows == [(0,)]
     store.close()
 
 
 def test_a_server_that_is_too_old_is_told(url, monkeypatch):
-    monkeypatch.setattr(connection, "OLDEST", 99)
+    monkeypatch.setattr(postgres_pool, "MIN_SERVER_VERSION", 99)
     with pytest.raises(BadSettingError) as caught:
         PostgresStore(url)
     assert caught.value.data["version"] >= 15
@@ -310,7 +311,7 @@ def test_a_login_for_readers_reads_views_and_nothing_else(postgres, login, url):
     store = PostgresStore(url, reader=postgres.url(name, user))
     Runner(store).commit([{"k": "a", "n": 1}])
     postgres.execute(name, f"GRANT headwater_reader TO {user}")
-    views = PostgresViews(store)
+    views = PostgresViewReader(store)
     assert views.sql("select n from totals").rows == [(1,)]
     assert views.rows("totals", where="n = 1") == [{"k": "a", "n": 1}]
     with psycopg.connect(postgres.url(name, user)) as other, pytest.raises(psycopg.Error):

@@ -12,8 +12,8 @@ import pytest
 
 from headwater.errors import BadQueryError
 from headwater.store import QueryLimits
-from headwater.store.postgres.sandbox import Sandbox
-from headwater.store.postgres.words import checked
+from headwater.store.postgres.sandbox import PostgresSandbox
+from headwater.store.postgres.words import check_select
 from tests.store.given import REVENUE, Runner, aside, minute
 
 STORES = ("postgres",)
@@ -112,7 +112,7 @@ def test_a_query_does_nothing_else(store, views, text):
     assert SECRET not in str(rows)
     assert rows in ([], [(" $b$; drop schema headwater cascade; --",)])
     assert views.sql("select k, n from totals").rows == [("a", 1)]
-    assert store.last("totals@1").batch == 1
+    assert store.last_entry("totals@1").batch == 1
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_a_query_does_nothing_else(store, views, text):
 )
 def test_what_is_refused_by_its_words_never_reaches_the_server(text):
     with pytest.raises(BadQueryError):
-        checked(text)
+        check_select(text)
 
 
 @pytest.mark.parametrize(
@@ -136,29 +136,29 @@ def test_what_is_refused_by_its_words_never_reaches_the_server(text):
 )
 def test_the_role_alone_can_do_nothing_either(store, text):
     """Without our own look at the words: the second lock on the door."""
-    with store.connections.session() as session, session.connection.transaction(force_rollback=True):
-        session.run("SET LOCAL ROLE headwater_reader")
+    with store.pool.session() as session, session.connection.transaction(force_rollback=True):
+        session.execute_raw("SET LOCAL ROLE headwater_reader")
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
-            session.run(text)
+            session.execute_raw(text)
 
 
 @pytest.mark.parametrize("text", ["select * from headwater.outbox", "select pg_read_file('PG_VERSION')"])
 def test_a_query_runs_under_the_role_whatever_its_words(store, text):
     with (
-        Sandbox(store.connections, SHORT) as sandbox,
+        PostgresSandbox(store.pool, SHORT) as sandbox,
         pytest.raises(BadQueryError, match="permission denied"),
     ):
-        sandbox.ask(text)
-    with Sandbox(store.connections, SHORT) as sandbox:
-        assert sandbox.ask("select current_user::text").rows == [("headwater_reader",)]
+        sandbox.query(text)
+    with PostgresSandbox(store.pool, SHORT) as sandbox:
+        assert sandbox.query("select current_user::text").rows == [("headwater_reader",)]
 
 
 def test_a_transaction_of_a_query_cannot_write(store):
     with (
-        Sandbox(store.connections, SHORT, role=None) as sandbox,
+        PostgresSandbox(store.pool, SHORT, role=None) as sandbox,
         pytest.raises(psycopg.errors.ReadOnlySqlTransaction),
     ):
-        sandbox._session.run("CREATE TABLE headwater.x (a int)")
+        sandbox._session.execute_raw("CREATE TABLE headwater.x (a int)")
 
 
 ENDLESS = "with recursive c(x) as (select 1 union all select x + 1 from c) select max(x) from c"

@@ -10,7 +10,7 @@ import pytest
 
 from headwater.errors import BadTypeError, FencedError, KeyNotUniqueError, UnreachableError, UsageError
 from headwater.store import SqliteStore, StagedPart
-from headwater.store.postgres import PostgresStore, PostgresViews
+from headwater.store.postgres import PostgresStore, PostgresViewReader
 from tests.store.given import MINUTE, REVENUE, TOTALS, Runner, minute
 
 STORES = ("postgres",)
@@ -21,11 +21,11 @@ def part(store, *rows, batch=0, table=TOTALS):
 
 
 def rows(store):
-    return {row["k"]: row["n"] for row in PostgresViews(store).rows("totals")}
+    return {row["k"]: row["n"] for row in PostgresViewReader(store).rows("totals")}
 
 
 def leftovers(store):
-    with store.connections.session() as session:
+    with store.pool.session() as session:
         tables = "SELECT relname FROM pg_class WHERE relkind = 'r' AND relname LIKE 'staged\\_%'"
         return session.connection.execute(tables).fetchall()
 
@@ -44,8 +44,8 @@ def test_parts_of_several_processes_are_published_by_one_commit(store, url):
     assert rows(store) == {}
     assert runner.commit(staged=tuple(parts))
     assert len(rows(store)) == 4_000
-    assert store.last(runner.query).rows == 4_000
-    assert store.pending(runner.query)[0].changes.num_rows == 4_000
+    assert store.last_entry(runner.query).rows == 4_000
+    assert store.outbox(runner.query)[0].changes.num_rows == 4_000
     assert leftovers(store) == []
 
 
@@ -110,7 +110,7 @@ def test_rows_that_a_restart_emptied_are_missed(postgres, store):
     with pytest.raises(UnreachableError) as caught:
         runner.commit(staged=(found,))
     assert caught.value.retryable
-    assert store.last(runner.query) is None
+    assert store.last_entry(runner.query) is None
     assert runner.commit(staged=(part(store, {"k": "a", "n": 1}),))
     assert rows(store) == {"a": 1}
 
@@ -118,7 +118,7 @@ def test_rows_that_a_restart_emptied_are_missed(postgres, store):
 def test_a_fenced_runner_publishes_nothing(store):
     runner = Runner(store)
     found = part(store, {"k": "a", "n": 1})
-    store.take(runner.query)
+    store.open_epoch(runner.query)
     with pytest.raises(FencedError):
         runner.commit(staged=(found,))
     assert rows(store) == {}

@@ -19,7 +19,7 @@ from headwater.errors import (
     TooLargeError,
 )
 from headwater.store import ViewTable
-from headwater.store.postgres import PostgresStore, PostgresViews
+from headwater.store.postgres import PostgresStore, PostgresViewReader
 from tests.store.contract import StoreContract
 from tests.store.given import MOMENT, REVENUE, TOTALS, WINDOW, Runner, aside, minute
 
@@ -35,11 +35,11 @@ KINDS = pa.schema(
 
 class TestPostgresStore(StoreContract):
     def rows_of(self, store, name):
-        return PostgresViews(store).rows(name)
+        return PostgresViewReader(store).rows(name)
 
 
 def ask(store, statement):
-    with store.connections.session() as session:
+    with store.pool.session() as session:
         return session.connection.execute(statement).fetchall()
 
 
@@ -49,11 +49,14 @@ def test_everything_is_there_after_opening_again(url):
     runner.commit(
         [{"k": "a", "n": 1}], late=(aside(1),), quarantined=(aside(2, data=b"x", reason="no\0nul"),)
     )
-    before = (store.last(runner.query), runner.changes())
+    before = (store.last_entry(runner.query), runner.changes())
     store.close()
     again = PostgresStore(url)
-    assert (again.last(runner.query), [again.pending(runner.query)[0].changes.num_rows]) == (before[0], [1])
-    assert again.take(runner.query) == 2
+    assert (again.last_entry(runner.query), [again.outbox(runner.query)[0].changes.num_rows]) == (
+        before[0],
+        [1],
+    )
+    assert again.open_epoch(runner.query) == 2
     again.close()
 
 
@@ -74,24 +77,24 @@ def test_columns_have_the_types_that_are_expected(store):
 
 
 def test_a_store_of_a_newer_format_is_not_touched(store, url):
-    with store.connections.session() as session:
+    with store.pool.session() as session:
         session.execute("UPDATE hw$format SET format = format + 1")
     with pytest.raises(NewerFormatError):
         PostgresStore(url)
 
 
 def test_system_views_of_an_older_text_are_made_anew(store, url):
-    with store.connections.session() as session:
+    with store.pool.session() as session:
         session.execute("UPDATE hw$format SET views = 'old'")
         session.execute("DROP VIEW headwater_views.hw_late")
     again = PostgresStore(url)
-    assert PostgresViews(again).sql("select count(*) from hw_late").rows == [(0,)]
+    assert PostgresViewReader(again).sql("select count(*) from hw_late").rows == [(0,)]
     again.close()
 
 
 def test_a_table_that_was_changed_by_hand_is_told(store):
     store.create(TOTALS)
-    with store.connections.session() as session:
+    with store.pool.session() as session:
         session.execute("DROP VIEW headwater_views.totals")
         session.execute("ALTER TABLE headwater.v1_totals ALTER n TYPE text")
     with pytest.raises(SchemaConflictError) as caught:
@@ -101,20 +104,20 @@ def test_a_table_that_was_changed_by_hand_is_told(store):
 
 
 def test_a_table_in_the_way_is_told(store):
-    with store.connections.session() as session:
+    with store.pool.session() as session:
         session.execute("CREATE TABLE headwater.v1_totals (x text)")
     with pytest.raises(SchemaConflictError):
         store.create(TOTALS)
-    assert store.current("totals") is None
+    assert store.current_table("totals") is None
 
 
 def test_a_table_that_was_dropped_by_hand_is_told(store):
     runner = Runner(store)
-    with store.connections.session() as session:
+    with store.pool.session() as session:
         session.execute("DROP TABLE headwater.v1_totals CASCADE")
     with pytest.raises(SchemaConflictError):
         runner.commit([{"k": "a", "n": 1}])
-    assert store.last(runner.query) is None
+    assert store.last_entry(runner.query) is None
 
 
 def test_names_too_long_for_the_server_are_refused(store):
@@ -132,7 +135,7 @@ def test_a_text_with_nul_is_told_and_nothing_is_half_there(store):
     runner = Runner(store)
     with pytest.raises(BadEventError):
         runner.commit([{"k": "a", "n": 1}, {"k": "b\0", "n": 2}])
-    assert store.last(runner.query) is None
+    assert store.last_entry(runner.query) is None
     assert runner.commit([{"k": "a", "n": 1}])
 
 
@@ -153,17 +156,17 @@ def test_a_commit_waits_for_the_disk_whatever_the_database_says(postgres):
 @pytest.mark.parametrize("key", ["9", None])
 def test_a_small_batch_in_a_large_table_looks_by_the_index(store, key):
     """The cost of a batch grows with its rows, not with the table's."""
-    from headwater.store.postgres.upsert import ViewWrite
+    from headwater.store.postgres.upsert import PostgresViewWriter
 
     runner = Runner(store)
     runner.commit([{"k": str(number), "n": number} for number in range(30_000)])
-    write = ViewWrite(TOTALS, runner.work([{"k": key, "n": -1}]))
-    with store.connections.session() as session:
+    write = PostgresViewWriter(TOTALS, runner.work([{"k": key, "n": -1}]))
+    with store.pool.session() as session:
         write.prepare(session)
         with session.connection.transaction(force_rollback=True):
             write.stage(session)
             write.apply(session, None)
-            plan = session.connection.execute(f"EXPLAIN {write._upserting()}").fetchall()
+            plan = session.connection.execute(f"EXPLAIN {write._upsert_sql()}").fetchall()
     assert "v1_totals$key" in str(plan)
     assert "Seq Scan on v1_totals v" not in str(plan)
 
@@ -200,6 +203,6 @@ def test_without_the_driver_the_line_that_installs_it_is_told():
 def test_a_swap_drops_the_older_tables(store):
     Runner(store, REVENUE)
     Runner(store, replace(REVENUE, version=2))
-    store.swap("revenue", 2)
+    store.make_current("revenue", 2)
     tables = "select relname from pg_class where relkind = 'r' and relname like 'v%_revenue'"
     assert ask(store, tables) == [("v2_revenue",)]

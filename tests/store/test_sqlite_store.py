@@ -19,8 +19,7 @@ from headwater.errors import (
     NotWritableError,
     TooLargeError,
 )
-from headwater.store import PipelineReport, SqliteStore, Views
-from headwater.store.bookkeeping import ledger_rows, outbox
+from headwater.store import PipelineReport, SqliteStore, SqliteViewReader, ledger, transaction
 from headwater.store.sqlite.migrations import FORMAT
 from tests.store.contract import UNSIGNED, StoreContract
 from tests.store.given import Runner, aside
@@ -28,7 +27,7 @@ from tests.store.given import Runner, aside
 
 class TestSqliteStore(StoreContract):
     def rows_of(self, store, name):
-        views = Views(store)
+        views = SqliteViewReader(store)
         found = views.rows(name)
         views.close()
         return found
@@ -47,11 +46,14 @@ def test_everything_is_there_after_opening_again(tmp_path):
     store = SqliteStore(tmp_path)
     runner = Runner(store)
     runner.commit([{"k": "a", "n": 1}], late=(aside(1),), quarantined=(aside(2, data=b"x"),))
-    before = (store.last(runner.query), runner.changes())
+    before = (store.last_entry(runner.query), runner.changes())
     store.close()
     again = SqliteStore(tmp_path)
-    assert (again.last(runner.query), [again.pending(runner.query)[0].changes.num_rows]) == (before[0], [1])
-    assert again.take(runner.query) == 2
+    assert (again.last_entry(runner.query), [again.outbox(runner.query)[0].changes.num_rows]) == (
+        before[0],
+        [1],
+    )
+    assert again.open_epoch(runner.query) == 2
     again.close()
 
 
@@ -84,7 +86,7 @@ def test_a_commit_is_synced_and_readers_do_not_wait(store):
 
 
 def test_old_entries_are_folded_into_the_totals(store, monkeypatch):
-    monkeypatch.setattr(ledger_rows, "KEPT_BATCHES", 5)
+    monkeypatch.setattr(ledger, "KEPT_BATCHES", 5)
     runner = Runner(store)
     for _ in range(12):
         runner.commit()
@@ -117,7 +119,7 @@ def test_a_full_disk_is_told_and_nothing_is_half_there(store, views):
     with pytest.raises(DiskFullError):
         runner.commit(rows)
     assert views.rows("totals") == [{"k": "a", "n": 1}]
-    assert store.last(runner.query).batch == 0
+    assert store.last_entry(runner.query).batch == 0
     store._connection.execute("PRAGMA max_page_count = 1000000")
     assert runner.commit(rows)
     assert len(views.rows("totals")) == 20_001
@@ -128,26 +130,26 @@ def test_a_writer_that_does_not_end_is_told(store):
     other.execute("BEGIN IMMEDIATE")
     store._connection.execute("PRAGMA busy_timeout = 50")
     with pytest.raises(LockedError):
-        store.take("totals@1")
+        store.open_epoch("totals@1")
     other.execute("ROLLBACK")
     other.close()
-    assert store.take("totals@1") == 1
+    assert store.open_epoch("totals@1") == 1
 
 
 def test_opening_does_not_wait_for_a_writer(store):
     store._connection.execute("BEGIN IMMEDIATE")
     other = SqliteStore(store.folder)
     store._connection.execute("ROLLBACK")
-    assert other.last("totals@1") is None
+    assert other.last_entry("totals@1") is None
     other.close()
 
 
 def test_a_batch_of_too_many_changes_is_told(store, monkeypatch):
-    monkeypatch.setattr(outbox, "LARGEST", 2_000)
+    monkeypatch.setattr(transaction, "MAX_OUTBOX_BYTES", 2_000)
     runner = Runner(store)
     with pytest.raises(TooLargeError):
         runner.commit([{"k": str(number), "n": number} for number in range(1_000)])
-    assert store.last(runner.query) is None
+    assert store.last_entry(runner.query) is None
 
 
 def test_late_events_are_found_by_their_query(store):
@@ -182,11 +184,11 @@ def test_two_processes_write_in_turns(store):
     with subprocess.Popen(command, stdin=subprocess.PIPE, text=True, cwd=os.getcwd()) as other:
         threads = 0
         while other.poll() is None and threads < 200:
-            store.tell(PipelineReport("p", 1, "stream", "running", detail=str(threads)))
+            store.report(PipelineReport("p", 1, "stream", "running", detail=str(threads)))
             threads += 1
             if threads == 50:
                 other.stdin.write("now\n")
                 other.stdin.flush()
         other.communicate(timeout=60)
         assert other.returncode == 0
-    assert store.last("totals@1").batch == 0
+    assert store.last_entry("totals@1").batch == 0

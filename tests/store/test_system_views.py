@@ -9,9 +9,9 @@ from datetime import UTC, date, datetime
 import pyarrow as pa
 import pytest
 
-from headwater.engine.keyed.keys import encode_keys, kinds_of
-from headwater.engine.keyed.pages import Pages
-from headwater.store import Counts, PipelineReport, SqliteStore, StateKept, StateWrite
+from headwater.engine.state.encoding import encode_keys, kinds_of
+from headwater.engine.state.hash_pages import HashPages
+from headwater.store import EventCounts, PipelineReport, SqliteStore, StateSize, StateWrite
 from tests.store.given import BOTH, MINUTE, MOMENT, TOTALS, Runner, aside, read
 
 STORES = BOTH
@@ -29,7 +29,7 @@ def one(views, text):
 
 def test_a_pipeline_has_its_state_and_totals(store, views):
     runner = Runner(store)
-    counts = Counts(10, 6, 2, 1, 1)
+    counts = EventCounts(10, 6, 2, 1, 1)
     for number in range(3):
         runner.commit(
             [{"k": "a", "n": number}],
@@ -38,7 +38,7 @@ def test_a_pipeline_has_its_state_and_totals(store, views):
             wall=0.5,
             cpu=0.25,
         )
-    store.tell(PipelineReport("totals", 1, "view", "running", "busy", inputs=("orders",), since=1_500_000))
+    store.report(PipelineReport("totals", 1, "view", "running", "busy", inputs=("orders",), since=1_500_000))
     (found,) = one(views, "select * from hw_pipelines")
     assert list(found)[:19] == COLUMNS.split()
     assert (
@@ -63,7 +63,7 @@ def test_a_pipeline_has_its_state_and_totals(store, views):
 
 
 def test_a_pipeline_without_batches_is_there(store, views):
-    store.tell(PipelineReport("big", 1, "stream", "failed", error={"code": "X"}))
+    store.report(PipelineReport("big", 1, "stream", "failed", error={"code": "X"}))
     (found,) = one(views, "select * from hw_pipelines")
     assert (found["state"], found["in_"], found["batches"], found["watermark_at"]) == ("failed", 0, 0, None)
     assert found["error"] == '{"code": "X"}'
@@ -71,7 +71,7 @@ def test_a_pipeline_without_batches_is_there(store, views):
 
 def test_a_pipeline_in_real_time_mode_has_no_counts(store, views):
     told = PipelineReport("fast", 1, "stream", "running", latency="realtime", delivery="at least once")
-    store.tell(told)
+    store.report(told)
     (found,) = one(views, "select * from hw_pipelines")
     assert (found["latency"], found["delivery"]) == ("realtime", "at least once")
     kept = ("in_", "used", "late", "quarantined", "dropped", "unaccounted", "rows", "batches", "cpu_seconds")
@@ -80,35 +80,35 @@ def test_a_pipeline_in_real_time_mode_has_no_counts(store, views):
 
 def test_a_newer_report_takes_the_place_of_an_older(store, views):
     for state in ("starting", "running"):
-        store.tell(PipelineReport("big", 1, "stream", state))
+        store.report(PipelineReport("big", 1, "stream", state))
     assert views.sql("select state from hw_pipelines").rows == [("running",)]
 
 
 def test_counts_are_those_of_the_current_version(store, views):
     Runner(store).commit()
     new = Runner(store, replace(TOTALS, version=2))
-    store.tell(PipelineReport("totals", 1, "view", "running"))
-    store.tell(PipelineReport("totals", 2, "view", "rebuilding"))
+    store.report(PipelineReport("totals", 1, "view", "running"))
+    store.report(PipelineReport("totals", 2, "view", "rebuilding"))
     for _ in range(3):
         new.commit(late=(aside(new.batch),))
     question = "select version, state, in_, rebuilding from hw_pipelines"
     assert views.sql(question).rows == [(1, "running", 10, 2)]
     assert views.sql("select count(*) from hw_late").rows == [(0,)]
-    store.swap("totals", 2)
+    store.make_current("totals", 2)
     assert views.sql(question).rows == [(2, "rebuilding", 30, None)]
     assert views.sql("select count(*) from hw_late").rows == [(3,)]
 
 
 def test_state_is_counted_in_keys_and_entries_also_when_it_is_in_pages(store, views):
     runner = Runner(store)
-    pages = Pages(store.states(runner.query), "single")
+    pages = HashPages(store.state_store(runner.query), "single")
     keys = [bytes([number]) for number in range(200)]
     pages.put(keys, [b"value"] * 200)
     below = StateWrite("named", [b"a", b"a", b"b"], [b"x", b"y", b"x"], [b"1", b"2", b"3"])
-    runner.commit([], states=(pages.write(), below, StateWrite("mark", [b""], [b""], [b"form"])))
-    pages.committed()
+    runner.commit([], states=(pages.build_write(), below, StateWrite("mark", [b""], [b""], [b"form"])))
+    pages.on_commit()
     pages.put(keys[:50], [None] * 50)
-    write = pages.write()
+    write = pages.build_write()
     assert 2 < len(write.keys) < 50
     runner.commit([], states=(write,))
     found = views.sql("select space, keys, entries, largest from hw_state order by space").rows
@@ -174,16 +174,16 @@ def test_a_space_whose_kinds_nobody_noted_gets_them_when_they_are_known(store, v
 def test_what_is_kept_in_spark_is_added_up_over_its_buckets(store, views):
     ada, bob = encode_keys([pa.array(["ada", "bob"])])
     runner = Runner(store)
-    first = StateKept("left", 0, keys=3, entries=5, size=70, largest=2, key=ada, kinds="s")
-    second = StateKept("left", 5, keys=2, entries=8, size=90, largest=7, key=bob, kinds="s")
-    runner.commit([], kept=(first, second))
+    first = StateSize("left", 0, keys=3, entries=5, size=70, largest=2, key=ada, kinds="s")
+    second = StateSize("left", 5, keys=2, entries=8, size=90, largest=7, key=bob, kinds="s")
+    runner.commit([], state_sizes=(first, second))
     question = "select space, keys, entries, bytes, largest, largest_key from hw_state"
     assert views.sql(question).rows == [("left", 5, 13, 160, 7, "bob")]
-    runner.commit([], kept=(replace(second, keys=0, entries=0, size=0, largest=0, key=b""),))
+    runner.commit([], state_sizes=(replace(second, keys=0, entries=0, size=0, largest=0, key=b""),))
     assert views.sql(question).rows == [("left", 3, 5, 70, 2, "ada")]
     later = Runner(store, replace(TOTALS, version=2))
-    later.commit([], kept=(replace(first, keys=1),))
-    store.swap("totals", 2)
+    later.commit([], state_sizes=(replace(first, keys=1),))
+    store.make_current("totals", 2)
     assert views.sql("select version, keys from hw_state").rows == [(2, 1)]
 
 
@@ -221,7 +221,7 @@ def test_times_before_1970_are_told_right(store, views):
 
 
 def test_events_without_fate_are_counted(store, views):
-    Runner(store).commit(inputs=(read(0, counts=Counts(5, 3)),))
+    Runner(store).commit(inputs=(read(0, counts=EventCounts(5, 3)),))
     assert views.sql("select unaccounted from hw_pipelines").rows == [(2,)]
 
 

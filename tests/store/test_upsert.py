@@ -6,7 +6,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.store import SqliteStore, Views, ViewTable
+from headwater.store import SqliteStore, SqliteViewReader, ViewTable
 from tests.store.given import MINUTE, WINDOW, Runner, minute
 
 SCHEMA = pa.schema([("w", WINDOW), ("k", pa.float64()), ("n", pa.int64()), ("tags", pa.list_(pa.string()))])
@@ -32,7 +32,7 @@ def plain(row):
 @given(st.lists(BATCH, max_size=6))
 def test_rows_and_changes_agree_with_a_dict(tmp_path_factory, batches):
     store = SqliteStore(tmp_path_factory.mktemp("store"))
-    runner, views = Runner(store, VIEW), Views(store)
+    runner, views = Runner(store, VIEW), SqliteViewReader(store)
     model, watermark = {}, 0
     for rows, chosen, ahead in batches:
         gone = chosen - set(rows)
@@ -54,11 +54,11 @@ def test_rows_and_changes_agree_with_a_dict(tmp_path_factory, batches):
             if key[0] is not None and watermark - ahead * MINUTE < (key[0] + 1) * MINUTE <= watermark
         }
         expected += [("final", None, (key, model[key])) for key in ended]
-        found = [change for out in store.pending(VIEW.query) for change in out.changes.to_pylist()]
+        found = [change for out in store.outbox(VIEW.query) for change in out.changes.to_pylist()]
         told = [(change["op"], plain(change["before"]), plain(change["after"])) for change in found]
         assert sorted(told, key=repr) == sorted(expected, key=repr)
-        for out in store.pending(VIEW.query):
-            store.published(VIEW.query, out.batch, {})
+        for out in store.outbox(VIEW.query):
+            store.mark_published(VIEW.query, out.batch, {})
         assert dict(map(plain, views.rows("v"))) == model
     views.close()
     store.close()

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from headwater.errors import BadQueryError, UnknownViewError
 from headwater.events import Position
 from headwater.store import InputRange, ViewTable
+from headwater.store.views.view_query import open_window_mask
 from tests.store.given import BOTH, MINUTE, MOMENT, REVENUE, TOTALS, Runner, minute, read
 
 STORES = BOTH
@@ -153,11 +154,14 @@ def test_many_rows_come_back_whole(store, views):
     assert sorted(views.table("totals").column("n").to_pylist()) == expected
 
 
+def open_windows(views, name):
+    return open_window_mask(views.definition(name), views.table(name), views.watermark(name))
+
+
 def test_a_window_is_open_until_the_watermark_passes(sales, views):
-    rows = views.table("revenue")
-    assert views.open_windows("revenue", rows).to_pylist() == [False, False, True, True]
+    assert open_windows(views, "revenue").to_pylist() == [False, False, True, True]
     sales.commit([{"w": None, "category": "x", "amount": None}], watermark=2 * MINUTE)
-    assert views.open_windows("revenue", views.table("revenue")).to_pylist() == [
+    assert open_windows(views, "revenue").to_pylist() == [
         False,
         False,
         False,
@@ -168,12 +172,12 @@ def test_a_window_is_open_until_the_watermark_passes(sales, views):
 
 def test_without_a_watermark_every_window_is_open(store, views):
     Runner(store, REVENUE).commit(SALES)
-    assert views.open_windows("revenue", views.table("revenue")).to_pylist() == [True] * 4
+    assert open_windows(views, "revenue").to_pylist() == [True] * 4
 
 
 def test_rows_without_windows_are_neither_open_nor_closed(store, views):
     Runner(store).commit([{"k": "a", "n": 1}], watermark=5)
-    assert views.open_windows("totals", views.table("totals")).to_pylist() == [None]
+    assert open_windows(views, "totals").to_pylist() == [None]
     assert views.watermark("totals") == 5
 
 
@@ -210,7 +214,7 @@ def test_readers_see_one_state_during_swaps(store, views):
     reader.start()
     for version in range(2, 12):
         Runner(store, replace(TOTALS, version=version)).commit([{"k": "a", "n": 1}])
-        store.swap("totals", version)
+        store.make_current("totals", version)
     done.set()
     reader.join()
     assert failed == []
@@ -234,13 +238,13 @@ NUMBERS = st.none() | st.decimals(min_value=-9999, max_value=9999, places=2)
     st.sampled_from(["<", "<=", "=", "<>", ">"]),
 )
 def test_decimals_compare_as_in_duckdb(tmp_path_factory, numbers, bound, operator):
-    from headwater.store import SqliteStore, Views
+    from headwater.store import SqliteStore, SqliteViewReader
 
     store = SqliteStore(tmp_path_factory.mktemp("store"))
     schema = pa.schema([("k", pa.int64()), ("d", pa.decimal128(12, 2)), ("at", MOMENT)])
     rows = [{"k": k, "d": d, "at": None if d is None else int(d * 10**6)} for k, d in enumerate(numbers)]
     Runner(store, ViewTable("d", 1, schema, ("k",))).commit(rows)
-    views = Views(store)
+    views = SqliteViewReader(store)
     found = [row["k"] for row in views.rows("d", where=f"d {operator} {bound}", order=["d", "k"])]
     given_rows = pa.Table.from_pylist(rows, schema=schema)  # noqa: F841
     order = "order by d nulls first, k"
@@ -254,5 +258,5 @@ def test_the_batches_read_are_those_of_the_current_version(store, views):
     Runner(store).commit(inputs=(read(0),))
     Runner(store, replace(TOTALS, version=2)).commit(inputs=(read(5),))
     assert views.position("totals")["orders"] == Position.of("orders", {0: 10})
-    store.swap("totals", 2)
+    store.make_current("totals", 2)
     assert views.position("totals")["orders"] == Position.of("orders", {0: 60})

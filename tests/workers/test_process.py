@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import headwater as hw
-from headwater.loading import load_app
+from headwater.app_file import load_app
 from headwater.runner import WorkerProcesses
-from headwater.workers.process import shares
+from headwater.workers.process import plan_processes
 
 LONG = 90.0
 APP = """
@@ -22,7 +22,7 @@ from pathlib import Path
 import headwater as hw
 
 app = hw.App("shop")
-jobs = app.queue("jobs", retry=hw.retry(3, backoff="100 ms"), visible="3s")
+jobs = app.queue("jobs", retry=hw.retry(3, backoff="100 ms"), visibility_timeout="3s")
 
 def note(text):
     with open(Path(__file__).with_name("notes"), "a") as notes:
@@ -62,7 +62,7 @@ def client(file: Path, tmp_path: Path) -> Iterator[hw.Client]:
 @pytest.fixture
 def workers(file: Path, client: hw.Client, tmp_path: Path) -> Iterator[WorkerProcesses]:
     told: list[str] = []
-    workers = WorkerProcesses(file, tmp_path / "data", shares(load_app(file)), tell=told.append)
+    workers = WorkerProcesses(file, tmp_path / "data", plan_processes(load_app(file)), notify=told.append)
     workers.start()
     yield workers
     workers.stop()
@@ -105,7 +105,7 @@ def test_a_message_that_ends_its_process_each_time_is_a_dead_letter_in_the_end(c
     client.queue("jobs").publish({"n": 1, "die": "always"})
     client.queue("jobs").publish_many([{"n": n} for n in range(10)])
     until(lambda: [counts.acked + counts.dead for counts in client.broker.counts("jobs")] == [11, 11])
-    (letter,) = client.queue("jobs").dead()
+    (letter,) = client.queue("jobs").dead_letters()
     assert (letter.group, letter.message.body) == ("shared", b'{"n":1,"die":"always"}')
     assert len(letter.attempts) == 3
     assert all(attempt.worker.startswith("shared#") for attempt in letter.attempts)
@@ -135,7 +135,7 @@ def test_a_worker_ends_with_the_process_that_started_it(file, client, workers):
 def test_a_file_that_cannot_be_loaded_is_given_up(file, client, tmp_path):
     told: list[str] = []
     file.write_text("import headwater as hw\n1 / 0\n")
-    workers = WorkerProcesses(file, tmp_path / "data", [{}], tell=told.append)
+    workers = WorkerProcesses(file, tmp_path / "data", [{}], notify=told.append)
     workers.start()
     until(lambda: workers.error)
     workers.stop()

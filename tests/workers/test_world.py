@@ -26,6 +26,6 @@ def test_workers_run_when_the_world_settles_and_retries_follow_its_clock():
         assert len(seen) == 2
         world.advance("1 second")
         world.settle()
-        (letter,) = queue.dead()
+        (letter,) = queue.dead_letters()
     assert seen[2:] == [("bob", 2)]
     assert letter.why == "failed"

@@ -1,7 +1,7 @@
-"""The command line: one file per command, loaded when it is called.
+"""The command line: one module per family of commands, imported when a command is called.
 
-Text comes in, data goes to stdout, messages go to stderr, and an exit code says how it went. Enter at `main` in
-`entry.py`; `catalogue.py` lists the commands, `output.py` decides how a result is shown.
+Arguments come in, data goes to stdout, messages go to stderr, and the exit code reports success. Enter at
+`main` in entry.py; catalogue.py lists the commands, output.py decides how a result is shown.
 """
 
 from headwater.cli.entry import main

@@ -1,13 +1,13 @@
-"""The commands by name, with the line that `headwater --help` shows; importing this imports nothing else."""
+"""The commands by name, with the line that `headwater --help` shows; imports nothing else."""
 
 from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-__all__ = ["GROUPS", "VERBS", "Verb", "overview"]
+__all__ = ["COMMANDS", "GROUPS", "Command", "overview"]
 
 
-class Verb(NamedTuple):
+class Command(NamedTuple):
     """A command: where its function is, and what it does in one line."""
 
     name: str
@@ -17,110 +17,116 @@ class Verb(NamedTuple):
 
     @property
     def function(self) -> str:
-        """The function in the module, named as the module is."""
-        return self.module.rpartition(".")[2]
+        """The function of the command in the module. It has the command's name, except `help`, a builtin of Python."""
+        return "explain" if self.name == "help" else self.name
 
 
-_ROOM = "headwater.cli.commands"
+_PACKAGE = "headwater.cli.commands"
 GROUPS: Final = ("start", "look", "act", "check", "other")
-VERBS: Final = {
-    verb.name: verb
-    for verb in (
-        Verb(
+COMMANDS: Final = {
+    command.name: command
+    for command in (
+        Command(
             "demo",
             "start",
-            f"{_ROOM}.demo",
+            f"{_PACKAGE}.demo",
             "Run a small shop, with live events and pipelines on Spark, for a first look.",
         ),
-        Verb(
+        Command(
             "run",
             "start",
-            f"{_ROOM}.run",
+            f"{_PACKAGE}.app",
             "Run an app: the node with its topics, its pipelines on Spark, and the workers of its queues.",
         ),
-        Verb(
+        Command(
             "status",
             "start",
-            f"{_ROOM}.status",
+            f"{_PACKAGE}.status",
             "Show whether a node runs, and what the log holds.",
         ),
-        Verb("topics", "look", f"{_ROOM}.topics", "List the topics, or describe one."),
-        Verb("tail", "look", f"{_ROOM}.tail", "Follow a topic and print each event as it comes."),
-        Verb("cat", "look", f"{_ROOM}.cat", "Print a range of a topic, then stop."),
-        Verb("view", "look", f"{_ROOM}.view", "Print the rows of a view, or list the views."),
-        Verb("changes", "look", f"{_ROOM}.changes", "Follow the changes of a view."),
-        Verb("sql", "look", f"{_ROOM}.sql", "Ask a SELECT over views."),
-        Verb("lag", "look", f"{_ROOM}.lag", "Show how far pipelines and consumer groups are behind."),
-        Verb(
+        Command("topics", "look", f"{_PACKAGE}.topics", "List the topics, or describe one."),
+        Command("tail", "look", f"{_PACKAGE}.read", "Follow a topic and print each event as it comes."),
+        Command("cat", "look", f"{_PACKAGE}.read", "Print a range of a topic, then stop."),
+        Command("view", "look", f"{_PACKAGE}.views", "Print the rows of a view, or list the views."),
+        Command("changes", "look", f"{_PACKAGE}.views", "Follow the changes of a view."),
+        Command("sql", "look", f"{_PACKAGE}.views", "Ask a SELECT over views."),
+        Command(
+            "lag", "look", f"{_PACKAGE}.groups", "Show how far pipelines and consumer groups are behind."
+        ),
+        Command(
             "late",
             "look",
-            f"{_ROOM}.late",
+            f"{_PACKAGE}.pipelines",
             "Print events that came late, or that could not be used, or send them again.",
         ),
-        Verb(
+        Command(
             "queues",
             "look",
-            f"{_ROOM}.queues",
+            f"{_PACKAGE}.queues",
             "Show how queues stand: counts per queue and group, or the dead letters of one.",
         ),
-        Verb("send", "act", f"{_ROOM}.send", "Send events, given as JSON, to a topic."),
-        Verb(
-            "retry",
+        Command("send", "act", f"{_PACKAGE}.send", "Send events, given as JSON, to a topic."),
+        Command(
+            "redrive",
             "act",
-            f"{_ROOM}.retry",
-            "Put dead letters of a queue back in line, for another round of attempts.",
+            f"{_PACKAGE}.queues",
+            "Send the dead letters of a queue back to it, for another round of attempts.",
         ),
-        Verb("reset", "act", f"{_ROOM}.reset", "Set where a consumer group goes on."),
-        Verb(
+        Command("reset", "act", f"{_PACKAGE}.groups", "Set the committed offsets of a consumer group."),
+        Command(
             "backfill",
             "act",
-            f"{_ROOM}.backfill",
+            f"{_PACKAGE}.pipelines",
             "Make a view anew from the log, beside the present one, then let it take its place.",
         ),
-        Verb("plan", "check", f"{_ROOM}.plan", "Show what an app would do, and what is wrong with it."),
-        Verb(
+        Command("plan", "check", f"{_PACKAGE}.app", "Show what an app would do, and what is wrong with it."),
+        Command(
             "replay",
             "check",
-            f"{_ROOM}.replay",
+            f"{_PACKAGE}.pipelines",
             "Run what pipelines have committed once more, apart from everything, and compare the rows by hash.",
         ),
-        Verb("verify", "check", f"{_ROOM}.verify", "Read every byte of the log and compare every checksum."),
-        Verb(
+        Command(
+            "verify", "check", f"{_PACKAGE}.storage", "Read every byte of the log and compare every checksum."
+        ),
+        Command(
             "doctor",
             "check",
-            f"{_ROOM}.doctor",
+            f"{_PACKAGE}.doctor",
             "Check the machine and the data folder.",
         ),
-        Verb("bench", "check", f"{_ROOM}.bench", "Measure this disk and a log on it."),
-        Verb(
+        Command("bench", "check", f"{_PACKAGE}.storage", "Measure this disk and a log on it."),
+        Command(
             "services",
             "other",
-            f"{_ROOM}.services",
+            f"{_PACKAGE}.services",
             "Start a local Kafka, PostgreSQL and RabbitMQ for trying a profile, look at them, or end them.",
         ),
-        Verb(
+        Command(
             "cluster",
             "other",
-            f"{_ROOM}.cluster",
+            f"{_PACKAGE}.services",
             "Start a local Spark cluster for trying a profile, look at it, or end it.",
         ),
-        Verb("prepare", "other", f"{_ROOM}.prepare", "Let Spark start faster from now on."),
-        Verb("help", "other", f"{_ROOM}.explain", "Explain an error code, or a command."),
+        Command("prepare", "other", f"{_PACKAGE}.app", "Let Spark start faster from now on."),
+        Command("help", "other", f"{_PACKAGE}.explain", "Explain an error code, or a command."),
     )
 }
 
 
 def overview() -> str:
-    """What `headwater --help` prints."""
-    lines = ["Usage: headwater VERB [OPTIONS]          (hw is short for headwater)"]
+    """Returns what `headwater --help` prints."""
+    lines = ["Usage: headwater COMMAND [OPTIONS]       (hw is short for headwater)"]
     for group in GROUPS:
         lines += ["", group]
-        lines += [f"  {verb.name:8} {verb.summary}" for verb in VERBS.values() if verb.group == group]
+        lines += [
+            f"  {command.name:8} {command.summary}" for command in COMMANDS.values() if command.group == group
+        ]
     return "\n".join(
         [
             *lines,
             "",
-            "Every verb takes --data (a folder, or a node's http:// address), --profile, --json, --plain and --trace.",
-            "headwater VERB --help says more.",
+            "Every command takes --data (a folder or a node's http:// URL), --profile, --json, --plain and --trace.",
+            "headwater COMMAND --help says more.",
         ]
     )

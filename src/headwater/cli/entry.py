@@ -1,6 +1,6 @@
-"""From the words typed to a command's function, and from what it raises to an exit code.
+"""The entry point: dispatches to a command's function and maps its errors to exit codes.
 
-`headwater --help` ends here without importing a parser, Arrow or anything else that takes time.
+`headwater --help` is answered here without importing a parser, Arrow or other slow modules.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from headwater.cli.catalogue import VERBS, overview
+from headwater.cli.catalogue import COMMANDS, overview
 
 if TYPE_CHECKING:
     from headwater.errors import HeadwaterError, UsageError
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 __all__ = ["INTERRUPTED", "main"]
 
 INTERRUPTED: Final = 130
-_RUN_USER_CODE = frozenset(["run", "demo", "plan"])
-_VALUES = frozenset(["--data", "--profile"])
-_SWITCHES = frozenset(["--json", "--plain", "--trace"])
+_USER_CODE_COMMANDS = frozenset(["run", "demo", "plan"])
+_OPTIONS_WITH_VALUE = frozenset(["--data", "--profile"])
+_FLAGS = frozenset(["--json", "--plain", "--trace"])
 
 
-class _WithoutPandas:
+class _PandasBlocker:
     """Arrow imports pandas when it makes its first column, if it finds it; no command needs that second."""
 
     @staticmethod
@@ -42,22 +42,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: The words after `headwater`; those of the process if left out.
     """
     tokens = list(sys.argv[1:] if arguments is None else arguments)
-    if arguments is None and not _RUN_USER_CODE & set(tokens):
-        sys.meta_path.insert(0, _WithoutPandas())
+    if arguments is None and not _USER_CODE_COMMANDS & set(tokens):
+        sys.meta_path.insert(0, _PandasBlocker())
     try:
-        code = _run(tokens)
+        code = _dispatch(tokens)
         sys.stdout.flush()
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        return _reader_left()
+        return _discard_output()
     except Exception as error:
-        return _failed(error, tokens)
+        return _report_error(error, tokens)
     return code
 
 
-def _run(tokens: list[str]) -> int:
-    options, words = _leading_options(tokens)
+def _dispatch(tokens: list[str]) -> int:
+    options, words = _split_leading_options(tokens)
     word = words[0] if words else "--help"
     if word in ("--help", "-h"):
         sys.stdout.write(f"{overview()}\n")
@@ -67,45 +67,47 @@ def _run(tokens: list[str]) -> int:
 
         sys.stdout.write(f"headwater {version('headwater')}\n")
         return 0
-    if word not in VERBS:
-        raise _unknown(word)
-    from headwater.cli.parser import call
+    if word not in COMMANDS:
+        raise _unknown_command(word)
+    from headwater.cli.parser import run_command
 
-    return call(VERBS[word], [*words[1:], *options] if "--" not in words else [*options, *words[1:]])
+    return run_command(
+        COMMANDS[word], [*words[1:], *options] if "--" not in words else [*options, *words[1:]]
+    )
 
 
-def _leading_options(tokens: list[str]) -> tuple[list[str], list[str]]:
-    """The options every command takes, typed before the verb, and the rest."""
+def _split_leading_options(tokens: list[str]) -> tuple[list[str], list[str]]:
+    """Returns the global options that precede the command, and the remaining arguments."""
     at = 0
     while at < len(tokens):
         token = tokens[at]
-        if token in _VALUES:
+        if token in _OPTIONS_WITH_VALUE:
             at += 2
-        elif token in _SWITCHES or token.partition("=")[0] in _VALUES:
+        elif token in _FLAGS or token.partition("=")[0] in _OPTIONS_WITH_VALUE:
             at += 1
         else:
             break
     return tokens[:at], tokens[at:]
 
 
-def _unknown(word: str) -> UsageError:
+def _unknown_command(word: str) -> UsageError:
     import difflib
 
     from headwater.errors import UsageError
 
-    near = difflib.get_close_matches(word, VERBS, n=1)
+    near = difflib.get_close_matches(word, COMMANDS, n=1)
     kind = "option" if word.startswith("-") else "command"
     return UsageError(
         f"there is no {kind} {word!r}",
-        detail=f"commands: {', '.join(VERBS)}",
+        detail=f"commands: {', '.join(COMMANDS)}",
         fix=f"headwater {near[0]}" if near else "headwater --help",
         word=word,
     )
 
 
-def _failed(error: Exception, tokens: list[str]) -> int:
+def _report_error(error: Exception, tokens: list[str]) -> int:
     """Print an error in our form, or as JSON, with the traceback when it was asked for."""
-    from headwater.cli.words import escaped, escaped_json
+    from headwater.cli.formatting import escape, escape_json
     from headwater.errors import HeadwaterError
 
     given = tokens[: tokens.index("--")] if "--" in tokens else tokens
@@ -113,18 +115,18 @@ def _failed(error: Exception, tokens: list[str]) -> int:
         import traceback
 
         sys.stderr.write("".join(traceback.format_exception(error)))
-    known = error if isinstance(error, HeadwaterError) else _unexpected(error)
+    known = error if isinstance(error, HeadwaterError) else _internal_error(error)
     if "--json" in given:
         import msgspec
 
-        problem = escaped_json(msgspec.json.encode(known.problem(), enc_hook=str))
+        problem = escape_json(msgspec.json.encode(known.problem(), enc_hook=str))
         sys.stderr.write(f"{problem.decode()}\n")
     else:
-        sys.stderr.write("\n".join(map(escaped, known.render().splitlines())) + "\n")
+        sys.stderr.write("\n".join(map(escape, known.render().splitlines())) + "\n")
     return known.exit_code
 
 
-def _unexpected(error: Exception) -> HeadwaterError:
+def _internal_error(error: Exception) -> HeadwaterError:
     from headwater.errors import EnvironmentFaultError, HeadwaterError
 
     if isinstance(error, OSError):
@@ -137,8 +139,8 @@ def _unexpected(error: Exception) -> HeadwaterError:
     return HeadwaterError(what, detail="this is a fault of Headwater itself", fix="add --trace to see where")
 
 
-def _reader_left() -> int:
-    """The program behind the pipe has what it wanted, such as `head`: that is no error."""
+def _discard_output() -> int:
+    """Discard output after the reader of a pipe (such as `head`) has closed it; this is not an error."""
     silent = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silent, sys.stdout.fileno())  # what is still buffered goes nowhere when Python ends
     return 0

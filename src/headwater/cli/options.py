@@ -1,20 +1,31 @@
-"""What every command takes, and how it reaches the log."""
+"""The options of every command, how they open the log, and positions as typed: an offset, a time, or a word."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 from cyclopts import Parameter
 
-from headwater.errors import BadSettingError, DataError
+from headwater.errors import BadOffsetError, BadSettingError, BadTimeError, DataError
 from headwater.profiles import Profile, read_profile
+from headwater.units import moment
 
 if TYPE_CHECKING:
     from headwater.client import Client
 
-__all__ = ["DEFAULTS", "Options", "connected", "data_folder", "engine_folder", "new_folder"]
+__all__ = [
+    "DEFAULTS",
+    "Options",
+    "PositionText",
+    "data_folder",
+    "engine_folder",
+    "local_folder",
+    "open_client",
+    "parse_position",
+]
 
 
 @Parameter(name="*")
@@ -34,30 +45,34 @@ class Options:
     """Show the traceback of an error."""
 
     @property
-    def place(self) -> str:
+    def target(self) -> str:
         """The data folder, or the address of a node, that is meant."""
-        return self.settled.data_folder(self.data)
+        return self.effective_profile.data_folder(self.data)
 
     @property
     def remote(self) -> bool:
         """Whether a node is meant rather than a folder."""
-        return "://" in self.place
+        return "://" in self.target
 
     @property
-    def settled(self) -> Profile:
+    def effective_profile(self) -> Profile:
         """The profile that is meant, with what the environment changes of it."""
         return read_profile(self.profile)
 
     @property
     def kafka(self) -> bool:
         """Whether the log is on Kafka; a folder typed without a profile counts more than the environment."""
-        return self.settled.kafka and not self.remote and (self.data is None or self.profile is not None)
+        return (
+            self.effective_profile.kafka
+            and not self.remote
+            and (self.data is None or self.profile is not None)
+        )
 
 
 DEFAULTS: Final = Options()
 
 
-def connected(options: Options) -> Client:
+def open_client(options: Options) -> Client:
     """A client for the log that is meant; a folder that holds no log is an error, not a new log.
 
     Raises:
@@ -65,15 +80,15 @@ def connected(options: Options) -> Client:
     """
     from headwater.client import connect
 
-    if options.kafka or (options.data is None and options.settled.queues is not None):
-        return connect(profile=options.settled.name)
+    if options.kafka or (options.data is None and options.effective_profile.queues is not None):
+        return connect(profile=options.effective_profile.name)
     if not options.remote:
         data_folder(options)
-    return connect(options.place)
+    return connect(options.target)
 
 
 def data_folder(options: Options) -> Path:
-    """The folder of an existing log, for commands that need the files themselves.
+    """Returns the folder of an existing log, for commands that need the files themselves.
 
     Raises:
         BadSettingError: The address of a node was given, or the log is on Kafka.
@@ -81,11 +96,11 @@ def data_folder(options: Options) -> Path:
     """
     folder = _folder(options)
     if options.kafka:
-        what = f"this command needs the folder of a log, and the log is on {options.settled.log}"
+        what = f"this command needs the folder of a log, and the log is on {options.effective_profile.log}"
         raise BadSettingError(what, fix="--data with a folder, without --profile")
     if not (folder / "log.json").exists():
         raise DataError(
-            f"there is no log in {options.place}",
+            f"there is no log in {options.target}",
             detail="a log begins with the first `headwater run`, or with hw.connect() in Python",
             fix="headwater run app.py, or --data with the folder of a log",
             folder=str(folder),
@@ -94,21 +109,54 @@ def data_folder(options: Options) -> Path:
 
 
 def engine_folder(options: Options) -> Path:
-    """The folder in which an engine has run, wherever its log is.
+    """Returns the folder in which an engine has run, wherever its log is.
 
     Raises:
         DataError: There is no log in the folder.
     """
-    return new_folder(options) if options.kafka else data_folder(options)
+    return local_folder(options) if options.kafka else data_folder(options)
 
 
-def new_folder(options: Options) -> Path:
-    """The folder of a log that may still have to be made."""
+def local_folder(options: Options) -> Path:
+    """Returns the folder of a log that may still have to be made."""
     return _folder(options)
 
 
 def _folder(options: Options) -> Path:
     if options.remote:
-        what = f"this command needs the folder of the log, not {options.place}"
+        what = f"this command needs the folder of the log, not {options.target}"
         raise BadSettingError(what, fix="--data with a folder")
-    return Path(options.place)
+    return Path(options.target)
+
+
+PositionText = Annotated[str, Parameter(allow_leading_hyphen=True)]
+_POSITION_FORMATS = (
+    'a time such as 2026-01-01T00:00:00Z or -10m, an offset such as 1500, "earliest", "latest" or "end"'
+)
+
+
+def parse_position(text: str, *, now: datetime | None = None) -> str | int | datetime:
+    """Returns what a client takes as start or stop; "end" and "latest" are the same place.
+
+    Example:
+        >>> parse_position("1500"), parse_position("end")
+        (1500, 'latest')
+        >>> parse_position("-10m", now=moment("2026-01-01T00:10:00Z")).isoformat()
+        '2026-01-01T00:00:00+00:00'
+
+    Raises:
+        BadTimeError: It is neither a time nor an offset nor one of the words.
+        BadOffsetError: It is a number, but none that counts events.
+    """
+    if text in ("earliest", "latest", "end"):
+        return "latest" if text == "end" else text
+    if text.isascii() and text.isdigit():
+        return int(text)
+    if text.lstrip("+-").replace(".", "", 1).isdigit():
+        raise BadOffsetError(f"{text!r} is no offset", detail=f"give {_POSITION_FORMATS}", offset=text)
+    try:
+        return moment(text, now=now)
+    except BadTimeError as error:
+        raise BadTimeError(
+            error.what, detail=f"{error.detail}\ngive {_POSITION_FORMATS}", text=text
+        ) from None

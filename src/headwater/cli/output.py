@@ -1,6 +1,8 @@
-"""How results are shown: a table on a terminal, tab-separated text in a pipe, JSON when asked for.
+"""Output of commands: tables on a terminal, tab-separated text in a pipe, JSON on request; and progress.
 
-Data goes to stdout; whatever is said about it goes to stderr.
+Data goes to stdout, messages go to stderr. Progress is a bar on a terminal, a line each ten seconds
+elsewhere, or JSON. It appears after one second, or ten without a terminal. The rate is that of the last ten
+seconds; the remaining time is estimated after three seconds.
 """
 
 from __future__ import annotations
@@ -8,18 +10,30 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 import msgspec
 
+from headwater.cli.formatting import escape, escape_json, format_count, format_duration, format_plain
 from headwater.cli.options import Options
-from headwater.cli.words import escaped, escaped_json, machine
 
-__all__ = ["Column", "Output"]
+if TYPE_CHECKING:
+    from headwater.store.views.view_query import ViewResult
 
-_NARROWEST = 8  # characters of the last column
+__all__ = [
+    "Column",
+    "Output",
+    "Progress",
+    "format_window",
+    "print_view",
+]
+
+_MIN_WIDTH = 8  # characters of the last column
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
 
 
@@ -30,13 +44,13 @@ class Column:
     Args:
         title: The heading.
         field: The name in JSON, and in the row.
-        show: The value as text on a terminal.
+        format: The value as text on a terminal.
         right: Whether it is a number, aligned to the right.
     """
 
     title: str
     field: str
-    show: Callable[[Any], str] = machine
+    format: Callable[[Any], str] = format_plain
     right: bool = False
 
 
@@ -51,50 +65,50 @@ class Output:
         self.json = options.json
         self.plain = options.plain
         self.terminal = sys.stdout.isatty() and not options.json
-        self.colour = self.terminal and not options.plain and _colours_wanted()
+        self.colour = self.terminal and not options.plain and _wants_colour()
 
-    def rows(self, columns: Sequence[Column], rows: Iterable[Mapping[str, Any]]) -> None:
+    def print_rows(self, columns: Sequence[Column], rows: Iterable[Mapping[str, Any]]) -> None:
         """Print rows: aligned for a person, by tabs for a program, whole as JSON."""
         if self.json:
-            self.lines(map(_json, rows))
+            self.print_lines(map(_encode_json, rows))
         elif self.terminal:
-            self._aligned(columns, list(rows))
+            self._print_table(columns, list(rows))
         else:
-            table = [[machine(row.get(column.field)) for column in columns] for row in rows]
-            self.text("\n".join("\t".join(cells) for cells in [[c.title for c in columns], *table]))
+            table = [[format_plain(row.get(column.field)) for column in columns] for row in rows]
+            self.print_text("\n".join("\t".join(cells) for cells in [[c.title for c in columns], *table]))
 
-    def record(self, document: Mapping[str, Any], lines: Iterable[str]) -> None:
+    def print_record(self, document: Mapping[str, Any], lines: Iterable[str]) -> None:
         """Print one result: a JSON object, or lines of text."""
         if self.json:
-            self.lines([_json(document)])
+            self.print_lines([_encode_json(document)])
         else:
-            self.text("\n".join(map(escaped, lines)))
+            self.print_text("\n".join(map(escape, lines)))
 
-    def lines(self, lines: Iterable[bytes]) -> None:
+    def print_lines(self, lines: Iterable[bytes]) -> None:
         """Print JSON texts, one per line, and let the reader have them at once."""
-        _print(b"".join(escaped_json(line) + b"\n" for line in lines))
+        _write_stdout(b"".join(escape_json(line) + b"\n" for line in lines))
 
-    def text(self, text: str) -> None:
+    def print_text(self, text: str) -> None:
         """Print text as it is; what comes from events must be escaped before."""
-        _print(f"{text}\n".encode(errors="backslashreplace"))
+        _write_stdout(f"{text}\n".encode(errors="backslashreplace"))
 
     def note(self, text: str) -> None:
         """Say something about the data, on stderr."""
-        sys.stderr.write(f"{escaped(text)}\n")
+        sys.stderr.write(f"{escape(text)}\n")
         sys.stderr.flush()
 
     def style(self, text: str, style: str) -> str:
         """Text in a style, where colour is wanted: bold, dim, red, green, yellow."""
         return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if self.colour else text
 
-    def _aligned(self, columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> None:
+    def _print_table(self, columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> None:
         from rich.cells import cell_len, set_cell_size  # know how wide letters of other scripts are
 
-        table = [[escaped(column.show(row.get(column.field))) for column in columns] for row in rows]
+        table = [[escape(column.format(row.get(column.field))) for column in columns] for row in rows]
         titles = [column.title for column in columns]
         widths = [max(map(cell_len, cells)) for cells in zip(titles, *table, strict=True)]
         room = shutil.get_terminal_size().columns - sum(widths[:-1]) - 2 * (len(widths) - 1)
-        if _NARROWEST <= room < widths[-1]:  # the last column gives way, the others stay whole
+        if _MIN_WIDTH <= room < widths[-1]:  # the last column gives way, the others stay whole
             widths[-1] = room
             for cells in table:
                 if cell_len(cells[-1]) > room:
@@ -109,10 +123,10 @@ class Output:
             ]
             return "  ".join(padded).rstrip()
 
-        self.text("\n".join([self.style(line(titles), "bold"), *map(line, table)]))
+        self.print_text("\n".join([self.style(line(titles), "bold"), *map(line, table)]))
 
 
-def _print(data: bytes) -> None:
+def _write_stdout(data: bytes) -> None:
     """Write all of it: an unbuffered stdout may take a part and say so."""
     left = memoryview(data)
     while left:
@@ -120,9 +134,184 @@ def _print(data: bytes) -> None:
     sys.stdout.buffer.flush()
 
 
-def _json(row: Mapping[str, Any]) -> bytes:
-    return msgspec.json.encode(row, enc_hook=machine)
+def _encode_json(row: Mapping[str, Any]) -> bytes:
+    return msgspec.json.encode(row, enc_hook=format_plain)
 
 
-def _colours_wanted() -> bool:
+def _wants_colour() -> bool:
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+_FIRST_UPDATE: Final = 1.0  # seconds before the first sign
+_MIN_SAMPLE: Final = 3.0  # seconds of data before a time left is shown
+_WINDOW: Final = 10.0  # seconds over which the rate is taken
+_BAR: Final = 24  # characters
+
+
+class Progress:
+    """Tells how far one piece of work is; call `update` as often as you like.
+
+    Args:
+        output: How the command prints.
+        step: What is being done, by name.
+        unit: The amount as text, for instance `bytes_text`.
+        stream: Where to; stderr if left out.
+        clock: Seconds that only go up.
+    """
+
+    def __init__(
+        self,
+        output: Output,
+        step: str,
+        unit: Callable[[int], str] = format_count,
+        *,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._json = output.json
+        self._step = step
+        self._unit = unit
+        self._stream = stream or sys.stderr
+        self._animated = self._stream.isatty() and not output.json and not output.plain
+        self._clock = clock
+        self._started_at = clock()
+        self._shown_at = self._started_at
+        self._samples: deque[tuple[float, int]] = deque([(self._started_at, 0)])
+        self._width = 0
+
+    def update(self, done: int, total: int | None = None, at: str = "") -> None:
+        """So much is done, of so much if that is known; `at` names what is being worked on."""
+        now = self._clock()
+        self._samples.append((now, done))
+        while len(self._samples) > 2 and now - self._samples[1][0] >= _WINDOW:
+            self._samples.popleft()
+        if now - self._started_at < _FIRST_UPDATE or now - self._shown_at < (
+            0.1 if self._animated else _WINDOW
+        ):
+            return
+        self._shown_at = now
+        self._print(done, total, at)
+
+    def close(self) -> None:
+        """Take the bar away."""
+        if self._width:
+            self._stream.write("\r" + " " * self._width + "\r")
+            self._stream.flush()
+            self._width = 0
+
+    @property
+    def rate(self) -> float:
+        """Amount per second, over the last ten seconds."""
+        (start, before), (end, after) = self._samples[0], self._samples[-1]
+        return (after - before) / (end - start) if end > start else 0.0
+
+    def _time_left(self, done: int, total: int | None) -> float | None:
+        enough = self._samples[-1][0] - self._started_at >= _MIN_SAMPLE
+        return (total - done) / self.rate if enough and total is not None and self.rate > 0 else None
+
+    def _print(self, done: int, total: int | None, at: str) -> None:
+        left = self._time_left(done, total)
+        if self._json:
+            facts: dict[str, Any] = {"progress": self._step, "at": at, "done": done, "total": total}
+            facts |= {"rate": round(self.rate, 1), "left": None if left is None else round(left, 1)}
+            self._stream.write(msgspec.json.encode(facts).decode() + "\n")
+        elif self._animated:
+            line = self._format_line(done, total, at, left)
+            self._stream.write("\r" + line.ljust(self._width))
+            self._width = len(line)
+        else:
+            self._stream.write(self._format_line(done, total, at, left) + "\n")
+        self._stream.flush()
+
+    def _format_line(self, done: int, total: int | None, at: str, left: float | None) -> str:
+        parts = [f"{self._step} {at}".rstrip()]
+        if total:
+            full = min(_BAR, _BAR * done // total)
+            bar = f"[{'#' * full}{'.' * (_BAR - full)}] " if self._animated else ""
+            parts.append(f"{bar}{100 * done // total} %")
+            parts.append(f"{self._unit(done)} of {self._unit(total)}")
+        else:
+            parts.append(self._unit(done))
+        parts.append(f"{self._unit(int(self.rate))}/s")
+        if left is not None:
+            parts.append(f"{format_duration(left)} left")
+        return "  ".join(parts)
+
+
+_OPEN_FIELD: Final = "_open"
+_WINDOW_STATES: Final = {True: "open", False: "closed", None: ""}
+
+
+def print_view(output: Output, result: ViewResult) -> None:
+    """Print rows of a view; JSON rows of a view with windows have a field `_open`."""
+    window = result.definition.window
+    rows = result.rows()
+    flags = result.open if window else []
+    if output.json:
+        output.print_rows([], [_json_row(row) | mark for row, mark in _with_open_flag(rows, flags)])
+        return
+    columns = []
+    for field in result.table.schema:
+        if field.name == window and not output.terminal:
+            columns += [Column(f"{field.name}.start", "_start"), Column(f"{field.name}.end", "_end")]
+        elif field.name == window:
+            columns.append(Column(_title(output, field.name), field.name, format_window))
+        else:
+            right = str(field.type).startswith(("int", "uint", "float", "double", "decimal"))
+            columns.append(Column(_title(output, field.name), field.name, _format_cell, right=right))
+    if window:
+        columns.append(Column(_title(output, "window"), _OPEN_FIELD))
+    shown = [
+        row | _window_columns(row, window) | {name: _WINDOW_STATES[mark[name]] for name in mark}
+        for row, mark in _with_open_flag(rows, flags)
+    ]
+    output.print_rows(columns, shown)
+
+
+def format_window(window: Mapping[str, datetime] | None) -> str:
+    """Returns a window for a person: the day once, and no more digits than it needs.
+
+    Example:
+        >>> noon = datetime(2026, 1, 1, 12, tzinfo=UTC)
+        >>> format_window({"start": noon, "end": noon.replace(minute=1)})
+        '2026-01-01 12:00:00 to 12:01:00Z'
+    """
+    if window is None:
+        return ""
+    start, end = window["start"], window["end"]
+    late = _time_of_day(end) if start.date() == end.date() else f"{end:%Y-%m-%d} {_time_of_day(end)}"
+    return f"{start:%Y-%m-%d} {_time_of_day(start)} to {late}Z"
+
+
+def _time_of_day(at: datetime) -> str:
+    return at.astimezone(UTC).strftime("%H:%M:%S.%f").removesuffix("000000").rstrip(".")
+
+
+def _title(output: Output, name: str) -> str:
+    return name.upper() if output.terminal else name
+
+
+def _with_open_flag(
+    rows: list[dict[str, Any]], flags: Sequence[bool | None]
+) -> list[tuple[dict[str, Any], dict[str, bool | None]]]:
+    if not flags:
+        return [(row, {}) for row in rows]
+    return [(row, {_OPEN_FIELD: mark}) for row, mark in zip(rows, flags, strict=True)]
+
+
+def _window_columns(row: Mapping[str, Any], window: str | None) -> dict[str, Any]:
+    if window is None or row[window] is None:
+        return {}
+    return {"_start": row[window]["start"], "_end": row[window]["end"]}
+
+
+def _json_row(row: dict[str, Any]) -> dict[str, Any]:
+    from headwater.events.values import to_json_value
+
+    found: dict[str, Any] = to_json_value(row)
+    return found
+
+
+def _format_cell(value: Any) -> str:
+    """Returns a cell on a terminal; a time without digits that say nothing."""
+    return f"{value:%Y-%m-%d} {_time_of_day(value)}Z" if isinstance(value, datetime) else format_plain(value)

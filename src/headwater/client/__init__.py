@@ -1,17 +1,14 @@
-"""What programs use: connect, send, read, follow; the same over a folder and over HTTP.
+"""The client API: connect, send, read, follow; the same over a folder, a node and Kafka.
 
-In come the user's values, out come events and receipts. Enter at `connect`.
+The user's values come in; events, receipts and rows of views go out. Enter at `connect` (client.py).
 """
 
-from headwater.client.asynchronous import AsyncClient, AsyncConsumer, AsyncProducer, AsyncQueue, connect_async
-from headwater.client.client import Client
-from headwater.client.connection import connect
-from headwater.client.consumer import Consumer
+from headwater.client.async_client import AsyncClient, AsyncConsumer, AsyncProducer, AsyncQueue, connect_async
+from headwater.client.client import Client, connect
+from headwater.client.consumer import Consumer, Lag, OffsetReset
 from headwater.client.producer import Producer
-from headwater.client.progress import Lag, Move
 from headwater.client.queue import OpenQueue
-from headwater.client.table import TableReader
-from headwater.client.views import View
+from headwater.client.view import TableReader, View
 
 __all__ = [
     "AsyncClient",
@@ -21,7 +18,7 @@ __all__ = [
     "Client",
     "Consumer",
     "Lag",
-    "Move",
+    "OffsetReset",
     "OpenQueue",
     "Producer",
     "TableReader",

@@ -1,4 +1,8 @@
-"""The client: one object for sending, reading and following; it delegates to the log, the views and the queues."""
+"""The client: one object for sending, reading and following; it delegates to the log, views and queues.
+
+`connect` opens a client on a folder, a node, Kafka, or a profile. `headwater.backends` chooses the
+implementations.
+"""
 
 from __future__ import annotations
 
@@ -10,27 +14,33 @@ from typing import Any, TypeVar
 import msgspec
 import pyarrow as pa
 
-from headwater.client.consumer import Consumer
+from headwater.backends import open_log, open_views
+from headwater.client.consumer import Consumer, Lag, OffsetReset, group_lag, reset_group
 from headwater.client.producer import Producer
-from headwater.client.progress import Lag, Move, lag_of, reset_group
-from headwater.client.queueing import QueueCalls
-from headwater.client.rows import Incoming
-from headwater.client.table import TableReader
-from headwater.client.views import FolderViews, PipelineLag, View, ViewSource, pipeline_lags
-from headwater.errors import BadEventError, BadSettingError, HeadwaterError, Place, UnknownGroupError
-from headwater.events import Clock, Event, Receipt, from_row
-from headwater.log import EventLog, LogBatch, Receipts, Start, Topic
+from headwater.client.queue import QueueMethods
+from headwater.client.view import TableReader, View
+from headwater.errors import BadEventError, BadSettingError, HeadwaterError, SourceLocation, UnknownGroupError
+from headwater.events import Clock, Event, Receipt, SystemClock, from_row
+from headwater.events.envelope import Receipts
+from headwater.log import EventLog, LogBatch, Start, Topic
 from headwater.log.protocol import Log
-from headwater.log.reader import Reader
-from headwater.store import Answer
+from headwater.log.reader import TopicReader
+from headwater.log.write_batch import EventEncoder
+from headwater.profiles import Profile, read_profile, redact
+from headwater.store import SqlResult
+from headwater.store.views.lag import PipelineLag, pipeline_lags
+from headwater.store.views.view_query import ViewSource
 from headwater.units import duration
 
-__all__ = ["Client"]
+__all__ = [
+    "Client",
+    "connect",
+]
 
 R = TypeVar("R")
 
 
-class Client(QueueCalls):
+class Client(QueueMethods):
     """Sends to and reads from topics; safe to share between threads. Made by `hw.connect`."""
 
     def __init__(
@@ -45,13 +55,13 @@ class Client(QueueCalls):
         folder = log.folder if isinstance(log, EventLog) else folder
         super().__init__(folder, queues, clock)
         self.log = log
-        self._incoming: dict[str, Incoming] = {}
+        self._encoders: dict[str, EventEncoder] = {}
         self._views = views
 
     # -- topics --------------------------------------------------------------------------------------------------
 
     def create_topic(self, name: str, type_: object, **options: Any) -> Topic:
-        """Create a topic, or bring an existing one up to this type and these options.
+        """Create a topic, or update an existing one to this type and these options.
 
         Args:
             name: Letters, digits, `.`, `_`, `-`.
@@ -66,33 +76,33 @@ class Client(QueueCalls):
             >>> topic.partitions
             3
         """
-        place = Place.of_caller()
+        location = SourceLocation.of_caller()
         try:
-            topic = self.log.create(Topic.declare(name, type_, place=place, **options))
+            topic = self.log.create(Topic.declare(name, type_, location=location, **options))
         except HeadwaterError as error:
-            error.place = error.place or place
+            error.location = error.location or location
             raise
-        self._incoming.pop(name, None)
+        self._encoders.pop(name, None)
         return topic
 
     def topics(self) -> list[str]:
-        """Names of all topics."""
+        """Returns the names of all topics."""
         return self.log.topics()
 
     def topic(self, name: str) -> Topic:
-        """A topic's definition."""
+        """Returns a topic's definition."""
         return self.log.topic(name)
 
     # -- in ------------------------------------------------------------------------------------------------------
 
-    def send(self, topic: str, value: Any, *, key: Any = None, **about: Any) -> Receipt:
-        """Send one event and wait until it is as safe as the topic's durability says.
+    def send(self, topic: str, value: Any, *, key: Any = None, **attributes: Any) -> Receipt:
+        """Send one event and wait until it is as safe as the topic's durability promises.
 
         Args:
             topic: Where to.
             value: A dict, or an instance of the topic's type.
             key: For topics without a key column; otherwise it fills the key column or must equal it.
-            about: `id`, `occurred_at`, `sent_at`, `headers`, `traceparent`, `source`.
+            attributes: `id`, `occurred_at`, `sent_at`, `headers`, `traceparent`, `source`.
 
         Example:
             >>> import headwater as hw, tempfile
@@ -101,11 +111,11 @@ class Client(QueueCalls):
             >>> client.send("orders", {"order_id": "a"}).offset
             0
         """
-        row = self._made(topic, lambda incoming, now: incoming.one(value, now, key, **about))
+        row = self._encode(topic, lambda incoming, now: incoming.encode_one(value, now, key, **attributes))
         return self.log.append_one(topic, row)
 
     def send_many(self, topic: str, rows: Any, *, keys: Sequence[Any] | None = None) -> Receipts:
-        """Send many events at once; those of one partition are appended whole or not at all.
+        """Send many events at once; those of one partition are appended completely or not at all.
 
         Args:
             topic: Where to.
@@ -119,14 +129,18 @@ class Client(QueueCalls):
             >>> len(client.send_many("orders", [{"order_id": "a"}, {"order_id": "b"}]))
             2
         """
-        return self.log.append(topic, self._made(topic, lambda incoming, now: incoming.many(rows, keys, now)))
+        return self.log.append(
+            topic, self._encode(topic, lambda incoming, now: incoming.encode_many(rows, keys, now))
+        )
 
     def send_json(self, topic: str, lines: Sequence[bytes]) -> Receipts:
         """Send events given as JSON objects, one per line."""
-        return self.log.append(topic, self._made(topic, lambda incoming, now: incoming.json(lines, now)))
+        return self.log.append(
+            topic, self._encode(topic, lambda incoming, now: incoming.encode_json(lines, now))
+        )
 
     def delete(self, topic: str, key: Any) -> Receipt:
-        """Delete a key from a compacted topic, by a tombstone.
+        """Delete a key from a compacted topic by appending a tombstone.
 
         Example:
             >>> import headwater as hw, tempfile
@@ -137,27 +151,27 @@ class Client(QueueCalls):
             >>> client.table("products").rows()
             []
         """
-        rows = self._made(topic, lambda incoming, now: incoming.tombstone(key, now))
+        rows = self._encode(topic, lambda incoming, now: incoming.encode_tombstone(key, now))
         return self.log.append(topic, rows)[0]
 
     def producer(self, topic: str, *, id: str | None = None) -> Producer:
-        """A producer that sends in the background; with an `id`, never twice."""
-        return Producer(self.log, self._clock, self._known(topic), id)
+        """Returns a producer that sends in the background; with an `id`, repeated sends are recognised."""
+        return Producer(self.log, self._clock, self._encoder(topic), id)
 
-    def _made(self, topic: str, make: Callable[[Incoming, int], R]) -> R:
-        incoming = self._known(topic)
+    def _encode(self, topic: str, make: Callable[[EventEncoder, int], R]) -> R:
+        encoder = self._encoder(topic)
         try:
-            return make(incoming, self._clock.micros())
+            return make(encoder, self._clock.micros())
         except BadEventError:  # the type may have grown since this client looked
-            newest = self._known(topic, fresh=True)
-            if newest.topic.version == incoming.topic.version:
+            newest = self._encoder(topic, fresh=True)
+            if newest.topic.version == encoder.topic.version:
                 raise
             return make(newest, self._clock.micros())
 
-    def _known(self, topic: str, *, fresh: bool = False) -> Incoming:
-        found = self._incoming.get(topic)
+    def _encoder(self, topic: str, *, fresh: bool = False) -> EventEncoder:
+        found = self._encoders.get(topic)
         if found is None or fresh:
-            found = self._incoming[topic] = Incoming(self.log.topic(topic))
+            found = self._encoders[topic] = EventEncoder(self.log.topic(topic))
         return found
 
     # -- out -----------------------------------------------------------------------------------------------------
@@ -171,7 +185,7 @@ class Client(QueueCalls):
         partitions: Sequence[int] | None = None,
         as_: type | None = None,
     ) -> Iterator[Event]:
-        """Events of a topic, in order within each partition.
+        """Yields the events of a topic, in order within each partition.
 
         Args:
             topic: What to read.
@@ -193,7 +207,7 @@ class Client(QueueCalls):
                 yield from batch.events()
             else:
                 for event in batch.events():
-                    yield event if event.value is None else _typed(event, as_)
+                    yield event if event.value is None else _to_type(event, as_)
 
     def read_arrow(
         self,
@@ -203,20 +217,24 @@ class Client(QueueCalls):
         *,
         partitions: Sequence[int] | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """The same as typed Arrow columns, much faster; tombstones and what cannot be read are left out."""
+        """Yields events as typed Arrow columns, without tombstones and undecodable events; faster than `read`."""
         for batch in self._batches(topic, start, stop, partitions):
             if batch.values.num_rows:
-                out = batch.deleted | batch.bad
-                yield batch.select(~out).values if out.any() else batch.values
+                excluded = batch.tombstones | batch.bad
+                yield batch.select(~excluded).values if excluded.any() else batch.values
 
     def _batches(
         self, topic: str, start: Start, stop: Start | None, partitions: Sequence[int] | None
     ) -> Iterator[LogBatch]:
         numbers = range(self.log.topic(topic).partitions) if partitions is None else partitions
-        positions = {number: self.log.find(topic, number, start) for number in numbers}
+        positions = {number: self.log.find_offset(topic, number, start) for number in numbers}
         last = None if stop is None else "latest" if stop == "end" else stop
-        stops = None if last is None else {number: self.log.find(topic, number, last) for number in numbers}
-        reader = Reader(self.log, topic, positions, stops)
+        stops = (
+            None
+            if last is None
+            else {number: self.log.find_offset(topic, number, last) for number in numbers}
+        )
+        reader = TopicReader(self.log, topic, positions, stops)
         try:
             yield from reader
         finally:
@@ -231,7 +249,7 @@ class Client(QueueCalls):
         timeout: str | timedelta | None = None,
         session: str | timedelta = "5 minutes",
     ) -> Consumer:
-        """A member of a consumer group.
+        """Returns a member of a consumer group.
 
         Args:
             topic: What to read.
@@ -244,7 +262,7 @@ class Client(QueueCalls):
         return Consumer(self.log, topic, group, start=start, timeout=wait, session=duration(session))
 
     def lag(self, group: str | None = None) -> list[Lag]:
-        """How far each group is behind, per partition: in time first, then in events.
+        """Returns the lag of each group per partition: in time first, then in events.
 
         Example:
             >>> import headwater as hw, tempfile
@@ -261,10 +279,10 @@ class Client(QueueCalls):
             known = sorted({state.group for state in states})
             what = f'no group "{group}"'
             raise UnknownGroupError(what, detail=f"groups: {', '.join(known) or 'none yet'}", group=group)
-        return [lag for state in wanted for lag in lag_of(self.log, self._clock, state)]
+        return [lag for state in wanted for lag in group_lag(self.log, self._clock, state)]
 
-    def reset(self, group: str, topic: str, to: Start, *, dry_run: bool = False) -> list[Move]:
-        """Set where a group goes on; with `dry_run`, only say what would change.
+    def reset(self, group: str, topic: str, to: Start, *, dry_run: bool = False) -> list[OffsetReset]:
+        """Set the committed offsets of a group; with `dry_run`, only return what would change.
 
         Args:
             group: None of its consumers may be running.
@@ -275,13 +293,13 @@ class Client(QueueCalls):
         return reset_group(self.log, group, topic, to, dry_run=dry_run)
 
     def table(self, topic: str) -> TableReader:
-        """A compacted topic as the table it stands for."""
+        """Returns a reader of a compacted topic as a table."""
         return TableReader(self.log, topic)
 
     # -- views ---------------------------------------------------------------------------------------------------
 
     def view(self, name: str) -> View:
-        """A view: its rows, one row by key, its past, its changes.
+        """Returns a view: its rows, one row by key, its history, its changes.
 
         Example:
             >>> import headwater as hw, tempfile
@@ -292,11 +310,11 @@ class Client(QueueCalls):
         return View(self.view_source, self.log, name)
 
     def views(self) -> list[str]:
-        """Names of all views."""
+        """Returns the names of all views."""
         return [info.name for info in self.view_source.views() if info.kind == "view"]
 
-    def sql(self, text: str, parameters: Sequence[Any] = (), *, limit: int = 1000) -> Answer:
-        """The answer to one SELECT over views and the system views hw_pipelines, hw_batches, hw_late, hw_quarantine.
+    def sql(self, text: str, parameters: Sequence[Any] = (), *, limit: int = 1000) -> SqlResult:
+        """Run one SELECT over views and the system views hw_pipelines, hw_batches, hw_late, hw_quarantine.
 
         Args:
             text: A query as SQLite takes it; it cannot write, and is ended when it takes too much.
@@ -309,7 +327,7 @@ class Client(QueueCalls):
         return self.view_source.sql(text, parameters, limit)
 
     def pipeline_lag(self) -> list[PipelineLag]:
-        """How far each pipeline is behind each of its inputs: in time first, then in events.
+        """Returns the lag of each pipeline on each of its inputs: in time first, then in events.
 
         Example:
             >>> import headwater as hw, tempfile
@@ -322,11 +340,11 @@ class Client(QueueCalls):
     def view_source(self) -> ViewSource:
         """Where the views are: in the folder, or at the node."""
         if self._views is None:
-            self._views = _views_beside(self.log)
+            self._views = _find_views(self.log)
         return self._views
 
     def close(self) -> None:
-        """Finish what waits and let go of files and connections."""
+        """Finish pending sends and close files and connections."""
         self.close_queues()
         if self._views is not None:
             self._views.close()
@@ -339,10 +357,10 @@ class Client(QueueCalls):
         self.close()
 
 
-def _views_beside(log: Log) -> ViewSource:
+def _find_views(log: Log) -> ViewSource:
     if isinstance(log, EventLog):
-        return FolderViews(log)
-    from headwater.client.views.remote import HttpViews  # httpx is there already, with the log of the node
+        return open_views(log)
+    from headwater.client.http_views import HttpViews
     from headwater.log.http import HttpLog
 
     if not isinstance(log, HttpLog):
@@ -351,5 +369,54 @@ def _views_beside(log: Log) -> ViewSource:
     return HttpViews(log.transport)
 
 
-def _typed(event: Event, as_: type) -> Event:
+def _to_type(event: Event, as_: type) -> Event:
     return msgspec.structs.replace(event, value=from_row(as_, event.value or {}))
+
+
+def connect(
+    where: str | Path | None = None, *, profile: str | None = None, clock: Clock | None = None
+) -> Client:
+    """Returns a client for the log in a folder, on a node or on Kafka.
+
+    Args:
+        where: A folder, a node's "http://127.0.0.1:8642", or "kafka://host:port"; if left out, the log of the profile.
+        profile: A profile of headwater.toml or pyproject.toml (default: `HEADWATER_PROFILE`; without one, the log is
+            in the folder `HEADWATER_DATA`, else in ".headwater" here).
+        clock: What time it is, for tests.
+
+    Example:
+        >>> import tempfile
+        >>> client = connect(tempfile.mkdtemp())
+        >>> client.topics()
+        []
+    """
+    if where in (None, ""):
+        return _connect_profile(read_profile(profile), clock or SystemClock())
+    if profile is not None:
+        what = "both a place and a profile are given, and each says where the log is"
+        raise BadSettingError(what, fix=f'hw.connect(profile="{profile}")')
+    address = str(where)
+    if address.startswith(("http://", "https://")):
+        from headwater.log.http import HttpLog  # httpx is slow to import and not needed for a folder
+
+        return Client(HttpLog(address), clock or SystemClock())
+    if address.startswith("kafka://"):
+        from headwater.log.kafka import KafkaLog
+
+        return Client(KafkaLog(address, clock=clock), clock or SystemClock())
+    if "://" in address:
+        what = f"cannot connect to {redact(address)!r}"
+        forms = "it can be a folder, http://host:port or kafka://host:port"
+        raise BadSettingError(what, detail=forms, fix='hw.connect(".headwater")')
+    return Client(EventLog(address, clock=clock), clock or SystemClock())
+
+
+def _connect_profile(profile: Profile, clock: Clock) -> Client:
+    """A client for the log and the views of a profile."""
+    if profile.log is None and profile.store is None and profile.queues is None:
+        return connect(profile.data_folder(), clock=clock)
+    folder = Path(profile.data_folder())
+    log = open_log(profile.log.resolve() if profile.log else str(folder), clock)
+    url = profile.store.resolve() if profile.store else None
+    queues = profile.queues.resolve() if profile.queues else None
+    return Client(log, clock, open_views(log, url, folder), folder=folder, queues=queues)

@@ -1,29 +1,39 @@
-"""A consumer: one member of a group, notified of new events, going on where the group committed."""
+"""A consumer: one member of a group that resumes at the committed offsets; and the lag and reset of groups."""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from headwater.events import Event
-from headwater.log import Start
+from headwater.errors import DamagedError, UnknownGroupError
+from headwater.events import Clock, Event
+from headwater.log import GroupState, Start
 from headwater.log.protocol import Log
-from headwater.log.reader import Reader
+from headwater.log.reader import TopicReader, age_of_oldest
 from headwater.units import duration
 
-__all__ = ["Consumer"]
+__all__ = [
+    "Consumer",
+    "Lag",
+    "OffsetReset",
+    "group_lag",
+    "reset_group",
+]
 
-_LOOK_EVERY = 0.1  # seconds between two looks at the group while events are at hand
+_CHECK_INTERVAL = 0.1  # seconds between two looks at the group while events are at hand
 
 
 class Consumer:
-    """Iterate over it, and `commit` when what you did with the events is done.
+    """A member of a consumer group; iterate over it, and `commit` after the events are processed.
 
-    Events that were handed out but not committed are handed out again after a crash or when their partition moves to
-    another member: at least once. The group's members share the partitions; one that dies is noticed at once.
+    Events that were delivered but not committed are delivered again after a crash or when their partition
+    moves to another member: at least once. The group's members share the partitions; one that dies is
+    noticed at once.
 
     Example:
         >>> import headwater as hw, tempfile
@@ -52,11 +62,11 @@ class Consumer:
         self._timeout = timeout
         self._session = session.total_seconds()
         self._membership = log.groups.join(group, topic, start=start, session=session)
-        self._reader = Reader(log, topic, self._membership.positions, group=group)
-        self._changes = log.groups.watch(group, topic)
+        self._reader = TopicReader(log, topic, self._membership.positions, group=group)
+        self._group_changes = log.groups.watch(group, topic)
         self._ready: deque[Event] = deque()
-        self._done: dict[int, int] = {}
-        self._looked_at = time.monotonic()
+        self._uncommitted: dict[int, int] = {}
+        self._checked_at = time.monotonic()
         self._synced_at = -self._session  # the group may have changed before it was watched: look once
         self._closed = False
 
@@ -67,37 +77,37 @@ class Consumer:
 
     @property
     def generation(self) -> int:
-        """How often the group's partitions have been shared anew."""
+        """The number of rebalances of the group."""
         return self._membership.generation
 
     def poll(self, timeout: float | str | timedelta = 0, most: int = 500) -> list[Event]:
-        """Up to `most` events; waits up to `timeout` for the first."""
+        """Returns up to `most` events; waits up to `timeout` for the first."""
         seconds = duration(timeout).total_seconds() if isinstance(timeout, str | timedelta) else timeout
         self._fill(seconds)
         events = [self._ready.popleft() for _ in range(min(most, len(self._ready)))]
         for event in events:
-            self._done[event.partition] = event.offset + 1
+            self._uncommitted[event.partition] = event.offset + 1
         return events
 
     def __iter__(self) -> Iterator[Event]:
         while not self._closed:
-            if not self._ready or time.monotonic() - self._looked_at > _LOOK_EVERY:
+            if not self._ready or time.monotonic() - self._checked_at > _CHECK_INTERVAL:
                 self._fill(None if self._timeout is None else self._timeout.total_seconds())
                 if not self._ready:
                     return
             event = self._ready.popleft()
-            self._done[event.partition] = event.offset + 1
+            self._uncommitted[event.partition] = event.offset + 1
             yield event
 
     def commit(self) -> None:
-        """Everything handed out so far is done; the group goes on behind it.
+        """Commit everything delivered so far; the group continues after it.
 
         Raises:
             FencedError: A partition belongs to another member by now; nothing was committed.
         """
-        if self._done:
-            self._log.groups.commit(self._membership, self._done)
-            self._done = {}
+        if self._uncommitted:
+            self._log.groups.commit(self._membership, self._uncommitted)
+            self._uncommitted = {}
 
     def _fill(self, timeout: float | None) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -112,15 +122,15 @@ class Consumer:
                 for batch in self._reader.next(wait):
                     self._ready.extend(batch.events())
             else:  # more members than partitions: only a change of the group brings something to read
-                changed = self._changes.wait(wait)
+                changed = self._group_changes.wait(wait)
                 if changed:
                     continue
             if self._ready or (deadline is not None and time.monotonic() >= deadline):
                 return
 
     def _sync_if_due(self, changed: bool) -> None:
-        now = self._looked_at = time.monotonic()
-        if not (self._changes.wait(0) or changed) and now - self._synced_at < self._session / 3:
+        now = self._checked_at = time.monotonic()
+        if not (self._group_changes.wait(0) or changed) and now - self._synced_at < self._session / 3:
             return
         self._synced_at = now
         known = self._membership
@@ -129,19 +139,85 @@ class Consumer:
             return
         mine, was = self._membership.positions, self._reader.positions
         self._reader.positions = {p: was.get(p, offset) for p, offset in mine.items()}
-        self._done = {p: offset for p, offset in self._done.items() if p in mine}
+        self._uncommitted = {p: offset for p, offset in self._uncommitted.items() if p in mine}
         self._ready = deque(event for event in self._ready if event.partition in mine)
 
     def close(self) -> None:
-        """Leave the group; what was not committed goes to the others again."""
+        """Leave the group; uncommitted events are delivered to other members again."""
         if not self._closed:
             self._closed = True
             self._log.groups.leave(self._membership)
             self._reader.close()
-            self._changes.close()
+            self._group_changes.close()
 
     def __enter__(self) -> Consumer:
         return self
 
     def __exit__(self, *_: Any) -> None:
         self.close()
+
+
+@dataclass(frozen=True)
+class Lag:
+    """The lag of one group in one partition.
+
+    `behind` is how long the oldest unread event has waited. `gone` is how many events it can no longer
+    read.
+    """
+
+    group: str
+    topic: str
+    partition: int
+    committed: int
+    end: int
+    behind: timedelta
+    gone: int = 0
+    owner: str | None = None
+
+    @property
+    def events(self) -> int:
+        """Events (and idle markers) it has not read."""
+        return self.end - self.committed
+
+
+@dataclass(frozen=True)
+class OffsetReset:
+    """A committed offset before and after a reset."""
+
+    partition: int
+    old: int | None
+    new: int
+
+
+def group_lag(log: Log, clock: Clock, state: GroupState) -> list[Lag]:
+    """Returns the lag of a group in each partition of a topic."""
+    lags = []
+    for bounds in log.ends(state.topic):
+        committed = state.committed.get(bounds.partition, bounds.start)
+        lags.append(
+            Lag(
+                state.group,
+                state.topic,
+                bounds.partition,
+                committed,
+                bounds.end,
+                age_of_oldest(log, clock, state.topic, bounds.partition, max(committed, bounds.start)),
+                max(0, bounds.start - committed),
+                state.owners.get(bounds.partition),
+            )
+        )
+    return lags
+
+
+def reset_group(log: Log, group: str, topic: str, to: Start, *, dry_run: bool = False) -> list[OffsetReset]:
+    """Move a group to a start; returns old and new offset per partition; changes nothing with `dry_run`."""
+    known: Mapping[int, int] = {}
+    with contextlib.suppress(UnknownGroupError, DamagedError):  # a reset makes the one and mends the other
+        known = log.groups.state(group, topic).committed
+    numbers = range(log.topic(topic).partitions)
+    resets = [
+        OffsetReset(number, known.get(number), log.find_offset(topic, number, to)) for number in numbers
+    ]
+    if not dry_run:
+        log.groups.reset(group, topic, {reset.partition: reset.new for reset in resets})
+    return resets

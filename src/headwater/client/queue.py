@@ -1,32 +1,47 @@
-"""A queue in a program's hands: publish, receive, look."""
+"""Queues in a client: `OpenQueue` to publish, receive and inspect, and the queue and request calls of the client."""
 
 from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
-from headwater.errors import BadEventError
-from headwater.events import checked_headers, checked_traceparent, to_row
-from headwater.queues.body import Bodies, key_text
-from headwater.queues.message import Message
-from headwater.queues.protocol import Broker, Confirmed, DeadLetter, GroupCounts, Outgoing, Receiver
-from headwater.queues.repair import edited
+from headwater.backends import open_broker, open_requester
+from headwater.errors import BadEventError, BadSettingError, HeadwaterError, SourceLocation
+from headwater.events import Clock, check_headers, check_traceparent, to_row
+from headwater.queues import Queue, QueueOptions
+from headwater.queues.message import Message, MessageCodec, edit_message, key_text
+from headwater.queues.protocol import (
+    Broker,
+    DeadLetter,
+    GroupCounts,
+    OutgoingMessage,
+    PublishConfirm,
+    Receiver,
+)
+from headwater.queues.request_reply.protocol import PendingRequest, Replies, Requester, ask_all
 from headwater.units import duration
 
-__all__ = ["About", "OpenQueue", "seconds_of"]
+__all__ = [
+    "OpenQueue",
+    "PublishOptions",
+    "QueueMethods",
+    "to_seconds",
+]
 
 
-class About(TypedDict, total=False):
-    """What may be said about a message besides its value."""
+class PublishOptions(TypedDict, total=False):
+    """Options of a message."""
 
     id: str
     """Says which message it is: a second one of the same id is not taken."""
     key: Any
     """What it is about; if left out, it is taken from the queue's key field."""
-    words: str
+    routing_key: str
     """What it is about, in words separated by dots, for groups that choose by pattern."""
     headers: dict[str, str]
     """Short texts by name."""
@@ -41,7 +56,7 @@ class About(TypedDict, total=False):
 
 
 class OpenQueue:
-    """A queue, open for publishing and receiving. Made by `client.queue`; closing it gives back what is not settled.
+    """A queue, open for publishing and receiving. Made by `client.queue`; closing it requeues unsettled messages.
 
     Example:
         >>> import headwater as hw, tempfile
@@ -69,7 +84,7 @@ class OpenQueue:
         self._broker = broker
         self.definition = broker.queue(name)
         self._group = self.definition.groups[0].name if group is None else group
-        self._bodies = Bodies(self.definition.schema, as_)
+        self._codec = MessageCodec(self.definition.schema, as_)
         self._prefetch = prefetch
         self._timeout = timeout
         self._receiver: Receiver | None = None
@@ -82,47 +97,48 @@ class OpenQueue:
 
     # -- in ------------------------------------------------------------------------------------------------------
 
-    def publish(self, value: Any, **about: Unpack[About]) -> Confirmed:
-        """Publish one message and wait until it is as safe as the queue's durability says.
+    def publish(self, value: Any, **options: Unpack[PublishOptions]) -> PublishConfirm:
+        """Publish one message and wait until it is as safe as the queue's durability promises.
 
         Args:
             value: A dict, or an instance of the queue's type.
-            about: See `About`: `id`, `key`, `words`, `headers`, `priority`, `delay`, `ttl`, `traceparent`.
+            options: See `PublishOptions`: `id`, `key`, `routing_key`, `headers`, `priority`, `delay`, `ttl`,
+                `traceparent`.
 
         Raises:
             BadEventError: The value does not fit the queue's type; nothing was published.
             OverloadedError: The queue is full.
         """
-        return self._broker.publish(self.name, self._outgoing([value], about))[0]
+        return self._broker.publish(self.name, self._to_messages([value], options))[0]
 
-    def publish_many(self, values: Iterable[Any], **about: Unpack[About]) -> list[Confirmed]:
-        """Publish many messages at once, which is much faster than one by one; `about` holds for each of them."""
-        if "id" in about:
+    def publish_many(self, values: Iterable[Any], **options: Unpack[PublishOptions]) -> list[PublishConfirm]:
+        """Publish many messages at once, much faster than one by one; `options` apply to each."""
+        if "id" in options:
             what = "several messages cannot have one id"
             raise BadEventError(what, fix="queue.publish(value, id=…) for each", field="id")
-        return self._broker.publish(self.name, self._outgoing(list(values), about))
+        return self._broker.publish(self.name, self._to_messages(list(values), options))
 
-    def _outgoing(self, values: Sequence[Any], about: About) -> list[Outgoing]:
-        if unknown := sorted(set(about) - set(About.__annotations__)):
-            known = f"it can have: {', '.join(About.__annotations__)}"
+    def _to_messages(self, values: Sequence[Any], options: PublishOptions) -> list[OutgoingMessage]:
+        if unknown := sorted(set(options) - set(PublishOptions.__annotations__)):
+            known = f"it can have: {', '.join(PublishOptions.__annotations__)}"
             raise BadEventError(f"a message has no attribute {unknown[0]!r}", detail=known, field=unknown[0])
-        delay, ttl, trace = about.get("delay"), about.get("ttl"), about.get("traceparent")
+        delay, ttl, trace = options.get("delay"), options.get("ttl"), options.get("traceparent")
         same: dict[str, Any] = {
-            "id": about.get("id"),
-            "words": about.get("words", ""),
-            "headers": checked_headers(about.get("headers") or {}),
-            "priority": about.get("priority", 0),
+            "id": options.get("id"),
+            "routing_key": options.get("routing_key", ""),
+            "headers": check_headers(options.get("headers") or {}),
+            "priority": options.get("priority", 0),
             "delay": duration(delay) if delay is not None else timedelta(0),
             "ttl": None if ttl is None else duration(ttl),
-            "traceparent": None if trace is None else checked_traceparent(trace),
+            "traceparent": None if trace is None else check_traceparent(trace),
         }
-        bodies = self._bodies.encode_many(values)
+        bodies = self._codec.encode_many(values)
         return [
-            Outgoing(body, key=self._key(value, about.get("key")), **same)
+            OutgoingMessage(body, key=self._key_text(value, options.get("key")), **same)
             for body, value in zip(bodies, values, strict=True)
         ]
 
-    def _key(self, value: Any, given: Any) -> str | None:
+    def _key_text(self, value: Any, given: Any) -> str | None:
         field = self.definition.key
         found = to_row(value).get(field) if given is None and field is not None else given
         return None if found is None else key_text(found)
@@ -130,13 +146,13 @@ class OpenQueue:
     # -- out -----------------------------------------------------------------------------------------------------
 
     def receive(self, timeout: float | str | timedelta | None = 0) -> Message | None:
-        """The next message; None after `timeout` (in seconds, if it is a number) without any.
+        """Returns the next message; None after `timeout` (in seconds, if it is a number).
 
         Args:
             timeout: How long to wait; None waits for ever.
         """
-        found = self._received().receive(seconds_of(timeout), 1)
-        return Message(self._received(), found[0], self._bodies) if found else None
+        found = self._open_receiver().receive(to_seconds(timeout), 1)
+        return Message(self._open_receiver(), found[0], self._codec) if found else None
 
     def __iter__(self) -> Iterator[Message]:
         while not self._closed:
@@ -145,7 +161,7 @@ class OpenQueue:
                 return
             yield message
 
-    def _received(self) -> Receiver:
+    def _open_receiver(self) -> Receiver:
         if self._receiver is None:
             worker = f"{socket.gethostname()}/{os.getpid()}"
             self._receiver = self._broker.receiver(
@@ -156,17 +172,17 @@ class OpenQueue:
     # -- around --------------------------------------------------------------------------------------------------
 
     def counts(self) -> list[GroupCounts]:
-        """How each group stands."""
+        """Returns the counts of each group."""
         return self._broker.counts(self.name)
 
-    def dead(self, group: str | None = None) -> Iterator[DeadLetter]:
-        """Dead letters, oldest first, with reason, stack and history."""
-        return self._broker.dead(self.name, group)
+    def dead_letters(self, group: str | None = None) -> Iterator[DeadLetter]:
+        """Returns dead letters, oldest first, with reason, stack and history."""
+        return self._broker.dead_letters(self.name, group)
 
-    def retry(
+    def redrive(
         self, letters: Iterable[DeadLetter] | None = None, *, edit: Mapping[str, Any] | None = None
     ) -> int:
-        """Put dead letters back in line, for another round of attempts; how many there were.
+        """Redrive dead letters for another round of attempts; returns how many there were.
 
         Args:
             letters: Which; all of them, if left out.
@@ -175,13 +191,13 @@ class OpenQueue:
         Raises:
             BadEventError: A message would not fit the queue's type after the edit; none was put back.
         """
-        chosen = list(self.dead() if letters is None else letters)
-        return self._broker.revive(
-            self.name, [edited(self.definition, letter, edit or {}) for letter in chosen]
+        chosen = list(self.dead_letters() if letters is None else letters)
+        return self._broker.redrive(
+            self.name, [edit_message(self.definition, letter, edit or {}) for letter in chosen]
         )
 
     def close(self) -> None:
-        """Stop receiving; what was received and not settled goes to others at once."""
+        """Stop receiving; unsettled messages are requeued at once."""
         self._closed = True
         if self._receiver is not None:
             self._receiver.close()
@@ -197,11 +213,173 @@ class OpenQueue:
         return f"OpenQueue({self.name!r})"
 
 
-def seconds_of(timeout: float | str | timedelta | None) -> float | None:
-    """A length of time in seconds; a number is one already.
+def to_seconds(timeout: float | str | timedelta | None) -> float | None:
+    """Returns a duration in seconds; a number is in seconds already.
 
     Example:
-        >>> seconds_of("2 minutes"), seconds_of(0.5), seconds_of(None)
+        >>> to_seconds("2 minutes"), to_seconds(0.5), to_seconds(None)
         (120.0, 0.5, None)
     """
     return duration(timeout).total_seconds() if isinstance(timeout, str | timedelta) else timeout
+
+
+class QueueMethods:
+    """The queue and request methods of a client; the broker is opened on first use.
+
+    Args:
+        folder: The data folder; None for a client that has none.
+        queues: The broker's URL; None for queues in the data folder.
+        clock: What time it is.
+    """
+
+    def __init__(self, folder: Path | None, queues: str | None, clock: Clock) -> None:
+        self._folder = folder
+        self._queues = queues
+        self._clock = clock
+        self._broker: Broker | None = None
+        self._requester: Requester | None = None
+        self._lock = threading.Lock()
+
+    def create_queue(self, name: str, type_: object = None, /, **options: Unpack[QueueOptions]) -> Queue:
+        """Create a queue, or update an existing one to this type and these options.
+
+        Args:
+            name: Letters, digits, `.`, `_`, `-`.
+            type_: The type of its values; without one, any dict that JSON can hold is taken.
+            options: See `QueueOptions`.
+
+        Example:
+            >>> import headwater as hw, tempfile
+            >>> with hw.connect(tempfile.mkdtemp()) as client:
+            ...     _ = client.create_queue("emails", "to string", retry=hw.retry(3, backoff="1s"))
+            ...     client.queues()
+            ['emails']
+        """
+        location = SourceLocation.of_caller()
+        try:
+            return self.broker.declare(Queue.declare(name, type_, location=location, **options))
+        except HeadwaterError as error:
+            error.location = error.location or location
+            raise
+
+    def queues(self) -> list[str]:
+        """Returns the names of all queues."""
+        return self.broker.queues()
+
+    def queue(
+        self,
+        name: str,
+        *,
+        group: str | None = None,
+        as_: type | None = None,
+        prefetch: int = 10,
+        timeout: str | timedelta | None = None,
+    ) -> OpenQueue:
+        """Returns a queue for publishing and receiving.
+
+        Args:
+            name: Which one.
+            group: For which group to receive; the first, if left out.
+            as_: The class to make of each value; dicts if left out.
+            prefetch: How many messages may be received and not yet settled at a time.
+            timeout: Iteration ends after this long without messages; it waits for ever if left out.
+
+        Raises:
+            UnknownQueueError: There is no such queue.
+        """
+        wait = None if timeout is None else duration(timeout)
+        return OpenQueue(self.broker, name, group=group, as_=as_, prefetch=prefetch, timeout=wait)
+
+    # -- questions -----------------------------------------------------------------------------------------------
+
+    def ask(
+        self,
+        subject: str,
+        value: Any = None,
+        *,
+        timeout: float | str | timedelta = 5,
+        as_: type | None = None,
+    ) -> Any:
+        """Send a request and wait for the answer; `@app.answer(subject)` declares the function.
+
+        Nothing is kept: the function is called at most once, and not at all when the time is over before
+        its turn.
+
+        Args:
+            subject: What the question is about, such as "prices.quote".
+            value: What the function is called with.
+            timeout: How long to wait, in seconds if it is a number.
+            as_: The class to make of the answer.
+
+        Raises:
+            NoAnswerError: There was no answer in time.
+            AnswerFailedError: The function that answers raised an error; `data` has its type, message and stack.
+            OverloadedError: Too many questions wait.
+            UnreachableError: The RabbitMQ through which questions go is away; the function may have run.
+
+        Example:
+            >>> import headwater as hw, tempfile
+            >>> with hw.connect(tempfile.mkdtemp()) as client:
+            ...     client.ask("prices.quote", {"article": "tea"}, timeout=0.01)
+            Traceback (most recent call last):
+            headwater.errors.NoAnswerError: NO_ANSWER: no answer to "prices.quote" within 0.01 seconds
+            ...
+        """
+        return self.request(subject, value, timeout=timeout, as_=as_).answer()
+
+    def ask_all(
+        self,
+        subject: str,
+        values: Iterable[Any],
+        *,
+        timeout: float | str | timedelta = 5,
+        as_: type | None = None,
+    ) -> Replies:
+        """Send several requests at the same time and collect the answers.
+
+        Args:
+            subject: What the questions are about.
+            values: What the function is called with, for each question.
+            timeout: How long to wait for all of them, in seconds if it is a number.
+            as_: The class to make of each answer.
+        """
+        return ask_all(self._open_requester(), subject, list(values), to_seconds(timeout) or 0.0, as_)
+
+    def request(
+        self, subject: str, value: Any, *, timeout: float | str | timedelta = 5, as_: type | None = None
+    ) -> PendingRequest:
+        """Returns a request that another thread can cancel."""
+        return self._open_requester().request(subject, value, to_seconds(timeout) or 0.0, as_)
+
+    def _open_requester(self) -> Requester:
+        with self._lock:
+            if self._requester is None:
+                self._requester = open_requester(self._queues or str(self._require_folder()))
+            return self._requester
+
+    @property
+    def broker(self) -> Broker:
+        """The broker: that of the folder, or of the profile."""
+        with self._lock:
+            if self._broker is None:
+                self._broker = open_broker(self._queues or str(self._require_folder()), self._clock)
+            return self._broker
+
+    def _require_folder(self) -> Path:
+        if self._folder is None:
+            what = "queues and questions are not served over this connection"
+            detail = (
+                "a node serves topics and views; queues are in the data folder, or at the broker of a profile"
+            )
+            raise BadSettingError(what, detail=detail, fix='hw.connect(".headwater"), with the data folder')
+        return self._folder
+
+    def close_queues(self) -> None:
+        """Close the broker and the requester, if they were used."""
+        with self._lock:
+            if self._requester is not None:
+                self._requester.close()
+                self._requester = None
+            if self._broker is not None:
+                self._broker.close()
+                self._broker = None

@@ -1,4 +1,8 @@
-"""Do the numbers add up? What producers were told, what the log holds, and what the pipelines made of it, compared."""
+"""Reconciles the demo: what producers were told, what the log holds, and what the pipelines computed.
+
+The expected result of each pipeline is a batch query over all events that were on time. Times are
+microseconds since 1970: `moment` is an event's time, `start` and `end` are those of a window.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +20,102 @@ import pyarrow.compute as pc
 
 from headwater.app import App
 from headwater.client import Client
-from headwater.client.views import changes_topic
-from headwater.demo.batch_queries import BATCH_QUERIES, BatchQuery
-from headwater.demo.producing import Tally
+from headwater.demo.producers import SendCounts
 from headwater.log import LogBatch
-from headwater.log.reader import Reader
-from headwater.pipelines import Kind, Pipeline
-from headwater.pipelines.late import Correct
+from headwater.log.reader import TopicReader
+from headwater.pipelines import Pipeline, PipelineKind
+from headwater.pipelines.pipeline import CorrectLate
+from headwater.store.views.changes import changelog_topic
 
-__all__ = ["Audit", "PipelineFacts", "TopicFacts"]
+__all__ = [
+    "BATCH_QUERIES",
+    "Audit",
+    "BatchQuery",
+    "PipelineFacts",
+    "TopicFacts",
+]
+
+
+@dataclass(frozen=True)
+class BatchQuery:
+    """A query for DuckDB over tables with the names of the pipeline's inputs.
+
+    `complete_at` names the column that says when a row is complete, for pipelines that wait until then.
+    """
+
+    sql: str
+    key: tuple[str, ...]
+    complete_at: str | None = None
+
+
+BATCH_QUERIES: Final = {
+    "revenue": BatchQuery(
+        """
+        select moment // 60000000 * 60000000 as start, category, sum(amount) as revenue, count(*) as orders
+        from orders where not late group by all
+        """,
+        ("start", "category"),
+    ),
+    "unpaid": BatchQuery(
+        """
+        select order_id, customer_id, category, amount, moment + 30000000 as until
+        from orders
+        where not late and not exists (
+            from payments where not late and payments.order_id = orders.order_id
+                            and payments.moment between orders.moment and orders.moment + 30000000)
+        """,
+        ("order_id",),
+        complete_at="until",
+    ),
+    "visits": BatchQuery(
+        """
+        with acts as (
+            select customer_id, moment, 1 as page, 0 as login from clicks where not late
+            union all
+            select customer_id, moment, 0 as page, 1 as login from logins where not late),
+        begun as (
+            select *, moment - lag(moment) over (partition by customer_id order by moment, page) as pause
+            from acts),
+        numbered as (
+            select *, count_if(pause is null or pause >= 10000000) over (
+                partition by customer_id order by moment, page
+                rows between unbounded preceding and current row) as visit
+            from begun)
+        select customer_id, min(moment) as start, max(moment) + 10000000 as "end",
+               sum(page) as pages, sum(login) as logins
+        from numbered group by customer_id, visit
+        """,
+        ("customer_id", "start"),
+        complete_at="end",
+    ),
+    "search_times": BatchQuery(
+        """
+        select moment // 60000000 * 60000000 as start, count(*) as searches, sum(millis // hits) as millis_per_hit
+        from searches where not late and hits > 0 group by all
+        """,
+        ("start",),
+    ),
+    "temperatures": BatchQuery(
+        """
+        select sensor_id, (moment // 10000000 - back) * 10000000 as start, avg(celsius) as celsius, count(*) as readings
+        from sensors, range(3) as hops(back) where not late group by all
+        """,
+        ("sensor_id", "start"),
+    ),
+    "too_warm": BatchQuery(
+        """
+        select sensor_id, count_if(celsius > 5) as times, max(celsius) as highest, count(*) as spans
+        from temperatures group by all
+        """,
+        ("sensor_id",),
+    ),
+}
+"""By pipeline. Sketches are left out: they may differ by a little."""
+
 
 _COUNTS: Final = ("in_", "used", "late", "quarantined", "dropped")
 _SLACK: Final = 1_000_000  # microseconds by which rows may wait behind the watermark for the next batch
-Rows = dict[tuple[Any, ...], dict[str, Any]]
+KeyedRows = dict[tuple[Any, ...], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -36,13 +123,13 @@ class TopicFacts:
     """A topic: what producers were told in this run, and what it holds of this run."""
 
     topic: str
-    sent: Tally
+    sent: SendCounts
     events: int
     missing: int = 0
     unknown: int = 0
 
     def faults(self) -> list[str]:
-        """What does not add up; nothing, if all is well."""
+        """Returns what does not add up; nothing, if all is well."""
         claims = {
             "sent = acknowledged + repeated": (
                 self.sent.offered,
@@ -70,7 +157,7 @@ class PipelineFacts:
     wrong: int | None = None
 
     def faults(self) -> list[str]:
-        """What does not add up; nothing, if all is well."""
+        """Returns what does not add up; nothing, if all is well."""
         if self.state == "failed":
             return [f"{self.name} has failed: {self.detail}"]
         taken = self.counts["in_"]
@@ -103,14 +190,15 @@ class Audit:
 
     # -- topics --------------------------------------------------------------------------------------------------
 
-    def topics(self, sent: Mapping[str, Tally], journals: Path) -> list[TopicFacts]:
-        """All topics, compared event by event with what was acknowledged."""
-        told = _acknowledged(journals)
+    def topics(self, sent: Mapping[str, SendCounts], journals: Path) -> list[TopicFacts]:
+        """Returns all topics, compared event by event with what was acknowledged."""
+        told = _read_journals(journals)
         return [
-            self._topic(name, sent.get(name, Tally()), told.get(name, set())) for name in self._app.topics
+            self._audit_topic(name, sent.get(name, SendCounts()), told.get(name, set()))
+            for name in self._app.topics
         ]
 
-    def _topic(self, name: str, sent: Tally, told: set[tuple[int, int, str]]) -> TopicFacts:
+    def _audit_topic(self, name: str, sent: SendCounts, told: set[tuple[int, int, str]]) -> TopicFacts:
         found: set[tuple[int, int, str]] = set()
         for batch in self._batches(name, self._starts[name]):
             ids = batch.values.column(0).to_pylist()
@@ -123,7 +211,7 @@ class Audit:
     # -- pipelines -----------------------------------------------------------------------------------------------
 
     def pipelines(self) -> list[PipelineFacts]:
-        """All pipelines as they are now, not yet compared with anything."""
+        """Returns all pipelines as they are now, not yet compared with anything."""
         if not (self._client.log.folder / "store" / "store.db").exists():  # type: ignore[attr-defined]
             return [
                 PipelineFacts(name, pipeline.kind.value) for name, pipeline in self._app.pipelines.items()
@@ -132,34 +220,34 @@ class Audit:
         asked = f"select name, kind, state, detail, watermark, {counts} from hw_pipelines"
         known = {row[0]: row for row in self._client.sql(asked).rows}
         return [
-            _facts(known[name]) if name in known else PipelineFacts(name, pipeline.kind.value)
+            _parse_facts(known[name]) if name in known else PipelineFacts(name, pipeline.kind.value)
             for name, pipeline in self._app.pipelines.items()
         ]
 
-    def events(self, name: str) -> int:
+    def input_events(self, name: str) -> int:
         """How many events a pipeline has to take in: those of its topics, and final rows of a view before it."""
-        return sum(self._input_rows(source) for source in self._app.pipelines[name].inputs)
+        return sum(self._count_rows(source) for source in self._app.pipelines[name].inputs)
 
-    def _input_rows(self, source: str) -> int:
+    def _count_rows(self, source: str) -> int:
         if source in self._app.pipelines:
-            return len(self._finals(source))
+            return len(self._final_rows(source))
         return sum(batch.values.num_rows for batch in self._batches(source))
 
-    def compared(self, facts: PipelineFacts) -> PipelineFacts:
+    def compare(self, facts: PipelineFacts) -> PipelineFacts:
         """The same pipeline with how many rows it has, and how many differ from a batch query."""
         pipeline, query = self._app.pipelines[facts.name], BATCH_QUERIES[facts.name]
-        wanted = self._wanted(pipeline, query)
-        found = self._found(pipeline, query)
-        wrong = sum(not _same(row, wanted.get(key)) for key, row in found.items())
+        wanted = self._batch_rows(pipeline, query)
+        found = self._pipeline_rows(pipeline, query)
+        wrong = sum(not _rows_match(row, wanted.get(key)) for key, row in found.items())
         done = facts.watermark - _SLACK if facts.watermark is not None else -_SLACK
         column = query.complete_at
         missing = sum(column is None or row[column] < done for key, row in wanted.items() if key not in found)
-        changed = {"events": self.events(facts.name), "rows": len(found), "wrong": wrong + missing}
+        changed = {"events": self.input_events(facts.name), "rows": len(found), "wrong": wrong + missing}
         return PipelineFacts(**(vars(facts) | changed))
 
-    def _wanted(self, pipeline: Pipeline, query: BatchQuery) -> Rows:
-        correction = pipeline.late.for_ if isinstance(pipeline.late, Correct) else timedelta()
-        tables = {source: self._table(source, correction) for source in pipeline.inputs}
+    def _batch_rows(self, pipeline: Pipeline, query: BatchQuery) -> KeyedRows:
+        correction = pipeline.late.for_ if isinstance(pipeline.late, CorrectLate) else timedelta()
+        tables = {source: self._input_table(source, correction) for source in pipeline.inputs}
         if not all(table.num_columns for table in tables.values()):  # nothing of a view is final yet
             return {}
         with duckdb.connect() as batch:
@@ -167,35 +255,35 @@ class Audit:
                 batch.register(source, table)
             answer = batch.execute(query.sql)
             names = [column[0] for column in answer.description or ()]
-            return _by_key([dict(zip(names, row, strict=True)) for row in answer.fetchall()], query)
+            return _rows_by_key([dict(zip(names, row, strict=True)) for row in answer.fetchall()], query)
 
-    def _found(self, pipeline: Pipeline, query: BatchQuery) -> Rows:
-        if pipeline.kind is Kind.STREAM:
-            return _by_key(
+    def _pipeline_rows(self, pipeline: Pipeline, query: BatchQuery) -> KeyedRows:
+        if pipeline.kind is PipelineKind.STREAM:
+            return _rows_by_key(
                 [row for batch in self._batches(pipeline.name) for row in batch.values.to_pylist()], query
             )
         if pipeline.name not in self._client.views():
             return {}
-        return _by_key(_plain(self._client.view(pipeline.name).table()).to_pylist(), query)
+        return _rows_by_key(_flatten_window(self._client.view(pipeline.name).table()).to_pylist(), query)
 
     # -- events --------------------------------------------------------------------------------------------------
 
-    def _table(self, source: str, correction: timedelta) -> pa.Table:
+    def _input_table(self, source: str, correction: timedelta) -> pa.Table:
         """Events as a table: the columns that are no times, `moment`, and whether they were `late`."""
         if source in self._app.pipelines:
-            return _plain(pa.Table.from_pylist(self._finals(source)))
+            return _flatten_window(pa.Table.from_pylist(self._final_rows(source)))
         topic = self._app.topics[source]
         columns = [field.name for field in topic.schema if not pa.types.is_timestamp(field.type)]
         batches = [
             pa.table({name: batch.values.column(name) for name in columns}
-                     | {"moment": batch.occurred, "late": batch.late(topic.lateness + correction)})
+                     | {"moment": batch.event_times, "late": batch.late(topic.lateness + correction)})
             for batch in self._batches(source)
         ]  # fmt: skip
-        return pa.concat_tables(batches) if batches else _empty(topic.schema, columns)
+        return pa.concat_tables(batches) if batches else _empty_table(topic.schema, columns)
 
-    def _finals(self, view: str) -> list[dict[str, Any]]:
-        """The rows of a view whose windows are over, each as it was then."""
-        changes = self._batches(changes_topic(view, 1))
+    def _final_rows(self, view: str) -> list[dict[str, Any]]:
+        """Returns the rows of a view whose windows are over, each as it was then."""
+        changes = self._batches(changelog_topic(view, 1))
         rows = (row for batch in changes for row in batch.values.to_pylist())
         return [row["after"] for row in rows if row["op"] == "final"]
 
@@ -205,14 +293,14 @@ class Audit:
         ends = self._client.log.ends(topic)
         begin = starts or {part.partition: part.start for part in ends}
         stops = {part.partition: part.end for part in ends}
-        for batch in Reader(self._client.log, topic, begin, stops):
-            mine = batch.since(begin[batch.partition])
+        for batch in TopicReader(self._client.log, topic, begin, stops):
+            mine = batch.from_offset(begin[batch.partition])
             if mine.values.num_rows:
                 yield mine
 
 
-def _acknowledged(journals: Path) -> dict[str, set[tuple[int, int, str]]]:
-    """What producers wrote down, by topic: partition, offset, number of the event."""
+def _read_journals(journals: Path) -> dict[str, set[tuple[int, int, str]]]:
+    """Returns what producers wrote down, by topic: partition, offset, number of the event."""
     told: dict[str, set[tuple[int, int, str]]] = {}
     for path in journals.glob("*.csv"):
         with path.open() as lines:
@@ -222,15 +310,15 @@ def _acknowledged(journals: Path) -> dict[str, set[tuple[int, int, str]]]:
     return told
 
 
-def _facts(row: tuple[Any, ...]) -> PipelineFacts:
+def _parse_facts(row: tuple[Any, ...]) -> PipelineFacts:
     name, kind, state, detail, watermark, *counts = row
     return PipelineFacts(
         name, kind, state or "starting", detail or "", dict(zip(_COUNTS, counts, strict=True)), watermark
     )
 
 
-def _plain(table: pa.Table) -> pa.Table:
-    """A view's table with a window as two numbers, `start` and `end`."""
+def _flatten_window(table: pa.Table) -> pa.Table:
+    """Returns a view's table with a window as two numbers, `start` and `end`."""
     for number, column in enumerate(table.schema):
         if pa.types.is_struct(column.type):
             window = table.column(number).combine_chunks()
@@ -242,23 +330,23 @@ def _plain(table: pa.Table) -> pa.Table:
     return table
 
 
-def _empty(schema: pa.Schema, columns: list[str]) -> pa.Table:
+def _empty_table(schema: pa.Schema, columns: list[str]) -> pa.Table:
     fields = [schema.field(name) for name in columns]
     return pa.schema([*fields, pa.field("moment", pa.int64()), pa.field("late", pa.bool_())]).empty_table()
 
 
-def _by_key(rows: list[dict[str, Any]], query: BatchQuery) -> Rows:
+def _rows_by_key(rows: list[dict[str, Any]], query: BatchQuery) -> KeyedRows:
     return {tuple(row[name] for name in query.key): row for row in rows}
 
 
-def _same(found: Mapping[str, Any], wanted: Mapping[str, Any] | None) -> bool:
+def _rows_match(found: Mapping[str, Any], wanted: Mapping[str, Any] | None) -> bool:
     """Whether the columns that both have are equal; floats to nine digits, the order of addition being Spark's."""
     if wanted is None:
         return False
-    return all(_equal(found[name], value) for name, value in wanted.items() if name in found)
+    return all(_values_match(found[name], value) for name, value in wanted.items() if name in found)
 
 
-def _equal(one: Any, other: Any) -> bool:
+def _values_match(one: Any, other: Any) -> bool:
     if isinstance(one, float | np.floating):
         return math.isclose(one, other, rel_tol=1e-9)
     return bool(one == other)

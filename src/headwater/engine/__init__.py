@@ -1,6 +1,7 @@
-"""How Spark does it: the only room that imports pyspark, in a process of its own that the node starts and watches.
+"""Runs pipelines on Spark; the only package that imports pyspark.
 
-In come an app's pipelines and the log they read; out go commits into the store and batches onto topics. Enter by
-`process` (the engine's main program) or by `engine` (all pipelines of an app in this process, as tests run it). Nothing
-is imported here: Spark's workers load `source` alone, and every import would be paid in each of them.
+The pipelines of an app and the log they read come in. Commits to the store and batches in topics go out. The engine
+runs in its own process, which the node starts and watches: enter at `process`. Tests enter at `engine.Engine`, which
+runs all pipelines of an app in the current process. This file imports nothing, because Spark's Python workers load
+`engine.source` and would pay for every import here.
 """

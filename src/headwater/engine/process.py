@@ -1,6 +1,6 @@
 """The engine's main program: `python -m headwater.engine.process run|check APP DATA`.
 
-Started and watched by the node (runner.py). It ends when its standard input closes, so it never outlives the node.
+The node starts and watches it (runner.py). It ends when its standard input closes, so it never outlives the node.
 """
 
 from __future__ import annotations
@@ -21,40 +21,37 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from headwater.app_file import load_app
+from headwater.backends import open_log, open_store, ping_log
 from headwater.config import JAVA_PATIENCE, SPARK_CORES, SPARK_MEMORY
-from headwater.engine.checking import check
+from headwater.engine.compatibility import Rebuild
+from headwater.engine.context import CheckpointFolder, EngineContext, HadoopFolder, LocalFolder
+from headwater.engine.dry_run import dry_run
 from headwater.engine.engine import Engine
-from headwater.engine.folder import Folder, HadoopFolder, LocalFolder
-from headwater.engine.points import reach
+from headwater.engine.failpoints import failpoint
 from headwater.engine.replay import replay
-from headwater.engine.spark.heartbeat import watch
-from headwater.engine.spark.session import Spark, SparkSettings
-from headwater.engine.surroundings import Surroundings
-from headwater.engine.versions import Rebuild
+from headwater.engine.spark.session import Spark, SparkSettings, watch_jvm
 from headwater.errors import BadSettingError, HeadwaterError, LockedError, UnreachableError
 from headwater.events import SystemClock
-from headwater.loading import load_app
-from headwater.log.places import open_log, require_log
-from headwater.pipelines import Kind
+from headwater.pipelines import PipelineKind
 from headwater.profiles import Profile, read_profile
-from headwater.store import open_store
-from headwater.store.engine_state import EngineState, write_engine_state
+from headwater.store.status import EngineStatus, write_engine_status
 
 __all__ = ["main"]
 
 T = TypeVar("T")
-_LONGEST_PAUSE: Final = 10.0
-_LOOK: Final = 0.5  # seconds between two looks: has a pipeline failed, has another driver come
+_MAX_DELAY: Final = 10.0
+_POLL_INTERVAL: Final = 0.5  # seconds between checks for failed pipelines and another driver
 
 
-class Order(msgspec.Struct, frozen=True):
-    """What the engine is to do, as one JSON argument.
+class EngineCommand(msgspec.Struct, frozen=True):
+    """The command of the engine process, as one JSON argument.
 
     Attributes:
         app: The user's file.
         data: The data folder.
         work: "run"; "catch-up", to end when all that is in the log now is committed; "check"; or "replay".
-        rebuild: Views that are to be made anew.
+        rebuild: Views that are to be rebuilt.
         since: From where on; an offset or a moment as text.
         names: Pipelines to replay; all, if empty.
         rows: About how many events a batch of a replay takes.
@@ -72,38 +69,38 @@ class Order(msgspec.Struct, frozen=True):
     profile: str = ""
     here: str = ""
 
-    def places(self) -> Profile:
-        """Where log, store and Spark are."""
+    def load_profile(self) -> Profile:
+        """Returns the profile with the location of log, store and Spark."""
         return read_profile(self.profile or None, Path(self.here or "."))
 
 
 def main(argument: str) -> int:
-    """Do what is ordered; the exit code is that of the error, if there was one."""
-    order = msgspec.json.decode(argument, type=Order)
-    data = Path(order.data).absolute()
+    """Execute the command; the exit code is that of the error, if there was one."""
+    command = msgspec.json.decode(argument, type=EngineCommand)
+    data = Path(command.data).absolute()
     _log_to_file(data)
-    ended = _end_of_input()
+    ended = _stop_event()
     try:
-        if order.work == "check":
-            return _check(order, data)
-        return (_replay if order.work == "replay" else _run)(order, data, ended)
+        if command.work == "check":
+            return _dry_run(command, data)
+        return (_replay if command.work == "replay" else _run)(command, data, ended)
     except HeadwaterError as error:
-        _say({"error": error.problem()})
+        _print_message({"error": error.problem()})
         return error.exit_code
 
 
-def _run(order: Order, data: Path, ended: threading.Event) -> int:
-    profile = order.places()
-    spark = Spark(data / "engine", _settings(profile), Path(order.app))
-    with _only_one(data), _surroundings(profile, data, spark, ended) as around:
-        graph = load_app(order.app).resolve()
-        rebuild = {name: Rebuild(order.since) for name in order.rebuild}
-        engine = Engine(graph, lambda: spark.session, around, rebuild)
+def _run(command: EngineCommand, data: Path, ended: threading.Event) -> int:
+    profile = command.load_profile()
+    spark = Spark(data / "engine", _spark_settings(profile), Path(command.app))
+    with _lock_data_folder(data), _open_context(profile, data, spark, ended) as context:
+        graph = load_app(command.app).resolve()
+        rebuild = {name: Rebuild(command.since) for name in command.rebuild}
+        engine = Engine(graph, lambda: spark.session, context, rebuild)
         engine.start()
-        _tell_when_up(data, spark)
+        _report_when_running(data, spark)
         try:
-            if order.work == "catch-up":
-                engine.settle()
+            if command.work == "catch-up":
+                engine.catch_up()
             else:
                 _watch(engine, ended)
         finally:
@@ -113,62 +110,62 @@ def _run(order: Order, data: Path, ended: threading.Event) -> int:
 
 
 def _watch(engine: Engine, ended: threading.Event) -> None:
-    """Wait for the end, and say meanwhile which pipelines are given up.
+    """Wait for the end, and report pipelines that have failed for good.
 
     Raises:
         FencedError: Another driver has taken the pipelines.
     """
-    told: set[str] = set()
-    while not ended.wait(_LOOK):
+    reported: set[str] = set()
+    while not ended.wait(_POLL_INTERVAL):
         with contextlib.suppress(LockedError, UnreachableError):
-            engine.require_owner()
-        for name, keeper in engine.keepers.items():
-            if keeper.error is not None and name not in told:
-                told.add(name)
-                _say({"failed": name, "problem": keeper.error.problem()})
+            engine.check_owner()
+        for name, supervisor in engine.supervisors.items():
+            if supervisor.error is not None and name not in reported:
+                reported.add(name)
+                _print_message({"failed": name, "problem": supervisor.error.problem()})
 
 
-def _reached(opened: Callable[[], T], data: Path, ended: threading.Event) -> T:
-    """What is opened; while nothing answers there, wait, and say so.
+def _wait_until_reachable(open_: Callable[[], T], data: Path, ended: threading.Event) -> T:
+    """Returns what `open` returns; while the server is unreachable, waits and reports that.
 
     Raises:
         UnreachableError: Nothing answered until the end.
     """
-    began, pause = time.monotonic(), 0.5
+    began, delay = time.monotonic(), 0.5
     while True:
         try:
-            return opened()
+            return open_()
         except UnreachableError as error:
-            told = f"{error.what}; waiting for {time.monotonic() - began:.0f} s so far"
-            write_engine_state(data, EngineState("starting", SystemClock().micros(), told, os.getpid()))
-            _say({"waiting": told})
-            pause = min(2 * pause, _LONGEST_PAUSE)
-            if ended.wait(pause):
+            message = f"{error.what}; waiting for {time.monotonic() - began:.0f} s so far"
+            write_engine_status(data, EngineStatus("starting", SystemClock().micros(), message, os.getpid()))
+            _print_message({"waiting": message})
+            delay = min(2 * delay, _MAX_DELAY)
+            if ended.wait(delay):
                 raise
 
 
 @contextlib.contextmanager
-def _surroundings(
+def _open_context(
     profile: Profile, data: Path, spark: Spark, ended: threading.Event
-) -> Iterator[Surroundings]:
-    """Log and store of a profile, open while the block runs."""
+) -> Iterator[EngineContext]:
+    """Yields the context with the log and store of a profile, which stay open while the block runs."""
     clock = SystemClock()
-    where = profile.log.resolved() if profile.log else str(data)
-    _reached(partial(require_log, where), data, ended)
-    here = profile.spark.resolved().startswith("local")
-    log = open_log(where, clock, keeps_time=True, pages=data / "engine" / "pages" if here else None)
+    log_url = profile.log.resolve() if profile.log else str(data)
+    _wait_until_reachable(partial(ping_log, log_url), data, ended)
+    is_local = profile.spark.resolve().startswith("local")
+    log = open_log(log_url, clock, index_time=True, cache=data / "engine" / "pages" if is_local else None)
     try:
-        url = profile.store.resolved() if profile.store else None
-        committing = partial(reach, "in-sink-commit")
-        store = _reached(partial(open_store, url, data, clock, committing), data, ended)
+        url = profile.store.resolve() if profile.store else None
+        before_commit = partial(failpoint, "in-sink-commit")
+        store = _wait_until_reachable(partial(open_store, url, data, clock, before_commit), data, ended)
         try:
-            yield Surroundings(
+            yield EngineContext(
                 data,
                 log,
                 store,
                 clock,
-                cores=_settings(profile).cores,
-                shared=_shared_folder(profile, spark),
+                cores=_spark_settings(profile).cores,
+                checkpoints=_checkpoint_folder(profile, spark),
                 jars=profile.jars,
             )
         finally:
@@ -177,95 +174,95 @@ def _surroundings(
         log.close()
 
 
-def _shared_folder(profile: Profile, spark: Spark) -> Folder | None:
-    """Where checkpoints are, if not in the data folder.
+def _checkpoint_folder(profile: Profile, spark: Spark) -> CheckpointFolder | None:
+    """Returns the checkpoint folder, if it is not in the data folder.
 
     Raises:
         BadSettingError: Workers on other machines would look for a folder of this one.
     """
     if profile.checkpoints is None:
-        if not profile.spark.resolved().startswith("local"):
+        if not profile.spark.resolve().startswith("local"):
             what = f"the workers of {profile.spark} do not reach the data folder"
             fix = 'checkpoints = "/a/folder/that/all/reach", or "s3a://bucket/checkpoints"'
             raise BadSettingError(what, detail="checkpoints must be where driver and workers are", fix=fix)
         return None
-    address = profile.checkpoints.resolved()
-    if _by_url(profile):
+    address = profile.checkpoints.resolve()
+    if _needs_hadoop(profile):
         return HadoopFolder(address, lambda: spark.session)
     return LocalFolder(Path(address.removeprefix("file://")))
 
 
-def _by_url(profile: Profile) -> bool:
-    """Whether checkpoints are where only Hadoop can reach them."""
+def _needs_hadoop(profile: Profile) -> bool:
+    """Returns whether only Hadoop can access the checkpoints."""
     return profile.checkpoints is not None and profile.checkpoints.scheme not in ("", "file")
 
 
-def _tell_when_up(data: Path, spark: Spark) -> None:
-    """Say that Spark runs once it does, and keep an eye on it from then on."""
+def _report_when_running(data: Path, spark: Spark) -> None:
+    """Report when Spark runs, and watch it from then on."""
 
     def wait() -> None:
         try:
-            watch(spark, JAVA_PATIENCE.number())
-            state = EngineState("running", SystemClock().micros(), pid=os.getpid())
+            watch_jvm(spark, JAVA_PATIENCE.number())
+            state = EngineStatus("running", SystemClock().micros(), pid=os.getpid())
         except HeadwaterError as error:
-            state = EngineState("failed", SystemClock().micros(), error.what, os.getpid())
-        write_engine_state(data, state)
+            state = EngineStatus("failed", SystemClock().micros(), error.what, os.getpid())
+        write_engine_status(data, state)
 
     threading.Thread(target=wait, name="headwater-spark", daemon=True).start()
 
 
-def _check(order: Order, data: Path) -> int:
+def _dry_run(command: EngineCommand, data: Path) -> int:
     folder = data / "engine" if data.exists() else Path(os.devnull).parent
-    spark = Spark(folder, _settings(Profile("embedded")), Path(order.app))
-    profile = order.places()
-    kept = _shared_folder(profile, spark) if profile.checkpoints else None
+    spark = Spark(folder, _spark_settings(Profile("embedded")), Path(command.app))
+    profile = command.load_profile()
+    checkpoints = _checkpoint_folder(profile, spark) if profile.checkpoints else None
     try:
-        graph = load_app(order.app).resolve()
-        log_at = profile.log.resolved() if profile.log and any(p.realtime for p in graph.pipelines) else ""
-        for checked in check(graph, data, lambda: spark.session, kept, log_at):
-            _say({"checked": checked})
+        graph = load_app(command.app).resolve()
+        log_url = profile.log.resolve() if profile.log and any(p.realtime for p in graph.pipelines) else ""
+        for checked in dry_run(graph, data, lambda: spark.session, checkpoints, log_url):
+            _print_message({"checked": checked})
     finally:
         spark.stop()
     return 0
 
 
-def _replay(order: Order, data: Path, ended: threading.Event) -> int:
-    profile = order.places()
-    spark = Spark(data / "engine", _settings(profile), Path(order.app))
-    graph = load_app(order.app).resolve()
+def _replay(command: EngineCommand, data: Path, ended: threading.Event) -> int:
+    profile = command.load_profile()
+    spark = Spark(data / "engine", _spark_settings(profile), Path(command.app))
+    graph = load_app(command.app).resolve()
     try:
         with (
-            _surroundings(profile, data, spark, ended) as around,
+            _open_context(profile, data, spark, ended) as context,
             tempfile.TemporaryDirectory(prefix="headwater-") as scratch,
         ):
             for pipeline in graph.pipelines:
-                if pipeline.kind is Kind.FILES or pipeline.realtime:
-                    continue  # no ledger says what to run again
-                if not order.names or pipeline.name in order.names:
+                if pipeline.kind is PipelineKind.FILES or pipeline.realtime:
+                    continue  # it has no ledger, so its committed range is unknown
+                if not command.names or pipeline.name in command.names:
                     folder = Path(scratch, pipeline.name)
-                    done = replay(spark.session, graph, pipeline, around, folder, order.rows or 100_000)
-                    _say({"replayed": done})
+                    result = replay(spark.session, graph, pipeline, context, folder, command.rows or 100_000)
+                    _print_message({"replayed": result})
     finally:
         spark.stop()
     return 0
 
 
-def _say(document: dict[str, Any]) -> None:
+def _print_message(document: dict[str, Any]) -> None:
     sys.stdout.buffer.write(msgspec.json.encode(document) + b"\n")
     sys.stdout.flush()
 
 
-def _settings(profile: Profile) -> SparkSettings:
+def _spark_settings(profile: Profile) -> SparkSettings:
     cores = SPARK_CORES.number() or os.cpu_count() or 2
-    master = profile.spark.resolved()
+    master = profile.spark.resolve()
     master = f"local[{cores}]" if master.startswith("local") else master
     return SparkSettings(
-        cores, SPARK_MEMORY.read(), master=master, python=profile.python, by_url=_by_url(profile)
+        cores, SPARK_MEMORY.read(), master=master, python=profile.python, by_url=_needs_hadoop(profile)
     )
 
 
-def _end_of_input() -> threading.Event:
-    """Set when the process that started this one is gone, or says so by a signal."""
+def _stop_event() -> threading.Event:
+    """Returns an event that is set when the parent process has ended or sends a signal."""
     ended = threading.Event()
 
     def wait() -> None:
@@ -280,8 +277,8 @@ def _end_of_input() -> threading.Event:
 
 
 @contextlib.contextmanager
-def _only_one(data: Path) -> Iterator[None]:
-    """One engine per data folder; a dead one's lock is free."""
+def _lock_data_folder(data: Path) -> Iterator[None]:
+    """Lock the data folder for one engine; the lock of a dead process is free."""
     (data / "engine").mkdir(parents=True, exist_ok=True)
     handle = os.open(data / "engine" / "lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:

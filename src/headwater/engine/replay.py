@@ -1,4 +1,7 @@
-"""A range of the log run again, apart from everything: the proof that it gives the same rows, however it is cut."""
+"""Replay: runs an offset range of the log again in isolation, and compares the rows with the committed ones.
+
+The result must be the same for every division of the range into batches.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +15,23 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from headwater.engine.building.inputs import Input, Rows
-from headwater.engine.query import Bounds, Query
-from headwater.engine.sink.outputs import changelog_name
-from headwater.engine.surroundings import Surroundings
+from headwater.backends import open_view_reader
+from headwater.engine.build.inputs import Input, RowBehaviour
+from headwater.engine.context import EngineContext
+from headwater.engine.query import OffsetBounds, Query
+from headwater.engine.sink.publisher import changelog_topic
 from headwater.errors import UnknownViewError
 from headwater.log.protocol import Log
-from headwater.log.reader import Reader
-from headwater.pipelines import Graph, Kind, Pipeline
-from headwater.store import LedgerEntry, SqliteStore, Views, views_of
+from headwater.log.reader import TopicReader
+from headwater.pipelines import Graph, Pipeline, PipelineKind
+from headwater.store import LedgerEntry, SqliteStore, SqliteViewReader
 
-__all__ = ["Replayed", "replay", "rows_hash"]
+__all__ = ["ReplayResult", "replay", "rows_hash"]
 
 
 @dataclass(frozen=True)
-class Replayed:
-    """What came of a range the first time and this time.
+class ReplayResult:
+    """The result of a replay: the rows of the first run and of this run.
 
     Attributes:
         pipeline: Which pipeline.
@@ -53,98 +57,100 @@ def replay(
     spark: SparkSession,
     graph: Graph,
     pipeline: Pipeline,
-    around: Surroundings,
+    context: EngineContext,
     scratch: Path,
     rows: int,
-) -> Replayed:
-    """Run everything that a pipeline has committed once more, in a folder apart, and compare.
+) -> ReplayResult:
+    """Run the whole committed range of a pipeline again in a separate folder, and compare the rows.
 
     Args:
         spark: The session.
         graph: The app it belongs to.
         pipeline: Which pipeline.
-        around: The log it reads and the store that has its rows.
+        context: The log it reads and the store that has its rows.
         scratch: An empty folder.
         rows: About how many events a batch takes; another number cuts the range elsewhere.
 
     Raises:
         UnknownViewError: It has committed nothing yet.
     """
-    version = _version(pipeline.name, around)
-    inputs = tuple(_input(name, graph, around) for name in pipeline.inputs)
-    entry, kept = _kept(pipeline, version, around)
-    store = SqliteStore(scratch / "store", around.clock)
-    apart = replace(around, store=store, scratch=scratch, rows=rows, wait=0.02, owner=None)
+    version = _current_version(pipeline.name, context)
+    inputs = tuple(_resolve_input(name, graph, context) for name in pipeline.inputs)
+    entry, kept = _load_committed(pipeline, version, context)
+    store = SqliteStore(scratch / "store", context.clock)
+    isolated = replace(context, store=store, scratch=scratch, rows=rows, wait=0.02, owner=None)
     query = Query(
         spark,
         pipeline,
         inputs,
         version,
-        apart,
+        isolated,
         lambda: None,
-        _bounds(pipeline, version, inputs, entry, around),
+        _replay_bounds(pipeline, version, inputs, entry, context),
     )
     try:
         query.start()
         query.catch_up()
-        made = _made(query, store)
-        last = store.last(query.home.query)
+        result = _replay_rows(query, store)
+        last = store.last_entry(query.directory.query_id)
     finally:
         query.stop()
         store.close()
     batches = last.batch + 1 if last else 0
-    return Replayed(pipeline.name, batches, _events_between(query), rows_hash(kept), rows_hash(made))
+    return ReplayResult(pipeline.name, batches, _event_count(query), rows_hash(kept), rows_hash(result))
 
 
-def _events_between(query: Query) -> int:
+def _event_count(query: Query) -> int:
     assert query.bounds is not None
     ends = query.bounds.ends
     return sum(end - query.starts[name].get(p, 0) for name, read in ends.items() for p, end in read.items())
 
 
-def _version(name: str, around: Surroundings) -> int:
-    current = around.store.current(name)
+def _current_version(name: str, context: EngineContext) -> int:
+    current = context.store.current_table(name)
     return current.version if current else 1
 
 
-def _input(name: str, graph: Graph, around: Surroundings) -> Input:
-    """What a pipeline saw under this name when it ran."""
+def _resolve_input(name: str, graph: Graph, context: EngineContext) -> Input:
+    """Returns the input of this name as the pipeline saw it when it ran."""
     source = {pipeline.name: pipeline for pipeline in graph.pipelines}.get(name)
-    if source is None or source.kind is not Kind.VIEW:
-        return Input(name, around.log.topic(name))
-    version = _version(name, around)
-    made = around.home(name, version).made()
-    assert made is not None
-    topic = around.log.topic(changelog_name(name, version))
-    return Input.of_view(name, topic, Rows(made.rows), source.key)
+    if source is None or source.kind is not PipelineKind.VIEW:
+        return Input(name, context.log.topic(name))
+    version = _current_version(name, context)
+    manifest = context.query_directory(name, version).load_manifest()
+    assert manifest is not None
+    topic = context.log.topic(changelog_topic(name, version))
+    return Input.of_view(name, topic, RowBehaviour(manifest.rows), source.key)
 
 
-def _kept(pipeline: Pipeline, version: int, around: Surroundings) -> tuple[LedgerEntry, pa.Table]:
-    """The newest entry of the ledger and exactly the rows that belong to it."""
+def _load_committed(pipeline: Pipeline, version: int, context: EngineContext) -> tuple[LedgerEntry, pa.Table]:
+    """Returns the newest ledger entry and exactly the rows that belong to it."""
     query = f"{pipeline.name}@{version}"
     while True:
-        entry = around.store.last(query)
+        entry = context.store.last_entry(query)
         if entry is None:
             what = f"{pipeline} has committed nothing yet"
             raise UnknownViewError(what, fix="headwater run app.py", view=pipeline.name)
-        rows = _rows_of(pipeline, around)
-        if around.store.last(query) == entry:
+        rows = _output_rows(pipeline, context)
+        if context.store.last_entry(query) == entry:
             return entry, rows
 
 
-def _rows_of(pipeline: Pipeline, around: Surroundings) -> pa.Table:
-    if pipeline.kind is Kind.VIEW:
-        views = views_of(around.store)
+def _output_rows(pipeline: Pipeline, context: EngineContext) -> pa.Table:
+    if pipeline.kind is PipelineKind.VIEW:
+        views = open_view_reader(context.store)
         try:
             return views.table(pipeline.name)
         finally:
             views.close()
-    return pa.Table.from_batches(_events(around.log, pipeline.name), around.log.topic(pipeline.name).schema)
+    return pa.Table.from_batches(
+        _topic_batches(context.log, pipeline.name), context.log.topic(pipeline.name).schema
+    )
 
 
-def _events(log: Log, topic: str) -> Iterator[pa.RecordBatch]:
+def _topic_batches(log: Log, topic: str) -> Iterator[pa.RecordBatch]:
     ends = {end.partition: (end.start, end.end) for end in log.ends(topic)}
-    reader = Reader(
+    reader = TopicReader(
         log, topic, {p: start for p, (start, _) in ends.items()}, {p: end for p, (_, end) in ends.items()}
     )
     for batch in reader:
@@ -152,43 +158,44 @@ def _events(log: Log, topic: str) -> Iterator[pa.RecordBatch]:
             yield batch.values.cast(batch.topic.schema)
 
 
-def _bounds(
-    pipeline: Pipeline, version: int, inputs: tuple[Input, ...], entry: LedgerEntry, around: Surroundings
-) -> Bounds:
-    made = around.home(pipeline.name, version).made()
-    assert made is not None
+def _replay_bounds(
+    pipeline: Pipeline, version: int, inputs: tuple[Input, ...], entry: LedgerEntry, context: EngineContext
+) -> OffsetBounds:
+    manifest = context.query_directory(pipeline.name, version).load_manifest()
+    assert manifest is not None
     ends = {read.topic: read.end for read in entry.inputs}
-    return Bounds(
-        made.starts, {input_.name: ends.get(input_.topic.name, made.starts[input_.name]) for input_ in inputs}
+    return OffsetBounds(
+        manifest.starts,
+        {input_.name: ends.get(input_.topic.name, manifest.starts[input_.name]) for input_ in inputs},
     )
 
 
-def _made(query: Query, store: SqliteStore) -> pa.Table:
+def _replay_rows(query: Query, store: SqliteStore) -> pa.Table:
     if query.table is not None:
-        views = Views(store)
+        views = SqliteViewReader(store)
         try:
             return views.table(query.pipeline.name)
         finally:
             views.close()
-    tables = [outgoing.changes for outgoing in store.pending(query.home.query)]
+    tables = [outgoing.changes for outgoing in store.outbox(query.directory.query_id)]
     return pa.concat_tables(tables) if tables else query.built.schema.empty_table()
 
 
 def rows_hash(rows: pa.Table) -> str:
-    """A hash of rows in any order; floats count to nine digits, because the order of an addition is Spark's.
+    """Returns a hash of rows in any order; floats count to nine digits, because Spark's order of addition varies.
 
     Example:
         >>> rows = pa.table({"a": [1, 2], "b": [0.1 + 0.2, 1.0]})
         >>> rows_hash(rows) == rows_hash(pa.table({"a": [2, 1], "b": [1.0, 0.3]}))
         True
     """
-    texts = sorted(repr([_plain(value) for value in row.values()]) for row in rows.to_pylist())
+    texts = sorted(repr([_normalize(value) for value in row.values()]) for row in rows.to_pylist())
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
 
 
-def _plain(value: Any) -> Any:
+def _normalize(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isnan(value) else f"{value:.9g}"
     if isinstance(value, dict):
-        return {name: _plain(member) for name, member in value.items()}
-    return [_plain(member) for member in value] if isinstance(value, list) else value
+        return {name: _normalize(member) for name, member in value.items()}
+    return [_normalize(member) for member in value] if isinstance(value, list) else value

@@ -1,4 +1,8 @@
-"""One change of one row: what captures, compacted topics and views all speak."""
+"""One change of one row, as captures, compacted topics and views report it, and its topic type.
+
+A `Change` has the operation, the row before and after, its position, and the columns that the source left
+out.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +11,102 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 import msgspec
 import pyarrow as pa
 
 from headwater.errors import BadEventError
-from headwater.events.changes import OPS, Op
-from headwater.events.shape import Shape
-from headwater.events.values import json_form, moment_text, shown
+from headwater.events.event_types import arrow_schema
+from headwater.events.validator import RowValidator
+from headwater.events.values import format_moment, preview, to_json_value
 
-__all__ = ["Change", "Position", "Row", "Transaction"]
+__all__ = [
+    "AFTER",
+    "AT",
+    "BEFORE",
+    "OP",
+    "OPS",
+    "UNCHANGED",
+    "Change",
+    "Op",
+    "Position",
+    "Row",
+    "Transaction",
+    "change_row_schema",
+    "changes",
+]
+
+Op: TypeAlias = Literal["read", "insert", "update", "delete", "truncate"]
+"""What can happen to a row, or with a truncate to all of them."""
+OPS: Final[tuple[str, ...]] = get_args(Op)
+OP: Final = "op"
+BEFORE: Final = "before"
+AFTER: Final = "after"
+UNCHANGED: Final = "unchanged"
+AT: Final = "at"
+_COLUMN_NAMES: Final = pa.list_(pa.field("element", pa.string(), nullable=False))
+
+
+def changes(row: Any, /) -> pa.Schema:
+    """Returns the type of a topic whose events are changes of the rows of a table; `app.table` makes the table of it.
+
+    Its columns: `op` is "read" (a row of a snapshot), "insert", "update", "delete" or "truncate". `before` and `after`
+    are the row, in which any column may be left out. `unchanged` names columns that the source did not send: they keep
+    the value they have. `at` says when the change was committed. The events may be dicts, or `hw.Change` objects.
+
+    Args:
+        row: The type of the rows: a dataclass, pydantic model, msgspec struct, Spark DDL text or Arrow schema.
+
+    Raises:
+        BadTypeError: A field's type cannot be kept.
+
+    Example:
+        >>> import headwater as hw
+        >>> hw.changes("product_id int, name string").names
+        ['op', 'before', 'after', 'unchanged', 'at']
+        >>> app = hw.App("shop")
+        >>> raw = app.topic("product_changes", hw.changes("product_id int, name string"), time="at")
+        >>> app.table("products", raw, key="product_id").inputs
+        ('product_changes',)
+    """
+    # What stands in a field's metadata is a default, and a column that was not sent has none.
+    members = [pa.field(field.name, field.type) for field in arrow_schema(row)]
+    fields = [
+        pa.field(OP, pa.string(), nullable=False),
+        pa.field(BEFORE, pa.struct(members)),
+        pa.field(AFTER, pa.struct(members)),
+        pa.field(UNCHANGED, _COLUMN_NAMES),
+        pa.field(AT, pa.timestamp("us", "UTC")),
+    ]
+    return arrow_schema(pa.schema(fields))
+
+
+def change_row_schema(schema: pa.Schema) -> pa.Schema | None:
+    """Returns the columns of the rows whose changes have this type; None when it is not one of changes.
+
+    A topic of changes may have more columns than `changes` gives it.
+
+    Example:
+        >>> change_row_schema(changes("id int, name string")).names
+        ['id', 'name']
+        >>> change_row_schema(arrow_schema("op string, before int, after int, unchanged int")) is None
+        True
+    """
+    kinds = {field.name: field.type for field in schema}
+    row = kinds.get(AFTER)
+    if row is None or not pa.types.is_struct(row) or not pa.types.is_string(kinds.get(OP, pa.null())):
+        return None
+    if kinds.get(BEFORE) != row or kinds.get(UNCHANGED) != _COLUMN_NAMES:
+        return None
+    return pa.schema(list(row))
+
 
 Row: TypeAlias = dict[str, Any]
 
-_HELD = ("row", "key", "nothing")
+_BEFORE_KINDS = ("row", "key", "nothing")
 _POSITION = re.compile(r"(.+)@((?:\d+:\d+(?:\.\d+)*(?:,(?!$)|$))*)")
-_TYPED = (datetime, date, Decimal, bytes)
+_BUILTIN_TYPES = (datetime, date, Decimal, bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +129,7 @@ class Position:
 
     @classmethod
     def of(cls, source: str, lanes: Mapping[int, int | tuple[int, ...]]) -> Position:
-        """A position from places by lane.
+        """Returns a position from places by lane.
 
         Example:
             >>> Position.of("shop", {0: (1234, 2)})
@@ -57,14 +140,14 @@ class Position:
 
     @classmethod
     def parse(cls, text: str) -> Position:
-        """The position a text stands for.
+        """Returns the position a text stands for.
 
         Raises:
             BadEventError: The text is not a position.
         """
         match = _POSITION.fullmatch(text) if isinstance(text, str) else None
         if match is None:
-            what = f"{shown(text)} is not a position"
+            what = f"{preview(text)} is not a position"
             raise BadEventError(
                 what, detail="use the text of a position as you were given it", field="position"
             )
@@ -76,7 +159,7 @@ class Position:
         return f"{self.source}@{','.join(lanes)}"
 
     def __le__(self, other: Position) -> bool:
-        self._check(other)
+        self._check_source(other)
         ahead = dict(other.lanes)
         return all(lane in ahead and place <= ahead[lane] for lane, place in self.lanes)
 
@@ -89,20 +172,20 @@ class Position:
     def __gt__(self, other: Position) -> bool:
         return other < self
 
-    def joined(self, other: Position) -> Position:
-        """The first position that is not before either: the further place of every lane.
+    def merge(self, other: Position) -> Position:
+        """Returns the first position that is not before either: the further place of every lane.
 
         Example:
-            >>> str(Position.of("orders", {0: 5}).joined(Position.of("orders", {0: 3, 1: 7})))
+            >>> str(Position.of("orders", {0: 5}).merge(Position.of("orders", {0: 3, 1: 7})))
             'orders@0:5,1:7'
         """
-        self._check(other)
+        self._check_source(other)
         lanes: dict[int, int | tuple[int, ...]] = dict(self.lanes)
         for lane, place in other.lanes:
             lanes[lane] = max(place, dict(self.lanes).get(lane, place))
         return Position.of(self.source, lanes)
 
-    def _check(self, other: Position) -> None:
+    def _check_source(self, other: Position) -> None:
         if self.source != other.source:
             what = f"positions of {self.source!r} and {other.source!r} cannot be compared"
             raise BadEventError(what, detail="a position orders the changes of one source", field="position")
@@ -168,7 +251,7 @@ class Change:
         gone = self.op in ("delete", "truncate")
         rules = {
             "op": (self.op in OPS, f"is one of {', '.join(OPS)}"),
-            "before_holds": (self.before_holds in _HELD, f"is one of {', '.join(_HELD)}"),
+            "before_holds": (self.before_holds in _BEFORE_KINDS, f"is one of {', '.join(_BEFORE_KINDS)}"),
             "before": (
                 (self.before is None) == (self.before_holds == "nothing"),
                 "is what before_holds says",
@@ -183,7 +266,7 @@ class Change:
                 raise BadEventError(what, field=field, table=self.table)
 
     def to_event(self) -> Row:
-        """The change as an event of a topic of changes (`hw.changes`).
+        """Returns the change as an event of a topic of changes (`hw.changes`).
 
         Example:
             >>> at = Transaction("77", datetime.fromisoformat("2026-01-01T00:00:00Z"))
@@ -201,19 +284,19 @@ class Change:
         }
 
     def to_json(self) -> bytes:
-        """The change as one JSON object; decimals, times and bytes inside rows are text."""
+        """Returns the change as one JSON object; decimals, times and bytes inside rows are text."""
         document = {
             "op": self.op,
             "table": self.table,
-            "key": json_form(self.key),
-            "before": json_form(self.before),
+            "key": to_json_value(self.key),
+            "before": to_json_value(self.before),
             "before_holds": self.before_holds,
-            "after": json_form(self.after),
+            "after": to_json_value(self.after),
             "unchanged": sorted(self.unchanged),
             "position": str(self.position),
             "transaction": {
                 "id": self.transaction.id,
-                "committed_at": moment_text(self.transaction.committed_at),
+                "committed_at": format_moment(self.transaction.committed_at),
                 "index": self.transaction.index,
                 "last": self.transaction.last,
             },
@@ -225,7 +308,7 @@ class Change:
     def from_json(
         cls, text: bytes | str, *, schema: pa.Schema | None = None, key: tuple[str, ...] = ()
     ) -> Change:
-        """The change a JSON object stands for.
+        """Returns the change a JSON object stands for.
 
         Args:
             text: What `to_json` gave.
@@ -237,7 +320,7 @@ class Change:
         """
         try:
             document = _DECODER.decode(text)
-            typed = _Typed(schema)
+            typed = _RowDecoder(schema)
             return cls(
                 op=document.op,
                 table=document.table,
@@ -251,10 +334,10 @@ class Change:
                 schema=document.schema,
             )
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
-            raise BadEventError(f"the text is not a change: {error}", detail=shown(text)) from None
+            raise BadEventError(f"the text is not a change: {error}", detail=preview(text)) from None
 
 
-class _Document(msgspec.Struct, forbid_unknown_fields=True):
+class _ChangeDocument(msgspec.Struct, forbid_unknown_fields=True):
     op: Op
     table: str
     key: list[Any]
@@ -267,20 +350,20 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True):
     schema: int
 
 
-_DECODER = msgspec.json.Decoder(_Document)
+_DECODER = msgspec.json.Decoder(_ChangeDocument)
 
 
-class _Typed:
+class _RowDecoder:
     """Gives the values of rows that may lack columns their types back."""
 
     def __init__(self, schema: pa.Schema | None) -> None:
         fields = [] if schema is None else [pa.field(field.name, field.type) for field in schema]
-        self._struct = Shape(fields).struct if fields else None
+        self._struct = RowValidator(fields).struct if fields else None
 
     def row(self, row: Row | None) -> Row | None:
         if row is None or self._struct is None:
             return row
-        typed: Row = msgspec.to_builtins(msgspec.convert(row, self._struct), builtin_types=_TYPED)
+        typed: Row = msgspec.to_builtins(msgspec.convert(row, self._struct), builtin_types=_BUILTIN_TYPES)
         return typed
 
     def key(self, values: list[Any], names: tuple[str, ...]) -> tuple[Any, ...]:

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from headwater.errors import BadTypeError
-from headwater.events.shape import check_fields
-from headwater.events.values import shown
+from headwater.events.validator import check_fields
+from headwater.events.values import preview
 
 __all__ = ["from_ddl", "to_ddl"]
 
-_WORDS: dict[str, pa.DataType] = {
+_TYPES_BY_NAME: dict[str, pa.DataType] = {
     "BOOLEAN": pa.bool_(),
     "TINYINT": pa.int8(),
     "BYTE": pa.int8(),
@@ -34,8 +34,8 @@ _WORDS: dict[str, pa.DataType] = {
     "TIMESTAMP_LTZ": pa.timestamp("us", "UTC"),
 }
 # Spark's canonical word for each type: the first that stands for it above, apart from the synonyms.
-_CANONICAL = {kind: word for word, kind in reversed(_WORDS.items())}
-_REFUSED = {
+_NAMES_BY_TYPE = {kind: word for word, kind in reversed(_TYPES_BY_NAME.items())}
+_UNSUPPORTED = {
     "TIMESTAMP_NTZ": "a time without a zone means another moment on every machine; use TIMESTAMP",
     "VARCHAR": "its length would not be checked; use STRING",
     "CHAR": "its length would not be checked; use STRING",
@@ -53,12 +53,12 @@ _TOKEN = re.compile(
     | (?P<mark> [<>(),:] )""",
     re.VERBOSE | re.DOTALL,
 )
-_BARE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_DEEPEST = 64
+_PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_MAX_DEPTH = 64
 
 
 def from_ddl(text: str) -> pa.Schema:
-    """The Arrow schema of a Spark DDL text: columns, or one `STRUCT<…>`.
+    """Returns the Arrow schema of a Spark DDL text: columns, or one `STRUCT<…>`.
 
     A comment stands in the field's metadata.
 
@@ -71,24 +71,24 @@ def from_ddl(text: str) -> pa.Schema:
         BadTypeError: The text is not DDL, or names a type no event can have; `data` has the `position`.
     """
     parser = _Parser(text)
-    fields = parser.document()
+    fields = parser.parse()
     check_fields(fields, "the schema")
     return pa.schema(fields)
 
 
 def to_ddl(schema: pa.Schema) -> str:
-    """The Spark DDL text of a schema; `from_ddl` of it gives the same types, nullability and comments.
+    """Returns the Spark DDL text of a schema; `from_ddl` of it gives the same types, nullability and comments.
 
     Example:
         >>> to_ddl(pa.schema([pa.field("two words", pa.map_(pa.string(), pa.int32()))]))
         '`two words` MAP<STRING, INT>'
     """
-    return ", ".join(_column_text(field, " ") for field in schema)
+    return ", ".join(_format_column(field, " ") for field in schema)
 
 
-def _column_text(field: pa.Field, separator: str) -> str:
-    name = field.name if _BARE.fullmatch(field.name) else "`" + field.name.replace("`", "``") + "`"
-    text = f"{name}{separator}{_type_text(field.type)}"
+def _format_column(field: pa.Field, separator: str) -> str:
+    name = field.name if _PLAIN_NAME.fullmatch(field.name) else "`" + field.name.replace("`", "``") + "`"
+    text = f"{name}{separator}{_format_type(field.type)}"
     if not field.nullable:
         text += " NOT NULL"
     comment = (field.metadata or {}).get(b"comment")
@@ -98,18 +98,18 @@ def _column_text(field: pa.Field, separator: str) -> str:
     return text
 
 
-def _type_text(kind: pa.DataType) -> str:
+def _format_type(kind: pa.DataType) -> str:
     if pa.types.is_struct(kind):
-        return f"STRUCT<{', '.join(_column_text(field, ': ') for field in kind)}>"
+        return f"STRUCT<{', '.join(_format_column(field, ': ') for field in kind)}>"
     if pa.types.is_map(kind):
-        return f"MAP<{_type_text(kind.key_type)}, {_type_text(kind.item_type)}>"
+        return f"MAP<{_format_type(kind.key_type)}, {_format_type(kind.item_type)}>"
     if pa.types.is_list(kind):
-        return f"ARRAY<{_type_text(kind.value_type)}>"
+        return f"ARRAY<{_format_type(kind.value_type)}>"
     if pa.types.is_decimal(kind):
         return f"DECIMAL({kind.precision},{kind.scale})"
-    if kind not in _CANONICAL:
+    if kind not in _NAMES_BY_TYPE:
         raise BadTypeError(f"the Arrow type {kind} has no Spark DDL", type=str(kind))
-    return _CANONICAL[kind]
+    return _NAMES_BY_TYPE[kind]
 
 
 @dataclass(frozen=True)
@@ -119,13 +119,13 @@ class _Token:
     position: int
 
 
-def _tokens(text: str) -> Iterator[_Token]:
+def _tokenize(text: str) -> Iterator[_Token]:
     position = 0
     while position < len(text):
         match = _TOKEN.match(text, position)
         if match is None:
             raise BadTypeError(
-                f"the DDL cannot be read from {shown(text[position : position + 20])} on",
+                f"the DDL cannot be read from {preview(text[position : position + 20])} on",
                 detail="a name with other signs than letters, digits and _ stands in backquotes",
                 position=position,
             )
@@ -140,48 +140,48 @@ class _Parser:
 
     def __init__(self, text: str) -> None:
         self._text = text
-        self._tokens = list(_tokens(text))
+        self._tokens = list(_tokenize(text))
         self._next = 0
 
-    def document(self) -> list[pa.Field]:
-        whole = self._sees("STRUCT") and self._tokens[1].text == "<"
+    def parse(self) -> list[pa.Field]:
+        whole = self._at_word("STRUCT") and self._tokens[1].text == "<"
         fields = list(self._type(0)) if whole else self._columns(0)
         if self._tokens[self._next].kind != "end":
-            raise self._unexpected("a comma or the end")
+            raise self._syntax_error("a comma or the end")
         return fields
 
     def _columns(self, depth: int) -> list[pa.Field]:
         fields = [self._column(depth)]
-        while self._takes(","):
+        while self._accept(","):
             fields.append(self._column(depth))
         return fields
 
     def _column(self, depth: int) -> pa.Field:
         token = self._tokens[self._next]
         if token.kind not in ("word", "quoted"):
-            raise self._unexpected("a name")
+            raise self._syntax_error("a name")
         self._next += 1
-        self._takes(":")
+        self._accept(":")
         kind = self._type(depth)
         nullable = True
         metadata = None
         while self._tokens[self._next].kind == "word":
-            if self._sees("NOT"):
+            if self._at_word("NOT"):
                 self._next += 1
-                self._word("NULL")
+                self._expect_word("NULL")
                 nullable = False
-            elif self._sees("COMMENT"):
+            elif self._at_word("COMMENT"):
                 self._next += 1
                 metadata = {"comment": self._comment()}
             else:
-                raise self._unexpected("NOT NULL, COMMENT, a comma or the end")
+                raise self._syntax_error("NOT NULL, COMMENT, a comma or the end")
         return pa.field(token.text.replace("``", "`"), kind, nullable, metadata)
 
     def _type(self, depth: int) -> pa.DataType:
         token = self._tokens[self._next]
         word = token.text.upper()
         if token.kind != "word":
-            raise self._unexpected("a type")
+            raise self._syntax_error("a type")
         self._next += 1
         match word:
             case "ARRAY":
@@ -189,9 +189,9 @@ class _Parser:
             case "MAP":
                 return self._map(depth, token)
             case "STRUCT":
-                self._mark("<", depth)
+                self._expect("<", depth)
                 fields = self._columns(depth + 1)
-                self._mark(">")
+                self._expect(">")
                 return pa.struct(fields)
             case "DECIMAL" | "DEC" | "NUMERIC":
                 return self._decimal(token)
@@ -204,20 +204,20 @@ class _Parser:
         return pa.map_(key, pa.field("value", item))
 
     def _arguments(self, depth: int, count: int) -> list[pa.DataType]:
-        self._mark("<", depth)
+        self._expect("<", depth)
         kinds = [self._type(depth + 1)]
         while len(kinds) < count:
-            self._mark(",")
+            self._expect(",")
             kinds.append(self._type(depth + 1))
-        self._mark(">")
+        self._expect(">")
         return kinds
 
     def _decimal(self, token: _Token) -> pa.DataType:
         digits, scale = 10, 0  # what Spark takes a bare DECIMAL for
-        if self._takes("("):
+        if self._accept("("):
             digits = self._number()
-            scale = self._number() if self._takes(",") else 0
-            self._mark(")")
+            scale = self._number() if self._accept(",") else 0
+            self._expect(")")
         if not (1 <= digits <= 38 and scale <= digits):
             what = f"no decimal has {digits} digits with {scale} after the point"
             raise BadTypeError(
@@ -228,56 +228,60 @@ class _Parser:
     def _number(self) -> int:
         token = self._tokens[self._next]
         if not (token.kind == "word" and token.text.isdecimal() and len(token.text) < 4):
-            raise self._unexpected("a number")
+            raise self._syntax_error("a number")
         self._next += 1
         return int(token.text)
 
     def _comment(self) -> str:
         token = self._tokens[self._next]
         if token.kind not in ("single", "double"):
-            raise self._unexpected("the text of the comment in quotes")
+            raise self._syntax_error("the text of the comment in quotes")
         self._next += 1
         quote = "'" if token.kind == "single" else '"'
-        return re.sub(r"\\(.)", _unescaped, token.text.replace(quote * 2, quote), flags=re.DOTALL)
+        return re.sub(r"\\(.)", _unescape, token.text.replace(quote * 2, quote), flags=re.DOTALL)
 
-    def _sees(self, word: str) -> bool:
+    def _at_word(self, word: str) -> bool:
         token = self._tokens[self._next]
         return token.kind == "word" and token.text.upper() == word
 
-    def _takes(self, mark: str) -> bool:
-        found = self._tokens[self._next].kind == "mark" and self._tokens[self._next].text == mark
+    def _accept(self, symbol: str) -> bool:
+        found = self._tokens[self._next].kind == "mark" and self._tokens[self._next].text == symbol
         self._next += found
         return found
 
-    def _mark(self, mark: str, depth: int = 0) -> None:
-        if depth > _DEEPEST:
+    def _expect(self, symbol: str, depth: int = 0) -> None:
+        if depth > _MAX_DEPTH:
             position = self._tokens[self._next].position
-            raise BadTypeError(f"the DDL is nested deeper than {_DEEPEST} levels", position=position)
-        if not self._takes(mark):
-            raise self._unexpected(mark)
+            raise BadTypeError(f"the DDL is nested deeper than {_MAX_DEPTH} levels", position=position)
+        if not self._accept(symbol):
+            raise self._syntax_error(symbol)
 
-    def _word(self, word: str) -> None:
-        if not self._sees(word):
-            raise self._unexpected(word)
+    def _expect_word(self, word: str) -> None:
+        if not self._at_word(word):
+            raise self._syntax_error(word)
         self._next += 1
 
-    def _unexpected(self, wanted: str) -> BadTypeError:
+    def _syntax_error(self, wanted: str) -> BadTypeError:
         token = self._tokens[self._next]
         return BadTypeError(
-            f"the DDL has {shown(token.text)} where {wanted} should stand",
-            detail=f"{shown(self._text)}, at {token.position}",
+            f"the DDL has {preview(token.text)} where {wanted} should stand",
+            detail=f"{preview(self._text)}, at {token.position}",
             position=token.position,
         )
 
 
 def _simple_type(token: _Token) -> pa.DataType:
     word = token.text.upper()
-    if word in _WORDS:
-        return _WORDS[word]
-    what = f"the type {word} cannot be kept" if word in _REFUSED else f"there is no type {shown(token.text)}"
-    known = f"types: {', '.join(_WORDS)}, DECIMAL(p,s), ARRAY<…>, MAP<STRING, …>, STRUCT<…>"
-    raise BadTypeError(what, detail=_REFUSED.get(word, known), position=token.position, type=word)
+    if word in _TYPES_BY_NAME:
+        return _TYPES_BY_NAME[word]
+    what = (
+        f"the type {word} cannot be kept"
+        if word in _UNSUPPORTED
+        else f"there is no type {preview(token.text)}"
+    )
+    known = f"types: {', '.join(_TYPES_BY_NAME)}, DECIMAL(p,s), ARRAY<…>, MAP<STRING, …>, STRUCT<…>"
+    raise BadTypeError(what, detail=_UNSUPPORTED.get(word, known), position=token.position, type=word)
 
 
-def _unescaped(match: re.Match[str]) -> str:
+def _unescape(match: re.Match[str]) -> str:
     return {"n": "\n", "t": "\t", "r": "\r"}.get(match[1], match[1])

@@ -1,20 +1,30 @@
-"""What travels with an event's value: where it stands, its key, its clocks, its headers and its trace."""
+"""The envelope of an event: position, key, times, headers and trace; and the receipt of an append."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import repeat
-from typing import Any
+from typing import Any, overload
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from headwater.errors import BadEventError
 from headwater.events.key import key_bytes
-from headwater.events.values import json_form, moment_text, shown
+from headwater.events.values import format_moment, preview, to_json_value
 
-__all__ = ["Event", "Receipt", "checked_headers", "checked_traceparent", "events_of"]
+__all__ = [
+    "Event",
+    "Receipt",
+    "Receipts",
+    "build_events",
+    "check_headers",
+    "check_traceparent",
+]
 
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
@@ -76,7 +86,7 @@ class Event(msgspec.Struct, frozen=True, gc=False):
         return self.value is None and self.error is None
 
     def cloud_event(self) -> dict[str, Any]:
-        """The event as a CloudEvents 1.0 JSON document in structured mode.
+        """Returns the event as a CloudEvents 1.0 JSON document in structured mode.
 
         The key is `partitionkey`, the offset `sequence`, the log's clock `recordedtime` (all three documented
         extensions); headers travel as one JSON text, since attribute names cannot hold theirs.
@@ -90,23 +100,23 @@ class Event(msgspec.Struct, frozen=True, gc=False):
             "id": self.id,
             "source": self.source or f"/topics/{self.topic}",
             "type": self.type or self.topic,
-            "time": _text_or_none(self.occurred_at),
+            "time": _format_time(self.occurred_at),
             "partitionkey": None if self.key is None else key_bytes(self.key).decode(errors="replace"),
             "partition": self.partition,
             "sequence": str(self.offset),
-            "senttime": _text_or_none(self.sent_at),
-            "recordedtime": _text_or_none(self.received_at),
+            "senttime": _format_time(self.sent_at),
+            "recordedtime": _format_time(self.received_at),
             "traceparent": self.traceparent,
             "headers": msgspec.json.encode(self.headers).decode() if self.headers else None,
             "tombstone": True if self.tombstone else None,
             "datacontenttype": None if self.tombstone else "application/json",
-            "data": json_form(self.value),
+            "data": to_json_value(self.value),
         }
         return {name: value for name, value in attributes.items() if value is not None}
 
 
-def _text_or_none(at: datetime | None) -> str | None:
-    return None if at is None else moment_text(at)
+def _format_time(at: datetime | None) -> str | None:
+    return None if at is None else format_moment(at)
 
 
 class Receipt(msgspec.Struct, frozen=True):
@@ -114,7 +124,7 @@ class Receipt(msgspec.Struct, frozen=True):
 
     Attributes:
         topic: The topic it was sent to.
-        partition: Its partition, -1 for an event dropped at the door.
+        partition: Its partition, -1 for an event that the overload policy dropped.
         offset: Its offset; for a duplicate, the offset of the first copy; -1 for a dropped one.
         duplicate: Whether the log had it already (same producer and sequence).
         dropped: Why the overload policy dropped it, None when it was written.
@@ -131,7 +141,7 @@ class Receipt(msgspec.Struct, frozen=True):
     dropped: str | None = None
 
 
-def events_of(  # noqa: PLR0913  one argument per column of an event
+def build_events(  # noqa: PLR0913  one argument per column of an event
     topic: str,
     partition: int,
     offsets: Iterable[int],
@@ -150,13 +160,13 @@ def events_of(  # noqa: PLR0913  one argument per column of an event
     errors: Iterable[str | None] | None = None,
     raws: Iterable[bytes | None] | None = None,
 ) -> Iterator[Event]:
-    """The events of one partition from their columns, without a line of Python per event.
+    """Yields the events of one partition from their columns, without a line of Python per event.
 
     Columns left out have their default in every event; one that is the same everywhere may be a
     `itertools.repeat`. An empty id stands for the default id.
 
     Example:
-        >>> [event.id for event in events_of("orders", 0, range(5, 7), [{"a": 1}, None])]
+        >>> [event.id for event in build_events("orders", 0, range(5, 7), [{"a": 1}, None])]
         ['orders/0/5', 'orders/0/6']
     """
     places = list(offsets)
@@ -185,11 +195,11 @@ def _column(column: Iterable[Any] | None, default: Any) -> Iterable[Any]:
     return repeat(default) if column is None else column
 
 
-def checked_traceparent(text: str) -> str:
-    """A W3C `traceparent` header, checked.
+def check_traceparent(text: str) -> str:
+    """Returns a W3C `traceparent` header, checked.
 
     Example:
-        >>> checked_traceparent("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")[:2]
+        >>> check_traceparent("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")[:2]
         '00'
 
     Raises:
@@ -198,17 +208,17 @@ def checked_traceparent(text: str) -> str:
     if isinstance(text, str) and _TRACEPARENT.fullmatch(text):
         return text
     raise BadEventError(
-        f"the traceparent {shown(text)} is not valid",
+        f"the traceparent {preview(text)} is not valid",
         detail="W3C form: 2, 32, 16 and 2 lower-case hexadecimal digits joined by -, no id all zeros",
         field="traceparent",
     )
 
 
-def checked_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
+def check_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
     """Headers as a dict of text, checked.
 
     Example:
-        >>> checked_headers({"tenant": "acme"}), checked_headers(None)
+        >>> check_headers({"tenant": "acme"}), check_headers(None)
         ({'tenant': 'acme'}, {})
 
     Raises:
@@ -216,17 +226,71 @@ def checked_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
     """
     found = dict(headers or {})
     for name, value in found.items():
-        if not (_sound(name) and name and _sound(value)):
+        if not (_is_valid_text(name) and name and _is_valid_text(value)):
             raise BadEventError(
-                f"the header {shown(name)}: {shown(value)} is not text",
+                f"the header {preview(name)}: {preview(value)} is not text",
                 detail="header names and values are text, names not empty",
                 field="headers",
             )
     return found
 
 
-def _sound(text: Any) -> bool:
+def _is_valid_text(text: Any) -> bool:
     try:
         return isinstance(text, str) and bool(text.encode() or True)
     except UnicodeEncodeError:
         return False
+
+
+@dataclass(frozen=True, eq=False)
+class Receipts(Sequence[Receipt]):
+    """One `Receipt` per row, in the order of the rows; cheap however many there are.
+
+    Example:
+        >>> receipts = Receipts("orders", np.array([0, 0]), np.array([7, 8]), np.array([False, False]))
+        >>> len(receipts), receipts[1].offset, receipts.duplicates
+        (2, 8, 0)
+    """
+
+    topic: str
+    partitions: npt.NDArray[np.int64]
+    offsets: npt.NDArray[np.int64]
+    repeated: npt.NDArray[np.bool_]
+    dropped: str | None = None
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    @overload
+    def __getitem__(self, index: int) -> Receipt: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Receipt]: ...
+
+    def __getitem__(self, index: int | slice) -> Receipt | list[Receipt]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        return Receipt(
+            self.topic,
+            int(self.partitions[index]),
+            int(self.offsets[index]),
+            duplicate=bool(self.repeated[index]),
+            dropped=self.dropped,
+        )
+
+    def __iter__(self) -> Iterator[Receipt]:
+        return (self[index] for index in range(len(self)))
+
+    @property
+    def duplicates(self) -> int:
+        """How many rows were in the log already."""
+        return int(self.repeated.sum())
+
+    @property
+    def ends(self) -> dict[int, int]:
+        """The highest offset per partition."""
+        return {
+            int(partition): int(self.offsets[self.partitions == partition].max())
+            for partition in np.unique(self.partitions)
+            if partition >= 0
+        }

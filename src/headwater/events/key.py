@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.errors import BadKeyError
-from headwater.events.values import decimal_text, moment_text, shown, values_of
+from headwater.events.values import format_decimal, format_moment, preview, values_of
 
 __all__ = ["key_bytes", "keys_of", "murmur2", "partition_of", "partitions_of"]
 
@@ -30,11 +30,11 @@ _MULTIPLIER = 0x5BD1E995
 _SEED = 0x9747B28C
 _MASK = 0xFFFFFFFF
 # Keys longer than this are hashed one by one: the vectorised loop runs once per four bytes of the longest key.
-_LONG = 256
+_LONG_KEY = 256
 
 
 def key_bytes(value: Any) -> bytes:
-    """The bytes of a key, the same for equal values.
+    """Returns the bytes of a key, the same for equal values.
 
     Example:
         >>> key_bytes("ada"), key_bytes(7), key_bytes(Decimal("1.50")), key_bytes(("de", 7))
@@ -46,35 +46,35 @@ def key_bytes(value: Any) -> bytes:
     if isinstance(value, Enum):
         return key_bytes(value.value)
     if isinstance(value, str):
-        return _encoded(value)
+        return _encode_text(value)
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
     if isinstance(value, tuple):
         return _tuple_bytes(value)
-    plain = _plain(value)
-    return _encoded(plain) if isinstance(plain, str) else msgspec.json.encode(plain)
+    plain = _json_scalar(value)
+    return _encode_text(plain) if isinstance(plain, str) else msgspec.json.encode(plain)
 
 
-def _encoded(text: str) -> bytes:
+def _encode_text(text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:
-        raise BadKeyError(f"the key {shown(text)} is not valid Unicode", detail=_ALLOWED) from None
+        raise BadKeyError(f"the key {preview(text)} is not valid Unicode", detail=_ALLOWED) from None
 
 
 def _tuple_bytes(parts: tuple[Any, ...]) -> bytes:
-    plain = [_plain(part) for part in parts]
+    plain = [_json_scalar(part) for part in parts]
     try:
         return msgspec.json.encode(plain)
     except UnicodeEncodeError:
-        raise BadKeyError(f"the key {shown(parts)} is not valid Unicode", detail=_ALLOWED) from None
+        raise BadKeyError(f"the key {preview(parts)} is not valid Unicode", detail=_ALLOWED) from None
 
 
-def _plain(value: Any) -> str | int | float | bool | bytes:
+def _json_scalar(value: Any) -> str | int | float | bool | bytes:
     """One part of a key as a JSON scalar (bytes become base64 text inside a tuple)."""
     match value:
         case Enum():
-            return _plain(value.value)
+            return _json_scalar(value.value)
         case bool() | bytes():
             return value
         case str() | UUID():
@@ -84,21 +84,21 @@ def _plain(value: Any) -> str | int | float | bool | bytes:
         case float() if math.isfinite(value):
             return float(value) + 0.0  # turns -0.0 into 0.0: equal values, equal keys
         case Decimal() | date() | time():
-            return _number_or_time(value)
-    raise BadKeyError(f"{shown(value)} ({type(value).__name__}) cannot be a key", detail=_ALLOWED)
+            return _format_number_or_time(value)
+    raise BadKeyError(f"{preview(value)} ({type(value).__name__}) cannot be a key", detail=_ALLOWED)
 
 
-def _number_or_time(value: Decimal | date | time) -> str:
+def _format_number_or_time(value: Decimal | date | time) -> str:
     try:
         if isinstance(value, datetime):
-            return moment_text(value)
-        return decimal_text(value) if isinstance(value, Decimal) else value.isoformat()
+            return format_moment(value)
+        return format_decimal(value) if isinstance(value, Decimal) else value.isoformat()
     except (ValueError, OverflowError) as error:
         raise BadKeyError(f"a key cannot be formed: {error}", detail=_ALLOWED) from None
 
 
 def keys_of(columns: Sequence[pa.Array]) -> pa.Array:
-    """The keys of many rows from their typed key columns: `key_bytes` of every row, as a binary column.
+    """Returns the keys of many rows from their typed key columns: `key_bytes` of every row, as a binary column.
 
     One column gives the key of its value; several give the key of the tuple of their values.
 
@@ -129,7 +129,7 @@ def keys_of(columns: Sequence[pa.Array]) -> pa.Array:
 
 
 def _text_column(column: pa.Array) -> pa.Array | None:
-    """The canonical bytes of a column that Arrow can write as text itself, else None."""
+    """Returns the canonical bytes of a column that Arrow can write as text itself, else None."""
     kind = column.type
     if pa.types.is_binary(kind):
         return column
@@ -143,7 +143,7 @@ def _text_column(column: pa.Array) -> pa.Array | None:
 
 
 def _json_column(column: pa.Array) -> pa.Array | None:
-    """A column as JSON text where no value needs escaping, else None."""
+    """Returns a column as JSON text where no value needs escaping, else None."""
     kind = column.type
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
         return column.cast(pa.string())
@@ -172,7 +172,7 @@ def murmur2(key: bytes) -> int:
 
 
 def partition_of(key: bytes, partitions: int) -> int:
-    """The partition of a key, the same as Kafka's default partitioner gives.
+    """Returns the partition of a key, the same as Kafka's default partitioner gives.
 
     Example:
         >>> partition_of(b"ada", 3)
@@ -182,7 +182,7 @@ def partition_of(key: bytes, partitions: int) -> int:
 
 
 def partitions_of(keys: pa.Array | Iterable[bytes], partitions: int) -> npt.NDArray[np.int64]:
-    """The partitions of many keys at once: a binary, text or whole-number column, or a list of bytes.
+    """Returns the partitions of many keys at once: a binary, text or whole-number column, or a list of bytes.
 
     Example:
         >>> partitions_of([b"ada", b"bob"], 3).tolist() == [partition_of(b"ada", 3), partition_of(b"bob", 3)]
@@ -209,8 +209,8 @@ def _murmur2_column(keys: pa.Array) -> npt.NDArray[np.uint32]:
     data[:-4] = np.frombuffer(data_buffer, np.uint8)[first:last]
     starts = (offsets[:-1] - first).astype(np.int64)
     lengths = np.diff(offsets)
-    hashes = _murmur2_words(data, starts, np.minimum(lengths, _LONG))
-    for row in np.flatnonzero(lengths > _LONG):
+    hashes = _murmur2_words(data, starts, np.minimum(lengths, _LONG_KEY))
+    for row in np.flatnonzero(lengths > _LONG_KEY):
         hashes[row] = murmur2(data[starts[row] : starts[row] + lengths[row]].tobytes())
     return hashes
 

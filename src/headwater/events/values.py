@@ -1,6 +1,7 @@
-"""The values of events: as Python objects out of a column, as canonical text, as JSON can hold them.
+"""Values of events: as Python objects, as canonical text, and as JSON.
 
-The same value has the same text everywhere (keys, JSON, CloudEvents), whatever its trailing zeros or zone were.
+Equal values have the same text everywhere (keys, JSON, CloudEvents), whatever their trailing zeros or time
+zone.
 """
 
 from __future__ import annotations
@@ -24,31 +25,31 @@ import pyarrow.compute as pc
 from headwater.errors import BadEventError
 
 __all__ = [
-    "decimal_text",
+    "fields_of",
     "flags_column",
+    "format_decimal",
+    "format_moment",
     "integers_of",
-    "is_model",
+    "is_pydantic_model",
     "is_record",
-    "json_form",
-    "members_of",
-    "moment_text",
     "moments_of",
-    "shown",
+    "preview",
     "times_column",
+    "to_json_value",
     "to_row",
-    "trimmed",
+    "trim_zeros",
     "values_of",
 ]
 
 # No decimal column holds more digits; beyond it an exponent such as 1E+999999999 would only fill memory.
-_MOST_DIGITS = 76
-_DEEPEST = 64
+_MAX_DIGITS = 76
+_MAX_DEPTH = 64
 _MICROSECOND = timedelta(microseconds=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def values_of(column: pa.Array, *, decimal: Callable[[str], Any] = Decimal) -> list[Any]:
-    """The values of a column: aware UTC datetimes, Decimals, dates, bytes, dicts for structs and maps.
+    """Returns the values of a column: aware UTC datetimes, Decimals, dates, bytes, dicts for structs and maps.
 
     Args:
         column: Any column of an event batch.
@@ -63,7 +64,7 @@ def values_of(column: pa.Array, *, decimal: Callable[[str], Any] = Decimal) -> l
         return _moments(column)
     if pa.types.is_decimal(kind):
         texts = column.cast(pa.string())
-        if decimal is trimmed and kind.scale > 0 and not pc.any(pc.match_substring(texts, "E")).as_py():
+        if decimal is trim_zeros and kind.scale > 0 and not pc.any(pc.match_substring(texts, "E")).as_py():
             short: list[Any] = pc.ascii_rtrim(pc.ascii_rtrim(texts, "0"), ".").to_pylist()
             return short
         return [None if text is None else decimal(text) for text in texts.to_pylist()]
@@ -79,7 +80,7 @@ def values_of(column: pa.Array, *, decimal: Callable[[str], Any] = Decimal) -> l
 
 
 def integers_of(column: pa.Array) -> npt.NDArray[np.int64]:
-    """The 64-bit integers of a column, or the microseconds of a timestamp column, without a copy.
+    """Returns the 64-bit integers of a column, or the microseconds of a timestamp column, without a copy.
 
     Places that are null hold anything. Arrow's own `to_numpy` would import pandas, which takes a second.
 
@@ -94,7 +95,7 @@ def integers_of(column: pa.Array) -> npt.NDArray[np.int64]:
 
 
 def times_column(micros: npt.NDArray[np.int64]) -> pa.Array:
-    """A column of moments from microseconds since 1970, without a copy and without importing pandas.
+    """Returns a column of moments from microseconds since 1970, without a copy and without importing pandas.
 
     Example:
         >>> times_column(np.array([0]))[0].as_py().isoformat()
@@ -105,7 +106,7 @@ def times_column(micros: npt.NDArray[np.int64]) -> pa.Array:
 
 
 def flags_column(flags: npt.NDArray[np.bool_]) -> pa.Array:
-    """A column of booleans, without importing pandas.
+    """Returns a column of booleans, without importing pandas.
 
     Example:
         >>> flags_column(np.array([True, False])).to_pylist()
@@ -129,7 +130,7 @@ def moments_of(micros: npt.NDArray[np.int64]) -> list[datetime]:
 def _moments(column: pa.Array) -> list[datetime | None]:
     counts = column.cast(pa.timestamp("us", "UTC")).view(pa.int64())
     filled = counts.fill_null(0) if counts.null_count else counts
-    return _blanked(moments_of(integers_of(filled)), column)
+    return _apply_nulls(moments_of(integers_of(filled)), column)
 
 
 def _structs(column: pa.Array, decimal: Callable[[str], Any]) -> list[dict[str, Any] | None]:
@@ -138,7 +139,7 @@ def _structs(column: pa.Array, decimal: Callable[[str], Any]) -> list[dict[str, 
     rows: list[dict[str, Any] | None] = [
         dict(zip(names, row, strict=True)) for row in zip(*members, strict=True)
     ]
-    return _blanked(rows, column)
+    return _apply_nulls(rows, column)
 
 
 def _maps(column: pa.Array, decimal: Callable[[str], Any]) -> list[dict[str, Any] | None]:
@@ -149,10 +150,10 @@ def _maps(column: pa.Array, decimal: Callable[[str], Any]) -> list[dict[str, Any
 def _split(column: pa.Array, values: list[Any]) -> list[Any]:
     """Cuts the flat values of a list or map column into its rows (`.values` and `.keys` ignore the slice)."""
     rows = [values[start:end] for start, end in pairwise(column.offsets.to_pylist())]
-    return _blanked(rows, column)
+    return _apply_nulls(rows, column)
 
 
-def _blanked(values: list[Any], column: pa.Array) -> list[Any]:
+def _apply_nulls(values: list[Any], column: pa.Array) -> list[Any]:
     if column.null_count == 0:
         return values
     for row in np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)).tolist():
@@ -160,26 +161,26 @@ def _blanked(values: list[Any], column: pa.Array) -> list[Any]:
     return values
 
 
-def decimal_text(value: Decimal) -> str:
-    """A decimal as digits, without exponent and without trailing zeros.
+def format_decimal(value: Decimal) -> str:
+    """Returns a decimal as digits, without exponent and without trailing zeros.
 
     Example:
-        >>> decimal_text(Decimal("10.50")), decimal_text(Decimal("1E+2")), decimal_text(Decimal("-0.0"))
+        >>> format_decimal(Decimal("10.50")), format_decimal(Decimal("1E+2")), format_decimal(Decimal("-0.0"))
         ('10.5', '100', '0')
 
     Raises:
         ValueError: It is not a finite number, or has more digits than any decimal column.
     """
-    if not value.is_finite() or abs(value.adjusted()) > _MOST_DIGITS:
-        raise ValueError(f"{shown(value)} has no plain decimal form")
-    return trimmed(format(value, "f"))
+    if not value.is_finite() or abs(value.adjusted()) > _MAX_DIGITS:
+        raise ValueError(f"{preview(value)} has no plain decimal form")
+    return trim_zeros(format(value, "f"))
 
 
-def trimmed(digits: str) -> str:
-    """The text of a decimal without trailing zeros; exponents are written out.
+def trim_zeros(digits: str) -> str:
+    """Returns the text of a decimal without trailing zeros; exponents are written out.
 
     Example:
-        >>> trimmed("12.500"), trimmed("-0.00"), trimmed("1.0E-7")
+        >>> trim_zeros("12.500"), trim_zeros("-0.00"), trim_zeros("1.0E-7")
         ('12.5', '0', '0.0000001')
     """
     if "E" in digits or "e" in digits:
@@ -189,11 +190,11 @@ def trimmed(digits: str) -> str:
     return "0" if digits in ("-0", "") else digits
 
 
-def moment_text(value: datetime) -> str:
-    """A moment as RFC 3339 text in UTC.
+def format_moment(value: datetime) -> str:
+    """Returns a moment as RFC 3339 text in UTC.
 
     Example:
-        >>> moment_text(datetime(2026, 1, 1, 12, tzinfo=UTC))
+        >>> format_moment(datetime(2026, 1, 1, 12, tzinfo=UTC))
         '2026-01-01T12:00:00Z'
 
     Raises:
@@ -204,50 +205,50 @@ def moment_text(value: datetime) -> str:
     return value.astimezone(UTC).replace(tzinfo=None).isoformat() + "Z"
 
 
-def json_form(value: Any) -> Any:
-    """A value of an event, nested or not, as JSON can hold it.
+def to_json_value(value: Any) -> Any:
+    """Returns a value of an event, nested or not, as JSON can hold it.
 
     Example:
-        >>> json_form({"amount": Decimal("10.50"), "raw": b"hi", "day": date(2026, 1, 1)})
+        >>> to_json_value({"amount": Decimal("10.50"), "raw": b"hi", "day": date(2026, 1, 1)})
         {'amount': '10.5', 'raw': 'aGk=', 'day': '2026-01-01'}
     """
     if isinstance(value, Enum):
-        return json_form(value.value)
+        return to_json_value(value.value)
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, Mapping):
-        return {str(name): json_form(item) for name, item in value.items()}
+        return {str(name): to_json_value(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [json_form(item) for item in value]
-    return _text_form(value)
+        return [to_json_value(item) for item in value]
+    return _scalar_to_json(value)
 
 
-def _text_form(value: Any) -> Any:
+def _scalar_to_json(value: Any) -> Any:
     match value:
         case bytes():
             return b64encode(value).decode()
         case Decimal():
-            return decimal_text(value)
+            return format_decimal(value)
         case datetime():
-            return moment_text(value)
+            return format_moment(value)
         case date():
             return value.isoformat()
-    plain = _without_class(value)
+    plain = _unwrap_scalar(value)
     if isinstance(plain, (str, int)):
         return plain
     raise ValueError(f"{type(value).__name__} has no JSON form")
 
 
-def shown(value: Any, most: int = 60) -> str:
-    """A value for an error message: short, and safe for any depth or size.
+def preview(value: Any, max_length: int = 60) -> str:
+    """Returns a value for an error message: short, and safe for any depth or size.
 
     Example:
-        >>> shown("x" * 1000)
+        >>> preview("x" * 1000)
         "'xxxxxxxxxxxxxxxxxxxx…' (1000 long)"
-        >>> shown(12), shown([1, 2])
+        >>> preview(12), preview([1, 2])
         ('12', 'list (2 long)')
     """
-    if isinstance(value, (str, bytes)) and len(value) > most:
+    if isinstance(value, (str, bytes)) and len(value) > max_length:
         return f"{value[:20]!r}".rstrip("'\"") + f"…' ({len(value)} long)"
     if isinstance(value, (dict, list, tuple, set)):
         return f"{type(value).__name__} ({len(value)} long)"
@@ -255,27 +256,27 @@ def shown(value: Any, most: int = 60) -> str:
         text = repr(value)
     except Exception:  # a user's __repr__ may do anything; the message must still be written
         return type(value).__name__
-    return text if len(text) <= most else f"{text[:most]}…"
+    return text if len(text) <= max_length else f"{text[:max_length]}…"
 
 
-def is_model(cls: type) -> bool:
+def is_pydantic_model(cls: type) -> bool:
     """Whether a class is a pydantic model, found out without importing pydantic."""
     return hasattr(cls, "model_fields") and hasattr(cls, "model_validate")
 
 
 def is_record(cls: type) -> bool:
     """Whether a class is a dataclass, a msgspec Struct or a pydantic model."""
-    return dataclasses.is_dataclass(cls) or issubclass(cls, msgspec.Struct) or is_model(cls)
+    return dataclasses.is_dataclass(cls) or issubclass(cls, msgspec.Struct) or is_pydantic_model(cls)
 
 
-def members_of(value: Any) -> dict[str, Any] | None:
-    """The fields of an instance of a declared class, nested ones as they are; None for anything else.
+def fields_of(value: Any) -> dict[str, Any] | None:
+    """Returns the fields of an instance of a declared class, nested ones as they are; None for anything else.
 
     Example:
         >>> @dataclasses.dataclass
         ... class Point:
         ...     x: int
-        >>> members_of(Point(3)), members_of(7)
+        >>> fields_of(Point(3)), fields_of(7)
         ({'x': 3}, None)
     """
     cls = type(value)
@@ -283,7 +284,7 @@ def members_of(value: Any) -> dict[str, Any] | None:
         names = zip(cls.__struct_encode_fields__, cls.__struct_fields__, strict=True)
         pairs = ((shown_as, getattr(value, name)) for shown_as, name in names)
         return {name: item for name, item in pairs if item is not msgspec.UNSET}
-    if is_model(cls):
+    if is_pydantic_model(cls):
         return {name: getattr(value, name) for name in cls.model_fields}
     if dataclasses.is_dataclass(cls):
         return {name: getattr(value, name) for name in cls.__dataclass_fields__}
@@ -300,31 +301,31 @@ def to_row(value: Any) -> dict[str, Any]:
     Raises:
         BadEventError: It is neither a dict nor an instance of a class with fields, or is nested too deep.
     """
-    members = value if isinstance(value, Mapping) else members_of(value)
+    members = value if isinstance(value, Mapping) else fields_of(value)
     if members is None:
         raise BadEventError(
-            f"{shown(value)} is not an event",
+            f"{preview(value)} is not an event",
             detail="an event is a dict, or an instance of the declared class",
         )
-    return {name: _plain_value(item, 1) for name, item in members.items()}
+    return {name: _to_plain(item, 1) for name, item in members.items()}
 
 
-def _plain_value(value: Any, depth: int) -> Any:
-    if depth > _DEEPEST:
-        raise BadEventError(f"the event is nested deeper than {_DEEPEST} levels")
+def _to_plain(value: Any, depth: int) -> Any:
+    if depth > _MAX_DEPTH:
+        raise BadEventError(f"the event is nested deeper than {_MAX_DEPTH} levels")
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [_plain_value(item, depth + 1) for item in value]
-    members = value if isinstance(value, Mapping) else members_of(value)
+        return [_to_plain(item, depth + 1) for item in value]
+    members = value if isinstance(value, Mapping) else fields_of(value)
     if members is not None:
-        return {name: _plain_value(item, depth + 1) for name, item in members.items()}
-    return _without_class(value)
+        return {name: _to_plain(item, depth + 1) for name, item in members.items()}
+    return _unwrap_scalar(value)
 
 
-def _without_class(value: Any) -> Any:
-    """The plain value of an enum, UUID, time or timedelta; anything else as it is."""
+def _unwrap_scalar(value: Any) -> Any:
+    """Returns the plain value of an enum, UUID, time or timedelta; anything else as it is."""
     match value:
         case Enum():
-            return _without_class(value.value)
+            return _unwrap_scalar(value.value)
         case UUID():
             return str(value)
         case time():
@@ -336,11 +337,11 @@ def _without_class(value: Any) -> Any:
         case np.generic():
             return value.item()
         case datetime():
-            return _plain_moment(value)
+            return _plain_datetime(value)
     return value
 
 
-def _plain_moment(value: datetime) -> datetime | None:
+def _plain_datetime(value: datetime) -> datetime | None:
     """A moment of pandas as Python's own, if nothing is lost; NaT, which does not equal itself, is no moment."""
     if value != value:  # noqa: PLR0124
         return None

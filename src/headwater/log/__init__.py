@@ -1,35 +1,42 @@
-"""Where events are kept: topics of partitions of segments, read by offset, shared by several processes.
+"""The event log: topics of partitions of segments, read by offset, shared by several processes.
 
-In come typed rows, through a door that decides what overload does; out come batches from any offset on, and a wake-up
-when there are more. Consumer groups, retention, compaction and time marks live here too. Enter at `EventLog`.
+Typed rows come in through an append buffer with an overload policy. Batches from any offset go out, and
+waiters report new ones. Consumer groups, retention, compaction and idle markers belong here too. Enter at
+`EventLog` (event_log.py) for a folder, `HttpLog` (http) for a node, and `KafkaLog` (kafka) for Kafka;
+protocol.py declares what they share.
 """
 
 from headwater.log.batch import LogBatch
-from headwater.log.definition import Durability, Retention, Topic
-from headwater.log.door.overload import Overload, backpressure, buffer, drop
+from headwater.log.consumer_groups import GroupState, Membership
 from headwater.log.event_log import EventLog, PartitionRange, Start
-from headwater.log.groups import GroupState, Membership
-from headwater.log.keeping import Values
-from headwater.log.receipts import Receipts
-from headwater.log.rows import Row, Rows
-from headwater.log.wakeup import Wakeup
+from headwater.log.notifier import FileNotifier
+from headwater.log.topic import (
+    Durability,
+    Overload,
+    Retention,
+    Topic,
+    ValueFormat,
+    backpressure,
+    buffer,
+    drop,
+)
+from headwater.log.write_batch import PendingEvent, WriteBatch
 
 __all__ = [
     "Durability",
     "EventLog",
+    "FileNotifier",
     "GroupState",
     "LogBatch",
     "Membership",
     "Overload",
     "PartitionRange",
-    "Receipts",
+    "PendingEvent",
     "Retention",
-    "Row",
-    "Rows",
     "Start",
     "Topic",
-    "Values",
-    "Wakeup",
+    "ValueFormat",
+    "WriteBatch",
     "backpressure",
     "buffer",
     "drop",

@@ -1,4 +1,9 @@
-"""The embedded log: a folder of topics that several processes append to and read at once."""
+"""The embedded log: a folder of topics that several processes append to and read at the same time.
+
+`EventLog` opens topics (open_topic.py), routes appends to their append buffers, serves `fetch`, and finds
+offsets by time. `log.json` holds the log's id and format version; an older Headwater refuses a newer
+format. One lock file serialises the creation of topics across processes.
+"""
 
 from __future__ import annotations
 
@@ -16,48 +21,44 @@ import numpy as np
 
 from headwater.errors import BadOffsetError, DamagedError, NewerFormatError
 from headwater.events import Clock, Receipt, SystemClock, merge
+from headwater.events.envelope import Receipts
+from headwater.log.append_buffer import PendingAppend
 from headwater.log.batch import LogBatch
-from headwater.log.definition import (
-    Topic,
-    brought_up,
-    check_name,
-    check_producer,
-    refuse_clash,
-    unknown_topic,
-)
-from headwater.log.door import Entry
-from headwater.log.groups import Groups
-from headwater.log.receipts import Receipts
-from headwater.log.rows import Row, Rows
-from headwater.log.schemas import last_version, read_schema, schema_name
+from headwater.log.consumer_groups import FolderGroups
+from headwater.log.notifier import FileNotifier, Waiter
+from headwater.log.open_topic import OpenTopic, latest_schema_version, load_schema, schema_file_name
 from headwater.log.storage import Disk, Partition
-from headwater.log.storage.segment import FORMAT
-from headwater.log.topic import OpenTopic
-from headwater.log.wakeup import Waiter, Wakeup
+from headwater.log.storage.segment import FORMAT_VERSION
+from headwater.log.topic import (
+    Topic,
+    check_name,
+    check_name_clash,
+    check_producer,
+    merge_definition,
+    unknown_topic_error,
+)
+from headwater.log.write_batch import PendingEvent, WriteBatch
 from headwater.units import micros, moment
 
 __all__ = ["EventLog", "PartitionRange", "Start"]
 
 Start = str | int | datetime
-_LOGS: weakref.WeakSet[EventLog] = weakref.WeakSet()
+_OPEN_LOGS: weakref.WeakSet[EventLog] = weakref.WeakSet()
 
 
 @dataclass(frozen=True)
 class PartitionRange:
-    """What a partition holds: offsets `[start, end)`, its event time, and when the last batch arrived.
-
-    `running_max` and `appended_at` are microseconds since 1970.
-    """
+    """The contents of a partition: offsets `[start, end)`, its event time, and the last arrival."""
 
     partition: int
     start: int
     end: int
-    running_max: int
+    max_event_time: int
     appended_at: int
 
 
-class _Identity(msgspec.Struct):
-    """What `log.json` holds."""
+class _LogMetadata(msgspec.Struct):
+    """The contents of `log.json`."""
 
     format: int
     id: str = ""
@@ -68,8 +69,8 @@ class EventLog:
 
     Args:
         folder: Created when it does not exist.
-        disk: How files are touched; tests put faulty ones here.
-        clock: What time it is; tests put their own here.
+        disk: File system access; tests pass one that fails.
+        clock: The current time; tests pass a test clock.
 
     Example:
         >>> import tempfile
@@ -83,81 +84,82 @@ class EventLog:
         self.folder = Path(folder).absolute()
         self.disk = disk or Disk()
         self.clock = clock or SystemClock()
-        self._open: dict[str, OpenTopic] = {}
+        self._open_topics: dict[str, OpenTopic] = {}
         self._mutex = threading.RLock()
         self.disk.make_folder(self.folder / "topics")
-        self.id = self._identity()
+        self.id = self._load_id()
         shared = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else self.folder / "memory"
-        self._memory = shared / f"headwater-{self.id}"
-        self.groups = Groups(self.disk, self.clock, self.folder / "groups", self)
-        _LOGS.add(self)
+        self._memory_folder = shared / f"headwater-{self.id}"
+        self.groups = FolderGroups(self.disk, self.clock, self.folder / "groups", self)
+        _OPEN_LOGS.add(self)
 
     @property
-    def where(self) -> str:
-        """What another process opens the same log by."""
+    def url(self) -> str:
+        """The address by which another process opens the same log."""
         return str(self.folder)
 
-    def _identity(self) -> str:
+    def _load_id(self) -> str:
         path = self.folder / "log.json"
         data = self.disk.read_file(path)
         if data is None:
-            with self._locked():  # of several processes that come at once, the first one names the log
+            with self._file_lock():  # of several processes that come at once, the first one names the log
                 data = self.disk.read_file(path)
                 if data is None:
-                    data = msgspec.json.encode(_Identity(FORMAT, os.urandom(8).hex()))
+                    data = msgspec.json.encode(_LogMetadata(FORMAT_VERSION, os.urandom(8).hex()))
                     self.disk.write_file(path, data)
         try:
-            known = msgspec.json.decode(data, type=_Identity)
+            metadata = msgspec.json.decode(data, type=_LogMetadata)
         except msgspec.DecodeError as error:
             fix = f"delete {path.name}; a new one is made, and topics in memory begin anew"
             raise DamagedError("log.json cannot be read", detail=f"{path}: {error}", fix=fix) from None
-        if known.format > FORMAT:
+        if metadata.format > FORMAT_VERSION:
             raise NewerFormatError(
-                f"{self.folder} was written by a newer version (format {known.format}, this one reads {FORMAT})",
+                f"{self.folder} was written by a newer version "
+                f"(format {metadata.format}, this one reads {FORMAT_VERSION})",
                 fix="pip install --upgrade headwater",
-                format=known.format,
+                format=metadata.format,
             )
-        return known.id
+        return metadata.id
 
     # -- topics --------------------------------------------------------------------------------------------------
 
     def topics(self) -> list[str]:
-        """Names of all topics."""
+        """Returns the names of all topics."""
         names = self.disk.names(self.folder / "topics")
         return [name for name in names if self.disk.exists(self.folder / "topics" / name / "topic.json")]
 
     def topic(self, name: str) -> Topic:
-        """A topic's definition under its newest type."""
-        return self.opened(name).reload()
+        """Returns a topic's definition under its newest type."""
+        return self.open_topic(name).reload()
 
     def create(self, topic: Topic) -> Topic:
-        """Create a topic, or bring an existing one up to this definition.
+        """Create a topic, or update an existing one to this definition.
 
         Raises:
             SchemaConflictError: Old events could not be read under the new type.
             TopicExistsError: The partitions, the key or the time column differ.
         """
         check_name(topic.name)
-        with self._locked():
+        with self._file_lock():
             if topic.name in self.topics():
                 known = self.topic(topic.name)
-                new = brought_up(known, topic)
-                return known if new == known else self._write(new)
-            refuse_clash(topic.name, self.topics())
-            return self._write(self._first_version(topic))
+                new = merge_definition(known, topic)
+                return known if new == known else self._write_definition(new)
+            check_name_clash(topic.name, self.topics())
+            return self._write_definition(self._first_version(topic))
 
     def _first_version(self, topic: Topic) -> Topic:
-        """Version 1; or behind those of a topic that has events but lost its definition."""
+        """Returns 1, or the next free version when the topic has events but lost its definition."""
         folder = self.folder / "topics" / topic.name
-        version = last_version(self.disk, folder)
+        version = latest_schema_version(self.disk, folder)
         if not version or not self.disk.exists(folder / "0"):
             return topic.with_schema(topic.schema, 1)
-        last = read_schema(self.disk, folder, version)
+        last = load_schema(self.disk, folder, version)
         schema = merge(last, topic.schema)
         return topic.with_schema(schema, version + (not schema.equals(last, check_metadata=True)))
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _file_lock(self) -> Iterator[None]:
         """Hold the log's lock across threads and processes."""
         with self._mutex:
             handle = self.disk.open(self.folder / "lock")
@@ -167,69 +169,71 @@ class EventLog:
             finally:
                 self.disk.close(handle)
 
-    def _write(self, topic: Topic) -> Topic:
+    def _write_definition(self, topic: Topic) -> Topic:
         folder = self.folder / "topics" / topic.name
         self.disk.make_folder(folder)
-        schema = folder / schema_name(topic.version)
+        schema = folder / schema_file_name(topic.version)
         self.disk.write_file(schema, topic.schema.serialize().to_pybytes())
         self.disk.write_file(folder / "topic.json", topic.to_json())
         self.disk.sync_folder(self.folder / "topics")
-        if topic.name in self._open:
-            self._open[topic.name].reload()
+        if topic.name in self._open_topics:
+            self._open_topics[topic.name].reload()
         return topic
 
-    def opened(self, name: str) -> OpenTopic:
-        """The topic with its partitions; opened once per process."""
-        found = self._open.get(name)
+    def open_topic(self, name: str) -> OpenTopic:
+        """Returns the topic with its partitions; each is opened once per process."""
+        found = self._open_topics.get(name)
         if found is not None:
             return found
         with self._mutex:
-            if name not in self._open:
+            if name not in self._open_topics:
                 folder = self.folder / "topics" / check_name(name)
                 if not self.disk.exists(folder / "topic.json"):
-                    raise unknown_topic(name, self.topics())
-                self._open[name] = OpenTopic(self.disk, self.clock, folder, self._memory)
-            return self._open[name]
+                    raise unknown_topic_error(name, self.topics())
+                self._open_topics[name] = OpenTopic(self.disk, self.clock, folder, self._memory_folder)
+            return self._open_topics[name]
 
     # -- in ------------------------------------------------------------------------------------------------------
 
-    def append(self, name: str, rows: Rows) -> Receipts:
-        """Append rows; comes back when they are as safe as the topic's durability says."""
-        topic = self.opened(name)
-        return topic.receipts(topic.pass_through(rows))
+    def append(self, name: str, batch: WriteBatch) -> Receipts:
+        """Append rows; returns when they are as safe as the topic's durability promises."""
+        topic = self.open_topic(name)
+        return topic.receipts(topic.append(batch))
 
-    def append_one(self, name: str, row: Row) -> Receipt:
-        """Append one event; with others that come at the same time it shares a batch and a sync."""
-        topic = self.opened(name)
-        return topic.receipt(topic.pass_through(row))
+    def append_one(self, name: str, event: PendingEvent) -> Receipt:
+        """Append one event; concurrent calls share a batch and a sync (group commit)."""
+        topic = self.open_topic(name)
+        return topic.receipt(topic.append(event))
 
-    def put(self, name: str, row: Row) -> Entry:
-        """Hand one event to the door and come back at once; `finish` waits."""
-        return self.opened(name).put(row)
+    def begin_append(self, name: str, event: PendingEvent) -> PendingAppend:
+        """Put one event into the append buffer and return at once; `await_append` waits for it."""
+        return self.open_topic(name).begin_append(event)
 
-    def finish(self, name: str, entry: Entry) -> Receipt:
-        """Wait for an event that was `put`."""
-        topic = self.opened(name)
-        topic.door.finish(entry)
-        return topic.receipt(entry)
+    def await_append(self, name: str, pending: PendingAppend) -> Receipt:
+        """Wait for an event passed to `begin_append`."""
+        topic = self.open_topic(name)
+        topic.append_buffer.await_append(pending)
+        return topic.receipt(pending)
 
     def last_sequences(self, name: str, producer: str) -> list[int]:
-        """Highest sequence of a producer in each partition; -1 where it has none."""
+        """Returns the highest sequence number of a producer per partition; -1 where it has none."""
         check_producer(producer)
-        return [partition.last_sequence(producer) for partition in self.opened(name).partitions]
+        return [partition.last_sequence(producer) for partition in self.open_topic(name).partitions]
 
     def counts(self, name: str) -> dict[str, int]:
-        """What the topic's door decided so far, over all processes."""
-        return self.opened(name).counts.read()
+        """Returns the append counters of the topic, summed over all processes."""
+        return self.open_topic(name).counters.read()
 
     # -- out -----------------------------------------------------------------------------------------------------
 
     def ends(self, name: str) -> list[PartitionRange]:
-        """What each partition holds now."""
-        slots = [(partition.number, partition.slot()) for partition in self.opened(name).partitions]
+        """Returns what each partition holds now."""
+        states = [(partition.number, partition.state()) for partition in self.open_topic(name).partitions]
         return [
-            PartitionRange(number, slot.start_offset, slot.next_offset, slot.running_max, slot.appended_at)
-            for number, slot in slots
+            PartitionRange(
+                number, state.start_offset, state.next_offset, state.max_event_time, state.appended_at
+            )
+            for number, state in states
         ]
 
     def fetch(
@@ -241,19 +245,19 @@ class EventLog:
         timeout: float = 0,
         waiter: Waiter | None = None,
     ) -> list[LogBatch]:
-        """Batches from these offsets on, partition by partition; waits up to `timeout` seconds for a change.
+        """Returns batches from these offsets, partition by partition; waits up to `timeout` seconds.
 
-        Comes back with nothing when the change was another one: look again.
+        The list may be empty before the timeout: the change was in another partition or group. Call again.
 
         Args:
             name: The topic.
             positions: Offset to read from, per partition.
-            max_bytes: About how much to read of each partition.
+            max_bytes: Approximate number of bytes to read from each partition.
             timeout: Seconds to wait when there is nothing.
-            waiter: From `watch`; saves making one for each call.
+            waiter: From `watch`; without one, each call creates its own.
         """
-        topic = self.opened(name)
-        found = self._look(topic, positions, max_bytes)
+        topic = self.open_topic(name)
+        found = self._fetch_available(topic, positions, max_bytes)
         if found or timeout <= 0:
             return found
         own = None if waiter else self.watch(name)
@@ -262,11 +266,13 @@ class EventLog:
         finally:
             if own:
                 own.close()
-        return self._look(topic, positions, max_bytes)
+        return self._fetch_available(topic, positions, max_bytes)
 
-    def _look(self, topic: OpenTopic, positions: Mapping[int, int], max_bytes: int) -> list[LogBatch]:
+    def _fetch_available(
+        self, topic: OpenTopic, positions: Mapping[int, int], max_bytes: int
+    ) -> list[LogBatch]:
         return [
-            topic.decode(partition, frame, data).since(offset)
+            topic.decode(partition, frame, data).from_offset(offset)
             for partition, offset in positions.items()
             for frame, data in self._partition(topic, partition).fetch(offset, max_bytes)
         ]
@@ -277,24 +283,24 @@ class EventLog:
             raise BadOffsetError(what, detail=f"it has {len(topic.partitions)}", partition=number)
         return topic.partitions[number]
 
-    def watch(self, name: str, group: str | None = None) -> Wakeup:
-        """A wake-up for every append to the topic, by any process, and for changes of a group."""
-        members = [] if group is None else [self.groups.folder(group, name)]
-        return Wakeup([self.opened(name).ends.path, *members])
+    def watch(self, name: str, group: str | None = None) -> FileNotifier:
+        """Returns a waiter for appends to the topic by any process and for changes of a group."""
+        members = [] if group is None else [self.groups.members_folder(group, name)]
+        return FileNotifier([self.open_topic(name).state_file.path, *members])
 
-    def watch_times(self, names: Sequence[str]) -> Wakeup:
-        """A wake-up for everything that moves the time of one of these topics: events and time marks."""
-        return Wakeup([self.opened(name).ends.path for name in names])
+    def watch_event_times(self, names: Sequence[str]) -> FileNotifier:
+        """Returns a waiter for events and idle markers of these topics."""
+        return FileNotifier([self.open_topic(name).state_file.path for name in names])
 
-    def incarnation(self, name: str) -> str:
-        """What tells a topic from another one that was made later under the same name: here none is."""
+    def topic_id(self, name: str) -> str:
+        """Returns the id that tells a topic from a later one of the same name; empty in this log."""
         return ""
 
-    def settle(self, name: str) -> None:
-        """Return when the event time of everything that is in a topic now is known: here it always is."""
+    def await_event_time(self, name: str) -> None:
+        """Wait until the event time of all present events is known; returns at once in this log."""
 
-    def find(self, name: str, partition: int, start: Start) -> int:
-        """The offset to start from.
+    def find_offset(self, name: str, partition: int, start: Start) -> int:
+        """Returns the offset to start from.
 
         Args:
             name: The topic.
@@ -302,42 +308,42 @@ class EventLog:
             start: "earliest", "latest", an offset, or a time: the first offset at which the partition's event
                 time reaches it. Text is read as an offset or a time, too.
         """
-        topic = self.opened(name)
-        slot = self._partition(topic, partition).slot()
+        topic = self.open_topic(name)
+        state = self._partition(topic, partition).state()
         if start in ("earliest", "latest"):
-            return slot.start_offset if start == "earliest" else slot.next_offset
+            return state.start_offset if start == "earliest" else state.next_offset
         if isinstance(start, int) or (isinstance(start, str) and start.isdigit()):
-            if int(start) > slot.next_offset:
+            if int(start) > state.next_offset:
                 what = (
-                    f"offset {start} is beyond the end of partition {partition}, which is {slot.next_offset}"
+                    f"offset {start} is beyond the end of partition {partition}, which is {state.next_offset}"
                 )
-                raise BadOffsetError(what, offset=int(start), end=slot.next_offset, partition=partition)
+                raise BadOffsetError(what, offset=int(start), end=state.next_offset, partition=partition)
             return int(start)
         time = micros(moment(start, now=self.clock.now()))
-        reached = topic.partitions[partition].reach(time)
+        reached = topic.partitions[partition].find_frame_by_time(time)
         if reached is None:
-            return slot.next_offset
+            return state.next_offset
         batch = topic.decode(partition, *reached)
-        rows = np.flatnonzero(batch.running_max[1:] >= time)
+        rows = np.flatnonzero(batch.max_event_times[1:] >= time)
         if not batch.values.num_rows:
             return batch.frame.base_offset
         return int(batch.offsets[rows[0] if len(rows) else -1])
 
-    def reopen(self) -> None:
-        """Start with no open files: a forked child would share its parent's, and with them its locks."""
+    def reset_after_fork(self) -> None:
+        """Forget all open files in a forked child, which would share its parent's files and locks."""
         self._mutex = threading.RLock()
-        opened, self._open = self._open, {}
+        opened, self._open_topics = self._open_topics, {}
         for topic in opened.values():
-            topic.abandon()
-        self.groups.abandon()
-        self.groups = Groups(self.disk, self.clock, self.folder / "groups", self)
+            topic.close_files()
+        self.groups.close_files()
+        self.groups = FolderGroups(self.disk, self.clock, self.folder / "groups", self)
 
     def close(self) -> None:
-        """Append what waits at the doors and close all files."""
+        """Append what waits in the append buffers and close all files."""
         with self._mutex:
-            for topic in self._open.values():
+            for topic in self._open_topics.values():
                 topic.close()
-            self._open.clear()
+            self._open_topics.clear()
 
     def __enter__(self) -> EventLog:
         return self
@@ -346,9 +352,9 @@ class EventLog:
         self.close()
 
 
-def _reopen_all() -> None:
-    for log in _LOGS:
-        log.reopen()
+def _reset_all_after_fork() -> None:
+    for log in _OPEN_LOGS:
+        log.reset_after_fork()
 
 
-os.register_at_fork(after_in_child=_reopen_all)
+os.register_at_fork(after_in_child=_reset_all_after_fork)

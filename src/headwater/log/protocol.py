@@ -1,4 +1,9 @@
-"""What others need of a log, wherever it is: clients of `Log`; pipelines of `TimedLog`, which knows event time."""
+"""The protocols of a log, independent of its backend.
+
+Clients use `Log` and `ConsumerGroups`. Pipelines use `TimedLog`, whose event time can be read from the log
+itself. `EventLog` (folder), `HttpLog` (node) and `KafkaLog` implement them; contract tests run against
+each.
+"""
 
 from __future__ import annotations
 
@@ -7,85 +12,85 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 from headwater.events import Clock, Receipt
+from headwater.events.envelope import Receipts
 from headwater.log.batch import LogBatch
-from headwater.log.definition import Topic
+from headwater.log.consumer_groups import GroupState, Membership
 from headwater.log.event_log import PartitionRange, Start
-from headwater.log.groups import GroupState, Membership
-from headwater.log.receipts import Receipts
-from headwater.log.rows import Row, Rows
+from headwater.log.notifier import Waiter
 from headwater.log.storage.frame import Frame
-from headwater.log.wakeup import Waiter
+from headwater.log.topic import Topic
+from headwater.log.write_batch import PendingEvent, WriteBatch
 
-__all__ = ["GroupBook", "Log", "PartitionEnd", "TimedLog", "TimedPartition", "TimedTopic"]
+__all__ = ["ConsumerGroups", "Log", "PartitionEnd", "TimedLog", "TimedPartition", "TimedTopic"]
 
 
-class GroupBook(Protocol):
-    """Consumer groups: who reads what, and how far they have come."""
+class ConsumerGroups(Protocol):
+    """Consumer groups: members, their partitions, and committed offsets."""
 
     def join(self, group: str, topic: str, *, start: Start, session: timedelta) -> Membership:
         """Become a member."""
 
     def sync(self, membership: Membership) -> Membership:
-        """Stay a member; learn what is mine now."""
+        """Send a heartbeat and return the partitions assigned now."""
 
     def commit(self, membership: Membership, offsets: Mapping[int, int]) -> None:
-        """Everything below these offsets is done."""
+        """Commit offsets: everything below them is done."""
 
     def leave(self, membership: Membership) -> None:
-        """Give the partitions back."""
+        """Leave the group and release its partitions."""
 
     def states(self) -> list[GroupState]:
-        """All groups."""
+        """Returns the state of all groups."""
 
     def state(self, group: str, topic: str) -> GroupState:
-        """One group."""
+        """Returns the state of one group."""
 
     def watch(self, group: str, topic: str) -> Waiter:
-        """A wake-up for changes of a group."""
+        """Returns a waiter for changes of a group."""
 
     def reset(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
-        """Set where a group goes on."""
+        """Set the committed offsets of a group."""
 
 
 class Log(Protocol):
     """Topics that can be appended to and read."""
 
     @property
-    def groups(self) -> GroupBook:
-        """Its consumer groups."""
+    def groups(self) -> ConsumerGroups:
+        """The log's consumer groups."""
 
     def create(self, topic: Topic) -> Topic:
-        """Create a topic or bring it up to this definition."""
+        """Create a topic or update it to this definition."""
 
     def topics(self) -> list[str]:
-        """Names of all topics."""
+        """Returns the names of all topics."""
 
     def topic(self, name: str) -> Topic:
-        """A topic's definition under its newest type."""
+        """Returns a topic's definition under its newest type."""
 
-    def append(self, name: str, rows: Rows) -> Receipts:
+    def append(self, name: str, batch: WriteBatch) -> Receipts:
         """Append rows and wait for the acknowledgement."""
 
-    def append_one(self, name: str, row: Row) -> Receipt:
+    def append_one(self, name: str, event: PendingEvent) -> Receipt:
         """Append one event and wait for the acknowledgement."""
 
-    def put(self, name: str, row: Row) -> Any:
-        """Hand one event over and come back at once."""
+    def begin_append(self, name: str, event: PendingEvent) -> Any:
+        """Accept one event and return at once."""
 
-    def finish(self, name: str, entry: Any) -> Receipt:
-        """Wait for an event that was `put`."""
+    def await_append(self, name: str, pending: Any) -> Receipt:
+        """Wait for an event passed to `begin_append`."""
 
     def last_sequences(self, name: str, producer: str) -> list[int]:
-        """Highest sequence of a producer per partition."""
+        """Returns the highest sequence number of a producer per partition."""
 
     def counts(self, name: str) -> dict[str, int]:
-        """What the topic's door decided."""
+        """Returns the append counters of a topic."""
 
     def ends(self, name: str) -> list[PartitionRange]:
-        """What each partition holds."""
+        """Returns what each partition holds."""
 
-    def find(self, name: str, partition: int, start: Start) -> int:
-        """The offset to start from."""
+    def find_offset(self, name: str, partition: int, start: Start) -> int:
+        """Returns the offset to start from."""
 
     def fetch(
         self,
@@ -96,42 +101,42 @@ class Log(Protocol):
         timeout: float,
         waiter: Waiter | None,
     ) -> list[LogBatch]:
-        """Batches from these offsets on; waits for the first."""
+        """Returns batches from these offsets; waits for the first."""
 
     def watch(self, name: str, group: str | None = None) -> Waiter:
-        """A wake-up for appends to a topic and, with `group`, for changes of that group."""
+        """Returns a waiter for appends to a topic and, with `group`, for changes of that group."""
 
     def close(self) -> None:
-        """Let go of files and connections."""
+        """Close files and connections."""
 
 
 class PartitionEnd(Protocol):
-    """Where a partition ends, and the highest event time so far there."""
+    """The end of a partition and its max event time."""
 
     @property
     def next_offset(self) -> int:
         """The offset of the next event."""
 
     @property
-    def running_max(self) -> int:
+    def max_event_time(self) -> int:
         """The highest event time so far, in microseconds since 1970."""
 
 
 class TimedPartition(Protocol):
-    """A partition whose event time is known at every frame, without reading the events."""
+    """A partition whose event time is known at every frame without reading the events."""
 
     @property
     def number(self) -> int:
-        """Which partition."""
+        """The partition's number."""
 
-    def slot(self) -> PartitionEnd:
-        """Where it ends now."""
+    def state(self) -> PartitionEnd:
+        """Returns where the partition ends now."""
 
-    def headers(self, start: int, end: int) -> Iterator[Frame]:
-        """Headers of the frames that hold offsets of `[start, end)`."""
+    def frame_headers(self, start: int, end: int) -> Iterator[Frame]:
+        """Returns the headers of the frames that hold offsets in `[start, end)`."""
 
-    def mark(self, time: int) -> None:
-        """Move its time on without an event."""
+    def append_idle_marker(self, time: int) -> None:
+        """Append an idle marker: advances the event time without an event."""
 
 
 class TimedTopic(Protocol):
@@ -139,35 +144,35 @@ class TimedTopic(Protocol):
 
     @property
     def definition(self) -> Topic:
-        """Its definition under its newest type."""
+        """The definition under the newest type."""
 
     @property
     def partitions(self) -> Sequence[TimedPartition]:
-        """Its partitions, by number."""
+        """The partitions, by number."""
 
     def batches(self, partition: int, start: int, end: int) -> Iterator[LogBatch]:
-        """The events of offsets `[start, end)`."""
+        """Yields the events of offsets `[start, end)`."""
 
 
 class TimedLog(Log, Protocol):
-    """A log that pipelines can run on: its event time is a property of its contents, the same on every read."""
+    """A log that pipelines can run on: its event time is stored, and is the same on every read."""
 
     @property
-    def where(self) -> str:
-        """What another process opens the same log by: a folder or a URL; it may hold a password."""
+    def url(self) -> str:
+        """The address by which another process opens the same log: a folder or a URL; may hold a password."""
 
     @property
     def clock(self) -> Clock:
-        """What time it is."""
+        """The clock of the log."""
 
-    def opened(self, name: str) -> TimedTopic:
-        """A topic as pipelines read it."""
+    def open_topic(self, name: str) -> TimedTopic:
+        """Returns a topic as pipelines read it."""
 
-    def incarnation(self, name: str) -> str:
-        """What tells a topic from another one that was made later under the same name; may be empty."""
+    def topic_id(self, name: str) -> str:
+        """Returns the id that tells a topic from a later one of the same name; may be empty."""
 
-    def watch_times(self, names: Sequence[str]) -> Waiter:
-        """A wake-up for everything that moves the time of one of these topics."""
+    def watch_event_times(self, names: Sequence[str]) -> Waiter:
+        """Returns a waiter for everything that advances the event time of these topics."""
 
-    def settle(self, name: str) -> None:
-        """Return when the event time of everything that is in a topic now is known."""
+    def await_event_time(self, name: str) -> None:
+        """Wait until the event time of all present events of a topic is known."""

@@ -1,26 +1,29 @@
-"""Follow a topic over several partitions: from some offsets on, to some offsets or for ever."""
+"""Reads a topic over several partitions, from given offsets, to given offsets or without an end."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from headwater.errors import DataGoneError
+from headwater.events import Clock
 from headwater.log.batch import LogBatch
 
 if TYPE_CHECKING:
     from headwater.log.protocol import Log
 
-__all__ = ["Reader"]
+__all__ = ["TopicReader", "age_of_oldest"]
 
 
-class Reader:
-    """Reads batches and remembers where it is.
+class TopicReader:
+    """Reads batches and keeps its position.
 
     Args:
-        log: Where to read.
-        topic: What to read.
+        log: The log.
+        topic: The topic.
         positions: Next offset per partition; may be changed between reads.
-        stops: Offsets at which to stop, per partition; None to go on for ever.
+        stops: Offsets at which to stop, per partition; None to read without an end.
         group: A consumer group whose changes end a wait, too.
     """
 
@@ -40,8 +43,8 @@ class Reader:
         self._waiter = None if stops is not None else log.watch(topic, group)
 
     def next(self, timeout: float = 0, max_bytes: int = 1 << 20) -> list[LogBatch]:
-        """The next batches; none after `timeout` seconds without any, or at the stops."""
-        wanted = self._unfinished()
+        """Returns the next batches; none after `timeout` seconds without any, or at the stops."""
+        wanted = self._open_positions()
         if not wanted:
             return []
         found = self._log.fetch(
@@ -53,15 +56,15 @@ class Reader:
             return found
         if not found:  # compaction took what was left below the stops: there is nothing to come
             self.positions.update({partition: self._stops[partition] for partition in wanted})
-        return [_before(batch, self._stops[batch.partition]) for batch in found]
+        return [_cut_at(batch, self._stops[batch.partition]) for batch in found]
 
-    def _unfinished(self) -> dict[int, int]:
+    def _open_positions(self) -> dict[int, int]:
         if self._stops is None:
             return self.positions
         return {p: offset for p, offset in self.positions.items() if offset < self._stops[p]}
 
     def __iter__(self) -> Iterator[LogBatch]:
-        while self._stops is None or self._unfinished():
+        while self._stops is None or self._open_positions():
             yield from self.next(timeout=3600 if self._stops is None else 0)
 
     def close(self) -> None:
@@ -70,5 +73,18 @@ class Reader:
             self._waiter.close()
 
 
-def _before(batch: LogBatch, stop: int) -> LogBatch:
+def _cut_at(batch: LogBatch, stop: int) -> LogBatch:
     return batch if batch.next_offset <= stop else batch.select(batch.offsets < stop)
+
+
+def age_of_oldest(log: Log, clock: Clock, topic: str, partition: int, offset: int) -> timedelta:
+    """Returns how long the event at an offset has waited; zero when there is none yet."""
+    try:
+        unread = log.fetch(topic, {partition: offset}, max_bytes=1, timeout=0, waiter=None)
+    except DataGoneError:  # removed between two looks
+        return timedelta(0)
+    if not unread:
+        return timedelta(0)
+    received = unread[0].arrival_times
+    first = int(received[0]) if len(received) else unread[0].frame.appended_at
+    return max(timedelta(0), timedelta(microseconds=clock.micros() - first))

@@ -1,398 +1,576 @@
-"""A topic that is open in this process: its definition and schema history on disk, its partitions, its door."""
+"""A topic's definition: frozen data, checked, without I/O.
+
+`Topic.declare` checks and completes what a user wrote. `Overload` says what happens when producers are
+faster than the disk: events wait in a bounded buffer before they get an offset (append_buffer.py), and
+`drop`, `backpressure` and `buffer` set its size and what happens to the next event when it is full.
+`Durability`, `Retention` and `ValueFormat` say what an acknowledgement means, how long events are kept, and
+in which format Kafka clients read them. `merge_definition` applies a new definition to an existing topic.
+The name rules and the errors that all log backends share are here too.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Iterator
-from dataclasses import dataclass
+import difflib
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
-from itertools import count
-from pathlib import Path
-from typing import Any
+from enum import StrEnum
+from typing import Any, Final, Literal
 
-import numpy as np
+import msgspec
 import pyarrow as pa
 
-from headwater.errors import BadEventError, HeadwaterError, TooLargeError
-from headwater.events import (
-    Clock,
-    Codec,
-    Receipt,
-    key_bytes,
-    keys_of,
-    partition_of,
-    partitions_of,
-    storage_schema,
-    upgrade,
+from headwater.errors import (
+    BadKeyError,
+    BadNameError,
+    BadSettingError,
+    SourceLocation,
+    TimeColumnMissingError,
+    TooLargeError,
+    TopicExistsError,
+    UnknownTopicError,
 )
-from headwater.log.batch import LogBatch
-from headwater.log.definition import LARGEST_EVENT, Durability, Topic, check_producer, keyless, too_large
-from headwater.log.door import Door, Entry
-from headwater.log.door.counts import Counts
-from headwater.log.event_time import EventTimes
-from headwater.log.receipts import Receipts
-from headwater.log.rows import Row, Rows, together
-from headwater.log.schemas import read_definition, read_schema
-from headwater.log.storage import Disk, Ends, Frame, Kind, Part, Partition, Written, decode_columns
-from headwater.log.storage.layout import Appended
+from headwater.events import DeviceClock, arrow_schema, change_row_schema, merge
+from headwater.events.schema_export import to_avro
+from headwater.units import duration, size
 
-__all__ = ["OpenTopic"]
+__all__ = [
+    "ENUM_OPTIONS",
+    "MAX_EVENT_BYTES",
+    "OPTION_NAMES",
+    "Durability",
+    "Overload",
+    "Retention",
+    "Topic",
+    "ValueFormat",
+    "WhenFull",
+    "backpressure",
+    "buffer",
+    "check_name",
+    "check_name_clash",
+    "check_producer",
+    "drop",
+    "merge_definition",
+    "missing_key_error",
+    "normalize_name",
+    "parse_choice",
+    "parse_overload",
+    "too_large_error",
+    "unknown_topic_error",
+]
 
-Places = np.ndarray[Any, np.dtype[np.int64]]
-_LARGEST_FRAME = 16 << 20
-_READ_BYTES = 8 << 20
-_FIRST_READ_BYTES = 64 << 10
-_MICROSECOND = timedelta(microseconds=1)
+
+class WhenFull(StrEnum):
+    """What a full buffer does with the next event."""
+
+    WAIT = "wait"
+    """The caller waits for room, up to a time; then OVERLOADED (429 over HTTP)."""
+    DROP_NEWEST = "drop newest"
+    """The new event is dropped and counted."""
+    DROP_OLDEST = "drop oldest"
+    """The event that has waited longest is dropped and counted; the new one is taken."""
+    DROP_SAMPLED = "drop sampled"
+    """From half full on, only one event in so many is taken; the others are dropped and counted."""
 
 
 @dataclass(frozen=True)
-class _Piece:
-    """What of an entry goes to one partition, and the places of its rows in the entry."""
+class Overload:
+    """A topic's overload policy."""
 
-    partition: int
-    part: Part | Row
-    places: Places | None = None
+    when_full: WhenFull = WhenFull.WAIT
+    events: int = 10_000
+    timeout: timedelta | None = None
+    one_in: int = 10
+
+    def __post_init__(self) -> None:
+        if self.events < 1 or self.one_in < 1:
+            what = f"a buffer of {self.events} events, one in {self.one_in}, cannot hold anything"
+            raise BadSettingError(what, fix="use numbers from 1 up")
+
+    def __str__(self) -> str:
+        limit = f"after {self.events:,} events"
+        if self.when_full is WhenFull.WAIT:
+            return f"backpressure {limit}"
+        return f"{self.when_full.value} {limit}"
+
+
+def drop(
+    which: Literal["newest", "oldest", "sampled"] = "newest", *, events: int = 10_000, one_in: int = 10
+) -> Overload:
+    """Drop events when the buffer is full, and count them, instead of blocking the producer.
+
+    Args:
+        which: Which events to drop.
+        events: How many events may wait before one is dropped.
+        one_in: For "sampled": keeps one in this many events while the buffer is more than half full.
+
+    Example:
+        >>> str(drop("oldest", events=500))
+        'drop oldest after 500 events'
+    """
+    known = {kind.value.removeprefix("drop "): kind for kind in WhenFull if kind is not WhenFull.WAIT}
+    if which not in known:
+        what = f"cannot drop {which!r}"
+        raise BadSettingError(what, detail=f"it can be: {', '.join(known)}", fix='hw.drop("oldest")')
+    return Overload(known[which], events, one_in=one_in)
+
+
+def backpressure(timeout: str | timedelta | None = None, *, events: int = 10_000) -> Overload:
+    """Block the caller until there is room; raise `OverloadedError` after the timeout, if one is set.
+
+    Example:
+        >>> backpressure("5 seconds").timeout
+        datetime.timedelta(seconds=5)
+    """
+    return Overload(WhenFull.WAIT, events, None if timeout is None else duration(timeout))
+
+
+def buffer(events: int, *, then: Overload | None = None) -> Overload:
+    """Buffer this many events, then apply the second policy (default: backpressure).
+
+    Example:
+        >>> str(buffer(100_000, then=drop("newest")))
+        'drop newest after 100,000 events'
+    """
+    return replace(then or backpressure(), events=events)
+
+
+def parse_overload(policy: Overload | str) -> Overload:
+    """Returns the overload policy of a name.
+
+    Example:
+        >>> parse_overload("drop").when_full.value
+        'drop newest'
+    """
+    if isinstance(policy, Overload):
+        return policy
+    policies = {"drop": drop(), "buffer": buffer(100_000), "backpressure": backpressure()}
+    if policy not in policies:
+        what = f"unknown overload policy {policy!r}"
+        raise BadSettingError(what, detail=f"it can be: {', '.join(policies)}", fix='overload="backpressure"')
+    return policies[policy]
+
+
+class Durability(StrEnum):
+    """What an acknowledgement means."""
+
+    DURABLE = "durable"
+    """On stable storage: survives kill -9 and a power cut."""
+    FAST = "fast"
+    """Handed to the operating system: survives kill -9; a power cut may lose the last seconds."""
+    MEMORY = "memory"
+    """In shared memory: survives kill -9; a restart of the machine loses everything."""
+
+
+class ValueFormat(StrEnum):
+    """The format of a topic's values in Kafka; the embedded log stores typed columns in any case."""
+
+    JSON = "json"
+    """Objects that every tool reads."""
+    AVRO = "avro"
+    """Avro in binary form; its schema is with the topic's definition."""
+    ARROW = "arrow"
+    """An Arrow stream of one row in each record, schema included."""
+
+
+@dataclass(frozen=True)
+class Retention:
+    """How long events are kept; without a limit they are kept forever.
+
+    Args:
+        time: Segments whose newest event arrived longer ago than this are removed.
+        size: Oldest segments of a partition are removed while it is larger than this.
+        force: Remove even what a consumer group has not read yet; without it, such segments wait for the group.
+    """
+
+    time: timedelta | None = None
+    size: int | None = None
+    force: bool = False
+
+    @classmethod
+    def of(
+        cls, time: str | timedelta | None = None, size_: str | int | None = None, *, force: bool = False
+    ) -> Retention:
+        """Returns a retention from text such as "7 days" and "10 GB"."""
+        return cls(None if time is None else duration(time), None if size_ is None else size(size_), force)
+
+
+ENUM_OPTIONS: Final[dict[str, type[StrEnum]]] = {"durability": Durability, "value_format": ValueFormat}
+"""Options of a topic that are one of several words."""
+
+
+def parse_choice(name: str, kind: type[StrEnum], value: object) -> StrEnum:
+    """Returns the member of an enumeration by its value.
+
+    Raises:
+        BadSettingError: There is no such value.
+
+    Example:
+        >>> parse_choice("value_format", ValueFormat, "avro").value
+        'avro'
+    """
+    choices = [choice.value for choice in kind]
+    if value not in choices:
+        what = f"unknown {name} {value!r}"
+        raise BadSettingError(what, detail=f"it can be: {', '.join(choices)}", fix=f'{name}="{choices[0]}"')
+    return kind(value)
+
+
+MAX_EVENT_BYTES = 4 << 20
+"""Bytes of the largest event that a topic takes."""
+_MAX_ID_BYTES = 249
+_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+
+
+OPTION_NAMES: Final = {"clocked": "external_time", "values": "value_format"}
+"""Options of a topic that have another name in stored and sent definitions, by that name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topic:
+    """A topic's definition; create one with `Topic.declare`.
+
+    `version` is the schema's number in the topic's history, 0 until a log knows the topic. With
+    `external_time`, only idle markers advance the event time: the writer keeps it. `given` names the
+    options the user wrote; only those change an existing topic. A topic with a `device_clock` has no `time`
+    column: the corrected time is computed when an event arrives, and stored with it.
+    """
+
+    name: str
+    schema: pa.Schema
+    version: int = 0
+    key: tuple[str, ...] = ()
+    time: str | None = None
+    device_clock: DeviceClock | None = None
+    lateness: timedelta = timedelta(seconds=10)
+    partitions: int = 1
+    durability: Durability = Durability.DURABLE
+    retention: Retention = field(default_factory=Retention)
+    compact: bool = False
+    overload: Overload = field(default_factory=Overload)
+    idle: timedelta = timedelta(seconds=30)
+    ahead: timedelta = timedelta(minutes=5)
+    segment_size: int = 64 << 20
+    external_time: bool = False
+    value_format: ValueFormat = ValueFormat.JSON
+    location: SourceLocation | None = field(default=None, compare=False)
+    given: frozenset[str] = field(default=frozenset(), compare=False)
+
+    @classmethod
+    def declare(
+        cls, name: str, type_: object, *, location: SourceLocation | None = None, **options: Any
+    ) -> Topic:
+        """Check and complete what a user wrote.
+
+        Args:
+            name: Letters, digits, `.`, `_`, `-`.
+            type_: Dataclass, pydantic model, msgspec struct, Spark DDL text or Arrow schema.
+            location: Where the user wrote it.
+            options: `key`, `time`, `lateness`, `partitions`, `durability`, `retention`, `compact`, `overload`,
+                `idle`, `ahead`, `segment_size`, `external_time`, `value_format`; durations and sizes may be text.
+
+        Example:
+            >>> topic = Topic.declare("orders", "order_id string, at timestamp", time="at", lateness="1 minute")
+            >>> topic.lateness, topic.partitions
+            (datetime.timedelta(seconds=60), 1)
+        """
+        known = set(cls.__dataclass_fields__) - {"name", "schema", "version", "location", "given"}
+        if unknown := sorted(set(options) - known):
+            what = f"topic {name!r} has no option {unknown[0]!r}"
+            raise BadSettingError(what, detail=f"options: {', '.join(sorted(known))}", location=location)
+        read = _parse_options(_extract_device_clock(options))
+        given = frozenset(options) & frozenset(read) | frozenset(read) & {"device_clock"}
+        topic = cls(name=check_name(name), schema=arrow_schema(type_), location=location, given=given, **read)
+        topic._check()
+        return topic
+
+    def _check(self) -> None:
+        names = self.schema.names
+        if self.partitions < 1:
+            raise self._setting_error(f"{self.partitions} partitions", "use 1 or more")
+        for column in self.key:
+            if column not in names:
+                raise self._setting_error(f"no key column {column!r}", f"columns: {', '.join(names)}")
+        if self.compact and not self.key:
+            raise self._setting_error("compaction without a key", 'say which: key="product_id"')
+        if self.time is not None:
+            self._check_time(self.time)
+        if self.device_clock is not None:
+            self._check_device_clock(self.device_clock)
+        if self.value_format is ValueFormat.AVRO:
+            to_avro(self.schema, self.name)
+
+    def _check_time(self, column: str) -> None:
+        times = [field.name for field in self.schema if pa.types.is_timestamp(field.type)]
+        if column not in times:
+            raise TimeColumnMissingError(
+                f'topic "{self.name}" has no time column "{column}"',
+                detail=f"its type has: {', '.join(self.schema.names)}",
+                fix=f'time="{times[0]}"' if times else "add a timestamp field to the type",
+                location=self.location,
+                topic=self.name,
+                column=column,
+            )
+
+    def _check_device_clock(self, clock: DeviceClock) -> None:
+        self._check_time(clock.column)
+        self._check_time(clock.sent)
+        names = self.schema.names
+        for column in clock.device or self.key:
+            if column not in names or pa.types.is_nested(self.schema.field(column).type):
+                raise self._setting_error(
+                    f"no device column {column!r} of one value", f"columns: {', '.join(names)}"
+                )
+        if not clock.device and not self.key:
+            raise self._setting_error(
+                "a device clock without a device", 'say whose clock it is: device="device_id"'
+            )
+        if "occurred_at" in names:
+            hint = 'the corrected time has that name: call the claimed one "claimed_at", for instance'
+            raise self._setting_error('a column "occurred_at" beside a device clock', hint)
 
     @property
-    def rows(self) -> int:
-        return 1 if isinstance(self.part, Row) else self.part.values.num_rows
+    def is_table(self) -> bool:
+        """Whether the topic holds the state of a table or the changes of one.
 
+        Example:
+            >>> Topic.declare("products", "product_id int", key="product_id", compact=True).is_table
+            True
+        """
+        return self.compact or change_row_schema(self.schema) is not None
 
-class OpenTopic:
-    """Everything one process needs of a topic."""
+    @property
+    def event_time_source(self) -> str:
+        """A description of where the event time comes from.
 
-    def __init__(self, disk: Disk, clock: Clock, folder: Path, memory: Path) -> None:
-        self.folder = folder
-        self._disk = disk
-        self._event_times = EventTimes(clock)
-        self._lock = threading.Lock()
-        self._schemas: dict[int, pa.Schema] = {}
-        self._codecs: dict[int, Codec] = {}
-        self._turn = count()
-        self._settings: bytes | None = None
-        self.partitions: list[Partition] = []
-        self.definition = self.reload()
-        self.ends = Ends(disk, folder / "ends")
-        self.counts = Counts(disk, folder / "counts")
-        in_memory = self.definition.durability is Durability.MEMORY
-        home = memory / folder.name if in_memory else folder
-        self.partitions = [
-            Partition(disk, clock, home / str(number), self.ends, number, _written(self.definition))
-            for number in range(self.definition.partitions)
-        ]
-        self.door = Door(self._commit, self.definition.overload, self.counts.add)
+        Example:
+            >>> Topic.declare("notes", "text string").event_time_source
+            'arrival'
+        """
+        return str(self.device_clock) if self.device_clock else self.time or "arrival"
 
-    # -- definition ----------------------------------------------------------------------------------------------
-
-    def reload(self) -> Topic:
-        """Read the definition again: another process may have evolved it."""
-        data = self._disk.read_file(self.folder / "topic.json")
-        if data is None:
-            raise FileNotFoundError(self.folder / "topic.json")
-        if data == self._settings:
-            return self.definition
-        bare = read_definition(self.folder / "topic.json", data)
-        new = bare.with_schema(self._schema(bare.version), bare.version)
-        # At once: a thread that decodes meanwhile must not see half of the old type and half of the new one.
-        self._typed = (new, Codec(new.schema), storage_schema(new.schema))
-        self.definition, self._settings = new, data
-        for partition in self.partitions:
-            partition.written = _written(new)
-            self.door.overload = new.overload
-        return new
-
-    def codec_of(self, version: int) -> Codec:
-        """The codec of the topic's type at this version."""
-        definition, codec, _ = self._typed
-        if version == definition.version:
-            return codec
-        found = self._codecs.get(version)
-        if found is None:
-            found = self._codecs[version] = Codec(self._schema(version))
-        return found
-
-    def _schema(self, version: int) -> pa.Schema:
-        with self._lock:
-            if version not in self._schemas:
-                self._schemas[version] = read_schema(self._disk, self.folder, version)
-            return self._schemas[version]
-
-    # -- in ------------------------------------------------------------------------------------------------------
-
-    def pass_through(self, rows: Row | Rows) -> Entry:
-        """Send rows through the door and wait until they are appended or dropped."""
-        return self.door.pass_through(self._entry(rows))
-
-    def put(self, rows: Row | Rows) -> Entry:
-        """Hand rows to the door; `door.finish` waits for them."""
-        return self.door.put(self._entry(rows))
-
-    def _entry(self, rows: Row | Rows) -> Entry:
-        if rows.producer:
-            check_producer(rows.producer)
-        if isinstance(rows, Row):
-            return Entry([_Piece(self._partition(rows), rows)], 1)
-        return Entry(self._pieces(rows), rows.values.num_rows)
-
-    def receipt(self, entry: Entry) -> Receipt:
-        """The receipt of a single event that is done."""
-        name = self.definition.name
-        if entry.dropped:
-            return Receipt(name, -1, -1, dropped=entry.dropped)
-        piece, appended = entry.content[0], entry.outcome[0]
-        if not appended.duplicates:
-            return Receipt(name, piece.partition, appended.first_offset)
-        old = self.partitions[piece.partition].offsets_of(piece.part.producer, [piece.part.sequence])[0]
-        return Receipt(name, piece.partition, old, duplicate=True)
-
-    def receipts(self, entry: Entry) -> Receipts:
-        """The receipts of an entry that is done."""
-        partitions = np.full(entry.rows, -1, np.int64)
-        offsets = np.full(entry.rows, -1, np.int64)
-        repeated = np.zeros(entry.rows, bool)
-        for piece, appended in zip(entry.content, entry.outcome or (), strict=False):
-            if appended is None:
-                continue
-            places = piece.places
-            partitions[places] = piece.partition
-            fresh = np.arange(appended.first_offset, appended.first_offset + appended.count)
-            old = self._old_offsets(piece, appended)
-            offsets[places] = np.concatenate((old, fresh))
-            repeated[places] = np.arange(len(old) + len(fresh)) < len(old)
-        return Receipts(self.definition.name, partitions, offsets, repeated, entry.dropped)
-
-    def _old_offsets(self, piece: _Piece, appended: Appended) -> np.ndarray[Any, np.dtype[np.int64]]:
-        if not appended.duplicates:
-            return np.empty(0, np.int64)
-        partition, part = self.partitions[piece.partition], piece.part
-        if isinstance(part, Part) and not part.per_row:
-            found = partition.offsets_of(part.producer, [part.sequence])[0]
-            return np.full(appended.duplicates, -1) if found < 0 else found + np.arange(appended.duplicates)
-        sequences = range(part.sequence, part.sequence + appended.duplicates)
-        return np.array(partition.offsets_of(part.producer, sequences), np.int64)
-
-    def _pieces(self, rows: Rows) -> list[_Piece]:
-        part = self._part(rows)
-        keys = self._keys(rows)
-        number = len(self.partitions)
-        if rows.partition is not None or number == 1 or keys is None:
-            partition = next(self._turn) % number if rows.partition is None else rows.partition
-            slices = _sized(part, np.arange(part.values.num_rows))
-            return [_Piece(partition, *slice_) for slice_ in slices]
-        owners = partitions_of(keys, number)
-        pieces: list[_Piece] = []
-        for partition in np.unique(owners).tolist():
-            places = np.flatnonzero(owners == partition)
-            taken = pa.array(places)
-            mine = Part(
-                part.values.take(taken),
-                part.schema,
-                {name: column.take(taken) for name, column in part.envelope.items()},
-                None if part.times is None else part.times[places],
-                sent_at=part.sent_at,
-            )
-            pieces.extend(_Piece(partition, *slice_) for slice_ in _sized(mine, places))
-        return pieces
-
-    def _part(self, rows: Rows) -> Part:
-        times, envelope = self._event_times.of(self.definition, rows)
-        return Part(
-            rows.values,
-            rows.version,
-            envelope,
-            times,
-            rows.producer,
-            rows.sequence,
-            rows.per_row,
-            rows.sent_at,
+    def _setting_error(self, what: str, hint: str) -> BadSettingError:
+        return BadSettingError(
+            f"topic {self.name!r}: {what}", detail=hint, location=self.location, topic=self.name
         )
 
-    def _partition(self, row: Row) -> int:
-        number = len(self.partitions)
-        if row.partition is not None:
-            return row.partition
-        key = row.about.get("_hw.key")
-        if self.definition.key:
-            parts = self.codec_of(row.version).members(row.struct, self.definition.key)
-            missing = [name for name, part in zip(self.definition.key, parts, strict=True) if part is None]
-            if missing:
-                raise keyless(self.definition, missing[0], 0)
-            if number > 1:
-                key = key_bytes(parts[0] if len(parts) == 1 else parts)
-        if number == 1:
-            return 0
-        return next(self._turn) % number if key is None else partition_of(key, number)
+    def to_json(self) -> bytes:
+        """Returns the settings as JSON; schemas are stored separately."""
+        fields = {
+            **{
+                name: getattr(self, name)
+                for name in ("name", "version", "key", "time", "partitions", "compact")
+            },
+            **{name: getattr(self, name).total_seconds() for name in ("lateness", "idle", "ahead")},
+            "clocked": self.external_time,
+            "durability": self.durability,
+            "values": self.value_format,
+            "segment_size": self.segment_size,
+            "retention": _durations_to_seconds(asdict(self.retention)),
+            "overload": _durations_to_seconds(asdict(self.overload)),
+        }
+        if self.device_clock is not None:
+            fields["device_clock"] = _durations_to_seconds(asdict(self.device_clock))
+        return msgspec.json.format(msgspec.json.encode(fields), indent=2)
 
-    def _keys(self, rows: Rows) -> pa.Array | None:
-        if not self.definition.key:
-            return rows.envelope.get("_hw.key")
-        columns = [rows.values.column(name) for name in self.definition.key]
-        for name, column in zip(self.definition.key, columns, strict=True):
-            if column.null_count:
-                raise keyless(self.definition, name, column.is_null().index(True).as_py())
-        return keys_of(columns) if len(self.partitions) > 1 and rows.partition is None else None
+    @classmethod
+    def from_json(cls, data: bytes, schema: pa.Schema) -> Topic:
+        """Returns the definition from the result of `to_json`."""
+        fields = {OPTION_NAMES.get(name, name): value for name, value in msgspec.json.decode(data).items()}
+        overload, retention = fields.pop("overload"), fields.pop("retention")
+        clock = fields.pop("device_clock", None)
+        for name in ("lateness", "idle", "ahead"):
+            fields[name] = timedelta(seconds=fields[name])
+        return cls(
+            **fields
+            | {
+                "schema": schema,
+                "key": tuple(fields["key"]),
+                "device_clock": clock
+                and DeviceClock(
+                    clock["column"], clock["sent"], tuple(clock["device"]), _to_timedelta(clock["limit"])
+                ),
+                "durability": Durability(fields["durability"]),
+                "value_format": ValueFormat(fields.get("value_format", "json")),
+                "retention": Retention(
+                    _to_timedelta(retention["time"]), retention["size"], retention["force"]
+                ),
+                "overload": Overload(
+                    WhenFull(overload["when_full"]),
+                    overload["events"],
+                    _to_timedelta(overload["timeout"]),
+                    overload["one_in"],
+                ),
+            }
+        )
 
-    def _commit(self, entries: list[Entry]) -> None:
-        by_partition: dict[int, list[tuple[Entry, int]]] = {}
-        for entry in entries:
-            entry.outcome = [None] * len(entry.content)
-            for index, piece in enumerate(entry.content):
-                by_partition.setdefault(piece.partition, []).append((entry, index))
-        for partition, places in by_partition.items():
-            try:
-                self._append_group(partition, places)
-            except (HeadwaterError, OSError) as error:
-                for entry, _ in places:
-                    entry.error = error
-        self._count(entries)
-
-    def _append_group(self, partition: int, places: list[tuple[Entry, int]]) -> None:
-        """One lock and one sync for all; single events that wait together share a frame."""
-        groups = list(self._groups(places))
-        done = self.partitions[partition].append([part for part, _ in groups])
-        for (_, members), appended in zip(groups, done, strict=True):
-            repeats, offset = appended.duplicates, appended.first_offset
-            for entry, index in members:
-                rows = entry.content[index].rows
-                old = min(rows, repeats)
-                entry.outcome[index] = Appended(offset, rows - old, old)
-                repeats, offset = repeats - old, offset + rows - old
-
-    def _groups(self, places: list[tuple[Entry, int]]) -> Iterator[tuple[Part, list[tuple[Entry, int]]]]:
-        run: list[tuple[Entry, int]] = []
-        for entry, index in places:
-            part = entry.content[index].part
-            if run and not (isinstance(part, Row) and part.follows(_row(run[-1]))):
-                yield from self._built(run)
-                run = []
-            if isinstance(part, Row):
-                run.append((entry, index))
-            else:
-                yield part, [(entry, index)]
-        if run:
-            yield from self._built(run)
-
-    def _built(self, run: list[tuple[Entry, int]]) -> Iterator[tuple[Part, list[tuple[Entry, int]]]]:
-        """Single events as one part; if one of them does not fit its columns, each by itself."""
-        rows = [_row(place) for place in run]
-        try:
-            part = self._part(together(self.codec_of(rows[0].version), rows))
-            for slice_, places in _sized(part, np.arange(len(run))):
-                yield slice_, [run[place] for place in places]
-        except (BadEventError, TooLargeError) as error:
-            if len(run) == 1:
-                run[0][0].error = error
-                return
-            for place in run:
-                yield from self._built([place])
-
-    def _count(self, entries: list[Entry]) -> None:
-        decided = {"offered": 0, "appended": 0, "duplicate": 0, "refused": 0}
-        for entry in entries:
-            decided["offered"] += entry.rows
-            done = [appended for appended in entry.outcome if appended is not None]
-            decided["appended"] += sum(appended.count for appended in done)
-            decided["duplicate"] += sum(appended.duplicates for appended in done)
-            decided["refused"] += entry.rows - sum(a.count + a.duplicates for a in done)
-        self.counts.add(decided)
-
-    # -- out -----------------------------------------------------------------------------------------------------
-
-    def fetch(self, partition: int, offset: int, max_bytes: int) -> list[tuple[Frame, memoryview]]:
-        """Frames of a partition from an offset on, as stored."""
-        return self.partitions[partition].fetch(offset, max_bytes)
-
-    def batches(self, partition: int, start: int, end: int) -> Iterator[LogBatch]:
-        """The events of offsets `[start, end)`, batch by batch, as they are stored; time marks are left out."""
-        # How many bytes the range has is not known; of one frame, millions behind it need not be looked at.
-        most = _FIRST_READ_BYTES
-        while start < end:
-            found = self.partitions[partition].fetch(start, most)
-            if not found:
-                return
-            most = min(2 * most, _READ_BYTES)
-            for frame, data in found:
-                if frame.base_offset >= end:
-                    return
-                if frame.count:
-                    batch = self.decode(partition, frame, data)
-                    whole = start <= frame.base_offset and frame.next_offset <= end
-                    mine = None if whole else (batch.offsets >= start) & (batch.offsets < end)
-                    yield batch if mine is None else batch.select(mine)
-                start = frame.next_offset
-
-    def decode(self, partition: int, frame: Frame, data: memoryview) -> LogBatch:
-        """A frame as a batch of the topic's current type; its checksum has been compared."""
-        if frame.schema > self.definition.version:
-            self.reload()
-        definition, codec, stored = self._typed
-        if frame.kind is not Kind.EVENTS:
-            empty = pa.RecordBatch.from_pylist([], stored)
-            return LogBatch(definition, partition, frame, empty, {}, codec)
-        old = frame.schema != definition.version
-        schema = storage_schema(self._schema(frame.schema)) if old else stored
-        columns = decode_columns(frame, data[frame.body_at :], schema)
-        width = len(schema)
-        values = pa.RecordBatch.from_arrays(columns.columns[:width], schema=schema)
-        if old:
-            values = upgrade(values, stored)
-        names = columns.schema.names[width:]
-        envelope = dict(zip(names, columns.columns[width:], strict=True))
-        return LogBatch(definition, partition, frame, values, envelope, codec)
-
-    def close(self) -> None:
-        """Append what waits at the door and close the files."""
-        self.door.close()
-        self.abandon()
-
-    def abandon(self) -> None:
-        """Close the files and nothing else: in a forked child, the door and its entries belong to the parent."""
-        for partition in self.partitions:
-            partition.close()
-        with contextlib.suppress(OSError):
-            self.ends.close()
-            self.counts.close()
+    def with_schema(self, schema: pa.Schema, version: int) -> Topic:
+        """Returns the same topic under another version of its type."""
+        return replace(self, schema=schema, version=version)
 
 
-def _sized(part: Part, places: Places) -> list[tuple[Part, Places]]:
-    """A part in frames that a reader can hold in memory; one sequence number is always one frame."""
-    rows = part.values.num_rows
-    nbytes = part.values.nbytes + sum(column.nbytes for column in part.envelope.values())
-    if nbytes > LARGEST_EVENT:
-        columns = [*part.values.columns, *part.envelope.values()]
-        _refuse_large(pa.RecordBatch.from_arrays(columns, list(map(str, range(len(columns))))), places)
-    if nbytes <= _LARGEST_FRAME or not part.per_row:
-        return [(part, places)]
-    step = max(1, rows * _LARGEST_FRAME // nbytes)
-    return [
-        (part.slice(start, min(step, rows - start)), places[start : start + step])
-        for start in range(0, rows, step)
-    ]
+def check_name(name: str, *, what: str = "topic") -> str:
+    """Returns the name if it is safe as a file name and valid in Kafka; raises otherwise.
+
+    Example:
+        >>> check_name("orders.eu")
+        'orders.eu'
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or name in (".", ".."):
+        raise BadNameError(
+            f"{name!r} cannot be the name of a {what}",
+            detail="names have 1 to 249 letters, digits, dots, underscores or hyphens",
+            name=str(name),
+        )
+    return name
 
 
-def _refuse_large(values: pa.RecordBatch, places: Places) -> None:
-    """Finds an event over the limit by halves: batches that are small as a whole cost one look."""
-    rows, first = values.num_rows, int(places[0])
-    if values.nbytes <= LARGEST_EVENT:
-        return
-    if rows == 1:
-        raise too_large(values.nbytes, first)
-    _refuse_large(values.slice(0, rows // 2), places[: rows // 2])
-    _refuse_large(values.slice(rows // 2), places[rows // 2 :])
+def check_producer(id: str) -> str:
+    """Returns the id if it is short enough to be stored in every batch; unlike a name it can be any text.
+
+    Example:
+        >>> check_producer("till 7")
+        'till 7'
+    """
+    length = len(id.encode(errors="ignore")) if isinstance(id, str) and len(id) <= _MAX_ID_BYTES else 0
+    if not 0 < length <= _MAX_ID_BYTES or not id.isprintable():
+        raise BadNameError(
+            f"{str(id)[:40]!r} cannot be the id of a producer",
+            detail=f"an id is printable text of 1 to {_MAX_ID_BYTES} bytes",
+            name=str(id)[:_MAX_ID_BYTES],
+        )
+    return id
 
 
-def _row(place: tuple[Entry, int]) -> Row:
-    entry, index = place
-    part = entry.content[index].part
-    assert isinstance(part, Row)
-    return part
+def check_name_clash(name: str, others: Sequence[str]) -> None:
+    """Reject a new name that would clash with another on some file system or in Kafka's metrics.
+
+    Example:
+        >>> check_name_clash("orders", ["products"])
+    """
+    for other in others:
+        if normalize_name(other) == normalize_name(name):
+            raise BadNameError(
+                f"{name!r} is too close to the topic {other!r}",
+                detail="names that differ only by case or by . against _ clash in file systems and in Kafka",
+                name=name,
+            )
 
 
-def _written(topic: Topic) -> Written:
-    return Written(
-        durable=topic.durability is Durability.DURABLE,
-        segment_size=topic.segment_size,
-        ahead=topic.ahead // _MICROSECOND,
-        clocked=topic.clocked,
+def normalize_name(name: str) -> str:
+    """Returns the form in which clashing names are equal (file systems, Kafka's metrics)."""
+    return name.casefold().replace(".", "_")
+
+
+def unknown_topic_error(name: str, known: Sequence[str]) -> UnknownTopicError:
+    """Returns the error for an unknown topic; it names the closest known one.
+
+    Example:
+        >>> unknown_topic_error("order", ["orders"]).fix
+        'orders'
+    """
+    near = difflib.get_close_matches(name, known, n=3) or list(known[:5])
+    return UnknownTopicError(
+        f'no topic "{name}"',
+        detail=f"topics: {', '.join(near)}" if near else "there are no topics yet",
+        fix=near[0] if near else 'client.create_topic("orders", Order)',
+        topic=name,
     )
+
+
+def missing_key_error(topic: Topic, name: str, row: int) -> BadKeyError:
+    """Returns the error for a row without one of its key fields."""
+    return BadKeyError(
+        f'the key field "{name}" is missing',
+        detail=f'topic "{topic.name}" is keyed by {", ".join(topic.key)}',
+        topic=topic.name,
+        row=row,
+    )
+
+
+def too_large_error(size_: int, row: int) -> TooLargeError:
+    """Returns the error for an event above the size limit of a topic.
+
+    Example:
+        >>> too_large_error(5_000_000, 3).what
+        'event 3 has 5,000,000 bytes, more than 4,194,304'
+    """
+    return TooLargeError(
+        f"event {row} has {size_:,} bytes, more than {MAX_EVENT_BYTES:,}",
+        detail="nothing of this call was appended",
+        fix="keep large objects elsewhere and send where they are",
+        limit=MAX_EVENT_BYTES,
+        row=row,
+    )
+
+
+def merge_definition(known: Topic, wanted: Topic) -> Topic:
+    """Returns an existing topic with a new definition applied; only options the user wrote change it.
+
+    Example:
+        >>> known = Topic.declare("orders", "id int", lateness="1 minute")
+        >>> merge_definition(known, Topic.declare("orders", "id int, note string", idle="5 s")).version
+        1
+
+    Raises:
+        SchemaConflictError: Old events could not be read under the new type.
+        TopicExistsError: The partitions, the key, the time column or the kind of storage differ.
+    """
+    asked = ("partitions",) if "partitions" in wanted.given else ()
+    for what in (*asked, "key", "time"):
+        if getattr(known, what) != getattr(wanted, what):
+            raise TopicExistsError(
+                f'topic "{known.name}" exists with {what} {getattr(known, what)!r}',
+                detail=f"it cannot become {getattr(wanted, what)!r} in place",
+                fix="choose another name",
+                location=wanted.location,
+                topic=known.name,
+            )
+    if (known.durability is Durability.MEMORY) != (wanted.durability is Durability.MEMORY):
+        raise TopicExistsError(
+            f'topic "{known.name}" exists with durability {known.durability.value}',
+            detail="events in memory and events on disk cannot be mixed",
+            location=wanted.location,
+            topic=known.name,
+        )
+    schema = merge(known.schema, wanted.schema)
+    version = known.version + (not schema.equals(known.schema, check_metadata=True))
+    changed = {name: getattr(wanted, name) for name in wanted.given}
+    return replace(known, **changed, schema=schema, version=version)
+
+
+def _extract_device_clock(options: dict[str, Any]) -> dict[str, Any]:
+    """Move a device clock from `time` to its own option; such a topic has no time column."""
+    time = options.get("time")
+    return options | {"time": None, "device_clock": time} if isinstance(time, DeviceClock) else options
+
+
+def _parse_options(options: dict[str, Any]) -> dict[str, Any]:
+    parsed = dict(options)
+    key = options.get("key")
+    parsed["key"] = () if key is None else (key,) if isinstance(key, str) else tuple(key)
+    for name in ("lateness", "idle", "ahead"):
+        if name in parsed:
+            parsed[name] = duration(parsed[name])
+    for name, kind in ENUM_OPTIONS.items():
+        if name in parsed:
+            parsed[name] = parse_choice(name, kind, parsed[name])
+    if "segment_size" in parsed:
+        parsed["segment_size"] = size(parsed["segment_size"])
+    if "overload" in parsed:
+        parsed["overload"] = parse_overload(parsed["overload"] or Overload())
+    if not isinstance(parsed.get("retention", Retention()), Retention):
+        parsed["retention"] = Retention.of(parsed["retention"])
+    return {name: value for name, value in parsed.items() if value is not None or name == "time"}
+
+
+def _durations_to_seconds(fields: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: value.total_seconds() if isinstance(value, timedelta) else value
+        for name, value in fields.items()
+    }
+
+
+def _to_timedelta(seconds: float | None) -> timedelta | None:
+    return None if seconds is None else timedelta(seconds=seconds)

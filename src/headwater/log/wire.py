@@ -1,7 +1,7 @@
-"""How rows, frames and receipts travel between a client and a node: as the bytes of the log itself.
+"""Wire format between a client and a node: rows, frames and receipts as the bytes of the log.
 
-A body is a run of records. Each is a partition (-1: the node chooses by key), a length, and so many bytes of frames as
-`storage/frame.py` lays them out, checksums included. An append is one record with one frame.
+A body is a sequence of records. Each is a partition (-1: the node chooses by key), a length, and frames as
+`storage/frame.py` defines them, with checksums. An append is one record with one frame.
 """
 
 from __future__ import annotations
@@ -16,73 +16,73 @@ import pyarrow.compute as pc
 
 from headwater.errors import BadEventError, DamagedError
 from headwater.events import Codec, storage_schema
-from headwater.events.frame import fitted
-from headwater.events.shape import MisfitError, out_of_range
-from headwater.log.receipts import Receipts
-from headwater.log.rows import Rows
+from headwater.events.dataframes import fit_dataframe
+from headwater.events.envelope import Receipts
+from headwater.events.validator import InvalidValueError, first_out_of_range
 from headwater.log.storage.frame import (
     ENVELOPE,
     LOWEST_TIME,
     Frame,
-    Kind,
+    FrameKind,
     decode_columns,
     encode_frame,
     parse_header,
 )
+from headwater.log.write_batch import WriteBatch
 
 __all__ = [
-    "FRAMES",
-    "RECEIPTS",
+    "FRAMES_MEDIA_TYPE",
+    "RECEIPTS_MEDIA_TYPE",
+    "pack_batch",
     "pack_frames",
     "pack_receipts",
-    "pack_rows",
-    "read_frames",
-    "read_receipts",
-    "read_rows",
+    "unpack_batch",
+    "unpack_frames",
+    "unpack_receipts",
 ]
 
-FRAMES: Final = "application/vnd.headwater.frames"
-RECEIPTS: Final = "application/vnd.headwater.receipts"
+FRAMES_MEDIA_TYPE: Final = "application/vnd.headwater.frames"
+RECEIPTS_MEDIA_TYPE: Final = "application/vnd.headwater.receipts"
 
 _RECORD = struct.Struct("<iI")
 _COUNTS = struct.Struct("<II")
 _ZONED = pa.timestamp("us", "UTC")
 _BITS: Final = {field.name: 1 << index for index, field in enumerate(ENVELOPE)}
 # The log alone decides these columns.
-_SENDABLE: Final = sum(
+_CLIENT_COLUMNS: Final = sum(
     bit for name, bit in _BITS.items() if name not in ("_hw.received_at", "_hw.offset", "_hw.running_max")
 )
-_HIGHEST_SEQUENCE: Final = 2**62
+_MAX_SEQUENCE: Final = 2**62
 _RECORD_BATCH: Final = 3  # the number of that kind among Arrow's messages
 
 
 # -- append ----------------------------------------------------------------------------------------------------------
 
 
-def pack_rows(rows: Rows) -> bytes:
+def pack_batch(batch: WriteBatch) -> bytes:
     """Rows as the body of an append."""
-    columns = {field.name: rows.envelope[field.name] for field in ENVELOPE if field.name in rows.envelope}
-    count = rows.values.num_rows
+    columns = {field.name: batch.envelope[field.name] for field in ENVELOPE if field.name in batch.envelope}
+    count = batch.values.num_rows
     frame = Frame(
-        Kind.EVENTS,
+        FrameKind.EVENTS,
         0,
         count,
         count=count,
-        schema=rows.version,
+        schema=batch.version,
         columns=sum(_BITS[name] for name in columns),
-        sent_at=rows.sent_at,
-        first_sequence=rows.sequence,
-        last_sequence=rows.sequence + (count - 1 if rows.producer and rows.per_row else 0),
-        producer=rows.producer,
+        sent_at=batch.sent_at,
+        first_sequence=batch.sequence,
+        last_sequence=batch.sequence + (count - 1 if batch.producer and batch.per_row else 0),
+        producer=batch.producer,
     )
-    names = [*rows.values.schema.names, *columns]
-    body = pa.RecordBatch.from_arrays([*rows.values.columns, *columns.values()], names).serialize()
+    names = [*batch.values.schema.names, *columns]
+    body = pa.RecordBatch.from_arrays([*batch.values.columns, *columns.values()], names).serialize()
     data = encode_frame(frame, body)
-    return _RECORD.pack(-1 if rows.partition is None else rows.partition, len(data)) + data
+    return _RECORD.pack(-1 if batch.partition is None else batch.partition, len(data)) + data
 
 
-def read_rows(data: bytes, codec_of: Callable[[int], Codec]) -> Rows:
-    """The rows of an append, checked as what a stranger sent.
+def unpack_batch(data: bytes, codec_of: Callable[[int], Codec]) -> WriteBatch:
+    """Returns the rows of an append, checked as what a stranger sent.
 
     Args:
         data: The body.
@@ -91,15 +91,15 @@ def read_rows(data: bytes, codec_of: Callable[[int], Codec]) -> Rows:
     Raises:
         BadEventError: The bytes are not one sound frame, or a row does not fit the type.
     """
-    partition, frame, body = _one_frame(memoryview(data))
+    partition, frame, body = _parse_frame(memoryview(data))
     codec = codec_of(frame.schema)
-    values, envelope = _columns(frame, body, codec.schema)
+    values, envelope = _decode_body(frame, body, codec.schema)
     if "_hw.deleted" in envelope:
-        codec.encode_frame(values.filter(pc.invert(envelope["_hw.deleted"].fill_null(False))))
-        _check_loosely(values, storage_schema(codec.schema))
+        codec.encode_dataframe(values.filter(pc.invert(envelope["_hw.deleted"].fill_null(False))))
+        _check_tombstones(values, storage_schema(codec.schema))
     else:
-        values = codec.encode_frame(values)
-    return Rows(
+        values = codec.encode_dataframe(values)
+    return WriteBatch(
         values,
         frame.schema,
         envelope,
@@ -111,9 +111,9 @@ def read_rows(data: bytes, codec_of: Callable[[int], Codec]) -> Rows:
     )
 
 
-def _one_frame(data: memoryview) -> tuple[int, Frame, memoryview]:
+def _parse_frame(data: memoryview) -> tuple[int, Frame, memoryview]:
     if len(data) < _RECORD.size:
-        raise _refused("it is shorter than its own header")
+        raise _bad_frame_error("it is shorter than its own header")
     partition, length = _RECORD.unpack_from(data)
     whole = data[_RECORD.size :]
     try:
@@ -121,48 +121,50 @@ def _one_frame(data: memoryview) -> tuple[int, Frame, memoryview]:
     except (ValueError, KeyError):  # a kind of a newer version
         frame = None
     if frame is None or not length == frame.length == len(whole):
-        raise _refused("its header is damaged, or it is not whole")
+        raise _bad_frame_error("its header is damaged, or it is not whole")
     body = frame.body(whole)
     if body is None:
-        raise _refused("its checksum does not match")
-    if frame.kind is not Kind.EVENTS or frame.columns & ~_SENDABLE:
-        raise _refused("it holds what only the log writes")
+        raise _bad_frame_error("its checksum does not match")
+    if frame.kind is not FrameKind.EVENTS or frame.columns & ~_CLIENT_COLUMNS:
+        raise _bad_frame_error("it holds what only the log writes")
     rows = frame.last_sequence - frame.first_sequence + 1
-    if frame.producer and not (0 <= frame.first_sequence <= _HIGHEST_SEQUENCE and rows in (1, frame.count)):
-        raise _refused("a producer's sequences count from 0, one for each row or one for all")
+    if frame.producer and not (0 <= frame.first_sequence <= _MAX_SEQUENCE and rows in (1, frame.count)):
+        raise _bad_frame_error("a producer's sequences count from 0, one for each row or one for all")
     return partition, frame, body
 
 
-def _columns(frame: Frame, body: memoryview, schema: pa.Schema) -> tuple[pa.RecordBatch, dict[str, pa.Array]]:
+def _decode_body(
+    frame: Frame, body: memoryview, schema: pa.Schema
+) -> tuple[pa.RecordBatch, dict[str, pa.Array]]:
     try:
-        if _is_packed(body):
-            raise _refused("its Arrow batch is compressed, or is none")
+        if _is_compressed(body):
+            raise _bad_frame_error("its Arrow batch is compressed, or is none")
         batch = decode_columns(frame, body, storage_schema(schema))
         batch.validate(full=True)
     except (pa.ArrowException, ValueError, OSError, struct.error, IndexError) as error:
-        raise _refused(f"its columns are not those of the type ({str(error)[:200]})") from None
+        raise _bad_frame_error(f"its columns are not those of the type ({str(error)[:200]})") from None
     # Several columns may point at the same bytes: what is small here must not be large once it is written.
     if batch.num_rows != frame.count or not frame.count or batch.nbytes > len(body):
-        raise _refused(f"it says {frame.count} rows and has {batch.num_rows} in {batch.nbytes} bytes")
+        raise _bad_frame_error(f"it says {frame.count} rows and has {batch.num_rows} in {batch.nbytes} bytes")
     width = len(schema)
     envelope = dict(zip(batch.schema.names[width:], batch.columns[width:], strict=True))
     sent = {} if frame.sent_at == LOWEST_TIME else {"_hw.sent_at": pa.array([frame.sent_at], _ZONED)}
     for name, column in (sent | envelope).items():
-        row = out_of_range(column)
+        row = first_out_of_range(column)
         if row is not None:
-            raise _refused(f"row {row} has a {name.removeprefix('_hw.')} that is no time")
+            raise _bad_frame_error(f"row {row} has a {name.removeprefix('_hw.')} that is no time")
     return batch.select(range(width)), envelope
 
 
-def _check_loosely(values: pa.RecordBatch, schema: pa.Schema) -> None:
+def _check_tombstones(values: pa.RecordBatch, schema: pa.Schema) -> None:
     """A tombstone has no values but its key, yet what it has must be readable."""
     try:
-        fitted(values, schema)
-    except MisfitError as misfit:
-        raise _refused(f"{misfit.path}: {misfit.reason}") from None
+        fit_dataframe(values, schema)
+    except InvalidValueError as misfit:
+        raise _bad_frame_error(f"{misfit.path}: {misfit.reason}") from None
 
 
-def _is_packed(body: memoryview) -> bool:
+def _is_compressed(body: memoryview) -> bool:
     """Whether an Arrow message is anything but a plain record batch.
 
     A few compressed bytes can stand for gigabytes, so they are found out before Arrow unpacks them. The message is a
@@ -170,10 +172,10 @@ def _is_packed(body: memoryview) -> bool:
     """
 
     def field(table: int, index: int) -> int:
-        places = table - struct.unpack_from("<i", body, table)[0]
-        known = struct.unpack_from("<H", body, places)[0]
+        vtable = table - struct.unpack_from("<i", body, table)[0]
+        vtable_size = struct.unpack_from("<H", body, vtable)[0]
         at = 4 + 2 * index
-        return struct.unpack_from("<H", body, places + at)[0] if at < known else 0
+        return struct.unpack_from("<H", body, vtable + at)[0] if at < vtable_size else 0
 
     start = 8  # a mark and the length stand before the flatbuffer
     message = start + struct.unpack_from("<I", body, start)[0]
@@ -184,7 +186,7 @@ def _is_packed(body: memoryview) -> bool:
     return field(batch, 3) != 0
 
 
-def _refused(reason: str) -> BadEventError:
+def _bad_frame_error(reason: str) -> BadEventError:
     return BadEventError(f"the frame cannot be taken: {reason}", detail="nothing of it was appended")
 
 
@@ -202,12 +204,12 @@ def pack_receipts(receipts: Receipts) -> bytes:
     )
 
 
-def read_receipts(topic: str, data: bytes) -> Receipts:
-    """The receipts out of such an answer.
+def unpack_receipts(topic: str, data: bytes) -> Receipts:
+    """Returns the receipts out of such an answer.
 
     Example:
         >>> sent = Receipts("orders", np.array([0, 2]), np.array([7, 8]), np.array([True, False]))
-        >>> read_receipts("orders", pack_receipts(sent))[0]
+        >>> unpack_receipts("orders", pack_receipts(sent))[0]
         Receipt(topic='orders', partition=0, offset=7, duplicate=True, dropped=None)
     """
     rows, why = _COUNTS.unpack_from(data)
@@ -230,7 +232,7 @@ def pack_frames(partition: int, frames: Iterable[tuple[Frame, memoryview]]) -> b
     return _RECORD.pack(partition, len(data)) + data
 
 
-def read_frames(data: bytes) -> Iterator[tuple[int, Frame, memoryview]]:
+def unpack_frames(data: bytes) -> Iterator[tuple[int, Frame, memoryview]]:
     """Partition, header and bytes of each frame in an answer, in order.
 
     Raises:

@@ -1,28 +1,38 @@
-"""What the user asks for, as frozen data: views, streams and file outputs, and how they hang together.
+"""Declared pipelines as frozen data: views, streams and file outputs, and the graph they form.
 
-In come functions and SQL text from the user's file; out comes a `Graph` in the order in which pipelines can run.
-Nothing here knows Spark or touches disk: functions are only looked at. Enter at `Pipeline`, then `graph.py`.
+Functions and SQL text from the user's file come in. A `Graph` goes out, in an order in which the pipelines can run.
+This package neither imports Spark nor touches disk; user functions are inspected but not called. Enter at `Pipeline`
+and `Graph`.
 """
 
-from headwater.pipelines.declaring import Wanted
+from headwater.pipelines.declaration import PipelineDeclaration
 from headwater.pipelines.graph import Edge, Graph, faults
-from headwater.pipelines.late import Correct, Drop, Keep, Late, correct, late_named
-from headwater.pipelines.pipeline import Function, Kind, Pipeline
+from headwater.pipelines.pipeline import (
+    CorrectLate,
+    DropLate,
+    Function,
+    KeepLate,
+    LatePolicy,
+    Pipeline,
+    PipelineKind,
+    correct,
+    parse_late,
+)
 from headwater.pipelines.tables.table import Table
 
 __all__ = [
-    "Correct",
-    "Drop",
+    "CorrectLate",
+    "DropLate",
     "Edge",
     "Function",
     "Graph",
-    "Keep",
-    "Kind",
-    "Late",
+    "KeepLate",
+    "LatePolicy",
     "Pipeline",
+    "PipelineDeclaration",
+    "PipelineKind",
     "Table",
-    "Wanted",
     "correct",
     "faults",
-    "late_named",
+    "parse_late",
 ]

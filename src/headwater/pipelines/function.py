@@ -1,19 +1,165 @@
-"""A user's function, looked at but not run: its inputs, its first line of documentation, its place in the file."""
+"""Inspects a user's function without running it.
+
+`inputs_of`, `table_inputs`, `doc_of` and `location_of` read its parameters, docstring and source location. `code_facts`
+returns its code as comparable text, with the constants and functions it refers to; a change of this text means that the
+pipeline has changed.
+"""
 
 from __future__ import annotations
 
+import ast
 import inspect
 import linecache
+import os
+from collections.abc import Iterator
+from datetime import date, timedelta
+from decimal import Decimal
+from textwrap import dedent
+from types import CodeType, FunctionType
 from typing import Any
 
-from headwater.errors import BadPipelineError, Place
+from headwater.errors import BadPipelineError, SourceLocation
 from headwater.pipelines.pipeline import Pipeline
 
-__all__ = ["check_function", "doc_of", "inputs_of", "place_of", "tables_in"]
+__all__ = [
+    "check_function",
+    "code_facts",
+    "doc_of",
+    "inputs_of",
+    "location_of",
+    "source_of",
+    "table_inputs",
+]
+
+_SCALARS = (bool, int, float, str, bytes, Decimal, date, timedelta, type(None))
 
 
-def check_function(function: Any, *, noun: str, place: Place | None) -> None:
-    """Refuse what can never be run as a pipeline.
+def source_of(function: Any) -> str:
+    """Returns the function's source from its first decorator on, dedented; empty if unknown."""
+    try:
+        return dedent(inspect.getsource(function))
+    except (OSError, TypeError):
+        return ""
+
+
+def code_facts(function: Any, source: str) -> dict[str, str]:
+    r"""Returns the function's code as `code`, and what it refers to in the user's files as `uses.NAME`.
+
+    Comments, layout, docstrings, annotations and decorators change nothing. Constants count when they are numbers,
+    text, times or collections of these; functions count when they stand in the same folder. Anything else does not.
+
+    Example:
+        >>> LIMIT = 100
+        >>> def big(orders):
+        ...     return orders > LIMIT
+        >>> code_facts(big, "def big(orders):  # large ones\n    return (orders > LIMIT)")
+        {'code': 'def big(orders):\n    return orders > LIMIT', 'uses.LIMIT': '100'}
+    """
+    facts = {"code": _normalize(function, source)}
+    visited = {id(inspect.unwrap(function))}
+    waiting = [inspect.unwrap(function)]
+    while waiting:
+        current = waiting.pop()
+        for name, value in _references(current):
+            constant = _constant_text(value)
+            if constant is not None:
+                facts[f"uses.{name}"] = constant
+            elif (function_used := _user_function(value, current)) and id(function_used) not in visited:
+                visited.add(id(function_used))
+                facts[f"uses.{name}"] = _normalize(function_used, source_of(function_used))
+                waiting.append(function_used)
+    return facts
+
+
+def _normalize(function: Any, source: str) -> str:
+    """Returns the code without parts that have no effect, or the bytecode if the source is unknown."""
+    try:
+        tree = ast.parse(source).body
+    except SyntaxError:
+        tree = []
+    if len(tree) != 1 or not isinstance(tree[0], ast.FunctionDef):
+        code = getattr(inspect.unwrap(function), "__code__", None)
+        return "" if code is None else " ".join(_bytecode_parts(code))
+    for node in ast.walk(tree[0]):
+        if isinstance(node, ast.FunctionDef):
+            _strip(node)
+    return ast.unparse(tree[0])
+
+
+def _strip(node: ast.FunctionDef) -> None:
+    node.decorator_list, node.returns = [], None
+    for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs):
+        argument.annotation = None
+    if ast.get_docstring(node) is not None:
+        node.body = node.body[1:] or [ast.Pass()]
+
+
+def _bytecode_parts(code: CodeType) -> Iterator[str]:
+    yield code.co_code.hex()
+    yield repr(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _bytecode_parts(constant)
+        else:
+            yield repr(constant)
+
+
+def _references(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """Returns the values of the function's names: globals, closure variables and defaults."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return
+    namespace = function.__globals__
+    yield from ((name, namespace[name]) for name in sorted(set(_global_names(code))) if name in namespace)
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # it has no value yet
+            continue
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.default is not parameter.empty:
+            yield parameter.name, parameter.default
+
+
+def _global_names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _global_names(constant)
+
+
+def _constant_text(value: Any) -> str | None:
+    """Returns a constant as text that is the same in every process; None for anything else."""
+    if isinstance(value, _SCALARS):
+        return repr(value)
+    if isinstance(value, set | frozenset):
+        members = [_constant_text(member) for member in value]
+        return None if None in members else f"{{{', '.join(sorted(map(str, members)))}}}"
+    if isinstance(value, tuple | list):
+        members = [_constant_text(member) for member in value]
+        return None if None in members else f"({', '.join(map(str, members))})"
+    if isinstance(value, dict):
+        return _constant_text(tuple(value.items()))
+    return None
+
+
+def _user_function(value: Any, caller: FunctionType) -> FunctionType | None:
+    """Returns the function behind a name, if it is defined in the folder of the caller."""
+    try:
+        function: Any = inspect.unwrap(value.function or value if isinstance(value, Pipeline) else value)
+    except ValueError:  # a wrapper that wraps itself
+        return None
+    if not isinstance(function, FunctionType):
+        return None
+    return function if _folder(function) == _folder(caller) else None
+
+
+def _folder(function: FunctionType) -> str:
+    return os.path.dirname(function.__code__.co_filename)
+
+
+def check_function(function: Any, *, noun: str, location: SourceLocation | None) -> None:
+    """Refuse a callable that can never run as a pipeline.
 
     Raises:
         BadPipelineError: It is no function, or one that is called in another way.
@@ -21,28 +167,28 @@ def check_function(function: Any, *, noun: str, place: Place | None) -> None:
     fix = "def name(orders: DataFrame) -> DataFrame: …"
     if isinstance(function, Pipeline):
         what = f'{function} cannot be a {noun} as well: "{function.name}" is one name'
-        raise BadPipelineError(what, fix="write a second function that calls the first", place=place)
+        raise BadPipelineError(what, fix="write a second function that calls the first", location=location)
     if not callable(function) or inspect.isclass(function):
-        what = f"a {noun} is made from a function, not from {_described(function)}"
-        raise BadPipelineError(what, fix=fix, place=place)
+        what = f"a {noun} is made from a function, not from {_describe(function)}"
+        raise BadPipelineError(what, fix=fix, location=location)
     if getattr(function, "__name__", "") == "<lambda>":
-        raise BadPipelineError(f"a {noun} cannot be a lambda: it has no name", fix=fix, place=place)
+        raise BadPipelineError(f"a {noun} cannot be a lambda: it has no name", fix=fix, location=location)
     name = getattr(function, "__name__", noun)
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         what = f'{noun} "{name}" is an async function'
         detail = "it describes what Spark should do and is called once; there is nothing to wait for"
-        raise BadPipelineError(what, detail=detail, fix=f"def {name}(…)", place=place)
+        raise BadPipelineError(what, detail=detail, fix=f"def {name}(…)", location=location)
     if inspect.isgeneratorfunction(function):
         what = f'{noun} "{name}" yields, and must return one DataFrame'
-        raise BadPipelineError(what, fix="return …", place=place)
+        raise BadPipelineError(what, fix="return …", location=location)
 
 
-def inputs_of(function: Any, *, name: str, place: Place | None) -> tuple[str, ...]:
-    """The names of the function's parameters; those with a default are settings of the function itself.
+def inputs_of(function: Any, *, name: str, location: SourceLocation | None) -> tuple[str, ...]:
+    """Returns the names of the function's parameters; those with a default are settings.
 
     Example:
         >>> def late_payments(orders, payments, *, limit=3): ...
-        >>> inputs_of(late_payments, name="late_payments", place=None)
+        >>> inputs_of(late_payments, name="late_payments", location=None)
         ('orders', 'payments')
     """
     refused = {
@@ -57,47 +203,49 @@ def inputs_of(function: Any, *, name: str, place: Place | None) -> tuple[str, ..
             what = f'"{name}" has a parameter {shown}, which names no input'
             detail = "each parameter is the name of one topic, table, stream or view"
             fix = f"def {name}(orders: DataFrame)"
-            raise BadPipelineError(what, detail=detail, fix=fix, place=place, parameter=parameter.name)
+            raise BadPipelineError(what, detail=detail, fix=fix, location=location, parameter=parameter.name)
         if parameter.default is parameter.empty:
             inputs.append(parameter.name)
     if not inputs:
         what = f'"{name}" has no parameters, so there is nothing to read'
         detail = "each parameter is the name of one topic, table, stream or view"
-        raise BadPipelineError(what, detail=detail, fix=f"def {name}(orders: DataFrame)", place=place)
+        raise BadPipelineError(what, detail=detail, fix=f"def {name}(orders: DataFrame)", location=location)
     return tuple(inputs)
 
 
-def tables_in(function: Any) -> tuple[str, ...]:
-    """The parameters that are annotated as tables, whether the annotation is the class or its name.
+def table_inputs(function: Any) -> tuple[str, ...]:
+    """Returns the parameters annotated as tables, by class or by name.
 
     Example:
         >>> def priced(orders: "DataFrame", products: "hw.Table"): ...
-        >>> tables_in(priced)
+        >>> table_inputs(priced)
         ('products',)
     """
     parameters = inspect.signature(function).parameters.values()
-    return tuple(parameter.name for parameter in parameters if _named(parameter.annotation) == "Table")
+    return tuple(
+        parameter.name for parameter in parameters if _annotation_name(parameter.annotation) == "Table"
+    )
 
 
-def _named(annotation: Any) -> str:
+def _annotation_name(annotation: Any) -> str:
     text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
     return text.strip("'\"").rpartition(".")[2]
 
 
 def doc_of(function: Any) -> str:
-    """The first line of the function's docstring, or nothing.
+    """Returns the first line of the function's docstring, or an empty text.
 
     Example:
         >>> doc_of(doc_of)
-        "The first line of the function's docstring, or nothing."
+        "Returns the first line of the function's docstring, or an empty text."
     """
     if inspect.isroutine(function):
         return next(iter((inspect.getdoc(function) or "").splitlines()), "")
     return ""  # an object's docstring is that of its class
 
 
-def place_of(function: Any) -> Place | None:
-    """The line with the function's `def`, below its decorators; None where there is none."""
+def location_of(function: Any) -> SourceLocation | None:
+    """Returns the line of the function's `def`, below its decorators; None if unknown."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is None:
         return None
@@ -105,11 +253,11 @@ def place_of(function: Any) -> Place | None:
     for line in range(first, first + 50):
         text = linecache.getline(code.co_filename, line).strip()
         if text.startswith(("def ", "async def ")):
-            return Place.near(code.co_filename, line, text)
-    return Place.near(code.co_filename, first, linecache.getline(code.co_filename, first).strip())
+            return SourceLocation.at(code.co_filename, line, text)
+    return SourceLocation.at(code.co_filename, first, linecache.getline(code.co_filename, first).strip())
 
 
-def _described(thing: object) -> str:
+def _describe(thing: object) -> str:
     if inspect.isclass(thing):
         return f"the class {thing.__name__}"
     return f"{thing!r:.40}"

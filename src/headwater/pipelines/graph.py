@@ -1,4 +1,8 @@
-"""How the topics and pipelines of an app hang together: checked, and in an order in which everything can run."""
+"""The graph of an app's topics and pipelines, checked and in topological order.
+
+The checks need neither Spark nor I/O. They include the checks of real-time mode that the app's file alone can answer;
+`headwater.engine.realtime` makes the others.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +13,72 @@ from graphlib import CycleError as FoundCycle
 from graphlib import TopologicalSorter
 from typing import NamedTuple
 
-from headwater.errors import CycleError, HeadwaterError, UnknownInputError
-from headwater.log.definition import Topic
-from headwater.pipelines.pipeline import Kind, Pipeline
-from headwater.pipelines.realtime import realtime_faults
+from headwater.errors import CycleError, HeadwaterError, NotRealtimeError, UnknownInputError
+from headwater.log import Topic, ValueFormat
+from headwater.pipelines.pipeline import KeepLate, Pipeline, PipelineKind
 
-__all__ = ["Edge", "Graph", "faults"]
+__all__ = [
+    "Edge",
+    "Graph",
+    "faults",
+    "not_realtime_error",
+    "realtime_faults",
+]
+
+_REALTIME_FIX = 'leave out latency="realtime"'
+
+
+def realtime_faults(
+    topics: Mapping[str, Topic], pipelines: Mapping[str, Pipeline]
+) -> Iterator[NotRealtimeError]:
+    """Returns why pipelines that request real-time mode cannot have it, each with the user's line.
+
+    Example:
+        >>> view = Pipeline(name="totals", kind=PipelineKind.VIEW, inputs=("orders",), sql="…", latency="realtime")
+        >>> [fault.what for fault in realtime_faults({}, {"totals": view})]
+        ['view "totals" cannot be real-time: it is kept in a store']
+    """
+    for pipeline in pipelines.values():
+        if pipeline.realtime:
+            yield from _pipeline_faults(pipeline, topics, pipelines)
+
+
+def _pipeline_faults(
+    pipeline: Pipeline, topics: Mapping[str, Topic], pipelines: Mapping[str, Pipeline]
+) -> Iterator[NotRealtimeError]:
+    views = [
+        name for name in pipeline.inputs if name in pipelines and pipelines[name].kind is PipelineKind.VIEW
+    ]
+    if pipeline.kind is PipelineKind.VIEW:
+        detail = "rows of a view and its ledger commit together, in batches"
+        yield not_realtime_error(pipeline, "it is kept in a store", detail, f"app.stream, or {_REALTIME_FIX}")
+    if len(pipeline.inputs) > 1:
+        inputs = ", ".join(pipeline.inputs)
+        yield not_realtime_error(pipeline, f"it reads {inputs}", "real-time mode reads one topic")
+    elif views:
+        detail = "a view is published in batches; real-time mode reads one topic"
+        yield not_realtime_error(pipeline, f'it reads view "{views[0]}"', detail)
+    for name in pipeline.inputs:
+        if name in topics and topics[name].value_format is not ValueFormat.JSON:
+            detail = "real-time mode reads JSON, in Spark SQL"
+            yield not_realtime_error(
+                pipeline, f'values of "{name}" are {topics[name].value_format.value}', detail
+            )
+    if pipeline.late != KeepLate():
+        detail = "every event counts whenever it comes: no watermark tells late ones apart"
+        yield not_realtime_error(pipeline, f"it says late: {pipeline.late}", detail, "leave out late=…")
+
+
+def not_realtime_error(
+    pipeline: Pipeline, part: str, detail: str | None = None, fix: str = _REALTIME_FIX
+) -> NotRealtimeError:
+    """Returns the error that names the part of a pipeline that real-time mode cannot run."""
+    what = f"{pipeline} cannot be real-time: {part}"
+    return NotRealtimeError(what, detail=detail, fix=fix, location=pipeline.location, pipeline=pipeline.name)
 
 
 class Edge(NamedTuple):
-    """Events of `source` reach `target`."""
+    """An edge of the graph: events of `source` reach `target`."""
 
     source: str
     target: str
@@ -26,7 +86,7 @@ class Edge(NamedTuple):
 
 @dataclass(frozen=True)
 class Graph:
-    """The topics of an app and its pipelines, each behind those it reads; make one with `Graph.of`.
+    """The topics and pipelines of an app, each after its inputs; create it with `Graph.of`.
 
     Args:
         topics: Topics and tables, as they were declared.
@@ -40,7 +100,7 @@ class Graph:
 
     @classmethod
     def of(cls, topics: Iterable[Topic], pipelines: Iterable[Pipeline]) -> Graph:
-        """Check everything that can be checked without Spark.
+        """Check everything that needs no Spark, and return the graph.
 
         Raises:
             UnknownInputError: A pipeline reads what is not declared.
@@ -49,37 +109,31 @@ class Graph:
 
         Example:
             >>> orders = Topic.declare("orders", "id int")
-            >>> copy = Pipeline(name="copy", kind=Kind.STREAM, inputs=("big",), sql="…")
-            >>> big = Pipeline(name="big", kind=Kind.STREAM, inputs=("orders",), sql="…")
+            >>> copy = Pipeline(name="copy", kind=PipelineKind.STREAM, inputs=("big",), sql="…")
+            >>> big = Pipeline(name="big", kind=PipelineKind.STREAM, inputs=("orders",), sql="…")
             >>> [pipeline.name for pipeline in Graph.of([orders], [copy, big]).pipelines]
             ['big', 'copy']
         """
-        known, asked = tuple(topics), {pipeline.name: pipeline for pipeline in pipelines}
-        for fault in _faults(known, asked):
+        known, by_name = tuple(topics), {pipeline.name: pipeline for pipeline in pipelines}
+        for fault in _graph_faults(known, by_name):
             raise fault
-        ordered = tuple(asked[name] for name in _ordered(asked))
+        ordered = tuple(by_name[name] for name in _topological_order(by_name))
         edges = tuple(Edge(source, pipeline.name) for pipeline in ordered for source in pipeline.inputs)
         return cls(known, ordered, edges)
 
-    def upstream(self, name: str) -> tuple[str, ...]:
-        """Everything whose events reach `name`, nearest first."""
-        return tuple(
-            self._reached(name, {edge: Edge(edge.target, edge.source) for edge in self.edges}.values())
-        )
-
     def downstream(self, name: str) -> tuple[str, ...]:
-        """Everything that events of `name` reach, nearest first.
+        """Returns everything that events of `name` reach, nearest first.
 
         Example:
             >>> orders = Topic.declare("orders", "id int")
-            >>> big = Pipeline(name="big", kind=Kind.STREAM, inputs=("orders",), sql="…")
+            >>> big = Pipeline(name="big", kind=PipelineKind.STREAM, inputs=("orders",), sql="…")
             >>> Graph.of([orders], [big]).downstream("orders")
             ('big',)
         """
-        return tuple(self._reached(name, self.edges))
+        return tuple(self._reachable(name, self.edges))
 
     @staticmethod
-    def _reached(name: str, edges: Iterable[Edge]) -> Iterator[str]:
+    def _reachable(name: str, edges: Iterable[Edge]) -> Iterator[str]:
         steps: dict[str, list[str]] = {}
         for source, target in edges:
             steps.setdefault(source, []).append(target)
@@ -93,28 +147,30 @@ class Graph:
 
 
 def faults(topics: Iterable[Topic], pipelines: Iterable[Pipeline]) -> list[HeadwaterError]:
-    """All that is wrong with the graph, each with the user's line; empty when nothing is."""
-    return list(_faults(tuple(topics), {pipeline.name: pipeline for pipeline in pipelines}))
+    """Returns all errors of the graph, each with the user's line."""
+    return list(_graph_faults(tuple(topics), {pipeline.name: pipeline for pipeline in pipelines}))
 
 
-def _faults(topics: tuple[Topic, ...], pipelines: Mapping[str, Pipeline]) -> Iterator[HeadwaterError]:
+def _graph_faults(topics: tuple[Topic, ...], pipelines: Mapping[str, Pipeline]) -> Iterator[HeadwaterError]:
     readable = [topic.name for topic in topics]
-    readable += [name for name, pipeline in pipelines.items() if pipeline.kind is not Kind.FILES]
+    readable += [name for name, pipeline in pipelines.items() if pipeline.kind is not PipelineKind.FILES]
     for pipeline in pipelines.values():
         for name in pipeline.inputs:
-            if name in pipelines and pipelines[name].kind is Kind.FILES:
-                yield _not_readable(pipeline, pipelines[name])
+            if name in pipelines and pipelines[name].kind is PipelineKind.FILES:
+                yield _unreadable_input_error(pipeline, pipelines[name])
             elif name not in readable:
-                yield _unknown(pipeline, name, [other for other in readable if other != pipeline.name])
+                yield _unknown_input_error(
+                    pipeline, name, [other for other in readable if other != pipeline.name]
+                )
     yield from realtime_faults({topic.name: topic for topic in topics}, pipelines)
     try:
-        _ordered(pipelines)
+        _topological_order(pipelines)
     except FoundCycle as found:
-        yield _cycle([pipelines[name] for name in found.args[1]])
+        yield _cycle_error([pipelines[name] for name in found.args[1]])
 
 
-def _ordered(pipelines: Mapping[str, Pipeline]) -> list[str]:
-    """Pipelines behind their inputs; those that could stand in any order, as they were declared."""
+def _topological_order(pipelines: Mapping[str, Pipeline]) -> list[str]:
+    """Returns pipelines after their inputs; independent ones in order of declaration."""
     sorter = TopologicalSorter(
         {
             name: [source for source in pipeline.inputs if source in pipelines]
@@ -122,17 +178,17 @@ def _ordered(pipelines: Mapping[str, Pipeline]) -> list[str]:
         }
     )
     sorter.prepare()
-    place = {name: number for number, name in enumerate(pipelines)}
+    position = {name: number for number, name in enumerate(pipelines)}
     ordered: list[str] = []
     ready: list[str] = []
     while sorter.is_active():
-        ready = sorted([*ready, *sorter.get_ready()], key=place.__getitem__)
+        ready = sorted([*ready, *sorter.get_ready()], key=position.__getitem__)
         ordered.append(ready.pop(0))
         sorter.done(ordered[-1])
     return ordered
 
 
-def _unknown(pipeline: Pipeline, name: str, readable: list[str]) -> UnknownInputError:
+def _unknown_input_error(pipeline: Pipeline, name: str, readable: list[str]) -> UnknownInputError:
     near = difflib.get_close_matches(name, readable, n=3, cutoff=0.5)
     near += [other for other in readable if other.casefold() == name.casefold() and other not in near]
     detail = f"the app declares: {', '.join(readable)}" if readable else "the app declares nothing to read"
@@ -143,29 +199,35 @@ def _unknown(pipeline: Pipeline, name: str, readable: list[str]) -> UnknownInput
         what = f'{pipeline} reads "{name}", which the app does not declare'
     fix = near[0] if near else f'{name} = app.topic("{name}", …)'
     return UnknownInputError(
-        what, detail=detail, fix=fix, place=pipeline.place, pipeline=pipeline.name, input=name, near=near
+        what,
+        detail=detail,
+        fix=fix,
+        location=pipeline.location,
+        pipeline=pipeline.name,
+        input=name,
+        near=near,
     )
 
 
-def _not_readable(pipeline: Pipeline, output: Pipeline) -> UnknownInputError:
+def _unreadable_input_error(pipeline: Pipeline, output: Pipeline) -> UnknownInputError:
     what = f'{pipeline} reads "{output.name}", which writes files and cannot be read by a pipeline'
-    detail = f'"{output.name}" at {output.place} reads {", ".join(output.inputs)}'
+    detail = f'"{output.name}" at {output.location} reads {", ".join(output.inputs)}'
     return UnknownInputError(
         what,
         detail=detail,
         fix="read the same input",
-        place=pipeline.place,
+        location=pipeline.location,
         pipeline=pipeline.name,
         input=output.name,
     )
 
 
-def _cycle(members: list[Pipeline]) -> CycleError:
+def _cycle_error(members: list[Pipeline]) -> CycleError:
     names = [pipeline.name for pipeline in members]
     if len(members) == 2 and names[0] == names[1]:
         what = f"{members[0]} reads itself"
     else:
         what = f"pipelines read one another: {' → '.join(names)}"
-    detail = "\n".join(f"{pipeline.name} at {pipeline.place}" for pipeline in members[:-1])
+    detail = "\n".join(f"{pipeline.name} at {pipeline.location}" for pipeline in members[:-1])
     fix = "let one of them read a topic instead"
-    return CycleError(what, detail=detail, fix=fix, place=members[0].place, cycle=names)
+    return CycleError(what, detail=detail, fix=fix, location=members[0].location, cycle=names)

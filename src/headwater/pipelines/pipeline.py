@@ -1,4 +1,7 @@
-"""One pipeline: a function from DataFrames to a DataFrame, or SQL text, and what becomes of its rows."""
+"""One pipeline: its function or SQL text, its kind, its key and its policy for late events.
+
+`KeepLate`, `DropLate` and `CorrectLate` are the policies for events that arrive after the topic's lateness.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +13,97 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Any, Final, TypeAlias
 
-from headwater.errors import BadPipelineError, Place
-from headwater.pipelines.late import Keep, Late
-from headwater.units import spoken
+from headwater.errors import BadPipelineError, BadSettingError, SourceLocation
+from headwater.units import duration, format_duration
 
-__all__ = ["Function", "Kind", "Pipeline"]
+__all__ = [
+    "CorrectLate",
+    "DropLate",
+    "Function",
+    "KeepLate",
+    "LatePolicy",
+    "Pipeline",
+    "PipelineKind",
+    "correct",
+    "parse_late",
+]
+
+
+@dataclass(frozen=True)
+class KeepLate:
+    """Policy: a late event is not counted; it is kept with its reason and can be replayed."""
+
+    def __str__(self) -> str:
+        return "keep"
+
+
+@dataclass(frozen=True)
+class DropLate:
+    """Policy: a late event is neither used nor kept; it is counted as dropped."""
+
+    def __str__(self) -> str:
+        return "drop"
+
+
+@dataclass(frozen=True)
+class CorrectLate:
+    """Policy: a late event is still used for a longer time, and corrects rows that were already emitted.
+
+    Args:
+        for_: How much later than the topic's lateness an event may come.
+    """
+
+    for_: timedelta
+
+    def __post_init__(self) -> None:
+        if self.for_ <= timedelta(0):
+            what = f"a correction for {format_duration(self.for_)} changes nothing"
+            raise BadSettingError(what, detail="it needs a length of time", fix='hw.correct(for_="1 hour")')
+
+    def __str__(self) -> str:
+        return f"correct for {format_duration(self.for_)}"
+
+
+LatePolicy: TypeAlias = KeepLate | DropLate | CorrectLate
+
+
+def correct(*, for_: str | timedelta) -> CorrectLate:
+    """Let late events correct results that were already emitted; rows stay open until then.
+
+    Args:
+        for_: How much later than the topic's lateness an event may come, such as "1 hour".
+
+    Example:
+        >>> correct(for_="1 hour").for_
+        datetime.timedelta(seconds=3600)
+    """
+    return CorrectLate(duration(for_))
+
+
+def parse_late(policy: LatePolicy | str, *, location: SourceLocation | None = None) -> LatePolicy:
+    """Returns a policy from its name, or the policy itself.
+
+    Example:
+        >>> parse_late("drop"), parse_late(correct(for_="5 minutes"))
+        (DropLate(), CorrectLate(for_=datetime.timedelta(seconds=300)))
+    """
+    if isinstance(policy, KeepLate | DropLate | CorrectLate):
+        return policy
+    policies: dict[object, LatePolicy] = {"keep": KeepLate(), "drop": DropLate()}
+    found = policies.get(policy) if isinstance(policy, str) else None
+    if found is None:
+        what = f"unknown late policy {policy!r}"
+        detail = 'it can be: "keep", "drop", hw.correct(for_="1 hour")'
+        raise BadSettingError(what, detail=detail, fix='late="keep"', location=location)
+    return found
+
 
 Function: TypeAlias = Callable[..., Any]
 """From DataFrames to a DataFrame; the names of its parameters are the names of its inputs."""
 
 
-class Kind(StrEnum):
-    """What becomes of a pipeline's rows."""
+class PipelineKind(StrEnum):
+    """The kind of a pipeline's output."""
 
     VIEW = "view"
     """A table, one row per key, and a topic of its changes."""
@@ -32,19 +114,19 @@ class Kind(StrEnum):
 
     @property
     def noun(self) -> str:
-        """What a person calls it.
+        """The word for this kind in messages.
 
         Example:
-            >>> Kind.FILES.noun
+            >>> PipelineKind.FILES.noun
             'file output'
         """
-        return "file output" if self is Kind.FILES else self.value
+        return "file output" if self is PipelineKind.FILES else self.value
 
 
 _DELIVERY: Final = {
-    Kind.VIEW: "effectively once: rows, ledger and outbox commit together",
-    Kind.STREAM: "effectively once: outbox + idempotent producer",
-    Kind.FILES: "effectively once: atomic rename + manifest",
+    PipelineKind.VIEW: "effectively once: rows, ledger and outbox commit together",
+    PipelineKind.STREAM: "effectively once: outbox + idempotent producer",
+    PipelineKind.FILES: "effectively once: atomic rename + manifest",
 }
 _REALTIME: Final = "at least once, outside ledger and identity"
 
@@ -57,7 +139,7 @@ class Pipeline:
 
     Args:
         name: Unique among the app's topics, tables and pipelines.
-        kind: What becomes of its rows.
+        kind: The kind of its output.
         inputs: What it reads, in the order of the function's parameters or of the SQL text.
         tables: Of the inputs, those that the function takes as tables that change (`hw.Table`).
         function: What the user wrote; None for SQL.
@@ -71,93 +153,95 @@ class Pipeline:
             `timedelta.max` for ever, None for a view of the present.
         of_changes: Whether it is the table that a topic of changes is about; then it has neither function nor SQL.
         doc: The first line of the function's docstring.
-        place: Where the user wrote it.
+        location: The source location of the declaration.
 
     Example:
-        >>> double = Pipeline(name="double", kind=Kind.STREAM, inputs=("orders",), function=lambda orders: orders * 2)
+        >>> stream = PipelineKind.STREAM
+        >>> double = Pipeline(name="double", kind=stream, inputs=("orders",), function=lambda orders: orders * 2)
         >>> double(21), double.apply({"orders": 4})
         (42, 8)
     """
 
     name: str
-    kind: Kind
+    kind: PipelineKind
     inputs: tuple[str, ...]
     tables: tuple[str, ...] = ()
     function: Function | None = None
     sql: str | None = None
     source: str = field(default="", repr=False)
     key: tuple[str, ...] = ()
-    late: Late = field(default_factory=Keep)
+    late: LatePolicy = field(default_factory=KeepLate)
     path: str | None = None
     latency: str | None = None
     history: timedelta | None = None
     of_changes: bool = False
     doc: str = ""
-    place: Place | None = field(default=None, compare=False)
+    location: SourceLocation | None = field(default=None, compare=False)
 
     def __call__(self, *frames: Any, **named: Any) -> Any:
-        """What the user's function makes of these DataFrames.
+        """Call the user's function on these DataFrames.
 
         Raises:
             BadPipelineError: It is written in SQL; `apply` needs to know which DataFrame is which. Or it is a table.
         """
         if self.of_changes:
             what = f"{self} is made of changes and cannot be called like a function"
-            raise BadPipelineError(what, place=self.place, pipeline=self.name)
+            raise BadPipelineError(what, location=self.location, pipeline=self.name)
         if self.function is None:
             what = f"{self} is written in SQL and cannot be called like a function"
             fix = f'{self.name}.apply({{"{self.inputs[0]}": …}})'
-            raise BadPipelineError(what, fix=fix, place=self.place, pipeline=self.name)
+            raise BadPipelineError(what, fix=fix, location=self.location, pipeline=self.name)
         return self.function(*frames, **named)
 
     def apply(self, frames: Mapping[str, Any]) -> Any:
-        """What the pipeline makes of its inputs, whether it is a function or SQL.
+        """Apply the pipeline to its inputs, whether it is a function or SQL.
 
         Args:
             frames: A DataFrame for every input, by name.
         """
         if self.function is not None:
             return self.function(**{name: frames[name] for name in self.inputs})
-        from headwater.pipelines.query import over_inputs
+        from headwater.pipelines.sql_text import bind_inputs
 
         session = frames[self.inputs[0]].sparkSession
         numbered = {f"i{number}": frames[name] for number, name in enumerate(self.inputs)}
-        return session.sql(over_inputs(self.sql or "", self.inputs), **numbered)
+        return session.sql(bind_inputs(self.sql or "", self.inputs), **numbered)
 
     @property
     def noun(self) -> str:
-        """What a person calls it.
+        """The word for this pipeline in messages.
 
         Example:
-            >>> Pipeline(name="products", kind=Kind.VIEW, inputs=("product_changes",), of_changes=True).noun
+            >>> Pipeline(name="products", kind=PipelineKind.VIEW, inputs=("product_changes",), of_changes=True).noun
             'table'
         """
         return "table" if self.of_changes else self.kind.noun
 
     @property
     def realtime(self) -> bool:
-        """Whether it asks for Spark's real-time mode."""
+        """Whether it requests Spark's real-time mode."""
         return self.latency == "realtime"
 
     @property
     def delivery(self) -> str:
-        """What its readers can rely on.
+        """The delivery guarantee for its readers.
 
         Example:
-            >>> Pipeline(name="fast", kind=Kind.STREAM, inputs=("orders",), sql="…", latency="realtime").delivery
+            >>> stream = PipelineKind.STREAM
+            >>> Pipeline(name="fast", kind=stream, inputs=("orders",), sql="…", latency="realtime").delivery
             'at least once, outside ledger and identity'
         """
         return _REALTIME if self.realtime else _DELIVERY[self.kind]
 
     def facts(self) -> dict[str, str]:
-        """Everything that decides which rows come out, each part under its name.
+        """Returns everything that determines the result rows, each part under its name.
 
         Two runs of a pipeline with equal facts make equal rows of equal events. What differs between two
         dictionaries says what the user changed: `code`, `sql`, `inputs`, `key`, `late`, or `uses.NAME` for a
         constant or function that the code refers to.
 
         Example:
-            >>> Pipeline(name="big", kind=Kind.STREAM, inputs=("orders",), sql="select * from orders").facts()
+            >>> Pipeline(name="big", kind=PipelineKind.STREAM, inputs=("orders",), sql="select * from orders").facts()
             {'kind': 'stream', 'inputs': 'orders', 'key': '', 'late': 'keep', 'sql': 'select * from orders'}
         """
         facts = {
@@ -169,20 +253,20 @@ class Pipeline:
         if self.latency:
             facts["latency"] = self.latency
         if self.history:
-            facts["history"] = "for ever" if self.history == timedelta.max else spoken(self.history)
+            facts["history"] = "for ever" if self.history == timedelta.max else format_duration(self.history)
         if self.of_changes:
             return facts | {"of": "changes"}
         if self.function is None:
-            from headwater.pipelines.query import normal_sql
+            from headwater.pipelines.sql_text import normalize_sql
 
-            return facts | {"sql": normal_sql(self.sql or "")}
-        from headwater.pipelines.code import code_facts
+            return facts | {"sql": normalize_sql(self.sql or "")}
+        from headwater.pipelines.function import code_facts
 
         return facts | code_facts(self.function, self.source)
 
     @property
     def fingerprint(self) -> str:
-        """A short text that changes when the facts do; comments, layout and docstrings do not count."""
+        """Returns a short hash of the facts; comments, layout and docstrings have no effect."""
         return hashlib.sha256(json.dumps(self.facts()).encode()).hexdigest()[:16]
 
     def __str__(self) -> str:

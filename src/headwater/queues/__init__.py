@@ -1,50 +1,46 @@
-"""Messages handed out one by one: each to one worker of a group, again until it is acknowledged, then gone.
+"""Message queues: each message goes to one worker of a group, again until it is acknowledged.
 
-In come messages, each confirmed once it is safe; out come deliveries that are acknowledged, given back or rejected.
-Enter at `protocol.py`: what every broker does. `embedded/` keeps messages in the data folder; `declared.py` has
-what an app says about a queue, `message.py` what a receiver holds.
+Messages come in and are confirmed once they are safe. Deliveries go out and are acknowledged, nacked or
+rejected. Enter at protocol.py, which declares `Broker`; `embedded` implements it in the data folder and
+`rabbitmq` on RabbitMQ. queue.py and declarations.py have what an app declares, message.py what a receiver
+gets, `request_reply` questions and answers.
 """
 
-from headwater.queues.declared import DeclaredQueue, QueueOptions
-from headwater.queues.definition import Group, Queue, Retry, group, retry
-from headwater.queues.feed import Feed, Into
+from headwater.queues.declarations import Bridge, DeclaredQueue, QueueOptions, TargetKind, Worker
 from headwater.queues.message import Message, Reject
-from headwater.queues.places import broker_place, open_broker
 from headwater.queues.protocol import (
+    AckResult,
     Attempt,
     Broker,
-    Confirmed,
     DeadLetter,
     Delivery,
     GroupCounts,
-    Outgoing,
+    OutgoingMessage,
+    PublishConfirm,
     Receiver,
-    Settled,
 )
-from headwater.queues.worker import Worker
+from headwater.queues.queue import Group, Queue, Retry, group, retry
 
 __all__ = [
+    "AckResult",
     "Attempt",
+    "Bridge",
     "Broker",
-    "Confirmed",
     "DeadLetter",
     "DeclaredQueue",
     "Delivery",
-    "Feed",
     "Group",
     "GroupCounts",
-    "Into",
     "Message",
-    "Outgoing",
+    "OutgoingMessage",
+    "PublishConfirm",
     "Queue",
     "QueueOptions",
     "Receiver",
     "Reject",
     "Retry",
-    "Settled",
+    "TargetKind",
     "Worker",
-    "broker_place",
     "group",
-    "open_broker",
     "retry",
 ]

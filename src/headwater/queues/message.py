@@ -1,16 +1,190 @@
-"""A message in a receiver's hands: its value, and the four things that can become of it."""
+"""A received message, its value, and edits of dead letters.
+
+`Message` is one delivery with its four outcomes: ack, nack, reject, extend. `MessageCodec` checks values as
+JSON on publish and returns dicts or instances of the user's class on receive. `check_message` holds the
+limits that apply to every broker. `edit_message` changes fields of a dead letter before a redrive and
+checks the type again.
+"""
 
 from __future__ import annotations
 
 import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from headwater.queues.body import Bodies
-from headwater.queues.protocol import Delivery, Receiver, Settled
+import msgspec
+import pyarrow as pa
+
+from headwater.errors import BadEventError, BadJsonError, BadKeyError, BadSettingError, TooLargeError
+from headwater.events import (
+    Codec,
+    arrow_schema,
+    check_headers,
+    check_traceparent,
+    from_row,
+    key_bytes,
+    to_row,
+)
+from headwater.events.values import is_record, preview, to_json_value
+from headwater.log.topic import MAX_EVENT_BYTES
+from headwater.queues.protocol import AckResult, DeadLetter, Delivery, OutgoingMessage, Receiver
+from headwater.queues.queue import Queue
 from headwater.units import duration
 
-__all__ = ["Message", "Reject", "failure"]
+__all__ = [
+    "Message",
+    "MessageCodec",
+    "Reject",
+    "check_message",
+    "edit_message",
+    "format_traceback",
+    "key_text",
+    "parse_edits",
+]
+
+
+class MessageCodec:
+    """Makes bodies of values, and values of bodies.
+
+    Args:
+        schema: The type of the queue's values; without one, any dict that JSON can hold is taken.
+        as_: The class to make of a value; dicts if left out. It is also the type, where there is no other.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> @dataclass
+        ... class Email:
+        ...     to: str
+        ...     tries: int = 1
+        >>> bodies = MessageCodec(as_=Email)
+        >>> bodies.encode({"to": "ada@example.com"})
+        b'{"to":"ada@example.com","tries":1}'
+        >>> bodies.decode(b'{"to":"ada@example.com"}')
+        Email(to='ada@example.com', tries=1)
+    """
+
+    def __init__(self, schema: pa.Schema | None = None, as_: type | None = None) -> None:
+        typed = as_ if as_ is not None and is_record(as_) else None
+        self._as = typed
+        found = arrow_schema(typed) if schema is None and typed is not None else schema
+        self._codec = None if found is None else Codec(found)
+
+    def encode(self, value: Any) -> bytes:
+        """Returns a dict, or an instance of the type, as JSON.
+
+        Raises:
+            BadEventError: It does not fit the type, or holds what JSON cannot.
+        """
+        return self.encode_many([value])[0]
+
+    def encode_many(self, values: Sequence[Any]) -> list[bytes]:
+        """The same for many at once; one that does not fit keeps all out."""
+        if self._codec is not None:
+            return self._codec.to_json(self._codec.encode(values))
+        return list(map(_encode_json, values))
+
+    def decode(self, body: bytes) -> Any:
+        """Returns the value of a body.
+
+        Raises:
+            BadEventError: The body is not JSON, does not fit the type, or the class refuses it.
+        """
+        if self._codec is not None:
+            (row,) = self._codec.rows(self._codec.decode_json([body]))
+        else:
+            row = _decode_json(body)
+        return row if self._as is None else from_row(self._as, row)
+
+
+def _encode_json(value: Any) -> bytes:
+    try:
+        return msgspec.json.encode(to_json_value(to_row(value)))
+    except ValueError as error:
+        raise BadEventError(f"{preview(value)} cannot be a message: {error}") from None
+
+
+def _decode_json(body: bytes) -> Any:
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise BadJsonError(f"the message is not JSON: {error}", detail=preview(body)) from None
+
+
+def key_text(value: Any) -> str:
+    """Returns a key as text, the same for equal values.
+
+    Example:
+        >>> key_text(7), key_text("ada"), key_text(("de", 7))
+        ('7', 'ada', '["de",7]')
+
+    Raises:
+        BadKeyError: It is missing, or of no usable type.
+    """
+    try:
+        return key_bytes(value).decode()
+    except UnicodeDecodeError:
+        raise BadKeyError(f"the key {preview(value)} is not text", fix="give it as text") from None
+
+
+_MAX_TEXT_BYTES = 255  # bytes: what AMQP has room for in ids and routing keys
+_MAX_DURATION = timedelta(days=36_500)
+
+
+def check_message(message: OutgoingMessage, row: int) -> None:
+    """Raises if a message cannot be as it is; `row` says which of a call it is.
+
+    Example:
+        >>> check_message(OutgoingMessage(b"{}", priority=10), 3)
+        Traceback (most recent call last):
+        headwater.errors.BadEventError: BAD_EVENT: message 3 has priority 10, which is not from 0 to 9
+          nothing of this call was taken
+    """
+    if not isinstance(message.body, bytes):
+        raise _bad_message(row, "a body that is not bytes", "body")
+    if len(message.body) > MAX_EVENT_BYTES:
+        raise TooLargeError(
+            f"message {row} has {len(message.body):,} bytes, more than {MAX_EVENT_BYTES:,}",
+            detail="nothing of this call was taken",
+            fix="keep large objects elsewhere and send where they are",
+            limit=MAX_EVENT_BYTES,
+            row=row,
+        )
+    if not isinstance(message.priority, int) or not 0 <= message.priority <= 9:
+        raise _bad_message(row, f"priority {message.priority!r}, which is not from 0 to 9", "priority")
+    _check_texts(message, row)
+    for name in ("delay", "ttl"):
+        span = getattr(message, name)
+        if span is not None and not timedelta(0) <= span <= _MAX_DURATION:
+            raise _bad_message(row, f"a {name} of {span}", name)
+    if message.headers:
+        check_headers(message.headers)
+    if message.traceparent is not None:
+        check_traceparent(message.traceparent)
+
+
+def _check_texts(message: OutgoingMessage, row: int) -> None:
+    for name in ("id", "key", "routing_key"):
+        text = getattr(message, name)
+        if text is None and name != "routing_key":
+            continue
+        if not isinstance(text, str) or not _is_valid_text(text) or (name == "id" and not text):
+            raise _bad_message(
+                row, f"{name} {str(text)[:40]!r}, which is not text of up to {_MAX_TEXT_BYTES} bytes", name
+            )
+
+
+def _is_valid_text(text: str) -> bool:
+    try:
+        return len(text.encode()) <= _MAX_TEXT_BYTES and "\0" not in text
+    except UnicodeEncodeError:
+        return False
+
+
+def _bad_message(row: int, what: str, field: str) -> BadEventError:
+    detail = "nothing of this call was taken"
+    return BadEventError(f"message {row} has {what}", detail=detail, row=row, field=field)
 
 
 class Reject(Exception):
@@ -23,9 +197,9 @@ class Reject(Exception):
 
 
 class Message:
-    """A message that was handed out: this receiver's until `until`, then anybody's again, unless it is settled.
+    """A received message; after `visible_until` it is delivered again unless it is settled.
 
-    As a context manager it is acknowledged at the end of the block, and given back when the block raises.
+    As a context manager it is acknowledged at the end of the block, and nacked when the block raises.
 
     Example:
         >>> import headwater as hw, tempfile
@@ -39,10 +213,10 @@ class Message:
         >>> client.close()
     """
 
-    def __init__(self, receiver: Receiver, delivery: Delivery, bodies: Bodies) -> None:
+    def __init__(self, receiver: Receiver, delivery: Delivery, codec: MessageCodec) -> None:
         self._receiver = receiver
         self._delivery = delivery
-        self._bodies = bodies
+        self._codec = codec
         self._settled = False
 
     @property
@@ -52,22 +226,22 @@ class Message:
         Raises:
             BadEventError: It does not fit the type.
         """
-        return self._bodies.decode(self._delivery.message.body)
+        return self._codec.decode(self._delivery.message.body)
 
     @property
     def id(self) -> str:
-        """Says which message this is, however often it is delivered."""
+        """The message id, the same for every delivery."""
         return self._delivery.message.id or ""
 
     @property
     def key(self) -> str | None:
-        """What it is about, in queues that keep the order per key."""
+        """The key, in queues that keep the order per key."""
         return self._delivery.message.key
 
     @property
-    def words(self) -> str:
-        """What it is about, in words separated by dots."""
-        return self._delivery.message.words
+    def routing_key(self) -> str:
+        """The routing key: words separated by dots."""
+        return self._delivery.message.routing_key
 
     @property
     def headers(self) -> dict[str, str]:
@@ -86,25 +260,25 @@ class Message:
 
     @property
     def redelivered(self) -> bool:
-        """Whether it was handed out before: what it asks for may be done already, in part or in full."""
-        return self._delivery.redelivered
+        """Whether it was delivered before: its work may be done already, in part or in full."""
+        return self._delivery.is_redelivery
 
     @property
-    def until(self) -> datetime:
-        """When it goes to another receiver, as known when it was received."""
-        return self._delivery.until
+    def visible_until(self) -> datetime:
+        """When it is delivered to another receiver, as known when it was received."""
+        return self._delivery.visible_until
 
     @property
     def settled(self) -> bool:
-        """Whether it was acknowledged, given back or rejected."""
+        """Whether it was acknowledged, nacked or rejected."""
         return self._settled
 
     def ack(self) -> bool:
-        """It is done and never delivered again; False when it was not this receiver's any more."""
+        """Acknowledge the message; returns False when the delivery had expired."""
         return self._settle(self._receiver.ack([self._delivery])[0])
 
     def nack(self, why: str = "", *, stack: str = "", delay: str | timedelta | None = None) -> bool:
-        """It failed: it comes again after the queue's backoff, or after `delay`; when it failed too often, it is dead.
+        """Report a failure: it is redelivered after the queue's backoff or `delay`; dead after the last attempt.
 
         Args:
             why: The reason, for whoever looks at it later.
@@ -115,17 +289,17 @@ class Message:
         return self._settle(self._receiver.nack(self._delivery, why, stack=stack, delay=wait))
 
     def reject(self, why: str = "", *, stack: str = "") -> bool:
-        """It can never succeed: it is dead at once, and kept with the reason."""
+        """Reject the message: it becomes a dead letter at once, with the reason."""
         return self._settle(self._receiver.reject(self._delivery, why, stack=stack))
 
     def extend(self, by: str | timedelta | None = None) -> bool:
-        """Keep it longer, from now on: for the queue's visibility time, or `by`."""
+        """Extend the visibility timeout from now: by the queue's setting, or `by`."""
         length = None if by is None else duration(by)
-        return self._receiver.extend(self._delivery, length) is Settled.DONE
+        return self._receiver.extend(self._delivery, length) is AckResult.DONE
 
-    def _settle(self, came: Settled) -> bool:
+    def _settle(self, result: AckResult) -> bool:
         self._settled = True
-        return came is Settled.DONE
+        return result is AckResult.DONE
 
     def __enter__(self) -> Message:
         return self
@@ -136,20 +310,81 @@ class Message:
         if error is None:
             self.ack()
         elif isinstance(error, Reject):
-            self.reject(str(error), stack=failure(error))
+            self.reject(str(error), stack=format_traceback(error))
         else:
-            self.nack(f"{type(error).__name__}: {error}".rstrip(": "), stack=failure(error))
+            self.nack(f"{type(error).__name__}: {error}".rstrip(": "), stack=format_traceback(error))
         return isinstance(error, Reject)
 
     def __repr__(self) -> str:
         return f"Message({self.id!r}, attempt={self.attempt})"
 
 
-def failure(error: BaseException) -> str:
-    r"""Where a user's code failed, as Python prints it.
+def format_traceback(error: BaseException) -> str:
+    r"""Returns where a user's code failed, as Python prints it.
 
     Example:
-        >>> failure(ValueError("no address"))
+        >>> format_traceback(ValueError("no address"))
         'ValueError: no address\n'
     """
     return "".join(traceback.format_exception(error))
+
+
+def parse_edits(texts: Sequence[str]) -> dict[str, Any]:
+    """What is to be set, from texts such as `customer.country=DE`; a value is JSON if it can be read so, else text.
+
+    Example:
+        >>> parse_edits(["amount=12.5", "to=ada@example.com", "sent=null", 'code="7"'])
+        {'amount': 12.5, 'to': 'ada@example.com', 'sent': None, 'code': '7'}
+
+    Raises:
+        BadSettingError: A text has no field or no `=`.
+    """
+    edits: dict[str, Any] = {}
+    for text in texts:
+        field, sign, value = text.partition("=")
+        if not sign or not field.strip():
+            raise BadSettingError(f"cannot read {text!r} as an edit", fix="--edit 'field=value'")
+        try:
+            edits[field.strip()] = msgspec.json.decode(value)
+        except msgspec.DecodeError:
+            edits[field.strip()] = value
+    return edits
+
+
+def edit_message(queue: Queue, letter: DeadLetter, edits: Mapping[str, Any]) -> DeadLetter:
+    """Returns the letter with fields of its message set to other values; its key follows.
+
+    Args:
+        queue: The letter's queue.
+        letter: What died.
+        edits: New values by field; `a.b` is the field `b` in `a`.
+
+    Raises:
+        BadEventError: There is nothing of that name to go into, or the message does not fit the queue's type now.
+
+    Example:
+        >>> from headwater.queues.protocol import OutgoingMessage
+        >>> from datetime import UTC, datetime
+        >>> at = datetime(2026, 1, 1, tzinfo=UTC)
+        >>> letter = DeadLetter(1, "", OutgoingMessage(b'{"to":"ada"}'), at, at, "rejected")
+        >>> edit_message(Queue("emails"), letter, {"to": "bob"}).message.body
+        b'{"to":"bob"}'
+    """
+    if not edits:
+        return letter
+    value = msgspec.json.decode(letter.message.body)
+    for path, new in edits.items():
+        _set_field(value, path.split("."), new, path)
+    body = MessageCodec(queue.schema).encode(value)
+    moved = queue.key in edits and value.get(queue.key) is not None
+    key = key_text(value[queue.key]) if moved else letter.message.key
+    return replace(letter, message=replace(letter.message, body=body, key=key))
+
+
+def _set_field(value: Any, path: Sequence[str], new: Any, full_path: str) -> None:
+    *outer, last = path
+    for name in outer:
+        value = value.get(name) if isinstance(value, dict) else None
+    if not isinstance(value, dict):
+        raise BadEventError(f"the message has no field {full_path!r} to set", field=full_path)
+    value[last] = new

@@ -1,4 +1,8 @@
-"""What others need of a broker, wherever it is: publish, receive, settle, and look at what died."""
+"""The protocols of a broker: publish, receive, settle, and redrive dead letters.
+
+`Broker` and `Receiver` are implemented by `queues/embedded` and `queues/rabbitmq`. `BridgeBroker` adds what
+a bridge between a topic and a queue needs: progress that commits together with the messages.
+"""
 
 from __future__ import annotations
 
@@ -8,31 +12,31 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
 
-from headwater.queues.definition import Queue
+from headwater.queues.queue import Queue
 
 __all__ = [
+    "AckResult",
     "Attempt",
+    "BridgeBatch",
+    "BridgeBroker",
     "Broker",
-    "Confirmed",
     "DeadLetter",
     "Delivery",
-    "FeedingBroker",
     "GroupCounts",
-    "Handover",
-    "Outgoing",
+    "OutgoingMessage",
+    "PublishConfirm",
     "Receiver",
-    "Settled",
 ]
 
 
 @dataclass(frozen=True)
-class Outgoing:
+class OutgoingMessage:
     """A message to publish.
 
     Args:
         body: The value as JSON.
-        id: Says which message this is: a second one of the same id is not taken.
-        words: What it is about, in words separated by dots, for groups that choose by pattern.
+        id: The message id; a second message of the same id is discarded.
+        routing_key: Words separated by dots; groups select messages by patterns over it.
         key: Messages of one key are handed out in order, one at a time, in queues that are ordered.
         headers: Short texts by name.
         priority: 0 to 9; higher ones are handed out first.
@@ -43,7 +47,7 @@ class Outgoing:
 
     body: bytes
     id: str | None = None
-    words: str = ""
+    routing_key: str = ""
     key: str | None = None
     headers: dict[str, str] = field(default_factory=dict)
     priority: int = 0
@@ -53,7 +57,7 @@ class Outgoing:
 
 
 @dataclass(frozen=True)
-class Confirmed:
+class PublishConfirm:
     """The broker has the message, as safely as the queue's durability says.
 
     Args:
@@ -71,29 +75,29 @@ class Confirmed:
 
 @dataclass(frozen=True)
 class Delivery:
-    """One message handed to one receiver; it is the receiver's until `until`, then anybody's again.
+    """One message delivered to one receiver; after `visible_until` it is delivered again.
 
     Args:
         message: What was published.
         published_at: When.
         attempt: 1 for the first delivery to this group.
-        until: When it goes to another receiver, unless it is settled or extended before.
+        visible_until: When it goes to another receiver, unless it is settled or extended before.
         tag: How the broker knows this very delivery.
     """
 
-    message: Outgoing
+    message: OutgoingMessage
     published_at: datetime
     attempt: int
-    until: datetime
+    visible_until: datetime
     tag: Any
 
     @property
-    def redelivered(self) -> bool:
+    def is_redelivery(self) -> bool:
         """Whether it was handed out before."""
         return self.attempt > 1
 
 
-class Settled(StrEnum):
+class AckResult(StrEnum):
     """What came of settling a delivery."""
 
     DONE = "done"
@@ -136,7 +140,7 @@ class DeadLetter:
 
     number: int
     group: str
-    message: Outgoing
+    message: OutgoingMessage
     published_at: datetime
     died_at: datetime
     why: str
@@ -145,7 +149,7 @@ class DeadLetter:
 
 @dataclass(frozen=True)
 class GroupCounts:
-    """How one group of a queue stands; counts below `dead` are since the queue exists.
+    """Counts of one group of a queue; those after `dead` count since the queue was created.
 
     Every message is somewhere: published = waiting + delayed + in_flight + dead + acked + dropped.
 
@@ -175,39 +179,42 @@ class GroupCounts:
 
 
 @dataclass(frozen=True)
-class Handover:
+class BridgeBatch:
     """Messages on their way from a queue to a topic.
 
     Args:
-        feed: Who carries them.
-        first: The number of the first; the others follow without gaps.
+        bridge: Who carries them.
+        first_sequence: The number of the first; the others follow without gaps.
         messages: The same, under the same numbers, until they are done.
     """
 
-    feed: str
-    first: int
-    messages: tuple[Outgoing, ...]
+    bridge: str
+    first_sequence: int
+    messages: tuple[OutgoingMessage, ...]
 
 
 class Receiver(Protocol):
-    """Takes messages for one group. What it has not settled when it closes goes back at once."""
+    """Receives messages for one group; unsettled messages are requeued when it closes."""
 
-    def receive(self, timeout: float | None = 0, most: int = 1) -> list[Delivery]:
-        """The next messages, `most` at a time; none after `timeout` seconds without any. None waits for ever."""
+    def receive(self, timeout: float | None = 0, max_messages: int = 1) -> list[Delivery]:
+        """Returns the next messages, at most `max_messages`.
 
-    def ack(self, deliveries: Sequence[Delivery]) -> list[Settled]:
-        """They are done: they are never delivered again."""
+        Returns an empty list when none arrives within `timeout` seconds. None waits without a limit.
+        """
+
+    def ack(self, deliveries: Sequence[Delivery]) -> list[AckResult]:
+        """Acknowledge: the messages are never delivered again."""
 
     def nack(
         self, delivery: Delivery, why: str = "", *, stack: str = "", delay: timedelta | None = None
-    ) -> Settled:
-        """It failed: again after the queue's backoff, or after `delay`; dead when it failed too often."""
+    ) -> AckResult:
+        """Report a failure: redelivered after the queue's backoff or `delay`; dead after the last attempt."""
 
-    def reject(self, delivery: Delivery, why: str = "", *, stack: str = "") -> Settled:
-        """It can never succeed: dead at once."""
+    def reject(self, delivery: Delivery, why: str = "", *, stack: str = "") -> AckResult:
+        """Reject: the message becomes a dead letter at once."""
 
-    def extend(self, delivery: Delivery, by: timedelta | None = None) -> Settled:
-        """Keep it longer: for the queue's visibility time, or `by`, from now on."""
+    def extend(self, delivery: Delivery, by: timedelta | None = None) -> AckResult:
+        """Extend the visibility timeout from now: by the queue's setting, or `by`."""
 
     def close(self) -> None:
         """Stop receiving."""
@@ -217,48 +224,60 @@ class Broker(Protocol):
     """Queues that can be declared, published to and received from; safe to share between threads."""
 
     @property
-    def counts_of_all(self) -> bool:
-        """Whether `counts` knows what all processes do; if not, only `waiting` and `dead` are of more than this one."""
+    def counts_all_processes(self) -> bool:
+        """Whether `counts` covers all processes.
+
+        If false, only `waiting` and `dead_letters` cover more than this process.
+        """
 
     def declare(self, queue: Queue) -> Queue:
-        """Create a queue, or bring it up to this definition."""
+        """Create a queue, or update it to this definition."""
 
     def queues(self) -> list[str]:
-        """Names of all queues."""
+        """Returns the names of all queues."""
 
     def queue(self, name: str) -> Queue:
-        """A queue's definition."""
+        """Returns a queue's definition."""
 
-    def publish(self, name: str, messages: Sequence[Outgoing]) -> list[Confirmed]:
-        """Take messages; comes back when all are safe."""
+    def publish(self, name: str, messages: Sequence[OutgoingMessage]) -> list[PublishConfirm]:
+        """Publish messages; returns when all are confirmed."""
 
     def receiver(self, name: str, group: str = "", *, worker: str = "", prefetch: int = 1) -> Receiver:
-        """Begin to receive for a group; up to `prefetch` deliveries may be unsettled at a time."""
+        """Returns a receiver for a group; up to `prefetch` deliveries may be unsettled at a time."""
 
     def counts(self, name: str) -> list[GroupCounts]:
-        """How each group stands."""
+        """Returns the counts of each group."""
 
-    def dead(self, name: str, group: str | None = None) -> Iterator[DeadLetter]:
-        """Dead letters, oldest first."""
+    def dead_letters(self, name: str, group: str | None = None) -> Iterator[DeadLetter]:
+        """Returns dead letters, oldest first."""
 
-    def revive(self, name: str, letters: Iterable[DeadLetter]) -> int:
-        """Put dead letters back in line, with the message they have now; how many there were."""
+    def redrive(self, name: str, letters: Iterable[DeadLetter]) -> int:
+        """Redrive dead letters with their current message; returns how many there were."""
 
     def close(self) -> None:
-        """Let go of files and connections."""
+        """Close files and connections."""
 
 
 @runtime_checkable
-class FeedingBroker(Broker, Protocol):
-    """A broker that remembers, in its own transactions, how far topics have come: no message is carried twice."""
+class BridgeBroker(Broker, Protocol):
+    """A broker that stores the progress of bridges in its own transactions: no message is copied twice."""
 
-    def publish_from(self, name: str, feed: str, messages: Sequence[tuple[int, Outgoing]]) -> list[Confirmed]:
-        """Take messages made of events, by their rising offsets, except those of offsets that were taken before."""
+    def publish_from(
+        self, name: str, bridge: str, messages: Sequence[tuple[int, OutgoingMessage]]
+    ) -> list[PublishConfirm]:
+        """Publish messages made from events, by rising offset; skips offsets published before."""
 
-    def hand_over(
-        self, name: str, group: str, feed: str, *, most: int = 500, least: int = 0, timeout: float = 0
-    ) -> Handover | None:
-        """Messages that are to go to a topic; the same until `handed_over`. None if none came within `timeout`."""
+    def claim_for_topic(
+        self,
+        name: str,
+        group: str,
+        bridge: str,
+        *,
+        max_messages: int = 500,
+        min_sequence: int = 0,
+        timeout: float = 0,
+    ) -> BridgeBatch | None:
+        """Returns messages for a topic; the same ones until `confirm_in_topic`. None after `timeout`."""
 
-    def handed_over(self, name: str, handover: Handover, refused: Mapping[int, str] = ...) -> None:
-        """They are in the topic; those that it refused, by place and with the reason, are dead."""
+    def confirm_in_topic(self, name: str, batch: BridgeBatch, refused: Mapping[int, str] = ...) -> None:
+        """Confirm that messages are in the topic; those it refused become dead letters with the reason."""

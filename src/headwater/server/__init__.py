@@ -1,7 +1,8 @@
-"""The gateway: what the log holds, over HTTP, for programs and browsers on this machine.
+"""The gateway: the log and the views over HTTP, for programs and browsers on this machine.
 
-In come requests, past a guard that knows who may ask and how much; out go events, receipts, live streams and problems.
-`Node` is the process around it. Enter at `node.py`, then `app.py` and `routes/`.
+Requests come in through middleware that checks origin, host and size. Events, receipts, live streams and
+problem documents go out. `Node` (node.py) is the process around it; enter there, then gateway.py,
+web_server.py and `routes`.
 """
 
 from __future__ import annotations
@@ -11,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from headwater.server.node import DEFAULT_PORT, Node
-    from headwater.server.presence import Running, running
+    from headwater.server.pid_file import NodeInfo, find_node
 
-__all__ = ["DEFAULT_PORT", "Node", "Running", "running"]
+__all__ = ["DEFAULT_PORT", "Node", "NodeInfo", "find_node"]
 
 
-_HOMES = {"DEFAULT_PORT": "node", "Node": "node", "Running": "presence", "running": "presence"}
+_MODULES = {"DEFAULT_PORT": "node", "Node": "node", "NodeInfo": "pid_file", "find_node": "pid_file"}
 
 
 def __getattr__(name: str) -> Any:
     """Loaded on first use: who only asks whether a node runs needs no web server."""
-    if name not in _HOMES:
+    if name not in _MODULES:
         message = f"module 'headwater.server' has no attribute {name!r}"
         raise AttributeError(message)
-    return getattr(importlib.import_module(f"headwater.server.{_HOMES[name]}"), name)
+    return getattr(importlib.import_module(f"headwater.server.{_MODULES[name]}"), name)

@@ -17,25 +17,25 @@ from typing import TYPE_CHECKING, Final
 from headwater import __version__
 from headwater.errors import ForbiddenError, NotWritableError, PortTakenError
 from headwater.events import Clock
-from headwater.events.values import moment_text
+from headwater.events.values import format_moment
 from headwater.log import EventLog
+from headwater.log.maintenance.maintenance import Maintenance
 from headwater.log.storage import Disk
-from headwater.log.upkeep import Upkeep
 from headwater.server.limits import Limits
-from headwater.server.presence import Presence, Running
+from headwater.server.pid_file import NodeInfo, PidFile
 
 if TYPE_CHECKING:
-    from headwater.server.serving import Server
+    from headwater.server.web_server import WebServer
 
 __all__ = ["DEFAULT_PORT", "Node"]
 
 DEFAULT_PORT: Final = 8642
-_HERE: Final = ("127.0.0.1", "localhost")
-_MOST_FILES: Final = 65_536
+_LOCAL_HOSTS: Final = ("127.0.0.1", "localhost")
+_MAX_FILES: Final = 65_536
 
 
 class Node:
-    """Serves a folder's log over HTTP and keeps the log in order.
+    """Serves a folder's log over HTTP and runs its maintenance.
 
     Args:
         folder: The data folder; created when it does not exist.
@@ -71,7 +71,7 @@ class Node:
         clock: Clock | None = None,
         disk: Disk | None = None,
     ) -> None:
-        if host not in _HERE:
+        if host not in _LOCAL_HOSTS:
             raise ForbiddenError(
                 f"the node does not listen on {host}",
                 detail="it has no keys and rights yet, so it serves this machine only",
@@ -83,21 +83,21 @@ class Node:
         self.log = EventLog(folder, clock=clock, disk=disk)
         with contextlib.ExitStack() as undo:
             undo.callback(self.log.close)
-            self._presence = Presence(self.log.disk, self.log.folder)
-            undo.callback(self._presence.end)
+            self._pid_file = PidFile(self.log.disk, self.log.folder)
+            undo.callback(self._pid_file.release)
             self._socket = _listen(port)
             undo.pop_all()
         self.port: int = self._socket.getsockname()[1]
-        self._hosts = {*(f"{name}:{self.port}" for name in (*_HERE, "[::1]")), *hosts}
-        self._upkeep = Upkeep(self.log)
-        self._server: Server | None = None
+        self._hosts = {*(f"{name}:{self.port}" for name in (*_LOCAL_HOSTS, "[::1]")), *hosts}
+        self._maintenance = Maintenance(self.log)
+        self._server: WebServer | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._told_to_stop = False
+        self._stop_requested = False
 
     @property
     def url(self) -> str:
-        """Where clients find the node."""
+        """The URL of the node."""
         return f"http://127.0.0.1:{self.port}"
 
     def serve(self, ready: Callable[[], None] | None = None) -> None:
@@ -110,34 +110,34 @@ class Node:
         try:
             asyncio.run(self._serve(ready))
         finally:
-            self._upkeep.stop()
+            self._maintenance.stop()
             self.log.close()
-            self._presence.end()
+            self._pid_file.release()
 
     async def _serve(self, ready: Callable[[], None] | None) -> None:
         # The web server takes longer to load than all the rest; until it is there, clients wait at the open port.
         from headwater.server.gateway import Gateway
-        from headwater.server.serving import Server
+        from headwater.server.web_server import WebServer
 
         gateway = Gateway(self.log, self.limits, self._store)
 
-        def begun() -> None:
-            started = moment_text(gateway.started_at)
-            self._presence.tell(Running(os.getpid(), self.url, started, __version__))
-            self._upkeep.start()
+        def announce() -> None:
+            started = format_moment(gateway.started_at)
+            self._pid_file.publish(NodeInfo(os.getpid(), self.url, started, __version__))
+            self._maintenance.start()
             if ready is not None:
                 ready()
 
         self._loop = asyncio.get_running_loop()
-        self._server = Server(gateway, self._hosts, begun)
-        if self._told_to_stop:
-            self._server.leave()
-        await self._server.serve_until_told(self._socket)
+        self._server = WebServer(gateway, self._hosts, announce)
+        if self._stop_requested:
+            self._server.request_stop()
+        await self._server.serve_until_stopped(self._socket)
 
     # -- in this process, beside other work ------------------------------------------------------------------------
 
     def start(self) -> Node:
-        """Serve in a thread of this process; comes back when the node answers."""
+        """Serve in a thread of this process; returns when the node answers."""
         ready = threading.Event()
         failed: list[BaseException] = []
 
@@ -158,11 +158,11 @@ class Node:
 
     def stop(self) -> None:
         """End `serve`, wherever it runs."""
-        self._told_to_stop = True
+        self._stop_requested = True
         server, loop = self._server, self._loop
         if server is not None and loop is not None and not loop.is_closed():
             with contextlib.suppress(RuntimeError):  # the loop ended by itself in between
-                loop.call_soon_threadsafe(server.leave)
+                loop.call_soon_threadsafe(server.request_stop)
         if self._thread is not None:
             self._thread.join()
 
@@ -184,11 +184,11 @@ def _listen(port: int) -> socket.socket:
         listening.listen(2048)
     except (OSError, OverflowError) as error:
         listening.close()
-        raise _not_taken(error, port) from None
+        raise _bind_error(error, port) from None
     return listening
 
 
-def _not_taken(error: OSError | OverflowError, port: int) -> Exception:
+def _bind_error(error: OSError | OverflowError, port: int) -> Exception:
     if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
         return PortTakenError(
             f"port {port} of this machine is in use",
@@ -205,9 +205,9 @@ def _not_taken(error: OSError | OverflowError, port: int) -> Exception:
 
 
 def _raise_file_limit() -> None:
-    """Every open topic has files, every client a socket; the usual 1,024 is soon used up."""
+    """Raise the limit of open files: each topic and client needs some, and 1,024 is too few."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    wanted = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
     if soft < wanted:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -1,22 +1,116 @@
-"""A Kafka broker: one node that is broker and controller, on loopback."""
+"""A local Kafka broker: one node that is broker and controller, on loopback; and the jars it needs.
+
+Jars are cached in `$XDG_CACHE_HOME/headwater/NAME`. Maven resolves them where it is installed, so that a
+configured mirror is used; otherwise Ivy does, which comes with Spark. The versions are pinned.
+"""
 
 from __future__ import annotations
 
 import base64
+import fcntl
 import os
+import shutil
 import socket
 import struct
 import subprocess
+import tempfile
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from headwater.engine.spark.java import find_java, spark_jars
 from headwater.errors import ServiceFailedError
-from headwater.services.jars import jars
-from headwater.services.launched import Launched, Tell, free_ports, java_command, launch
+from headwater.services.servers import LaunchedServer, ProgressCallback, free_ports, java_command, launch
 
-__all__ = ["kafka_command", "kafka_settings", "launch_kafka"]
+__all__ = [
+    "cache_folder",
+    "fetch_jars",
+    "kafka_command",
+    "kafka_settings",
+    "launch_kafka",
+]
+
+_POM: Final = """\
+<project xmlns="http://maven.apache.org/POM/4.0.0">
+  <modelVersion>4.0.0</modelVersion>
+  <groupId>headwater.services</groupId><artifactId>{name}</artifactId><version>1</version><packaging>pom</packaging>
+  <dependencies>{dependencies}</dependencies>
+</project>
+"""
+_DEPENDENCY: Final = (
+    "<dependency><groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version></dependency>"
+)
+
+
+def cache_folder() -> Path:
+    """Returns where downloads are kept between runs: `$XDG_CACHE_HOME/headwater`, else `~/.cache/headwater`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headwater"
+
+
+def fetch_jars(name: str, coordinates: tuple[str, ...], on_progress: ProgressCallback | None = None) -> Path:
+    """Returns a folder with the jars of `coordinates` and all they depend on, downloaded once per `name`.
+
+    The folder appears complete or not at all: jars go to a folder beside it, which is then renamed. Two runs
+    that start together download once, since the second waits for the lock of the first.
+
+    Raises:
+        ServiceFailedError: They could not be fetched.
+    """
+    folder = cache_folder() / name
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with (folder.parent / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.is_dir():
+            if on_progress is not None:
+                on_progress(f"fetching the jars of {name}, once for this machine")
+            _download(folder, coordinates)
+    return folder
+
+
+def _download(folder: Path, coordinates: tuple[str, ...]) -> None:
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}.partial-") as work:
+        target = Path(work, "libs")
+        maven = shutil.which("mvn")
+        commands = (
+            [_maven_command(maven, Path(work), target, coordinates)]
+            if maven
+            else _ivy_commands(Path(work), target, coordinates)
+        )
+        for command in commands:
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode != 0:
+                lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+                what = f"{Path(command[0]).name} could not fetch {', '.join(coordinates)}"
+                fix = "look at the network, or at the mirrors in Maven's settings"
+                raise ServiceFailedError(what, detail="\n".join(lines[-8:]), fix=fix, service=folder.name)
+        target.rename(folder)
+
+
+def _maven_command(program: str, work: Path, target: Path, coordinates: tuple[str, ...]) -> list[str]:
+    pom = work / "pom.xml"
+    dependencies = "".join(_DEPENDENCY.format(*coordinate.split(":")) for coordinate in coordinates)
+    pom.write_text(_POM.format(name=target.name, dependencies=dependencies))
+    options = [f"-DoutputDirectory={target}", "-DincludeScope=runtime"]
+    return [program, "-q", "-B", "-f", str(pom), "dependency:copy-dependencies", *options]
+
+
+def _ivy_commands(work: Path, target: Path, coordinates: tuple[str, ...]) -> list[list[str]]:
+    """One command for each coordinate; the exit code is not 0 when one of its jars is missing."""
+    start = [str(find_java()), "-cp", f"{spark_jars()}/*", "org.apache.ivy.Main", "-cache", str(work / "ivy")]
+    kept = [
+        "-retrieve",
+        f"{target}/[artifact]-[revision].[ext]",
+        "-confs",
+        "default",
+        "-types",
+        "jar",
+        "bundle",
+    ]
+    return [[*start, "-dependency", *coordinate.split(":"), *kept] for coordinate in coordinates]
+
 
 _VERSION: Final = "4.1.0"
 _COORDINATES: Final = (
@@ -37,9 +131,9 @@ def launch_kafka(
     *,
     heap: str = "512m",
     ports: tuple[int, ...] = (),
-    bound: bool = False,
-    tell: Tell | None = None,
-) -> Launched:
+    die_with_parent: bool = False,
+    on_progress: ProgressCallback | None = None,
+) -> LaunchedServer:
     """Start a broker; it answers when `wait` returns. What the folder holds from before is kept.
 
     Args:
@@ -47,41 +141,41 @@ def launch_kafka(
         overrides: Settings of the broker, with `_` for `.`: `log_flush_interval_messages=1`.
         heap: The memory of its Java.
         ports: The broker's and the controller's, if they are free.
-        bound: Let the kernel end it when this process is killed.
-        tell: Told when something takes time.
+        die_with_parent: Let the kernel end it when this process is killed.
+        on_progress: Told when something takes time.
 
     Raises:
         ServiceFailedError: The jars could not be fetched, or the folder could not be prepared.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    command = kafka_command(folder, heap, tell)
+    command = kafka_command(folder, heap, on_progress)
     broker, controller = free_ports(2, ports)
     settings = folder / "server.properties"
     settings.write_text(kafka_settings(folder, broker, controller, overrides or {}))
     output = folder / "broker.log"
     if not (folder / "data" / "meta.properties").exists():
-        _format(command, settings, output)
-    process = launch([*command, "kafka.Kafka", settings], output, bound=bound)
+        _format_storage(command, settings, output)
+    process = launch([*command, "kafka.Kafka", settings], output, die_with_parent=die_with_parent)
     url = f"kafka://127.0.0.1:{broker}"
-    return Launched("kafka", url, (broker, controller), process, output, lambda: _answers(broker))
+    return LaunchedServer("kafka", url, (broker, controller), process, output, lambda: _is_ready(broker))
 
 
-def kafka_command(folder: Path, heap: str, tell: Tell | None = None) -> list[str]:
+def kafka_command(folder: Path, heap: str, on_progress: ProgressCallback | None = None) -> list[str]:
     """Java with Kafka's jars; what it is to run comes behind.
 
     Raises:
         ServiceFailedError: The jars could not be fetched.
     """
-    libraries = jars(f"kafka-{_VERSION}", _COORDINATES, tell)
+    libraries = fetch_jars(f"kafka-{_VERSION}", _COORDINATES, on_progress)
     return java_command(folder, f"{libraries}{os.sep}*", f"-Xmx{heap}", *_JVM)
 
 
-def _format(command: list[str], settings: Path, output: Path) -> None:
+def _format_storage(command: list[str], settings: Path, output: Path) -> None:
     cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "A")
     java, *options = command
     quick = [java, "-XX:TieredStopAtLevel=1", *options]  # it ends before better code would pay
-    words = [*quick, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(settings)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    arguments = [*quick, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(settings)]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
     output.write_text(done.stdout + done.stderr)
     if done.returncode != 0:
         what = f"kafka could not prepare {settings.parent}"
@@ -110,7 +204,7 @@ def kafka_settings(folder: Path, broker: int, controller: int, overrides: Mappin
     return "".join(f"{name}={value}\n" for name, value in settings.items())
 
 
-def _answers(port: int) -> bool:
+def _is_ready(port: int) -> bool:
     """Whether the broker says which requests it knows; it listens before it answers."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=1) as asked:

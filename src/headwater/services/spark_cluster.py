@@ -1,4 +1,4 @@
-"""A Spark cluster in small: a master and some workers on loopback, from the package pyspark."""
+"""A local Spark cluster: a master and some workers on loopback, from the package pyspark."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from typing import Any, Final
 
 import msgspec
 
-from headwater.engine.spark.archive import class_path, from_archive
-from headwater.engine.spark.java import find_java, spark_jars
-from headwater.services.launched import Launched, free_ports, java_command, launch
+from headwater.engine.spark.java import archive_options, class_path, find_java, spark_jars
+from headwater.services.servers import LaunchedServer, free_ports, java_command, launch
 
 __all__ = ["launch_master", "launch_worker"]
 
 # They pass messages on and start executors: a quick start is worth more than fast code.
 _JVM: Final = ("-Xmx512m", "-Xss4m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 _MODULE: Final = "jdk.incubator.vector"
-_WITHOUT_MODULE: Final = """\
+_JAVA_WRAPPER: Final = """\
 #!/bin/sh
 for word; do
   shift
@@ -30,7 +29,7 @@ exec {java} "$@"
 """
 
 
-def launch_master(folder: Path, *, ports: tuple[int, ...] = ()) -> Launched:
+def launch_master(folder: Path, *, ports: tuple[int, ...] = ()) -> LaunchedServer:
     """Start a master; it answers when `wait` returns.
 
     Args:
@@ -38,20 +37,20 @@ def launch_master(folder: Path, *, ports: tuple[int, ...] = ()) -> Launched:
         ports: The master's own and that of its page, if they are free.
     """
     port, page = free_ports(2, ports)
-    words = ["--host", "127.0.0.1", "--port", str(port), "--webui-port", str(page)]
-    return _launched(
+    arguments = ["--host", "127.0.0.1", "--port", str(port), "--webui-port", str(page)]
+    return _launch(
         folder,
         "spark-master",
         f"spark://127.0.0.1:{port}",
         (port, page),
-        ["org.apache.spark.deploy.master.Master", *words],
-        lambda: _workers(page) is not None,
+        ["org.apache.spark.deploy.master.Master", *arguments],
+        lambda: _live_workers(page) is not None,
     )
 
 
 def launch_worker(
     folder: Path, master: str, page: int, ports: tuple[int, ...] = (), *, number: int, cores: int, memory: str
-) -> Launched:
+) -> LaunchedServer:
     """Start a worker; the master knows it when `wait` returns.
 
     Args:
@@ -65,25 +64,36 @@ def launch_worker(
     """
     (port,) = free_ports(1, ports)
     work = folder / f"worker-{number}"
-    words = ["--host", "127.0.0.1", "--port", str(port), "--webui-port", "0", "-c", str(cores), "-m", memory]
-    return _launched(
+    arguments = [
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--webui-port",
+        "0",
+        "-c",
+        str(cores),
+        "-m",
+        memory,
+    ]
+    return _launch(
         folder,
         f"spark-worker-{number}",
         f"127.0.0.1:{port}",
         (port,),
-        ["org.apache.spark.deploy.worker.Worker", *words, "-d", str(work), master],
-        lambda: port in (_workers(page) or ()),
+        ["org.apache.spark.deploy.worker.Worker", *arguments, "-d", str(work), master],
+        lambda: port in (_live_workers(page) or ()),
     )
 
 
-def _launched(
+def _launch(
     folder: Path,
     name: str,
     url: str,
     ports: tuple[int, ...],
-    words: list[str],
+    arguments: list[str],
     ready: Callable[[], bool],
-) -> Launched:
+) -> LaunchedServer:
     folder.mkdir(parents=True, exist_ok=True)
     jars = spark_jars()
     environment = {
@@ -94,11 +104,11 @@ def _launched(
         "SPARK_LOCAL_DIRS": str(folder / "local"),
         "PYSPARK_PYTHON": sys.executable,
     }
-    options = [*_JVM, *from_archive(find_java(), jars)]
-    command = [*java_command(folder, class_path(jars), *options), *words]
+    options = [*_JVM, *archive_options(find_java(), jars)]
+    command = [*java_command(folder, class_path(jars), *options), *arguments]
     output = folder / f"{name}.log"
-    process = launch(command, output, more=environment)
-    return Launched(name, url, ports, process, output, ready)
+    process = launch(command, output, environment=environment)
+    return LaunchedServer(name, url, ports, process, output, ready)
 
 
 def _java_home(folder: Path) -> Path:
@@ -110,13 +120,13 @@ def _java_home(folder: Path) -> Path:
         return home
     stand_in = folder / "java" / "bin" / "java"
     stand_in.parent.mkdir(parents=True, exist_ok=True)
-    stand_in.write_text(_WITHOUT_MODULE.format(module=_MODULE, java=shlex.quote(str(java))))
+    stand_in.write_text(_JAVA_WRAPPER.format(module=_MODULE, java=shlex.quote(str(java))))
     stand_in.chmod(0o755)
     return folder / "java"
 
 
-def _workers(page: int) -> set[int] | None:
-    """The ports of the workers that the master's page calls alive; None while it does not answer."""
+def _live_workers(page: int) -> set[int] | None:
+    """Returns the ports of the workers that the master's page calls alive; None while it does not answer."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{page}/json/", timeout=2) as answer:
             found = msgspec.json.decode(answer.read(), type=dict[str, Any])

@@ -1,51 +1,48 @@
-"""What pipelines keep: rows of views, the ledger, changes to publish, events kept beside.
+"""The store of pipelines: rows of views, the ledger, the outbox of changes, and late and quarantined events.
 
-Commits come in from the engine, one per batch; rows, changes and the state of the system go out to readers. `Store` in
-protocol.py says what every store promises; enter at `SqliteStore` for the one in a file, at
-`Views` to read it. bookkeeping/ has what all stores keep in the same way.
+One `Commit` per batch comes in from the engine. Rows, changes and system views go out to readers. `protocol.Store` is
+the interface of every store; `SqliteStore` keeps it in a file, `store.postgres.PostgresStore` in a database. Read with
+`SqliteViewReader` or, from client code, through `store.views`. The modules beside `protocol` hold what all stores
+share.
 """
 
-from headwater.store.as_of import rows_as_of
-from headwater.store.definition import (
-    Aside,
+from headwater.store.commit import (
     Commit,
-    Outgoing,
+    OutboxEntry,
     PipelineReport,
     PipelineState,
+    SideOutput,
     StagedPart,
-    StateKept,
+    StateSize,
     StateWrite,
     ViewTable,
 )
-from headwater.store.ledger import Counts, InputRange, LedgerEntry
-from headwater.store.places import open_store, views_of
-from headwater.store.protocol import Stager, States, Store
-from headwater.store.query import Answer, QueryLimits
-from headwater.store.sqlite import SqliteStore, Views
-from headwater.store.view_reader import ViewReader
+from headwater.store.ledger import EventCounts, InputRange, LedgerEntry
+from headwater.store.protocol import QueryLimits, SqlResult, Stager, StateStore, Store
+from headwater.store.sqlite import SqliteStore, SqliteViewReader
+from headwater.store.views.as_of import rows_as_of
+from headwater.store.views.view_reader import ViewReader
 
 __all__ = [
-    "Answer",
-    "Aside",
     "Commit",
-    "Counts",
+    "EventCounts",
     "InputRange",
     "LedgerEntry",
-    "Outgoing",
+    "OutboxEntry",
     "PipelineReport",
     "PipelineState",
     "QueryLimits",
+    "SideOutput",
+    "SqlResult",
     "SqliteStore",
+    "SqliteViewReader",
     "StagedPart",
     "Stager",
-    "StateKept",
+    "StateSize",
+    "StateStore",
     "StateWrite",
-    "States",
     "Store",
     "ViewReader",
     "ViewTable",
-    "Views",
-    "open_store",
     "rows_as_of",
-    "views_of",
 ]

@@ -1,21 +1,39 @@
-"""The ledger: what one batch of one query read, and what became of every event of it. Plain data."""
+"""The ledger: the offset range of every batch, and the outcome of every event in it.
+
+`LedgerEntry` is plain data. The functions below it read and write entries as rows, and keep totals beside them, so that
+old entries can be folded into the totals.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
-__all__ = ["Counts", "InputRange", "LedgerEntry"]
+from headwater.store.dialect import Session
+
+__all__ = [
+    "KEPT_BATCHES",
+    "EventCounts",
+    "InputRange",
+    "LedgerEntry",
+    "find_entry",
+    "find_first_entry",
+    "last_entry",
+    "write_ends",
+    "write_entry",
+]
 
 
 @dataclass(frozen=True)
-class Counts:
-    """What became of the events of a range: each is in exactly one of the last four.
+class EventCounts:
+    """The outcome of the events of a range: each event is in exactly one of the last four counts.
 
     The names are a promise: they stand in the system views, the documents of the node and the command line.
 
     Example:
-        >>> total = Counts(in_=3, used=2, late=1) + Counts(in_=1)
+        >>> total = EventCounts(in_=3, used=2, late=1) + EventCounts(in_=1)
         >>> total.in_, total.unaccounted
         (4, 1)
     """
@@ -26,8 +44,8 @@ class Counts:
     quarantined: int = 0
     dropped: int = 0
 
-    def __add__(self, other: Counts) -> Counts:
-        return Counts(
+    def __add__(self, other: EventCounts) -> EventCounts:
+        return EventCounts(
             self.in_ + other.in_,
             self.used + other.used,
             self.late + other.late,
@@ -37,7 +55,7 @@ class Counts:
 
     @property
     def unaccounted(self) -> int:
-        """Events nobody can tell the fate of; 0, or there is a mistake."""
+        """The number of events without a known outcome; anything but 0 is a bug."""
         return self.in_ - self.used - self.late - self.quarantined - self.dropped
 
 
@@ -46,19 +64,19 @@ class InputRange:
     """One input of one batch: offsets from `start` up to, not including, `end` by partition.
 
     Example:
-        >>> InputRange("orders", {0: 0, 1: 4}, {0: 7, 1: 4}, Counts(in_=7, used=7)).end[0]
+        >>> InputRange("orders", {0: 0, 1: 4}, {0: 7, 1: 4}, EventCounts(in_=7, used=7)).end[0]
         7
     """
 
     topic: str
     start: Mapping[int, int]
     end: Mapping[int, int]
-    counts: Counts = Counts()
+    counts: EventCounts = EventCounts()
 
 
 @dataclass(frozen=True)
 class LedgerEntry:
-    """One batch of one query, as it stands in the ledger beside the rows it made.
+    """One batch of one query, as recorded in the ledger beside the rows it made.
 
     Attributes:
         query: Which version of which pipeline, such as "revenue@1".
@@ -72,7 +90,7 @@ class LedgerEntry:
         cpu: Seconds of processor it took.
 
     Example:
-        >>> read = InputRange("orders", {0: 0}, {0: 5}, Counts(in_=5, used=5))
+        >>> read = InputRange("orders", {0: 0}, {0: 5}, EventCounts(in_=5, used=5))
         >>> first = LedgerEntry("revenue@1", 0, 1, (read,), None, committed_at=0)
         >>> again = LedgerEntry("revenue@1", 0, 2, (read,), None, committed_at=9)
         >>> first.same_range(again), first.counts.used
@@ -90,15 +108,129 @@ class LedgerEntry:
     cpu: float = 0.0
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> EventCounts:
         """The sum over all inputs."""
-        return sum((read.counts for read in self.inputs), Counts())
+        return sum((read.counts for read in self.inputs), EventCounts())
 
     def same_range(self, other: LedgerEntry) -> bool:
-        """Whether both read the same offsets of the same topics."""
+        """Returns whether both read the same offsets of the same topics."""
         return self.ranges() == other.ranges()
 
     def ranges(self) -> list[tuple[str, dict[int, int], dict[int, int]]]:
         """Topic, starts and ends of every input, in the order of the topics' names."""
         found = ((read.topic, dict(read.start), dict(read.end)) for read in self.inputs)
         return sorted(found, key=lambda read: (read[0], sorted(read[1].items()), sorted(read[2].items())))
+
+
+KEPT_BATCHES = 10_000
+"""Entries kept per query. Older ones live on in the totals only: a runner repeats its last batch at most."""
+
+_COLUMNS = "query, batch, epoch, ranges, counts, watermark, committed_at, rows, wall, cpu"
+_COUNTS = ("in_", "used", "late", "quarantined", "dropped")
+
+
+def find_entry(session: Session, query: str, batch: int) -> LedgerEntry | None:
+    """Returns the entry of one batch."""
+    found = f"SELECT {_COLUMNS} FROM hw$ledger WHERE query = ? AND batch = ?"
+    return _entry_from_row(session.execute(found, (query, batch)).fetchone())
+
+
+def last_entry(session: Session, query: str) -> LedgerEntry | None:
+    """Returns the newest entry."""
+    found = f"SELECT {_COLUMNS} FROM hw$ledger WHERE query = ? ORDER BY batch DESC LIMIT 1"
+    return _entry_from_row(session.execute(found, (query,)).fetchone())
+
+
+def find_first_entry(
+    session: Session, query: str, predicate: Callable[[LedgerEntry], bool]
+) -> tuple[LedgerEntry, str | None] | None:
+    """Returns the first entry that meets a condition, with the JSON text of its topic's end offsets.
+
+    The condition must be one that, once met, is met by all later entries: a few of them are looked at, not all.
+    """
+    found = f"SELECT ends, {_COLUMNS} FROM hw$ledger WHERE query = ? AND batch >= ? ORDER BY batch LIMIT 1"
+    bounds = "SELECT min(batch), max(batch) FROM hw$ledger WHERE query = ?"
+    low, high = session.execute(bounds, (query,)).fetchone()
+    best: tuple[LedgerEntry, str | None] | None = None
+    while low is not None and low <= high:
+        middle = (low + high) // 2
+        ends, *row = session.execute(found, (query, middle)).fetchone()
+        entry = _entry_from_row(tuple(row))
+        if entry is not None and predicate(entry):
+            best, high = (entry, ends), middle - 1
+        else:
+            low = row[1] + 1
+    return best
+
+
+def write_entry(session: Session, entry: LedgerEntry) -> None:
+    """Add an entry, update the totals and fold old entries into them; runs in the caller's transaction."""
+    counts = entry.counts
+    summed = [getattr(counts, name) for name in _COUNTS]
+    effort = (entry.rows, entry.wall, entry.cpu)
+    session.execute(
+        "INSERT INTO hw$ledger VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL)",
+        (
+            *(entry.query, entry.batch, entry.epoch, _encode_ranges(entry), _encode_counts(entry)),
+            *summed,
+            *(entry.watermark, entry.committed_at),
+            *effort,
+        ),
+    )
+    pipeline, _, version = entry.query.rpartition("@")
+    session.execute(
+        """
+        INSERT INTO hw$totals AS t VALUES (?, ?, ?, 1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+        ON CONFLICT (query) DO UPDATE SET
+            batches = t.batches + 1, last_batch = excluded.last_batch,
+            in_ = t.in_ + excluded.in_, used = t.used + excluded.used, late = t.late + excluded.late,
+            quarantined = t.quarantined + excluded.quarantined, dropped = t.dropped + excluded.dropped,
+            watermark = coalesce(excluded.watermark, t.watermark), committed_at = excluded.committed_at,
+            rows = t.rows + excluded.rows, wall = t.wall + excluded.wall, cpu = t.cpu + excluded.cpu
+        """,
+        (
+            *(entry.query, pipeline, int(version), entry.batch),
+            *summed,
+            *(entry.watermark, entry.committed_at),
+            *effort,
+        ),
+    )
+    oldest = entry.batch - KEPT_BATCHES
+    session.execute("DELETE FROM hw$ledger WHERE query = ? AND batch <= ?", (entry.query, oldest))
+
+
+def write_ends(session: Session, query: str, batch: int, ends: Mapping[int, int]) -> None:
+    """Record where the topic of a query ended after a batch was published."""
+    text = json.dumps({str(partition): end for partition, end in sorted(ends.items())})
+    session.execute("UPDATE hw$ledger SET ends = ? WHERE query = ? AND batch = ?", (text, query, batch))
+
+
+def _encode_ranges(entry: LedgerEntry) -> str:
+    """Encode the ranges as a list, because one topic may be read twice."""
+    found = [{"topic": topic, "start": start, "end": end} for topic, start, end in entry.ranges()]
+    return json.dumps(found, sort_keys=True)
+
+
+def _encode_counts(entry: LedgerEntry) -> str:
+    order = sorted(entry.inputs, key=lambda r: (r.topic, sorted(r.start.items()), sorted(r.end.items())))
+    return json.dumps([{"topic": read.topic, **asdict(read.counts)} for read in order], sort_keys=True)
+
+
+def _entry_from_row(row: tuple[Any, ...] | None) -> LedgerEntry | None:
+    if row is None:
+        return None
+    query, batch, epoch, ranges, counts, watermark, committed_at, rows, wall, cpu = row
+    inputs = tuple(
+        InputRange(
+            read["topic"],
+            _parse_offsets(read["start"]),
+            _parse_offsets(read["end"]),
+            EventCounts(**{name: told[name] for name in _COUNTS}),
+        )
+        for read, told in zip(json.loads(ranges), json.loads(counts), strict=True)
+    )
+    return LedgerEntry(query, batch, epoch, inputs, watermark, committed_at, rows, wall, cpu)
+
+
+def _parse_offsets(found: dict[str, int]) -> dict[int, int]:
+    return {int(partition): offset for partition, offset in found.items()}

@@ -1,109 +1,253 @@
-"""What the engine asks of a store; every store keeps the same promises, tested by one suite."""
+"""The protocols of a store, limits and results of user queries, and the result of an inspection.
+
+`Store`, `StateStore` and `Stager` are what the engine requires. All stores pass one contract test suite.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Literal, Protocol
 
 import pyarrow as pa
 
-from headwater.log.wakeup import Waker
-from headwater.store.definition import Aside, Commit, Outgoing, PipelineReport, StagedPart, ViewTable
+from headwater.errors import BadQueryError
+from headwater.events.values import preview
+from headwater.log.notifier import PollableWaiter
+from headwater.store.commit import Commit, OutboxEntry, PipelineReport, SideOutput, StagedPart, ViewTable
 from headwater.store.ledger import LedgerEntry
 
-__all__ = ["Stager", "States", "Store"]
+__all__ = [
+    "QueryLimits",
+    "SqlResult",
+    "Stager",
+    "StateStore",
+    "Store",
+    "StoreInspection",
+    "check_condition",
+    "limit_error",
+    "row_size",
+]
 
 
 class Stager(Protocol):
-    """Sends rows ahead of their commit, from any process that it was pickled into; nobody sees them until then."""
+    """Stages rows in the store before their commit, from any process it was pickled into."""
 
     def stage(self, table: ViewTable, batch: int, rows: pa.Table) -> StagedPart:
-        """Send some rows of a batch; the commit names the parts that it publishes."""
+        """Stage some rows of a batch; the commit names the parts that it publishes."""
 
 
-class States(Protocol):
-    """What the operators of one query have committed to remember: entries by space, key and name, in order of name."""
+class StateStore(Protocol):
+    """The committed operator state of one query: entries by space, key and name, in order of name."""
 
     def values(self, space: str, keys: Sequence[bytes], names: Sequence[bytes]) -> list[bytes | None]:
-        """The values of many entries, in the order asked for; None where there is none."""
+        """Returns the values of many entries, in the order requested; None for a missing entry."""
 
-    def below(self, space: str, keys: Sequence[bytes]) -> dict[bytes, dict[bytes, bytes]]:
-        """All entries of these keys, by key, then by name in order; keys without entries are not there."""
+    def entries(self, space: str, keys: Sequence[bytes]) -> dict[bytes, dict[bytes, bytes]]:
+        """Returns all entries of these keys, by key, then in order of name; keys without entries are missing."""
 
     def scan(
-        self, space: str, key: bytes, low: bytes, high: bytes | None, most: int | None, *, backwards: bool
+        self, space: str, key: bytes, low: bytes, high: bytes | None, limit: int | None, *, backwards: bool
     ) -> list[tuple[bytes, bytes]]:
-        """Entries of one key with names from `low` up to, not including, `high`, at most so many."""
+        """Returns entries of one key with names in `[low, high)`, at most `limit` of them."""
 
 
 class Store(Protocol):
-    """Where pipelines keep what they make: rows, ledger, changes to publish, events kept beside.
+    """The store of pipelines: rows, ledger, outbox of changes, late and quarantined events.
 
-    A call that returned survives a crash and a power cut; one that raised has left nothing behind.
+    A call that returned survives a crash and a power failure; one that raised has left nothing behind.
     """
 
-    def take(self, query: str) -> int:
-        """A new epoch of this query, larger than all before; runners with an older one are fenced from now on."""
+    def open_epoch(self, query: str) -> int:
+        """Open a new epoch of this query, larger than all before; it fences runners with an older one."""
 
-    def require(self, query: str, epoch: int) -> None:
-        """Go on only if this is still the newest epoch of the query.
+    def check_epoch(self, query: str, epoch: int) -> None:
+        """Check that this is still the newest epoch of the query.
 
         Raises:
-            FencedError: A newer runner has taken the query.
+            FencedError: A newer runner has opened an epoch of the query.
         """
 
-    def last(self, query: str) -> LedgerEntry | None:
-        """The newest entry of the ledger."""
+    def last_entry(self, query: str) -> LedgerEntry | None:
+        """Returns the newest entry of the ledger."""
 
     def entry(self, query: str, batch: int) -> LedgerEntry | None:
-        """The entry of one batch, if it was committed and is not folded away."""
+        """Returns the entry of one batch, if it was committed and is not yet folded into the totals."""
 
     def create(self, table: ViewTable) -> None:
-        """Make the table of a version; may be called again. The first version of a view is current at once.
+        """Create the table of a version; idempotent. The first version of a view becomes current at once.
 
         Raises:
             SchemaConflictError: The version is there with other columns or another key.
             BadNameError: The name is reserved.
         """
 
-    def current(self, name: str) -> ViewTable | None:
-        """The version readers see."""
+    def current_table(self, name: str) -> ViewTable | None:
+        """Returns the version that readers see."""
 
-    def swap(self, name: str, version: int) -> None:
-        """Make a version current, drop the tables of older ones and fence their runners, all at once."""
+    def make_current(self, name: str, version: int) -> None:
+        """Make a version current, drop the tables of older ones and fence their runners, in one transaction."""
 
     def stager(self) -> Stager | None:
-        """What lets workers send the rows of a large batch themselves; None, when they do not reach the store."""
+        """Returns a stager for workers with large batches; None if workers cannot reach the store."""
 
-    def commit(self, work: Commit) -> bool:
-        """Take the work of one batch; False when exactly this batch was taken before.
+    def commit(self, commit: Commit) -> bool:
+        """Commit one batch; returns False if exactly this batch was committed before.
 
         Raises:
-            FencedError: A newer runner has taken the query.
-            LedgerMismatchError: The batch was taken with other offsets.
-            KeyNotUniqueError: Two rows have one key.
+            FencedError: A newer runner has opened an epoch of the query.
+            LedgerMismatchError: The batch was committed with other offsets.
+            KeyNotUniqueError: Two rows have the same key.
         """
 
-    def states(self, query: str) -> States:
-        """What the operators of a query remember; a commit changes it."""
+    def state_store(self, query: str) -> StateStore:
+        """Returns the operator state of a query; a commit changes it."""
 
-    def pending(self, query: str) -> list[Outgoing]:
-        """What is still to be published, oldest first."""
+    def outbox(self, query: str) -> list[OutboxEntry]:
+        """Returns the unpublished entries, oldest first."""
 
-    def published(self, query: str, batch: int, ends: Mapping[int, int]) -> None:
-        """What a batch had to publish is in its topic, below these offsets; may be called again."""
+    def mark_published(self, query: str, batch: int, ends: Mapping[int, int]) -> None:
+        """Record that the entries of a batch are in the topic, below these offsets; idempotent."""
 
-    def skip(self, query: str, asides: Sequence[Aside]) -> None:
-        """Remember events to be left out when their batch is run again; may be called again."""
+    def skip(self, query: str, events: Sequence[SideOutput]) -> None:
+        """Record events to skip when their batch runs again; idempotent."""
 
-    def skipped(self, query: str) -> list[Aside]:
-        """The events to be left out."""
+    def skips(self, query: str) -> list[SideOutput]:
+        """Returns the events to skip."""
 
-    def tell(self, report: PipelineReport) -> None:
-        """Keep how a pipeline is doing, for the system views."""
+    def report(self, report: PipelineReport) -> None:
+        """Store the status report of a pipeline, for the system views."""
 
-    def watch(self) -> Waker:
-        """A wake-up for everything that is written to the store, by any process."""
+    def watch(self) -> PollableWaiter:
+        """Returns a notifier for every write to the store, by any process."""
 
     def close(self) -> None:
-        """Let go of files and connections."""
+        """Close files and connections."""
+
+
+StopReason = Literal["time", "memory", "cancelled"]
+_TOKEN = re.compile(
+    r"""'(?:[^']|'')*' | "(?:[^"]|"")*" | `(?:[^`]|``)*` | \[[^\]]*\] | --[^\n]* | /\*.*?\*/
+    | (?P<mark> ['"`\[();] | /\* )""",
+    re.VERBOSE | re.DOTALL,
+)
+
+
+@dataclass(frozen=True)
+class QueryLimits:
+    """The resource limits of one query.
+
+    Args:
+        time: After this long it is ended.
+        rows: More rows than this are left out of the answer, which then says so.
+        size: So many bytes of answer; rows beyond are left out.
+        memory: By how many bytes the process may grow meanwhile.
+        cell: The longest text, binary or row, in bytes.
+        columns: The most columns of an answer.
+
+    Example:
+        >>> QueryLimits(rows=10).time.total_seconds()
+        5.0
+    """
+
+    time: timedelta = timedelta(seconds=5)
+    rows: int = 10_000
+    size: int = 16 << 20
+    memory: int = 256 << 20
+    cell: int = 1 << 20
+    columns: int = 200
+
+
+@dataclass(frozen=True)
+class SqlResult:
+    """The rows of a query as the store returns them; `complete` is false if a limit cut off rows.
+
+    Example:
+        >>> answer = SqlResult(("n",), [(1,), (2,)], complete=True)
+        >>> answer.table().to_pylist()
+        [{'n': 1}, {'n': 2}]
+    """
+
+    columns: tuple[str, ...]
+    rows: list[tuple[Any, ...]]
+    complete: bool
+
+    def table(self) -> pa.Table:
+        """Returns the rows as Arrow columns; a column with values of different types becomes text."""
+        columns = list(zip(*self.rows, strict=True)) or [() for _ in self.columns]
+        return pa.Table.from_arrays([_to_array(values) for values in columns], names=list(self.columns))
+
+
+def limit_error(limits: QueryLimits, reason: StopReason) -> BadQueryError:
+    """Returns the error of a query that was ended at a limit."""
+    messages = {
+        "time": f"the query took longer than {limits.time.total_seconds():g} s and was ended",
+        "memory": f"the query took more than {limits.memory >> 20} MB of memory and was ended",
+        "cancelled": "the query was cancelled",
+    }
+    fix = None if reason == "cancelled" else "read less: add a condition or a limit"
+    return BadQueryError(messages[reason], fix=fix, limit=reason)
+
+
+def check_condition(text: str, tokens: re.Pattern[str] = _TOKEN) -> str:
+    """Returns the condition if it can stand in parentheses: it must not close them.
+
+    Args:
+        text: The condition.
+        tokens: What strings, names and comments look like; a piece with the group `sign` is a sign outside of them.
+
+    Example:
+        >>> check_condition("n > 1 and name <> ')'")
+        "n > 1 and name <> ')'"
+
+    Raises:
+        BadQueryError: It has a parenthesis too many, a quote too few or a semicolon.
+    """
+    depth = 0
+    for token in tokens.finditer(text):
+        sign = token["mark"]
+        depth += {"(": 1, ")": -1}.get(sign or "", 0)
+        if depth < 0 or sign not in (None, "(", ")"):
+            raise BadQueryError(
+                f"{preview(text)} is not one condition", detail=f"at {sign}", text=preview(text)
+            )
+    if depth or not text.strip():
+        raise BadQueryError(f"{preview(text)} is not one condition", text=preview(text))
+    return text
+
+
+def _to_array(values: Sequence[Any]) -> pa.Array:
+    try:
+        return pa.array(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        return pa.array([None if value is None else str(value) for value in values])
+
+
+def row_size(row: tuple[Any, ...]) -> int:
+    """Returns the approximate size of a result row in bytes."""
+    return sum(len(value) if isinstance(value, (str, bytes)) else 8 for value in row)
+
+
+@dataclass(frozen=True)
+class StoreInspection:
+    """The result of inspecting a store without changing it.
+
+    Attributes:
+        format: The number of the last step that brought its tables to their form; 0 when it has none yet.
+        latest_format: The last step that this version of Headwater knows.
+        views: The tables that readers see, by view.
+        altered: Views whose tables were changed by others, and how.
+        refusal: Why it could not be made; empty when it could, or is there.
+
+    Example:
+        >>> StoreInspection(format=0, latest_format=1).views
+        {}
+    """
+
+    format: int
+    latest_format: int
+    views: Mapping[str, ViewTable] = field(default_factory=dict)
+    altered: Mapping[str, str] = field(default_factory=dict)
+    refusal: str = ""

@@ -1,7 +1,7 @@
-"""Tests for users: an app on real Spark in a temporary folder, with a clock in the test's hand and a crash switch.
+"""Test support for users: an app on real Spark in a temporary folder, with a test clock and failpoints.
 
-Enter at `run`. Spark starts once per test process; `plugin.py` gives pytest the fixture `run_app` and ends Spark.
-Nothing is imported before it is asked for, since pytest loads the plugin for every run of every project.
+Enter at `run`. Spark starts once per test process; plugin.py gives pytest the fixture `run_app` and stops
+Spark. Imports are lazy, because pytest loads the plugin for every run of every project.
 """
 
 from __future__ import annotations

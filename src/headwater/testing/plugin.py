@@ -1,4 +1,4 @@
-"""For pytest, which finds it by itself: the fixture `run_app`, and an end of Spark when the tests end."""
+"""The pytest plugin: the fixture `run_app`, and the stop of Spark when the tests end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An app as it would run, in the hands of one test."""
+"""Runs an app inside one test, with real Spark, a temporary folder and a test clock."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from pathlib import Path
 from typing import Any
 
 from headwater.app import App
+from headwater.backends import open_responder
 from headwater.client import Client, OpenQueue, connect
+from headwater.engine.context import EngineContext
 from headwater.engine.engine import Engine
-from headwater.engine.points import arm, reach
+from headwater.engine.failpoints import arm, failpoint
 from headwater.engine.spark.session import Spark, SparkSettings
-from headwater.engine.surroundings import Surroundings
 from headwater.errors import HeadwaterError
 from headwater.events import ManualClock, Receipt
-from headwater.log import EventLog, Receipts
-from headwater.log.upkeep import Upkeep
-from headwater.queues.asking import open_answering
-from headwater.store import Counts, SqliteStore
-from headwater.workers import Crew
+from headwater.events.envelope import Receipts
+from headwater.log import EventLog
+from headwater.log.maintenance.maintenance import Maintenance
+from headwater.store import EventCounts, SqliteStore
+from headwater.workers import WorkerPool
 
 __all__ = ["World", "run"]
 
@@ -33,7 +34,7 @@ _spark: list[Spark] = []
 
 @contextmanager
 def run(app: App, *, now: datetime | str | None = None, rows: int = 400_000) -> Iterator[World]:
-    """Run an app on real Spark, in a temporary folder that is gone afterwards.
+    """Run an app on real Spark, in a temporary folder that is removed afterwards.
 
     Spark is started by the first test of a process and shared by the others.
 
@@ -58,11 +59,11 @@ def run(app: App, *, now: datetime | str | None = None, rows: int = 400_000) -> 
     clock = ManualClock(now or datetime.now(UTC))
     with tempfile.TemporaryDirectory(prefix="headwater-", ignore_cleanup_errors=True) as folder:
         log = EventLog(folder, clock=clock)
-        store = SqliteStore(Path(folder, "store"), clock, partial(reach, "in-sink-commit"))
-        around = Surroundings(log.folder, log, store, clock, rows=rows, wait=_WAIT)
-        engine = Engine(graph, lambda: shared_spark().session, around)
+        store = SqliteStore(Path(folder, "store"), clock, partial(failpoint, "in-sink-commit"))
+        context = EngineContext(log.folder, log, store, clock, rows=rows, wait=_WAIT)
+        engine = Engine(graph, lambda: get_spark().session, context)
         engine.start()
-        world = World(engine, around, log, clock, app)
+        world = World(engine, context, log, clock, app)
         try:
             yield world
         finally:
@@ -72,8 +73,8 @@ def run(app: App, *, now: datetime | str | None = None, rows: int = 400_000) -> 
             log.close()
 
 
-def shared_spark() -> Spark:
-    """The one Spark of this process."""
+def get_spark() -> Spark:
+    """Returns the Spark session of this process."""
     if not _spark:
         folder = tempfile.mkdtemp(prefix="headwater-spark-")
         _spark.append(Spark(Path(folder), SparkSettings(quick=True)))
@@ -94,41 +95,41 @@ class World:
     """
 
     def __init__(
-        self, engine: Engine, around: Surroundings, log: EventLog, clock: ManualClock, app: App
+        self, engine: Engine, context: EngineContext, log: EventLog, clock: ManualClock, app: App
     ) -> None:
         self._engine = engine
-        self._around = around
-        self._upkeep = Upkeep(log)
+        self._context = context
+        self._maintenance = Maintenance(log)
         self.clock = clock
-        self.data = around.data
-        self.client: Client = connect(around.data, clock=clock)
+        self.data = context.data
+        self.client: Client = connect(context.data, clock=clock)
         for queue in app.queues.values():
             self.client.broker.declare(queue.definition)
         workers = [worker for queue in app.queues.values() for worker in queue.workers]
-        self._crew = Crew(self.client, workers, app.feeds) if workers or app.feeds else None
+        self._worker_pool = WorkerPool(self.client, workers, app.bridges) if workers or app.bridges else None
         answers = list(app.answers.values())
-        self._answering = open_answering(str(self.data), answers) if answers else None
+        self._responder = open_responder(str(self.data), answers) if answers else None
 
     def send(self, topic: str, *events: Any) -> Receipts:
         """Append events to a topic, in this order."""
         receipts = self.client.send_many(topic, list(events))
-        self._notice()
+        self._append_idle_markers()
         return receipts
 
     def delete(self, topic: str, key: Any) -> Receipt:
         """Delete a key of a table."""
         receipt = self.client.delete(topic, key)
-        self._notice()
+        self._append_idle_markers()
         return receipt
 
     def advance(self, by: str | timedelta) -> None:
-        """Let time pass; topics that were quiet for their idle time move on, as on a running node."""
-        self._notice()
+        """Advance the test clock; idle topics get their idle markers, as on a running node."""
+        self._append_idle_markers()
         self.clock.advance(by)
-        self._notice()
+        self._append_idle_markers()
 
-    def _notice(self) -> None:
-        self._upkeep.each(self._upkeep.mark)
+    def _append_idle_markers(self) -> None:
+        self._maintenance.for_each_topic(self._maintenance.append_idle_markers)
 
     def settle(self) -> None:
         """Return when every pipeline has committed all there is, and workers have had every message that is due.
@@ -139,42 +140,42 @@ class World:
         Raises:
             HeadwaterError: A pipeline has failed for good.
         """
-        self._engine.settle()
-        while self._crew is not None and self._crew.drain():
-            self._engine.settle()  # workers may have sent events
+        self._engine.catch_up()
+        while self._worker_pool is not None and self._worker_pool.drain():
+            self._engine.catch_up()  # workers may have sent events
 
     def queue(self, name: str, **options: Any) -> OpenQueue:
-        """A queue of the app, to publish to and look at; options as of `client.queue`."""
+        """Returns a queue of the app, to publish to and look at; options as of `client.queue`."""
         return self.client.queue(name, **options)
 
     def rows(self, view: str, **options: Any) -> list[dict[str, Any]]:
-        """The rows of a view in the order of its key; options as of `client.view(…).rows`.
+        """Returns the rows of a view in the order of its key; options as of `client.view(…).rows`.
 
         A pipeline that has failed still has the rows it committed before.
 
         Raises:
             HeadwaterError: There is no such view, or its pipeline failed before it could make it.
         """
-        if view in self._engine.keepers:
+        if view in self._engine.supervisors:
             try:
-                self._engine.keepers[view].ready()
+                self._engine.supervisors[view].wait_until_running()
             except HeadwaterError:
                 if view not in self.client.views():
                     raise
         return self.client.view(view).rows(**options)
 
-    def counts(self, pipeline: str) -> Counts:
+    def counts(self, pipeline: str) -> EventCounts:
         """What became of every event that the pipeline has read."""
         sql = "select in_, used, late, quarantined, dropped from hw_pipelines where name = ?"
         found = self.client.sql(sql, [pipeline]).rows
-        return Counts(*found[0]) if found else Counts()
+        return EventCounts(*found[0]) if found else EventCounts()
 
     def close(self) -> None:
         """Let go of files."""
-        if self._crew is not None:
-            self._crew.stop()
-        if self._answering is not None:
-            self._answering.close()
+        if self._worker_pool is not None:
+            self._worker_pool.stop()
+        if self._responder is not None:
+            self._responder.close()
         self.client.close()
 
     def crash(self, point: str) -> None:

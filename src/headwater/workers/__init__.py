@@ -1,9 +1,10 @@
-"""The user's functions over messages, at work: called for each message, in threads, processes or an event loop.
+"""Runs the user's functions on messages, in threads, processes or an event loop.
 
-In come the queues of an app with their workers, out come messages that are acknowledged, given back or rejected. Enter
-at `crew.py`; `process.py` is the program that `headwater run` starts and watches.
+The queues of an app with their workers come in. Messages are acknowledged, requeued or rejected. Enter at
+`worker_pool.WorkerPool`; `process` is the program that `headwater run` starts and watches; `bridge` carries records
+between topics and queues.
 """
 
-from headwater.workers.crew import Crew
+from headwater.workers.worker_pool import WorkerPool
 
-__all__ = ["Crew"]
+__all__ = ["WorkerPool"]

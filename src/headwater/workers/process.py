@@ -1,6 +1,6 @@
-"""The workers' main program: `python -m headwater.workers.process ORDER`.
+"""The main program of workers: `python -m headwater.workers.process ORDER`.
 
-Started and watched by the node (runner.py). It ends when its standard input closes, so it never outlives the node.
+The node starts and watches it (runner.py). It ends when its standard input closes, so it never outlives the node.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from pathlib import Path
 import msgspec
 
 from headwater.app import App
+from headwater.app_file import load_app
+from headwater.backends import broker_url, open_log, open_responder
 from headwater.client import Client
 from headwater.errors import HeadwaterError
 from headwater.events import SystemClock
-from headwater.loading import load_app
-from headwater.log.places import open_log
 from headwater.profiles import Profile, read_profile
-from headwater.queues import Feed, Worker, broker_place
-from headwater.queues.asking import Answer, open_answering
-from headwater.workers.crew import Crew
+from headwater.queues import Bridge, Worker
+from headwater.queues.request_reply.dispatcher import Answer
+from headwater.workers.worker_pool import WorkerPool
 
-__all__ = ["Order", "main", "shares"]
+__all__ = ["WorkerCommand", "main", "plan_processes"]
 
 
-class Order(msgspec.Struct, frozen=True):
-    """What a process of workers is to do, as one JSON argument.
+class WorkerCommand(msgspec.Struct, frozen=True):
+    """The command of a worker process, as one JSON argument.
 
     Attributes:
         app: The user's file.
@@ -51,30 +51,30 @@ class Order(msgspec.Struct, frozen=True):
     profile: str = ""
     here: str = ""
 
-    def places(self) -> Profile:
-        """Where the queues are."""
+    def load_profile(self) -> Profile:
+        """Returns the profile with the location of the queues."""
         return read_profile(self.profile or None, Path(self.here or "."))
 
-    def chosen(self, app: App) -> list[Worker]:
-        """The workers of this process."""
+    def workers(self, app: App) -> list[Worker]:
+        """Returns the workers of this process."""
         workers = [worker for queue in app.queues.values() for worker in queue.workers]
         if self.worker or self.subject:
             return [one for one in workers if (one.queue, one.name) == (self.queue, self.worker)]
         return [one for one in workers if not one.processes]
 
-    def feeds(self, app: App) -> list[Feed]:
-        """What this process carries between topics and queues."""
-        return [] if self.worker or self.subject else list(app.feeds)
+    def bridges(self, app: App) -> list[Bridge]:
+        """Returns the bridges of this process."""
+        return [] if self.worker or self.subject else list(app.bridges)
 
     def answers(self, app: App) -> list[Answer]:
-        """What this process answers."""
+        """Returns the subjects that this process answers."""
         if self.worker or self.subject:
             return [one for one in app.answers.values() if one.subject == self.subject]
         return [one for one in app.answers.values() if not one.processes]
 
 
-def shares(app: App) -> list[dict[str, str]]:
-    """Which processes an app's workers need: one for all that share one, and those that workers have for themselves.
+def plan_processes(app: App) -> list[dict[str, str]]:
+    """Returns the worker processes of an app: one shared process, and the dedicated ones.
 
     Example:
         >>> import headwater as hw
@@ -82,13 +82,13 @@ def shares(app: App) -> list[dict[str, str]]:
         >>> emails = app.queue("emails")
         >>> @emails.worker(processes=2)
         ... def send(email): ...
-        >>> shares(app)
+        >>> plan_processes(app)
         [{'queue': 'emails', 'worker': 'send'}, {'queue': 'emails', 'worker': 'send'}]
     """
     workers = [worker for queue in app.queues.values() for worker in queue.workers]
     answers = app.answers.values()
     own = [one.processes for one in workers] + [one.processes for one in answers]
-    shared: list[dict[str, str]] = [] if all(own) and not app.feeds else [{}]
+    shared: list[dict[str, str]] = [] if all(own) and not app.bridges else [{}]
     shared += [{"subject": one.subject} for one in answers for _ in range(one.processes)]
     return shared + [
         {"queue": one.queue, "worker": one.name} for one in workers for _ in range(one.processes)
@@ -96,51 +96,51 @@ def shares(app: App) -> list[dict[str, str]]:
 
 
 def main(argument: str) -> int:
-    """Work until told to end; the exit code is that of the error, if there was one."""
-    order = msgspec.json.decode(argument, type=Order)
-    data = Path(order.data).absolute()
+    """Run until told to stop; the exit code is that of the error, if there was one."""
+    command = msgspec.json.decode(argument, type=WorkerCommand)
+    data = Path(command.data).absolute()
     _log_to_file(data)
-    node = _channel()
+    node = _redirect_stdout()
     try:
-        _run(order, data, node)
+        _run(command, data, node)
     except HeadwaterError as error:
-        _say(node, {"error": error.problem()})
+        _send(node, {"error": error.problem()})
         return error.exit_code
     return 0
 
 
-def _run(order: Order, data: Path, node: int) -> None:
+def _run(command: WorkerCommand, data: Path, node: int) -> None:
     ended = threading.Event()
-    app = load_app(order.app)
-    places = order.places()
-    client = _client(places, data)
-    crew = Crew(client, order.chosen(app), order.feeds(app))
-    _end_with_parent(ended, crew.failed)
-    answering = contextlib.ExitStack()
+    app = load_app(command.app)
+    profile = command.load_profile()
+    client = _open_client(profile, data)
+    pool = WorkerPool(client, command.workers(app), command.bridges(app))
+    _watch_parent(ended, pool.failed)
+    responder = contextlib.ExitStack()
     try:
         for queue in app.queues.values():
             client.broker.declare(queue.definition)
-        crew.start()
-        if answers := order.answers(app):
-            answering.callback(open_answering(broker_place(places, data), answers).close)
-        _say(node, {"ready": True})
-        crew.failed.wait()
-        if crew.error is not None and not ended.is_set():
-            raise crew.error
+        pool.start()
+        if answers := command.answers(app):
+            responder.callback(open_responder(broker_url(profile, data), answers).close)
+        _send(node, {"ready": True})
+        pool.failed.wait()
+        if pool.error is not None and not ended.is_set():
+            raise pool.error
     finally:
-        answering.close()
-        crew.stop()
+        responder.close()
+        pool.stop()
         client.close()
 
 
-def _client(profile: Profile, data: Path) -> Client:
-    """Events and messages, where a profile has them."""
-    log = open_log(profile.log.resolved() if profile.log else str(data))
-    return Client(log, SystemClock(), queues=broker_place(profile, data))
+def _open_client(profile: Profile, data: Path) -> Client:
+    """Open a client for the events and messages of a profile."""
+    log = open_log(profile.log.resolve() if profile.log else str(data))
+    return Client(log, SystemClock(), queues=broker_url(profile, data))
 
 
-def _end_with_parent(ended: threading.Event, wake: threading.Event) -> None:
-    """Set both when the process that started this one is gone, or says so by a signal."""
+def _watch_parent(ended: threading.Event, wake: threading.Event) -> None:
+    """Set both events when the parent process has ended or sends a signal."""
 
     def end(*_: object) -> None:
         ended.set()
@@ -152,19 +152,19 @@ def _end_with_parent(ended: threading.Event, wake: threading.Event) -> None:
         end()
 
     threading.Thread(target=wait, name="headwater-parent", daemon=True).start()
-    # In a thread: a handler that sets an event which the same thread waits for may wait for itself.
+    # In a thread: a signal handler that sets an event its own thread waits for can deadlock.
     signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=end).start())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _channel() -> int:
-    """The way to the node. What the user's functions print goes to the terminal instead."""
+def _redirect_stdout() -> int:
+    """Returns the stream to the node, and redirects the output of user functions to the terminal."""
     node = os.dup(1)
     os.dup2(2, 1)
     return node
 
 
-def _say(node: int, document: dict[str, object]) -> None:
+def _send(node: int, document: dict[str, object]) -> None:
     os.write(node, msgspec.json.encode(document) + b"\n")
 
 

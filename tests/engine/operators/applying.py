@@ -7,15 +7,22 @@ from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 
-from headwater.engine.keyed.operator import DELETED, OFFSET, PARTITION, REFUSED, SINCE, WEIGHT
-from headwater.engine.keyed.state import MemoryState
-from headwater.engine.operators.tables.apply import Apply
+from headwater.engine.state.state import (
+    DELETED,
+    OFFSET,
+    PARTITION,
+    QUARANTINE_REASON,
+    SINCE,
+    WEIGHT,
+    MemoryState,
+)
+from headwater.engine.tables.apply_changes import ApplyChanges
 from headwater.events import changes
 
 ROW = pa.schema([("a", pa.int32()), ("b", pa.string()), ("n", pa.int64()), ("f", pa.float64())])
 KEY = ("a", "b")
 COLUMNS = ("a", "b", "n", "f")
-OPERATOR = Apply("raw", ROW, KEY)
+OPERATOR = ApplyChanges("raw", ROW, KEY)
 START = datetime(2026, 3, 1, tzinfo=UTC)
 
 
@@ -36,11 +43,11 @@ def arrived(batch, first=0, seconds=None):
 
 
 def taken(made):
-    return made.filter(made.column(REFUSED).is_null())
+    return made.filter(made.column(QUARANTINE_REASON).is_null())
 
 
 def refused(made):
-    return [row[OFFSET] for row in made.to_pylist() if row[REFUSED] is not None]
+    return [row[OFFSET] for row in made.to_pylist() if row[QUARANTINE_REASON] is not None]
 
 
 def summed(shown, made):

@@ -14,8 +14,7 @@ import duckdb
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from headwater.engine.keyed.operator import DELETED, OFFSET, PARTITION, TIME, WEIGHT, Operator
-from headwater.engine.keyed.state import MemoryState
+from headwater.engine.state.state import DELETED, OFFSET, PARTITION, TIME, WEIGHT, MemoryState, Operator
 
 END = 1 << 60
 START = -(1 << 60)

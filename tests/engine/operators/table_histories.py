@@ -15,9 +15,8 @@ import duckdb
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from headwater.engine.keyed.operator import DELETED, OFFSET, PARTITION, TIME, WEIGHT
-from headwater.engine.keyed.state import MemoryState, State
-from headwater.engine.operators.tables.dataflow import Dataflow, TableInput
+from headwater.engine.state.state import DELETED, OFFSET, PARTITION, TIME, WEIGHT, MemoryState, State
+from headwater.engine.tables.dataflow import Dataflow, TableInput
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
 NAN = float("nan")

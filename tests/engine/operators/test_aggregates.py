@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.engine.operators.past.aggregates import Aggregate, aggregated, fields_of
+from headwater.engine.operators.aggregates import WindowAggregate, compute_aggregates, output_fields
 from headwater.errors import BadPipelineError
 from tests.engine.operators.histories import asked, contents
 
@@ -26,10 +26,14 @@ SCHEMA = pa.schema(
 )
 NUMBERS = ("n", "x", "price")
 ASKED = [
-    Aggregate("count", None, "rows"),
-    *(Aggregate(name, column, f"{name}_{column}") for column in NUMBERS for name in ("sum", "avg", "stddev")),
+    WindowAggregate("count", None, "rows"),
     *(
-        Aggregate(name, column, f"{name}_{column}")
+        WindowAggregate(name, column, f"{name}_{column}")
+        for column in NUMBERS
+        for name in ("sum", "avg", "stddev")
+    ),
+    *(
+        WindowAggregate(name, column, f"{name}_{column}")
         for column in SCHEMA.names
         for name in ("count", "min", "max")
     ),
@@ -54,8 +58,10 @@ ROWS = st.lists(
 def test_every_run_equals_that_of_duckdb(rows, runs):
     runs = [(min(low, len(rows)), min(max(low, high), len(rows))) for low, high in runs]
     table = pa.Table.from_pylist(rows, SCHEMA)
-    found = aggregated(ASKED, table, np.array([low for low, _ in runs]), np.array([high for _, high in runs]))
-    result = pa.Table.from_arrays(found, schema=pa.schema(fields_of("test", ASKED, SCHEMA)))
+    found = compute_aggregates(
+        ASKED, table, np.array([low for low, _ in runs]), np.array([high for _, high in runs])
+    )
+    result = pa.Table.from_arrays(found, schema=pa.schema(output_fields("test", ASKED, SCHEMA)))
     columns = ", ".join(f"{spelled(one)} as {one.name}" for one in ASKED)
     spans = pa.table(
         {"run": range(len(runs)), "low": [low for low, _ in runs], "high": [high for _, high in runs]}
@@ -73,21 +79,23 @@ def spelled(one):
 
 def test_nan_is_above_all_numbers():
     rows = pa.table({"x": [1.0, math.nan, 2.0]})
-    wanted = [Aggregate("max", "x", "top"), Aggregate("min", "x", "low")]
-    top, low = aggregated(wanted, rows, np.array([0]), np.array([3]))
+    wanted = [WindowAggregate("max", "x", "top"), WindowAggregate("min", "x", "low")]
+    top, low = compute_aggregates(wanted, rows, np.array([0]), np.array([3]))
     assert (math.isnan(top[0].as_py()), low[0].as_py()) == (True, 1.0)
 
 
 def test_sums_of_large_numbers_are_exact():
     rows = pa.table({"n": [2**62, 2**62 - 1, -(2**62)]})
-    (found,) = aggregated([Aggregate("sum", "n", "n")], rows, np.array([0, 1]), np.array([2, 3]))
+    (found,) = compute_aggregates(
+        [WindowAggregate("sum", "n", "n")], rows, np.array([0, 1]), np.array([2, 3])
+    )
     assert found.to_pylist() == [2**63 - 1, -1]
 
 
 def test_many_rows_are_taken_in_parts():
     rows, low = pa.table({"x": np.ones(3_000)}), np.zeros(1_000, np.int64)
-    total, top = aggregated(
-        [Aggregate("sum", "x", "x"), Aggregate("max", "x", "top")], rows, low, low + 3_000
+    total, top = compute_aggregates(
+        [WindowAggregate("sum", "x", "x"), WindowAggregate("max", "x", "top")], rows, low, low + 3_000
     )
     assert (set(total.to_pylist()), set(top.to_pylist())) == ({3_000.0}, {1.0})
 
@@ -95,13 +103,13 @@ def test_many_rows_are_taken_in_parts():
 @pytest.mark.parametrize(
     ("asked", "part"),
     [
-        (Aggregate("sum", "name", "s"), "sum(name)"),
-        (Aggregate("avg", "nothing", "s"), "avg(nothing)"),
-        (Aggregate("max", None, "s"), "max(*)"),
-        (Aggregate("median", "n", "s"), "median(n)"),
+        (WindowAggregate("sum", "name", "s"), "sum(name)"),
+        (WindowAggregate("avg", "nothing", "s"), "avg(nothing)"),
+        (WindowAggregate("max", None, "s"), "max(*)"),
+        (WindowAggregate("median", "n", "s"), "median(n)"),
     ],
 )
 def test_what_cannot_be_computed_is_refused(asked, part):
     with pytest.raises(BadPipelineError) as refused:
-        fields_of("sliding", [asked], SCHEMA)
+        output_fields("sliding", [asked], SCHEMA)
     assert refused.value.data["aggregate"] == part

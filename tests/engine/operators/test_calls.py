@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.engine.verbs.own_logic import _require_call
+from headwater.engine.dsl.stateful import _check_signature
 from headwater.errors import BadPipelineError
 
 EACH = "fn(key, events, state)"
@@ -20,7 +20,7 @@ def four(events, at, states, keys):
 
 @pytest.mark.parametrize("fn", [three, lambda *all_: None, lambda key, events, state, more=1: None, print])
 def test_a_function_that_takes_what_is_given_is_taken(fn):
-    _require_call(fn, EACH, "with a type as state")
+    _check_signature(fn, EACH, "with a type as state")
 
 
 @pytest.mark.parametrize("fn", [four, lambda key, events: None, lambda key, events, *, state: None, 7])
@@ -28,4 +28,4 @@ def test_one_that_does_not_is_refused(fn):
     with pytest.raises(
         BadPipelineError, match="calls fn\\(key, events, state\\), and the function does not take that"
     ):
-        _require_call(fn, EACH, "with a type as state")
+        _check_signature(fn, EACH, "with a type as state")

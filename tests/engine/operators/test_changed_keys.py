@@ -9,7 +9,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.engine.keyed.state import MemoryState
+from headwater.engine.state.state import MemoryState
 from tests.engine.operators.applying import OPERATOR, arrived, refused, run, summed
 
 
@@ -64,7 +64,7 @@ def test_keys_that_change_through_keys_in_use_lose_no_row(steps, data):
             assert refused(made) == []
             shown, offset = summed(shown, made), offset + stop - start
         assert shown == Counter((key, "x", n, None) for key, n in expected.items())
-    assert state.named.get("displaced") is None
+    assert state.map_values.get("displaced") is None
 
 
 def test_sqlite_agrees_with_a_shift_that_passes_through_keys_in_use():
@@ -101,7 +101,7 @@ def test_a_change_without_another_key_is_about_the_row_that_is_there():
 def test_a_truncate_forgets_displaced_rows():
     state = MemoryState()
     run([[ONE, TWO, move(1, 2, 1)], [{"op": "truncate"}, TWO]], state)
-    assert state.named.get("displaced") is None
+    assert state.map_values.get("displaced") is None
     assert left(ONE, TWO, move(1, 2, 1), {"op": "truncate"}, TWO, move(2, 3, 2)) == [(3, 2)]
 
 

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.engine.keyed.operator import OFFSET, PARTITION, TIME
-from headwater.engine.keyed.state import MemoryState
-from headwater.engine.operators.past.deduplicate import Deduplicate
+from headwater.engine.operators.deduplicate import Deduplicate
+from headwater.engine.state.state import OFFSET, PARTITION, TIME, MemoryState
 from headwater.errors import BadPipelineError
 from tests.engine.operators.histories import contents, histories, run, spaces, table_of
 

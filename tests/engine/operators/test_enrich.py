@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.engine.keyed.operator import DELETED, OFFSET, PARTITION, REFUSED, TIME
-from headwater.engine.keyed.state import MemoryState
-from headwater.engine.operators.joins.enrich import Enrich
+from headwater.engine.operators.enrich import Enrich
+from headwater.engine.state.state import DELETED, OFFSET, PARTITION, QUARANTINE_REASON, TIME, MemoryState
 from headwater.errors import BadPipelineError
 from tests.engine.operators.histories import END, START, asked, contents, histories, run, spaces, table_of
 
@@ -65,7 +64,7 @@ def test_each_batch_gives_the_rows_of_duckdb(history, how):
 @settings(max_examples=50, deadline=None)
 @given(histories(EVENTS, VERSIONS, most=5), st.integers(0, 6), st.booleans())
 def test_waiting_events_come_out_exactly_once(history, wait, refuse):
-    operator = Enrich(CLICKS, PAGES, ON, wait=wait, refuse=refuse)
+    operator = Enrich(CLICKS, PAGES, ON, wait=wait, quarantine=refuse)
     results, state = run(operator, history, [CLICKS, PAGES], [False, True])
     places = [(row[TIME], row[PARTITION], row[OFFSET]) for result in results for row in result.to_pylist()]
     assert sorted(places) == sorted((row[TIME], row[PARTITION], row[OFFSET]) for row in history.inputs[0])
@@ -133,10 +132,10 @@ def test_a_row_that_comes_in_time_is_joined():
 
 
 def test_a_missing_row_is_refused_with_its_reason():
-    operator = Enrich(CLICKS, PAGES, ON, refuse=True, how="inner")
+    operator = Enrich(CLICKS, PAGES, ON, quarantine=True, how="inner")
     clicks = [click(5, 1), click(5, 2, 1), click(5, None, 2)]
     found = stepped(operator, MemoryState(), clicks, [page(5, "a")])
-    assert [row[REFUSED] for row in found] == [None, "no row for this page", "page is null"]
+    assert [row[QUARANTINE_REASON] for row in found] == [None, "no row for this page", "page is null"]
 
 
 def test_a_table_of_keys_alone_can_be_joined():

@@ -8,11 +8,11 @@ import pyarrow as pa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headwater.engine.keyed.operator import WEIGHT
-from headwater.engine.operators.tables.building import Building
-from headwater.engine.operators.tables.dataflow import Dataflow, Node
-from headwater.pipelines.tables.from_sql import relation_of
-from headwater.pipelines.tables.refusal import Asked
+from headwater.engine.state.state import WEIGHT
+from headwater.engine.tables.compiler import Compiler
+from headwater.engine.tables.dataflow import Dataflow, DataflowNode
+from headwater.pipelines.tables.sql_nodes import QueryRefusal
+from headwater.pipelines.tables.sql_parser import parse_relation
 from tests.engine.operators.table_histories import TABLES, World, histories
 
 EXAMPLES = 400 if os.environ.get("HEADWATER_FAULTS") == "full" else 40
@@ -76,9 +76,9 @@ def _grouped(draw: st.DrawFn, shape: str, chosen: list[str], columns: list[str],
 
 
 def flow_without_key(sql: str) -> Dataflow:
-    relation = relation_of(sql, {name: tuple(table.schema.names) for name, table in TABLES.items()})
-    built = Building(relation, TABLES, Asked("view", None))
-    nodes = tuple(Node(work, inputs) for work, inputs in built.nodes)
+    relation = parse_relation(sql, {name: tuple(table.schema.names) for name, table in TABLES.items()})
+    built = Compiler(relation, TABLES, QueryRefusal("view", None))
+    nodes = tuple(DataflowNode(work, inputs) for work, inputs in built.nodes)
     return Dataflow(built.tables, nodes, built.schema.append(pa.field(WEIGHT, pa.int64())), ())
 
 

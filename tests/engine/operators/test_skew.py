@@ -5,15 +5,15 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from headwater.engine.keyed.at_sink import Recent, StoreState
-from headwater.engine.keyed.operator import DELETED, OFFSET, PARTITION, TIME
-from headwater.engine.operators.joins.as_of import AsOf
-from headwater.engine.operators.joins.enrich import Enrich
-from headwater.engine.operators.own.held import Held
-from headwater.engine.operators.own.stateful import Stateful
-from headwater.engine.operators.tables.dataflow import compile_tables
+from headwater.engine.operators.as_of_join import AsOfJoin
+from headwater.engine.operators.enrich import Enrich
+from headwater.engine.operators.reorder_buffer import ReorderBuffer
+from headwater.engine.operators.stateful import Stateful
+from headwater.engine.state.state import DELETED, OFFSET, PARTITION, TIME
+from headwater.engine.state.store_state import PageCache, StoreState
+from headwater.engine.tables.dataflow import compile_tables
 from headwater.store import SqliteStore
-from headwater.store.sqlite import Views
+from headwater.store.sqlite import SqliteViewReader
 from tests.engine.operators.table_histories import TABLES, Version, arrived
 from tests.store.given import Runner
 
@@ -37,13 +37,13 @@ def largest(tmp_path, step, inputs):
     """What is said of the state after one batch, of spaces in which a key has more than one entry."""
     store = SqliteStore(tmp_path)
     runner = Runner(store)
-    state = StoreState(store.states(runner.query), Recent())
+    state = StoreState(store.state_store(runner.query), PageCache())
     step.step(state, inputs, 0)
-    runner.commit([], states=state.writes())
+    runner.commit([], states=state.build_writes())
     question = (
         "select space, largest, largest_key from hw_state where largest > 1 and largest_key is not null"
     )
-    found = Views(store).sql(question).rows
+    found = SqliteViewReader(store).sql(question).rows
     store.close()
     return found
 
@@ -77,9 +77,9 @@ def test_views_over_tables_name_their_largest_key(tmp_path, sql, key, words):
 @pytest.mark.parametrize(
     ("step", "inputs"),
     [
-        (AsOf(SALES, PRICES, on=ON, final=False), [EVENTS, NO_ROWS]),
+        (AsOfJoin(SALES, PRICES, on=ON, final=False), [EVENTS, NO_ROWS]),
         (Enrich(SALES, PRICES, on=ON, wait=1_000), [EVENTS, NO_ROWS]),
-        (Held(Stateful(SALES, by=["who"], fn=nothing, returns="n bigint"), SALES), [EVENTS]),
+        (ReorderBuffer(Stateful(SALES, by=["who"], fn=nothing, returns="n bigint"), SALES), [EVENTS]),
     ],
     ids=["as of", "enrich", "held"],
 )

@@ -11,10 +11,8 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from headwater.engine.keyed.due import earliest
-from headwater.engine.keyed.operator import OFFSET, PARTITION, TIME
-from headwater.engine.keyed.state import MemoryState
-from headwater.engine.operators.own.stateful import Stateful
+from headwater.engine.operators.stateful import Stateful
+from headwater.engine.state.state import OFFSET, PARTITION, TIME, MemoryState, next_timer
 from headwater.errors import BadPipelineError, StateChangedError
 
 EVENTS = pa.schema([("k", pa.string()), ("n", pa.int64())])
@@ -111,7 +109,7 @@ def test_a_key_expires_when_the_watermark_has_passed():
     rows(operator, state, [("a", 1, 0), ("a", 1, 4), ("b", 5, 2)])
     assert rows(operator, state, watermark=11) == []
     assert rows(operator, state, watermark=12) == [("b", -5)]
-    assert earliest(state) == 14 * SECOND
+    assert next_timer(state) == 14 * SECOND
     assert rows(operator, state, watermark=14) == [("a", -2)]
     assert len(state) == 0
 
@@ -152,7 +150,7 @@ def test_another_version_stops_with_an_error(written, read):
     with pytest.raises(StateChangedError) as caught:
         rows(made(version=read), state, [("a", 1, 1)])
     assert caught.value.data == {"version": written, "known": read}
-    assert caught.value.place.file.endswith("test_stateful.py")
+    assert caught.value.location.file.endswith("test_stateful.py")
 
 
 def test_a_failing_function_is_named_with_its_key():
@@ -179,7 +177,7 @@ def test_a_failing_function_is_named_with_its_key():
 def test_what_a_function_returns_is_checked(fn):
     with pytest.raises(BadPipelineError) as caught:
         rows(made(fn), MemoryState(), [("a", 1, 0)])
-    assert caught.value.place.file.endswith("test_stateful.py")
+    assert caught.value.location.file.endswith("test_stateful.py")
 
 
 @pytest.mark.parametrize(

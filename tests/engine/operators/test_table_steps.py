@@ -12,9 +12,8 @@ import sqlglot
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.engine.keyed.operator import DELETED, WEIGHT
-from headwater.engine.keyed.state import Entry, MemoryState
-from headwater.engine.operators.tables.dataflow import Dataflow, TableInput, compile_tables
+from headwater.engine.state.state import DELETED, WEIGHT, Entry, MemoryState
+from headwater.engine.tables.dataflow import Dataflow, TableInput, compile_tables
 from headwater.errors import BadPipelineError, BadSqlError
 from headwater.pipelines.tables.table import Table
 from tests.engine.operators.table_histories import NAN, TABLES, Version, World, histories
@@ -254,7 +253,7 @@ def test_form_changes_with_what_is_kept():
     counted = "select author, count(*) as n from posts {} group by author"
     plain, again, filtered = (flow(counted.format(where), ("author",)) for where in ("", "", "where id > 1"))
     assert plain.form == again.form != filtered.form
-    assert plain.words == filtered.words == ("rows of posts by id", "groups by author")
+    assert plain.descriptions == filtered.descriptions == ("rows of posts by id", "groups by author")
 
 
 POSTS, USERS = Table.named("posts"), Table.named("users")

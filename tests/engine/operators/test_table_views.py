@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headwater.engine.operators.tables.dataflow import Dataflow, compile_tables
+from headwater.engine.tables.dataflow import Dataflow, compile_tables
 from tests.engine.operators.table_histories import TABLES, World, histories
 
 HOUR = "{'start': date_trunc('hour', made), 'end': date_trunc('hour', made) + interval 1 hour}"

@@ -9,8 +9,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.engine.keyed.operator import SINCE, WEIGHT
-from headwater.engine.keyed.state import MemoryState
+from headwater.engine.state.state import SINCE, WEIGHT, MemoryState
 from tests.engine.operators.applying import COLUMNS, OPERATOR, START, arrived, summed, taken
 
 KEYS = st.builds(lambda a: {"a": a, "b": "x"}, st.integers(0, 2))

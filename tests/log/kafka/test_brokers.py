@@ -30,11 +30,11 @@ def test_the_driver_is_imported_when_it_is_needed():
 
 def test_an_address_keeps_its_secrets():
     url = "kafka://ada:p%40ss@a:9092,b:9093?sasl.mechanism=SCRAM-SHA-512&ssl.key.password=hidden&acks=all"
-    address = KafkaAddress.of(url)
+    address = KafkaAddress.parse(url)
     assert address.servers == "a:9092,b:9093"
     assert address.settings["sasl.password"] == "p@ss"
     assert address.settings["sasl.mechanism"] == "SCRAM-SHA-512"
-    assert address.without_secrets("p@ss hidden all") == "… … all"
+    assert address.redact("p@ss hidden all") == "… … all"
     for text in (str(address), repr(address)):
         assert "p@ss" not in text
         assert "hidden" not in text
@@ -55,8 +55,8 @@ def test_an_address_keeps_its_secrets():
     ],
 )
 def test_what_the_driver_says_becomes_one_of_our_errors(code: int, kind: type[errors.HeadwaterError]):
-    brokers = Brokers(KafkaAddress.of("kafka://127.0.0.1:9"), duration("1 s"))
-    assert type(brokers.error(KafkaError(code))) is kind
+    brokers = Brokers(KafkaAddress.parse("kafka://127.0.0.1:9"), duration("1 s"))
+    assert type(brokers.translate_error(KafkaError(code))) is kind
 
 
 @pytest.mark.services
@@ -64,6 +64,6 @@ def test_asking_for_a_topic_does_not_make_it(client: hw.Client, kafka: Broker):
     name = fresh()
     with pytest.raises(errors.UnknownTopicError):
         client.topic(name)
-    assert client.log.kafka_topics.partitions(name) == {}
+    assert client.log.kafka_topics.partition_counts(name) == {}
     client.create_topic(fresh(), "id int")  # what was to be made before is there when this is
     assert name not in AdminClient({"bootstrap.servers": kafka.address}).list_topics(timeout=10).topics

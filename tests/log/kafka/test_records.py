@@ -13,9 +13,9 @@ import pytest
 import headwater as hw
 from headwater.errors import BadEventError, TooLargeError
 from headwater.events import partition_of
-from headwater.log.kafka.headers import read_headers
-from headwater.log.rows import Rows
+from headwater.log.kafka.records import parse_headers
 from headwater.log.storage.frame import LOWEST_TIME
+from headwater.log.write_batch import WriteBatch
 from tests.client.shop import NOON, Order, fresh, order, orders
 from tests.log.kafka.plain import consume, produce
 from tests.services.kafka import Broker, create_kafka_topic
@@ -137,8 +137,8 @@ def test_times_are_the_brokers_and_survive_the_way(client: hw.Client, kafka: Bro
     [batch] = client.log.fetch(name, {0: 0}, max_bytes=1, timeout=0, waiter=None)
     [message] = consume(kafka.address, name)
     kind, stamp = message.timestamp()
-    assert (kind, stamp * 1000) == (2, int(batch.received[0]))  # 2: by the broker's clock
-    assert batch.occurred[0] == int(NOON.timestamp() + 5) * 10**6
+    assert (kind, stamp * 1000) == (2, int(batch.arrival_times[0]))  # 2: by the broker's clock
+    assert batch.event_times[0] == int(NOON.timestamp() + 5) * 10**6
 
 
 def test_gaps_in_offsets_are_kept(client: hw.Client):
@@ -171,7 +171,7 @@ def test_an_event_larger_than_a_topic_of_others_takes_is_told(client: hw.Client,
 
 def test_garbage_under_our_header_names_is_left_out():
     heads = [[("hw.sent_at", b"soon"), ("hw.version", b"x")], [("hw.sent_at", b"2026-01-01T12:00:00Z")]]
-    columns, sent, version = read_headers(heads)
+    columns, sent, version = parse_headers(heads)
     assert columns["_hw.sent_at"].to_pylist() == [None, NOON]
     assert (sent, version) == (LOWEST_TIME, 0)
 
@@ -179,4 +179,4 @@ def test_garbage_under_our_header_names_is_left_out():
 def test_rows_without_any_row_are_taken(client: hw.Client):
     name = fresh()
     topic = client.create_topic(name, "id bigint")
-    assert len(client.log.append(name, Rows(pa.RecordBatch.from_pylist([], topic.schema), 1, {}))) == 0
+    assert len(client.log.append(name, WriteBatch(pa.RecordBatch.from_pylist([], topic.schema), 1, {}))) == 0

@@ -15,11 +15,13 @@ from datetime import timedelta
 
 import pytest
 
+from headwater.backends import open_requester, open_responder
 from headwater.errors import OverloadedError, UnreachableError
-from headwater.queues.asking import Answer, ask_all, open_answering, open_asker
-from headwater.queues.definition import Queue, retry
-from headwater.queues.protocol import Outgoing, Settled
+from headwater.queues.protocol import AckResult, OutgoingMessage
+from headwater.queues.queue import Queue, retry
 from headwater.queues.rabbitmq import RabbitBroker
+from headwater.queues.request_reply.dispatcher import Answer
+from headwater.queues.request_reply.protocol import ask_all
 from tests.faults.counts import FULL
 from tests.services.postgres import Proxy
 from tests.services.rabbitmq import Rabbit, rabbit_broker
@@ -68,7 +70,7 @@ class Load:
     def _publish(self) -> None:
         number = 0
         while not self._ending.is_set():
-            [confirmed] = self._broker.publish(self._name, [Outgoing(b"1", id=str(number))])
+            [confirmed] = self._broker.publish(self._name, [OutgoingMessage(b"1", id=str(number))])
             self.confirmed.append(confirmed.id)
             number += 1
 
@@ -76,7 +78,7 @@ class Load:
         receiver = self._broker.receiver(self._name, prefetch=20)
         quiet = 0
         while quiet < 3:
-            found = receiver.receive(timeout=0.5, most=20)
+            found = receiver.receive(timeout=0.5, max_messages=20)
             quiet = quiet + 1 if self._ending.is_set() and not found else 0
             self.received.update(str(delivery.message.id) for delivery in found)
             receiver.ack(found)
@@ -100,12 +102,12 @@ def test_a_message_whose_confirmation_was_lost_is_sent_again_with_its_id(harmed,
     broker = RabbitBroker(harmed.url(proxy.port), patience=PATIENCE)
     broker.declare(Queue.declare(name))
     proxy.lost_after = b"the one"
-    [confirmed] = broker.publish(name, [Outgoing(b"the one", id="m-1")])
+    [confirmed] = broker.publish(name, [OutgoingMessage(b"the one", id="m-1")])
     assert confirmed.id == "m-1"
     assert proxy.lost_after is None
     receiver = broker.receiver(name, prefetch=5)
     found = []
-    while more := receiver.receive(timeout=2, most=5):
+    while more := receiver.receive(timeout=2, max_messages=5):
         found += more
     assert [delivery.message.id for delivery in found] == ["m-1", "m-1"]
     broker.close()
@@ -116,33 +118,33 @@ def test_a_delivery_from_before_a_broken_connection_is_stale(harmed, name):
     proxy = Proxy(harmed.port)
     broker = RabbitBroker(harmed.url(proxy.port), patience=PATIENCE)
     broker.declare(Queue.declare(name))
-    broker.publish(name, [Outgoing(b"1")])
+    broker.publish(name, [OutgoingMessage(b"1")])
     receiver = broker.receiver(name)
     [before] = receiver.receive(timeout=20)
     proxy.lost_after = b"cut here"
     broker.publish(
-        name, [Outgoing(b"cut here", id="other")]
+        name, [OutgoingMessage(b"cut here", id="other")]
     )  # ends that connection; the other one is cut below
     proxy.cut()
     [after] = receiver.receive(timeout=20)
-    assert (after.message.body, after.attempt, after.redelivered) == (b"1", 2, True)
-    assert receiver.ack([before]) == [Settled.STALE]
-    assert receiver.nack(before) is Settled.STALE
-    assert receiver.ack([after]) == [Settled.DONE]
+    assert (after.message.body, after.attempt, after.is_redelivery) == (b"1", 2, True)
+    assert receiver.ack([before]) == [AckResult.STALE]
+    assert receiver.nack(before) is AckResult.STALE
+    assert receiver.ack([after]) == [AckResult.DONE]
     broker.close()
     proxy.close()
 
 
 def test_questions_whose_answer_is_lost_are_asked_again(harmed, name):
     proxy = Proxy(harmed.port)
-    delayed = Outgoing(b"1", delay=timedelta(hours=1))
+    delayed = OutgoingMessage(b"1", delay=timedelta(hours=1))
     with RabbitBroker(harmed.url(proxy.port), patience=PATIENCE) as broker:
         questions = [
             (b"headwater/queues", lambda: broker.declare(Queue.declare(name)).name),
             (b"headwater/queues", lambda: broker.queue(name).name),
             (b"headwater/wait-", lambda: broker.publish(name, [delayed])[0].groups),
             (name.encode(), lambda: broker.counts(name)[0].delayed),
-            (name.encode(), lambda: list(broker.dead(name))),
+            (name.encode(), lambda: list(broker.dead_letters(name))),
         ]
         answers = []
         for word, question in questions:
@@ -155,17 +157,17 @@ def test_questions_whose_answer_is_lost_are_asked_again(harmed, name):
 
 def test_publishing_waits_while_the_server_is_low_on_memory(harmed, broker, name, caplog):
     broker.declare(Queue.declare(name))
-    broker.publish(name, [Outgoing(b"1")])
+    broker.publish(name, [OutgoingMessage(b"1")])
     receiver = broker.receiver(name)
     hasty = RabbitBroker(harmed.url(), patience=timedelta(seconds=1))
     harmed.ctl("set_vm_memory_high_watermark", "0.0000001")
     try:
         with pytest.raises(OverloadedError, match="memory"):
-            hasty.publish(name, [Outgoing(b"hasty")])
-        patient = threading.Thread(target=broker.publish, args=(name, [Outgoing(b"2")]))
+            hasty.publish(name, [OutgoingMessage(b"hasty")])
+        patient = threading.Thread(target=broker.publish, args=(name, [OutgoingMessage(b"2")]))
         patient.start()
         [delivery] = receiver.receive(timeout=20)
-        assert receiver.ack([delivery]) == [Settled.DONE]  # what is received is not held up
+        assert receiver.ack([delivery]) == [AckResult.DONE]  # what is received is not held up
         while "publish waits" not in caplog.text:
             time.sleep(0.05)
         assert patient.is_alive()
@@ -182,15 +184,15 @@ def test_publishing_waits_while_the_server_is_low_on_memory(harmed, broker, name
 
 
 def test_asking_says_when_the_server_is_low_on_memory_and_goes_on_afterwards(harmed, name):
-    answering = open_answering(harmed.url(), [Answer.of(lambda question: question, name)])
-    asker = open_asker(harmed.url())
+    answering = open_responder(harmed.url(), [Answer.from_function(lambda question: question, name)])
+    asker = open_requester(harmed.url())
     try:
-        assert asker.question(name, 1, timeout=60).answer() == 1
+        assert asker.request(name, 1, timeout=60).answer() == 1
         harmed.ctl("set_vm_memory_high_watermark", "0.0000001")
         with pytest.raises(OverloadedError, match="memory"):
-            asker.question(name, 2, timeout=3).answer()
+            asker.request(name, 2, timeout=3).answer()
         harmed.ctl("set_vm_memory_high_watermark", "0.4")
-        assert asker.question(name, 3, timeout=60).answer() == 3
+        assert asker.request(name, 3, timeout=60).answer() == 3
     finally:
         harmed.ctl("set_vm_memory_high_watermark", "0.4")
         asker.close()
@@ -199,7 +201,7 @@ def test_asking_says_when_the_server_is_low_on_memory_and_goes_on_afterwards(har
 
 def test_a_message_that_kills_its_workers_comes_again_and_is_dead_in_the_end(harmed, broker, name):
     broker.declare(Queue.declare(name, retry=retry(2)))
-    broker.publish(name, [Outgoing(b"1", id="m-1")])
+    broker.publish(name, [OutgoingMessage(b"1", id="m-1")])
     for attempt in (1, 2):
         command = [sys.executable, "-c", WORKER, harmed.url(), name]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as worker:
@@ -208,7 +210,7 @@ def test_a_message_that_kills_its_workers_comes_again_and_is_dead_in_the_end(har
             os.kill(worker.pid, signal.SIGKILL)
     receiver = broker.receiver(name)
     end = time.monotonic() + 60
-    while not (letters := list(broker.dead(name))):
+    while not (letters := list(broker.dead_letters(name))):
         assert receiver.receive(timeout=0.5) == []
         assert time.monotonic() < end
     assert [(letter.why, letter.message.id) for letter in letters] == [("failed", "m-1")]
@@ -239,11 +241,11 @@ def test_asking_goes_on_after_the_server_was_killed(harmed, name):
         seen.set()
         return release.wait(60)
 
-    answering = open_answering(harmed.url(), [Answer.of(answer, name)])
-    asker = open_asker(harmed.url())
+    answering = open_responder(harmed.url(), [Answer.from_function(answer, name)])
+    asker = open_requester(harmed.url())
     try:
         with ThreadPoolExecutor(1) as threads:
-            asked = threads.submit(asker.question(name, 1, timeout=60).answer)
+            asked = threads.submit(asker.request(name, 1, timeout=60).answer)
             assert seen.wait(60)
             harmed.kill()
             assert isinstance(asked.exception(60), UnreachableError)

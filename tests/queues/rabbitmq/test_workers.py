@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import headwater as hw
-from headwater.loading import load_app
+from headwater.app_file import load_app
 from headwater.runner import WorkerProcesses
-from headwater.workers.process import shares
+from headwater.workers.process import plan_processes
 
 pytestmark = pytest.mark.services
 
@@ -55,7 +55,7 @@ def test_an_app_runs_on_rabbitmq_as_it_runs_in_a_folder(rabbit, name, tmp_path, 
     (queue,) = app.queues.values()
     with hw.connect() as client:
         client.broker.declare(queue.definition)
-        workers = WorkerProcesses("app.py", tmp_path / ".headwater", shares(app))
+        workers = WorkerProcesses("app.py", tmp_path / ".headwater", plan_processes(app))
         workers.start()
         try:
             with client.queue(queue.name, group="mail") as emails:
@@ -65,14 +65,14 @@ def test_an_app_runs_on_rabbitmq_as_it_runs_in_a_folder(rabbit, name, tmp_path, 
                 while left(client, queue.name) != [("mail", 0, 2), ("audit", 0, 0)]:
                     assert time.monotonic() < deadline, left(client, queue.name)
                     time.sleep(0.1)
-                letters = {letter.message.body: letter for letter in emails.dead()}
+                letters = {letter.message.body: letter for letter in emails.dead_letters()}
         finally:
             workers.stop()
         assert {letter.why for letter in letters.values()} == {"failed", "rejected"}
         busy = next(letter for letter in letters.values() if letter.why == "failed")
         assert [attempt.why for attempt in busy.attempts] == ["ConnectionError: the line is busy"] * 2
         assert "in send" in busy.attempts[-1].stack
-        retried = headwater("retry", queue.name, "--all", "--edit", "to=ada", "--json")
+        retried = headwater("redrive", queue.name, "--all", "--edit", "to=ada", "--json")
         assert retried == [{"queue": queue.name, "retried": 2}]
         (mail, _) = headwater("queues", queue.name, "--json")
         assert (mail["waiting"], mail["dead"]) == (2, 0)
@@ -96,7 +96,7 @@ def test_an_app_answers_through_rabbitmq_by_its_profile(rabbit, name, tmp_path, 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HEADWATER_QUEUES", rabbit.url())
     (tmp_path / "app.py").write_text(ANSWERING.replace("NAME", name))
-    workers = WorkerProcesses("app.py", tmp_path / ".headwater", shares(load_app("app.py")))
+    workers = WorkerProcesses("app.py", tmp_path / ".headwater", plan_processes(load_app("app.py")))
     workers.start()
     try:
         with hw.connect() as client:

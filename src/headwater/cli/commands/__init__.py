@@ -1,1 +1,4 @@
-"""One file per command; each holds a plain function whose parameters are its arguments."""
+"""The commands: plain functions whose parameters are the arguments and whose docstring is the help.
+
+The first line of a docstring equals the summary in cli/catalogue.py.
+"""

@@ -1,19 +1,231 @@
-"""`headwater doctor`: what could be wrong, and what to do about it."""
+"""The command `doctor`: checks the machine, the data folder and its small files.
+
+Each check reports what it found and, on a problem, the command that fixes it. No check changes the log; the
+log rebuilds what it can when it is opened. Events themselves are checked by `headwater verify`, which takes
+longer.
+"""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import os
+import shutil
+import socket
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final
 
-from headwater.cli.checks import Check, State, machine_checks, server_checks
-from headwater.cli.node import node_of
-from headwater.cli.options import DEFAULTS, Options, new_folder
+import msgspec
+import pyarrow as pa
+
+from headwater.cli.commands.status import inspect_node
+from headwater.cli.formatting import format_bytes, format_duration, format_time, plural
+from headwater.cli.options import DEFAULTS, Options, local_folder
 from headwater.cli.output import Column, Output
-from headwater.cli.words import plural
 from headwater.config import PORT
+from headwater.errors import DamagedError, HeadwaterError
+from headwater.log import EventLog, Topic
+from headwater.log.storage import Disk, StateFile
+from headwater.log.storage.segment import FORMAT_VERSION
+from headwater.profiles import Address, Profile
 
-__all__ = ["doctor"]
+__all__ = [
+    "Check",
+    "CheckState",
+    "doctor",
+    "log_checks",
+    "machine_checks",
+]
 
-_MARKS = {State.OK: "green", State.WARN: "yellow", State.FAIL: "red"}
+_MIN_PYTHON: Final = (3, 11)
+_LOW_SPACE: Final = 1_000_000_000
+_MIN_SPACE: Final = 100_000_000
+_SLOW_SYNC: Final = 0.050  # seconds
+_MIN_INSTANCES: Final = 64
+_MIN_WATCHES: Final = 8_192
+_EARLIEST_TIME: Final = datetime(2025, 1, 1, tzinfo=UTC)  # no clock that is right says less
+
+
+class CheckState(StrEnum):
+    """How a check went."""
+
+    OK = "ok"
+    """All is well."""
+    WARN = "warn"
+    """It works, but not as well as it could, or not for long."""
+    FAIL = "fail"
+    """It will not work."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at."""
+
+    name: str
+    state: CheckState
+    detail: str
+    fix: str | None = None
+
+
+def machine_checks(folder: Path, port: int) -> Iterator[Check]:
+    """Everything that can be said without opening a log."""
+    yield _check_python()
+    yield _check_folder(folder)
+    yield _check_disk_space(folder)
+    yield _check_sync(folder)
+    yield _check_inotify()
+    yield _check_clock()
+    yield _check_port(port)
+
+
+def _check_python() -> Check:
+    found = ".".join(map(str, sys.version_info[:3]))
+    if sys.version_info < _MIN_PYTHON:
+        return Check("python", CheckState.FAIL, f"{found} is too old", "install Python 3.11 or newer")
+    return Check("python", CheckState.OK, found)
+
+
+def _nearest_folder(folder: Path) -> Path:
+    """The folder, or the nearest one above it that exists."""
+    place = folder.absolute()
+    while not place.exists():
+        place = place.parent
+    return place
+
+
+def _check_folder(folder: Path) -> Check:
+    place = _nearest_folder(folder)
+    probe = place / f".headwater-doctor-{os.getpid()}"
+    try:
+        probe.write_bytes(b"")
+        probe.unlink()
+    except OSError as error:
+        detail = f"{place} cannot be written: {error.strerror}"
+        return Check(
+            "folder", CheckState.FAIL, detail, "choose another folder with --data, or change its owner"
+        )
+    new = "" if place == folder.absolute() else f", {folder} will be made"
+    return Check("folder", CheckState.OK, f"{place} can be written{new}")
+
+
+def _check_disk_space(folder: Path) -> Check:
+    free = shutil.disk_usage(_nearest_folder(folder)).free
+    detail = f"{format_bytes(free)} free"
+    if free < _MIN_SPACE:
+        return Check("disk", CheckState.FAIL, detail, "free some space; appends are refused on a full disk")
+    if free < _LOW_SPACE:
+        return Check("disk", CheckState.WARN, detail, "free some space, or set retention= on large topics")
+    return Check("disk", CheckState.OK, detail)
+
+
+def _check_sync(folder: Path) -> Check:
+    path = _nearest_folder(folder) / f".headwater-doctor-{os.getpid()}"
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except OSError as error:
+        return Check(
+            "sync", CheckState.FAIL, f"not measured: {error.strerror}", "see the check of the folder"
+        )
+    try:
+        took = statistics.median(_measure(lambda: _write_and_sync(handle)) for _ in range(11))
+    finally:
+        os.close(handle)
+        path.unlink()
+    detail = f"{format_duration(took)} for one durable write"
+    if took > _SLOW_SYNC:
+        return Check(
+            "sync", CheckState.WARN, detail, 'send in groups, or durability="fast" where that is enough'
+        )
+    return Check("sync", CheckState.OK, detail)
+
+
+def _write_and_sync(handle: int) -> None:
+    os.write(handle, bytes(4096))
+    os.fsync(handle)
+
+
+def _measure(work: Callable[[], None]) -> float:
+    begun = time.perf_counter()
+    work()
+    return time.perf_counter() - begun
+
+
+def _check_inotify() -> Check:
+    """Linux limits how many watches a user may have; each reader that waits needs one instance."""
+    limits = {
+        name: _read_number(Path(f"/proc/sys/fs/inotify/max_user_{name}")) for name in ("instances", "watches")
+    }
+    instances, watches = limits["instances"], limits["watches"]
+    if instances is None or watches is None:
+        return Check("wake-up", CheckState.OK, "this system sets no limit on watched files")
+    detail = f"{instances:,} instances, {watches:,} watches for each user"
+    if instances < _MIN_INSTANCES or watches < _MIN_WATCHES:
+        fix = "sysctl fs.inotify.max_user_instances=512 fs.inotify.max_user_watches=65536"
+        return Check("wake-up", CheckState.WARN, detail, fix)
+    return Check("wake-up", CheckState.OK, detail)
+
+
+def _read_number(path: Path) -> int | None:
+    try:
+        return int(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+
+
+def _check_clock() -> Check:
+    now = datetime.now(UTC)
+    if now < _EARLIEST_TIME:
+        return Check("clock", CheckState.FAIL, f"it says {format_time(now)}", "set the machine's clock")
+    return Check("clock", CheckState.OK, format_time(now))
+
+
+def check_clock_skew(newest: datetime | None, now: datetime) -> Check | None:
+    """A fault when the log was written later than now: the clock went back."""
+    if newest is None or newest - now < timedelta(seconds=5):
+        return None
+    detail = f"it is behind the newest event by {format_duration(newest - now)}"
+    return Check(
+        "clock", CheckState.WARN, detail, "set the machine's clock; received_at of new events would go back"
+    )
+
+
+def _check_port(port: int) -> Check:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            detail = f"127.0.0.1:{port} is not free: {error.strerror}"
+            return Check("port", CheckState.WARN, detail, "headwater run --port 8643")
+    return Check("port", CheckState.OK, f"127.0.0.1:{port} is free")
+
+
+def server_checks(profile: Profile) -> Iterator[Check]:
+    """Whether the brokers and the database of a profile answer; nothing is made there."""
+    if profile.kafka and profile.log is not None:
+        from headwater.backends import ping_log
+
+        yield _check_server("brokers", profile.log, ping_log)
+    if profile.store is not None:
+        from headwater.backends import ping_store
+
+        yield _check_server("database", profile.store, ping_store)
+
+
+def _check_server(name: str, address: Address, ping: Callable[[str], None]) -> Check:
+    try:
+        ping(address.resolve())
+    except HeadwaterError as error:
+        return Check(name, CheckState.FAIL, error.what, error.fix or "start it, or mend the profile")
+    return Check(name, CheckState.OK, str(address))
+
+
+_COLOURS = {CheckState.OK: "green", CheckState.WARN: "yellow", CheckState.FAIL: "red"}
 
 
 def doctor(*, port: int | None = None, options: Options = DEFAULTS) -> int:
@@ -27,39 +239,172 @@ def doctor(*, port: int | None = None, options: Options = DEFAULTS) -> int:
         options: Options of every command.
     """
     output = Output(options)
-    folder = new_folder(options)
-    checks = [_port_is_ours(check, options) for check in machine_checks(folder, PORT.number(port))]
+    folder = local_folder(options)
+    checks = [_recheck_port(check, options) for check in machine_checks(folder, PORT.number(port))]
     if (folder / "log.json").exists():
-        from headwater.cli.log_checks import log_checks
-
         checks += log_checks(folder)
-    checks += server_checks(options.settled)
-    _show(output, checks)
-    return 1 if any(check.state is State.FAIL for check in checks) else 0
+    checks += server_checks(options.effective_profile)
+    _print_checks(output, checks)
+    return 1 if any(check.state is CheckState.FAIL for check in checks) else 0
 
 
-def _port_is_ours(check: Check, options: Options) -> Check:
+def _recheck_port(check: Check, options: Options) -> Check:
     """A port that our own node listens on is not taken by another."""
-    if check.name != "port" or check.state is State.OK:
+    if check.name != "port" or check.state is CheckState.OK:
         return check
-    node = node_of(new_folder(options))
-    if node.running is None or node.health is None:
+    node = inspect_node(local_folder(options))
+    if node.info is None or node.health is None:
         return check
-    return Check("port", State.OK, f"our own node listens at {node.running.url}")
+    return Check("port", CheckState.OK, f"our own node listens at {node.info.url}")
 
 
-def _show(output: Output, checks: list[Check]) -> None:
+def _print_checks(output: Output, checks: list[Check]) -> None:
     if output.terminal:
         for check in checks:
-            state = output.style(f"{check.state.value:5}", _MARKS[check.state])
-            output.text(f"{state} {check.name:12} {check.detail}")
+            state = output.style(f"{check.state.value:5}", _COLOURS[check.state])
+            output.print_text(f"{state} {check.name:12} {check.detail}")
             if check.fix:
-                output.text(f"{'':18} fix: {check.fix}")
+                output.print_text(f"{'':18} fix: {check.fix}")
     else:
         columns = [Column(name.upper(), name) for name in ("name", "state", "detail", "fix")]
-        output.rows(columns, map(asdict, checks))
-    words = {State.FAIL: "fault", State.WARN: "warning"}
+        output.print_rows(columns, map(asdict, checks))
+    words = {CheckState.FAIL: "fault", CheckState.WARN: "warning"}
     found = {state: sum(check.state is state for check in checks) for state in words}
     output.note(
         ", ".join(plural(found[state], words[state]) for state in words if found[state]) or "all is well"
     )
+
+
+_MIN_AGE: Final = 60  # seconds in which an unfinished file may still be finished
+
+
+def log_checks(folder: Path) -> Iterator[Check]:
+    """Everything that can be said about an existing log without reading its events."""
+    fault = _check_format(folder)
+    if fault is not None:
+        yield fault
+        return
+    yield Check("format", CheckState.OK, f"format {FORMAT_VERSION}, which this version reads and writes")
+    yield _check_node(folder)
+    sound: dict[str, int] = {}
+    faults = [*_topic_faults(folder, sound), *_group_faults(folder), *_leftovers(folder)]
+    yield from faults
+    if not faults:
+        topics = plural(len(_topic_folders(folder)), "topic")
+        yield Check("side files", CheckState.OK, f"definitions, types and offsets of {topics} are sound")
+    newest = _latest_append(folder)
+    if (behind := check_clock_skew(newest, datetime.now(UTC))) is not None:
+        yield behind
+
+
+def _check_format(folder: Path) -> Check | None:
+    try:
+        known: dict[str, Any] = msgspec.json.decode((folder / "log.json").read_bytes(), type=dict[str, Any])
+        found = int(known["format"])
+    except (OSError, msgspec.DecodeError, KeyError, ValueError, TypeError) as error:
+        fix = "restore log.json from a copy; it holds the log's format and id"
+        return Check("format", CheckState.FAIL, f"{folder / 'log.json'} cannot be read: {error}", fix)
+    if found > FORMAT_VERSION:
+        detail = f"written by a newer version: format {found}, this one reads {FORMAT_VERSION}"
+        return Check("format", CheckState.FAIL, detail, "pip install --upgrade headwater")
+    return None
+
+
+def _check_node(folder: Path) -> Check:
+    node = inspect_node(folder)
+    known = node.info
+    if node.health is not None and known is not None:
+        return Check("node", CheckState.OK, f"runs at {known.url}, process {known.pid}")
+    if known is not None:
+        detail = f"process {known.pid} serves the folder at {known.url}, but does not answer"
+        return Check("node", CheckState.FAIL, detail, f"kill {known.pid}, then headwater run")
+    if node.stale:
+        detail = "node.json was left behind by a node that died"
+        return Check("node", CheckState.WARN, detail, "headwater run   starts a node and writes it anew")
+    return Check("node", CheckState.OK, "none runs; programs may use the folder all the same")
+
+
+def _topic_folders(folder: Path) -> list[Path]:
+    return sorted(path.parent for path in (folder / "topics").glob("*/topic.json"))
+
+
+def _topic_faults(folder: Path, sound: dict[str, int]) -> Iterator[Check]:
+    """Adds the topics whose definition can be read to `sound`, with their partitions."""
+    for topic_folder in _topic_folders(folder):
+        name = f"topic {topic_folder.name}"
+        try:
+            topic = _read_definition(topic_folder)
+        except (OSError, ValueError, KeyError, TypeError, pa.ArrowException, HeadwaterError) as error:
+            fix = "restore it from a copy; the events themselves are not touched"
+            yield Check(name, CheckState.FAIL, f"its definition cannot be read: {error}", fix)
+            continue
+        sound[topic_folder.name] = topic.partitions
+        if damaged := _find_damaged_ends(topic_folder, topic.partitions):
+            detail = f"the ends of partitions {', '.join(map(str, damaged))} are damaged"
+            yield Check(
+                name, CheckState.WARN, detail, "nothing: they are rebuilt when the topic is next used"
+            )
+
+
+def _read_definition(folder: Path) -> Topic:
+    """The topic as its files say; raises what is wrong with them."""
+    topic = Topic.from_json((folder / "topic.json").read_bytes(), pa.schema([]))
+    for version in range(1, topic.version + 1):
+        pa.ipc.read_schema(pa.py_buffer((folder / f"schema-{version:04d}.arrow").read_bytes()))
+    return topic
+
+
+def _find_damaged_ends(folder: Path, partitions: int) -> list[int]:
+    """Partitions that have events and whose published end cannot be read."""
+    path = folder / "ends"
+    with_events = [number for number in range(partitions) if any((folder / str(number)).glob("*"))]
+    if not path.exists():
+        return with_events
+    ends = StateFile(Disk(), path)
+    try:
+        return [number for number in with_events if ends.read(number) is None]
+    finally:
+        ends.close()
+
+
+def _group_faults(folder: Path) -> Iterator[Check]:
+    with EventLog(folder) as log:
+        for path in sorted((folder / "groups").glob("*/*/offsets")):
+            group, topic = path.parent.parent.name, path.parent.name
+            try:
+                log.groups.read_offsets(group, topic)
+            except DamagedError as error:
+                yield Check(f"group {group}", CheckState.FAIL, f"{error.what}: {error.detail}", error.fix)
+
+
+def _leftovers(folder: Path) -> Iterator[Check]:
+    old = time.time() - _MIN_AGE
+    unfinished = [path for path in folder.rglob("*.new") if path.stat().st_mtime < old]
+    if unfinished:
+        detail = f"{plural(len(unfinished), 'file')} of interrupted writes, such as {unfinished[0]}"
+        yield Check(
+            "leftovers", CheckState.WARN, detail, "they are not used; remove them when no program runs"
+        )
+    torn = list((folder / "topics").rglob("*.torn-*"))
+    if torn:
+        size = sum(path.stat().st_size for path in torn)
+        detail = f"{format_bytes(size)} of unfinished batches were cut off after a crash, and kept in {torn[0].name}"
+        yield Check(
+            "torn tails",
+            CheckState.WARN,
+            detail,
+            "no event is lost; remove the files when you like",
+        )
+
+
+def _latest_append(folder: Path) -> datetime | None:
+    """When the log last took an event, by the clock of then."""
+    latest = 0
+    for topic_folder in _topic_folders(folder):
+        if not (topic_folder / "ends").exists():
+            continue
+        ends = StateFile(Disk(), topic_folder / "ends")
+        slots = [ends.read(number) for number in range((topic_folder / "ends").stat().st_size // 128 + 1)]
+        ends.close()
+        latest = max([latest, *(slot.appended_at for slot in slots if slot is not None)])
+    return datetime.fromtimestamp(latest / 1e6, UTC) if 0 < latest < 2**58 else None

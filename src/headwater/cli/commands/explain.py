@@ -1,11 +1,11 @@
-"""`headwater help`: what an error code means, and what a command does."""
+"""The command `help`: explains an error code or a command."""
 
 from __future__ import annotations
 
 import difflib
 import inspect
 
-from headwater.cli.catalogue import VERBS, overview
+from headwater.cli.catalogue import COMMANDS, overview
 from headwater.cli.options import DEFAULTS, Options
 from headwater.cli.output import Column, Output
 from headwater.errors import HeadwaterError, UnknownCodeError, by_code
@@ -24,24 +24,24 @@ def explain(code: str | None = None, /, *, options: Options = DEFAULTS) -> int:
     if code is None:
         columns = [Column("CODE", "code"), Column("EXIT", "exit_code"), Column("MEANING", "meaning")]
         if output.terminal:
-            output.text(f"{overview()}\n")
-        output.rows(columns, [_document(error) for _, error in sorted(by_code().items())])
+            output.print_text(f"{overview()}\n")
+        output.print_rows(columns, [_error_document(error) for _, error in sorted(by_code().items())])
         return 0
-    if code in VERBS:
-        from headwater.cli.parser import call
+    if code in COMMANDS:
+        from headwater.cli.parser import run_command
 
-        return call(VERBS[code], ["--help", *(["--plain"] if options.plain else [])])
+        return run_command(COMMANDS[code], ["--help", *(["--plain"] if options.plain else [])])
     error = by_code().get(code.upper())
     if error is None:
-        raise _unknown(code)
-    document = _document(error)
+        raise _unknown_code(code)
+    document = _error_document(error)
     text = [f"  {line}".rstrip() for line in str(document["text"]).splitlines()]
-    facts = f"  exit code {error.exit_code}, HTTP status {error.status}, {_retry(error)}"
-    output.record(document, [error.code, *text, facts])
+    facts = f"  exit code {error.exit_code}, HTTP status {error.status}, {_retry_hint(error)}"
+    output.print_record(document, [error.code, *text, facts])
     return 0
 
 
-def _document(error: type[HeadwaterError]) -> dict[str, object]:
+def _error_document(error: type[HeadwaterError]) -> dict[str, object]:
     text = inspect.cleandoc(error.__doc__ or "")
     return {
         "code": error.code,
@@ -53,11 +53,11 @@ def _document(error: type[HeadwaterError]) -> dict[str, object]:
     }
 
 
-def _retry(error: type[HeadwaterError]) -> str:
+def _retry_hint(error: type[HeadwaterError]) -> str:
     return "the same call may succeed later" if error.retryable else "the same call will fail again"
 
 
-def _unknown(code: str) -> UnknownCodeError:
+def _unknown_code(code: str) -> UnknownCodeError:
     near = difflib.get_close_matches(code.upper(), by_code(), n=3)
     return UnknownCodeError(
         f"there is no error code {code!r}",

@@ -1,34 +1,48 @@
-"""`headwater queues`: how queues stand, and what died in them."""
+"""The commands `queues` and `redrive`: counts and dead letters of queues; redrive dead letters, edited if needed."""
 
 from __future__ import annotations
 
+import re
+import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from cyclopts import Parameter
 
-from headwater.cli.options import DEFAULTS, Options, connected
-from headwater.cli.output import Column, Output
-from headwater.cli.words import count, plural, when
+from headwater.cli.formatting import format_count, format_time, plural
+from headwater.cli.options import DEFAULTS, Options, open_client
+from headwater.cli.output import Column, Output, Progress
+from headwater.errors import BadSettingError, UsageError
 
 if TYPE_CHECKING:
     from headwater.queues import Broker, DeadLetter, GroupCounts
 
-__all__ = ["DEAD", "letter_row", "queues"]
+__all__ = [
+    "DEAD_LETTER_COLUMNS",
+    "dead_letter_row",
+    "parse_rate",
+    "queues",
+    "redrive",
+]
 
-_COUNTS = [
+_COUNT_COLUMNS = [
     Column("QUEUE", "queue"),
     Column("GROUP", "group", lambda group: group or "-"),
     *(
-        Column(name.upper().replace("_", " "), name, lambda of: "-" if of is None else count(of), right=True)
+        Column(
+            name.upper().replace("_", " "),
+            name,
+            lambda of: "-" if of is None else format_count(of),
+            right=True,
+        )
         for name in ("waiting", "delayed", "in_flight", "dead", "published", "acked", "redelivered")
     ),
 ]
-DEAD = [
+DEAD_LETTER_COLUMNS = [
     Column("NUMBER", "number", right=True),
     Column("GROUP", "group", lambda group: group or "-"),
-    Column("DIED AT", "died_at", when),
+    Column("DIED AT", "died_at", format_time),
     Column("WHY", "why"),
     Column("ATTEMPTS", "attempts", right=True),
     Column("LAST ERROR", "error"),
@@ -59,21 +73,23 @@ def queues(
         options: Options of every command.
     """
     output = Output(options)
-    with connected(options) as client:
+    with open_client(options) as client:
         names = client.queues() if name is None else [client.broker.queue(name).name]
         if not dead:
             rows = [
-                {"queue": one, **_known(client.broker, counts)}
+                {"queue": one, **_available_counts(client.broker, counts)}
                 for one in names
                 for counts in client.broker.counts(one)
                 if group in (None, counts.group)
             ]
-            output.rows(_COUNTS, rows)
+            output.print_rows(_COUNT_COLUMNS, rows)
             if not rows:
                 output.note("there are no queues yet; headwater run app.py creates those of an app")
             return 0
-        letters = [letter_row(one, letter) for one in names for letter in client.broker.dead(one, group)]
-    output.rows(DEAD, letters[:limit])
+        letters = [
+            dead_letter_row(one, letter) for one in names for letter in client.broker.dead_letters(one, group)
+        ]
+    output.print_rows(DEAD_LETTER_COLUMNS, letters[:limit])
     if len(letters) > limit:
         output.note(f"the oldest {limit:,} of {plural(len(letters), 'dead letter')}; --limit shows more")
     elif not letters:
@@ -81,14 +97,14 @@ def queues(
     return 0
 
 
-def _known(broker: Broker, counts: GroupCounts) -> dict[str, Any]:
+def _available_counts(broker: Broker, counts: GroupCounts) -> dict[str, Any]:
     """The counts that this process can know, which only looks; None for the others."""
     found = asdict(counts)
-    known = found if broker.counts_of_all else ("group", "waiting", "dead")
+    known = found if broker.counts_all_processes else ("group", "waiting", "dead")
     return {name: value if name in known else None for name, value in found.items()}
 
 
-def letter_row(queue: str, letter: DeadLetter) -> dict[str, Any]:
+def dead_letter_row(queue: str, letter: DeadLetter) -> dict[str, Any]:
     """A dead letter as a row of a result."""
     last = letter.attempts[-1].why if letter.attempts else ""
     return {
@@ -104,12 +120,111 @@ def letter_row(queue: str, letter: DeadLetter) -> dict[str, Any]:
         "error": last,
         "attempts": len(letter.attempts),
         "history": [asdict(attempt) for attempt in letter.attempts],
-        "value": _value(letter.message.body),
+        "value": _decode_body(letter.message.body),
     }
 
 
-def _value(body: bytes) -> Any:
+def _decode_body(body: bytes) -> Any:
     try:
         return msgspec.json.decode(body)
     except msgspec.DecodeError:  # others may have published what is not JSON
         return body.decode(errors="backslashreplace")
+
+
+_SWITCH = Parameter(negative="", show_default=False)
+_BATCH_SIZE = 500
+_UNITS = {"s": 1, "m": 60, "h": 3600}
+
+
+def redrive(
+    queue: str,
+    /,
+    *,
+    dead: tuple[int, ...] = (),
+    every: Annotated[bool, Parameter(name="--all", negative="", show_default=False)] = False,
+    group: str | None = None,
+    rate: str | None = None,
+    edit: tuple[str, ...] = (),
+    dry_run: Annotated[bool, _SWITCH] = False,
+    options: Options = DEFAULTS,
+) -> int:
+    """Send the dead letters of a queue back to it, for another round of attempts.
+
+    `headwater queues QUEUE --dead` shows them with their numbers. An edit is checked against the queue's type for every
+    letter before the first one goes back.
+
+    Args:
+        queue: The queue.
+        dead: The number of a dead letter; may be given several times.
+        every: All of them.
+        group: Only those of this group.
+        rate: At most so many in a time, such as 10/s or 600/m.
+        edit: Set a field of the message, as in 'country=DE' or 'customer.country="DE"'; may be given several times.
+        dry_run: Show what would go back, edits included, and change nothing.
+        options: Options of every command.
+    """
+    from headwater.queues.message import edit_message, parse_edits
+
+    output = Output(options)
+    if bool(dead) == every:
+        what = "which dead letters are to go back?" if not dead else "both --dead and --all are given"
+        raise UsageError(what, fix=f"headwater redrive {queue} --all, or --dead with a number")
+    pause = 1 / parse_rate(rate) if rate else 0.0
+    edits = parse_edits(edit)
+    with open_client(options) as client:
+        definition = client.broker.queue(queue)
+        letters = [
+            edit_message(definition, letter, edits)
+            for letter in _select_letters(client.broker, queue, group, dead, every)
+        ]
+        if dry_run:
+            output.print_rows(DEAD_LETTER_COLUMNS, [dead_letter_row(queue, letter) for letter in letters])
+            output.note(
+                f"{plural(len(letters), 'dead letter')} would go back; nothing was changed (--dry-run)"
+            )
+            return 0
+        done = _redrive(client.broker, queue, letters, pause, Progress(output, "redrive"))
+    output.print_record(
+        {"queue": queue, "retried": done}, [f"{plural(done, 'dead letter')} of {queue} redriven"]
+    )
+    return 0
+
+
+def parse_rate(rate: str) -> float:
+    """A rate from text such as "10/s" or "600/m".
+
+    Example:
+        >>> parse_rate("10/s"), parse_rate("600/m")
+        (10.0, 10.0)
+
+    Raises:
+        BadSettingError: It cannot be read.
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*/\s*([smh])\w*\s*", rate)
+    if found is None or not float(found[1]):
+        raise BadSettingError(
+            f"cannot read {rate!r} as a rate", detail="such as 10/s or 600/m", fix="--rate 10/s"
+        )
+    return float(found[1]) / _UNITS[found[2]]
+
+
+def _select_letters(
+    broker: Broker, queue: str, group: str | None, numbers: tuple[int, ...], every: bool
+) -> list[DeadLetter]:
+    found = [letter for letter in broker.dead_letters(queue, group) if every or letter.number in numbers]
+    if missing := sorted(set(numbers) - {letter.number for letter in found}):
+        what = f"queue {queue!r} has no dead letter {missing[0]}"
+        raise UsageError(what, fix=f"headwater queues {queue} --dead", queue=queue, missing=missing)
+    return found
+
+
+def _redrive(broker: Broker, queue: str, letters: list[DeadLetter], pause: float, progress: Progress) -> int:
+    """As fast as it goes, or one at a time with a pause in between."""
+    step, done = (1 if pause else _BATCH_SIZE), 0
+    begun = time.monotonic()
+    for start in range(0, len(letters), step):
+        time.sleep(max(0.0, begun + start * pause - time.monotonic()))
+        done += broker.redrive(queue, letters[start : start + step])
+        progress.update(min(start + step, len(letters)), len(letters))
+    progress.close()
+    return done

@@ -1,32 +1,148 @@
-"""`headwater send`: JSON from an argument or stdin into a topic."""
+"""The command `send`: appends JSON from an argument or stdin to a topic.
+
+Input is read in chunks of lines. A line is a value, or a whole event with key, times and headers as `cat`
+prints it.
+"""
 
 from __future__ import annotations
 
+import io
+import os
 import re
+import select
 import sys
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from itertools import groupby
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final, Literal
 
+import msgspec
+import pyarrow as pa
 from cyclopts import Parameter
 
-from headwater.cli.incoming import Chunk, chunks, documents
-from headwater.cli.options import DEFAULTS, Options, connected
-from headwater.cli.output import Output
-from headwater.cli.positions import PositionText
-from headwater.cli.progress import Progress
-from headwater.cli.words import plural
-from headwater.errors import BadSettingError, HeadwaterError, UsageError
-from headwater.units import moment
+from headwater.cli.formatting import plural
+from headwater.cli.options import DEFAULTS, Options, PositionText, open_client
+from headwater.cli.output import Output, Progress
+from headwater.errors import (
+    BadEventError,
+    BadKeyError,
+    BadSettingError,
+    HeadwaterError,
+    TooLargeError,
+    UsageError,
+)
+from headwater.events import Codec, JsonLimits, check_headers, check_traceparent, key_bytes
+from headwater.events.values import format_moment, preview
+from headwater.log import Topic, WriteBatch
+from headwater.log.write_batch import EventEncoder
+from headwater.units import micros, moment
 
 if TYPE_CHECKING:
-    from headwater.cli.sending import About
     from headwater.client import Client
-    from headwater.log import Receipts
+    from headwater.events.envelope import Receipts
 
-__all__ = ["send"]
+__all__ = [
+    "Chunk",
+    "EventOverrides",
+    "LineParser",
+    "parse_documents",
+    "read_chunks",
+    "send",
+]
 
-_ROW = re.compile(r"^(?:line|row) \d+")
+_CHUNK: Final = 4 << 20  # bytes
+_PAUSE: Final = 0.05  # seconds without input after which what is there is sent
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Lines that are sent together, each with its number in the input; blank ones are left out."""
+
+    lines: list[bytes] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+
+
+def parse_documents(text: bytes) -> Chunk:
+    r"""The events of a whole input: an object, an array of objects, or one object per line.
+
+    Example:
+        >>> parse_documents(b'[{"a": 1}, {"a": 2}]').lines, parse_documents(b'{"a": 1}\n\n{"a": 2}\n').numbers
+        ([b'{"a": 1}', b'{"a": 2}'], [1, 3])
+    """
+    try:
+        if text.lstrip()[:1] == b"[":
+            whole = msgspec.json.decode(text, type=list[msgspec.Raw])
+        else:
+            whole = [msgspec.json.decode(text, type=msgspec.Raw)]
+    except msgspec.DecodeError:
+        return _number_lines(text.split(b"\n"), 1)
+    lines = [bytes(raw).strip().replace(b"\n", b" ") for raw in whole]  # no JSON text holds a bare newline
+    return Chunk(lines, list(range(1, len(lines) + 1)))
+
+
+def read_chunks(stream: BinaryIO) -> Iterator[Chunk]:
+    """The lines of a stream, in chunks of a few megabytes, or of what came until the sender paused.
+
+    An input that ends within the first chunk may also be one JSON document over several lines.
+
+    Raises:
+        TooLargeError: A line is longer than a line may be; raised before more of it is read.
+    """
+    most = JsonLimits().max_line
+    rest, number = b"", 1
+    for block, last in _read_blocks(stream):
+        if last and number == 1:
+            yield parse_documents(rest + block)
+            return
+        whole, newline, rest = (rest + block).rpartition(b"\n")
+        if newline:
+            lines = whole.split(b"\n")
+            yield _number_lines(lines, number)
+            number += len(lines)
+        if len(rest) > most:
+            raise TooLargeError(f"line {number} has more than {most} bytes", limit=most, line=number)
+    if rest:
+        yield _number_lines([rest], number)
+
+
+def _number_lines(lines: list[bytes], first: int) -> Chunk:
+    full = [(line.strip(), number) for number, line in enumerate(lines, first) if line.strip()]
+    return Chunk([line for line, _ in full], [number for _, number in full])
+
+
+def _read_blocks(stream: BinaryIO) -> Iterator[tuple[bytes, bool]]:
+    """What the stream holds, piece by piece, and whether it has ended."""
+    try:
+        handle = stream.fileno()
+    except (OSError, io.UnsupportedOperation):
+        while block := stream.read(_CHUNK):
+            yield block, len(block) < _CHUNK
+        return
+    ended = False
+    while not ended:
+        block, ended = _read_block(handle)
+        yield block, ended
+
+
+def _read_block(handle: int) -> tuple[bytes, bool]:
+    pieces: list[bytes] = []
+    size = 0
+    waiting = select.poll()
+    waiting.register(handle)
+    while size < _CHUNK:
+        if pieces and not waiting.poll(_PAUSE * 1000):
+            return b"".join(pieces), False
+        piece = os.read(handle, _CHUNK - size)
+        if not piece:
+            return b"".join(pieces), True
+        pieces.append(piece)
+        size += len(piece)
+    return b"".join(pieces), False
+
+
+_ROW_PREFIX = re.compile(r"^(?:line|row) \d+")
 
 
 def send(
@@ -54,19 +170,19 @@ def send(
         options: Options of every command.
     """
     output = Output(options)
-    about = _about(key, header, event_time)
+    overrides = _parse_overrides(key, header, event_time)
     sent = dropped = 0
-    with connected(options) as client:
+    with open_client(options) as client:
         client.topic(topic)  # an unknown topic is told before anything is typed
         typed = event is None and sys.stdin.isatty()
         if typed:
             output.note(f"reading events for {topic}, one JSON object per line; Ctrl-D ends")
         progress = Progress(output, f"sending to {topic}")
-        for receipts in _sent(client, topic, event, about):
+        for receipts in _send_chunks(client, topic, event, overrides):
             dropped += len(receipts) if receipts.dropped else 0
             sent += 0 if receipts.dropped else len(receipts)
             if options.json:
-                output.rows([], map(_receipt, receipts))
+                output.print_rows([], map(_receipt_row, receipts))
             if not typed:
                 progress.update(sent)
         progress.close()
@@ -75,13 +191,12 @@ def send(
     return 0
 
 
-def _receipt(receipt: Any) -> dict[str, Any]:
+def _receipt_row(receipt: Any) -> dict[str, Any]:
     return {name: getattr(receipt, name) for name in ("topic", "partition", "offset", "duplicate", "dropped")}
 
 
-def _about(key: str | None, headers: list[str] | None, event_time: str | None) -> About:
-    from headwater.cli.sending import About
-    from headwater.events import checked_headers
+def _parse_overrides(key: str | None, headers: list[str] | None, event_time: str | None) -> EventOverrides:
+    from headwater.events import check_headers
 
     pairs: dict[str, str] = {}
     for header in headers or []:
@@ -90,49 +205,290 @@ def _about(key: str | None, headers: list[str] | None, event_time: str | None) -
             raise BadSettingError(f"{header!r} is no header, which is name=value", fix="--header tenant=acme")
         pairs[name] = value
     at = None if event_time is None else moment(event_time)
-    return About(key, checked_headers(pairs), at)
+    return EventOverrides(key, check_headers(pairs), at)
 
 
-def _sent(client: Client, topic: str, event: str | None, about: About) -> Iterator[Receipts]:
+def _send_chunks(
+    client: Client, topic: str, event: str | None, overrides: EventOverrides
+) -> Iterator[Receipts]:
     """Receipts for each piece that was sent."""
-    from headwater.cli.sending import Lines
-
-    lines = Lines(client.topic(topic), about)
-    given = iter([documents(event.encode())]) if event is not None else chunks(sys.stdin.buffer)
+    parser = LineParser(client.topic(topic), overrides)
+    given = iter([parse_documents(event.encode())]) if event is not None else read_chunks(sys.stdin.buffer)
     done = 0
-    while (chunk := _next(given, done)) is not None:
+    while (chunk := _next_chunk(given, done)) is not None:
         try:
-            rows = lines.rows(chunk.lines, time.time_ns() // 1000)
+            rows = parser.parse(chunk.lines, time.time_ns() // 1000)
         except UsageError as error:
-            raise _placed(error, chunk, done) from error
+            raise _add_line_number(error, chunk, done) from error
         for piece in rows:
             yield client.log.append(topic, piece)
         done = chunk.numbers[-1] if chunk.numbers else done
 
 
-def _next(given: Iterator[Chunk], done: int) -> Chunk | None:
+def _next_chunk(given: Iterator[Chunk], done: int) -> Chunk | None:
     try:
         return next(given, None)
     except HeadwaterError as error:
-        error.detail = _done_so_far(done)
+        error.detail = _progress_text(done)
         raise
 
 
-def _placed(error: UsageError, chunk: Chunk, done: int) -> UsageError:
+def _add_line_number(error: UsageError, chunk: Chunk, done: int) -> UsageError:
     """The error with the number of its line in the whole input, and how far sending got."""
     row = error.data.get("row")
     if not isinstance(row, int) or not 0 <= row < len(chunk.numbers):
         return error
     number = chunk.numbers[row]
-    detail = "\n".join(part for part in (error.detail, _done_so_far(done)) if part)
+    detail = "\n".join(part for part in (error.detail, _progress_text(done)) if part)
     data = error.data | {"line": number, "sent_lines": done}
-    what = _ROW.sub(f"line {number}", error.what)
+    what = _ROW_PREFIX.sub(f"line {number}", error.what)
     return type(error)(
         what if what != error.what else f"line {number}: {what}", detail=detail, fix=error.fix, **data
     )
 
 
-def _done_so_far(done: int) -> str:
+def _progress_text(done: int) -> str:
     if not done:
         return "nothing was sent"
     return f"lines 1 to {done} were sent, nothing after them; go on with: tail -n +{done + 1}"
+
+
+_TIMESTAMP = pa.timestamp("us", "UTC")
+_Object = dict[str, msgspec.Raw]
+
+
+@dataclass(frozen=True)
+class EventOverrides:
+    """What was typed about all events: a key, headers, the time at which they happened."""
+
+    key: str | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+    time: datetime | None = None
+
+    @property
+    def is_set(self) -> bool:
+        """Whether anything was."""
+        return self.key is not None or bool(self.headers) or self.time is not None
+
+
+class _CloudEvent(msgspec.Struct):
+    """A CloudEvents document in structured mode, as `headwater cat --envelope` prints it."""
+
+    specversion: Literal["1.0"]
+    id: str
+    source: str
+    type: str
+    data: msgspec.Raw = msgspec.Raw(b"")
+    time: str | None = None
+    partitionkey: str | None = None
+    senttime: str | None = None
+    headers: str | None = None
+    traceparent: str | None = None
+    tombstone: bool = False
+
+
+@dataclass(frozen=True)
+class _ParsedEvent:
+    """One event: its value as JSON, and what is known about it."""
+
+    value: bytes
+    key: str | None = None
+    id: str | None = None
+    occurred_at: int | None = None
+    sent_at: int | None = None
+    headers: dict[str, str] | None = None
+    traceparent: str | None = None
+    source: str | None = None
+    tombstone: bool = False
+
+
+class LineParser:
+    """Makes rows of lines for one topic.
+
+    Args:
+        topic: Where the events go.
+        overrides: What was typed about all of them.
+    """
+
+    def __init__(self, topic: Topic, overrides: EventOverrides) -> None:
+        self._topic = topic
+        self._overrides = overrides
+        self._encoder = EventEncoder(topic)
+        self._whole_events = "specversion" not in topic.schema.names
+
+    def parse(self, lines: list[bytes], sent_at: int) -> list[WriteBatch]:
+        """Rows for all lines, in order; everything is checked before anything comes back.
+
+        Raises:
+            BadEventError: A line does not fit the topic; `data` has its `row` among these lines.
+        """
+        if not self._overrides.is_set and not any(b'"specversion"' in line for line in lines):
+            return [self._encoder.encode_json(lines, sent_at)] if lines else []
+        items = [self._parse_line(line, row) for row, line in enumerate(lines)]
+        made: list[WriteBatch] = []
+        first = 0
+        for tombstone, members in groupby(items, key=lambda item: item.tombstone):
+            group = list(members)
+            try:
+                made.extend(
+                    self._tombstone_rows(group, sent_at) if tombstone else [self._event_rows(group, sent_at)]
+                )
+            except BadEventError as error:
+                if isinstance(error.data.get("row"), int):
+                    error.data["row"] += first
+                raise
+            first += len(group)
+        return made
+
+    def _parse_line(self, line: bytes, row: int) -> _ParsedEvent:
+        item = self._parse_cloud_event(line, row) if self._whole_events and b'"specversion"' in line else None
+        item = item or _ParsedEvent(line)
+        overrides = self._overrides
+        if overrides.headers:
+            item = replace(item, headers=(item.headers or {}) | overrides.headers)
+        if overrides.key is not None:
+            item = replace(item, key=overrides.key)
+        if overrides.time is not None:
+            item = replace(item, occurred_at=micros(overrides.time))
+        if item.tombstone:
+            return item
+        return replace(item, value=self._fill_columns(item.value, row))
+
+    def _parse_cloud_event(self, line: bytes, row: int) -> _ParsedEvent | None:
+        """The event in a CloudEvents document; None when the line is something else."""
+        try:
+            document = msgspec.json.decode(line, type=_CloudEvent)
+        except msgspec.ValidationError as error:
+            if "specversion" not in _parse_object(line):
+                return None
+            what = f"row {row}: not a CloudEvents 1.0 document: {str(error).replace('`', '')}"
+            raise BadEventError(what, row=row) from None
+        except msgspec.DecodeError:
+            return None
+        return _ParsedEvent(
+            value=bytes(document.data),
+            key=document.partitionkey,
+            id=document.id,
+            occurred_at=_parse_micros(document.time),
+            sent_at=_parse_micros(document.senttime),
+            headers=_parse_headers(document.headers, row),
+            traceparent=document.traceparent and check_traceparent(document.traceparent),
+            source=document.source,
+            tombstone=document.tombstone,
+        )
+
+    def _fill_columns(self, value: bytes, row: int) -> bytes:
+        """The value with the key and the time that were typed, where its type has columns for them."""
+        fill_key = bool(self._overrides.key is not None and self._topic.key)
+        if not fill_key and not (self._overrides.time is not None and self._topic.time):
+            return value
+        found = _parse_object(value)
+        if fill_key:
+            self._fill_key(found, row)
+        if self._overrides.time is not None and self._topic.time:
+            found[self._topic.time] = _to_raw(format_moment(self._overrides.time))
+        return msgspec.json.encode(found) if found else value
+
+    def _fill_key(self, found: _Object, row: int) -> None:
+        text = self._overrides.key or ""
+        parts = self._parse_key(text)
+        for name, part in zip(self._topic.key, parts, strict=True):
+            known = msgspec.json.decode(found[name]) if name in found else None
+            if known is not None and key_bytes(known) != key_bytes(msgspec.json.decode(part)):
+                raise BadKeyError(
+                    f'the key {preview(text)} is not the event\'s "{name}", which is {preview(known)}',
+                    detail=f'topic "{self._topic.name}" is keyed by {", ".join(self._topic.key)}',
+                    fix="leave the key out: it is taken from the event",
+                    row=row,
+                )
+            found[name] = part
+
+    def _parse_key(self, text: str) -> list[msgspec.Raw]:
+        """The key as JSON, one text per key column; several columns are typed as a JSON array."""
+        fields = [self._topic.schema.field(name) for name in self._topic.key]
+        if len(fields) == 1:
+            plain = pa.types.is_integer(fields[0].type) or pa.types.is_boolean(fields[0].type)
+            return [msgspec.Raw(text.encode()) if plain and _is_json(text) else _to_raw(text)]
+        try:
+            parts = msgspec.json.decode(text, type=list[msgspec.Raw])
+        except msgspec.DecodeError:
+            parts = []
+        if len(parts) != len(fields):
+            what = f"{preview(text)} is no key of topic {self._topic.name!r}"
+            columns = ", ".join(self._topic.key)
+            raise BadKeyError(what, detail=f"its key is a JSON array of {columns}", topic=self._topic.name)
+        return parts
+
+    def _tombstone_rows(self, items: list[_ParsedEvent], sent_at: int) -> Iterator[WriteBatch]:
+        for item in items:
+            if item.key is None or not self._topic.key:
+                what = f'topic "{self._topic.name}" cannot take a deletion without a key'
+                raise BadKeyError(what, topic=self._topic.name)
+            fields = [self._topic.schema.field(name) for name in self._topic.key]
+            row = dict(zip(self._topic.key, self._parse_key(item.key), strict=True))
+            codec = Codec(pa.schema(fields))
+            values = codec.rows(codec.decode_json([msgspec.json.encode(row)]))[0]
+            yield self._encoder.encode_tombstone(
+                tuple(values.values()), sent_at if item.sent_at is None else item.sent_at
+            )
+
+    def _event_rows(self, items: list[_ParsedEvent], sent_at: int) -> WriteBatch:
+        rows = self._encoder.encode_json([item.value for item in items], sent_at)
+        times = [sent_at if item.sent_at is None else item.sent_at for item in items]
+        columns: dict[str, tuple[list[Any], Any]] = {
+            "_hw.key": ([None if item.key is None else item.key.encode() for item in items], pa.binary()),
+            "_hw.id": ([item.id for item in items], pa.string()),
+            "_hw.occurred_at": ([item.occurred_at for item in items], _TIMESTAMP),
+            "_hw.sent_at": (times, _TIMESTAMP),
+            "_hw.headers": (
+                [list(item.headers.items()) if item.headers else None for item in items],
+                pa.map_(pa.string(), pa.string()),
+            ),
+            "_hw.traceparent": ([item.traceparent for item in items], pa.string()),
+            "_hw.source": ([item.source for item in items], pa.string()),
+        }
+        if self._topic.key:
+            del columns["_hw.key"]  # it stands in the value
+        if self._topic.time:
+            del columns["_hw.occurred_at"]
+        envelope = {
+            name: pa.array(values, kind)
+            for name, (values, kind) in columns.items()
+            if any(value is not None for value in values)
+        }
+        return replace(rows, envelope=envelope)
+
+
+def _parse_object(text: bytes) -> _Object:
+    """The members of a JSON object as they are written; none when it is something else, which the codec then tells."""
+    try:
+        return msgspec.json.decode(text, type=_Object)
+    except msgspec.DecodeError:
+        return {}
+
+
+def _to_raw(text: str) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(text))
+
+
+def _is_json(text: str) -> bool:
+    try:
+        msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return False
+    return True
+
+
+def _parse_micros(text: str | None) -> int | None:
+    return None if text is None else micros(moment(text))
+
+
+def _parse_headers(text: str | None, row: int) -> dict[str, str] | None:
+    if text is None:
+        return None
+    try:
+        return check_headers(msgspec.json.decode(text, type=dict[str, str]))
+    except msgspec.DecodeError as error:
+        raise BadEventError(
+            f"row {row}: the headers are not a JSON object of text: {error}", row=row
+        ) from None

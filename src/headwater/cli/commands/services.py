@@ -1,14 +1,156 @@
-"""`headwater services`: a Kafka, a PostgreSQL and a RabbitMQ on this machine."""
+"""The commands `services` and `cluster`: local Kafka, PostgreSQL and RabbitMQ; a local Spark cluster.
+
+Both start, show and stop servers of one folder.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
 from typing import Final, Literal
 
-from headwater.cli.local_services import Action, end, services_state, show, start, tell_profile
 from headwater.cli.options import DEFAULTS, Options
-from headwater.cli.output import Output
+from headwater.cli.output import Column, Output
+from headwater.errors import BadSettingError, LockedError, UnreachableError
+from headwater.services.local_profile import profile_table, write_table
+from headwater.services.servers import LaunchedServer, ServerState, Service
 
-__all__ = ["services"]
+__all__ = [
+    "Action",
+    "cluster",
+    "print_profile",
+    "server_state",
+    "services",
+    "show_servers",
+    "start_servers",
+    "stop_servers",
+]
+
+Action = Literal["up", "down", "status"]
+_DEFAULT_FOLDER: Final = ".headwater-services"
+_PROFILE_FILE: Final = Path("headwater.toml")
+
+
+def server_state(options: Options) -> ServerState:
+    """The servers of the folder that is meant: that of `--data`, else `.headwater-services` here."""
+    return ServerState(Path(options.data or _DEFAULT_FOLDER))
+
+
+def start_servers(
+    state: ServerState, launches: Mapping[str, Callable[[tuple[int, ...]], LaunchedServer]], output: Output
+) -> None:
+    """Start those that do not run, all at once, and wait until they answer.
+
+    Args:
+        state: The servers of a folder.
+        launches: By name, what starts a server with the ports it had before.
+        output: Told when it takes time.
+    """
+    known = state.services()
+    launched = []
+    for name, launch in launches.items():
+        if name not in known or known[name].state != "running":
+            launched.append(launch(known[name].ports if name in known else ()))
+            state.record(launched[-1])
+    for server in launched:
+        server.wait(output.note)
+
+
+def stop_servers(state: ServerState, wanted: Callable[[str], bool], output: Output) -> int:
+    """End the servers with the names that are wanted, the last started first."""
+    with state.lock():
+        stopped = [service for service in state.services().values() if wanted(service.name) and service.pid]
+        for service in reversed(stopped):
+            state.stop(service)
+    _print_servers(output, [state.services()[service.name] for service in stopped])
+    if not stopped:
+        output.note(f"nothing runs in {state.folder}")
+    return 0
+
+
+def show_servers(state: ServerState, wanted: Callable[[str], bool], output: Output) -> int:
+    """Print the servers with the names that are wanted; the exit code is 3 when one of them died."""
+    found = [service for service in state.services().values() if wanted(service.name)]
+    _print_servers(output, found)
+    if not found:
+        output.note(f"nothing was started in {state.folder}")
+    return UnreachableError.exit_code if any(service.state == "died" for service in found) else 0
+
+
+def print_profile(state: ServerState, wanted: Callable[[str], bool], write: bool, output: Output) -> int:
+    """Print what runs, and the profile that leads to it; append that to headwater.toml when it is asked for."""
+    _print_servers(output, [service for service in state.services().values() if wanted(service.name)])
+    table = profile_table(state.folder, state.services())
+    if write:
+        write_table(_PROFILE_FILE, table)
+        output.note(f"the profile local is in {_PROFILE_FILE}: headwater run app.py --profile local")
+    elif not output.json:
+        output.print_text(f"\n# for {_PROFILE_FILE}; --write appends it\n{table}".rstrip())
+    return 0
+
+
+def _print_servers(output: Output, services: Iterable[Service]) -> None:
+    columns = [Column(name.upper(), name) for name in ("name", "state", "url", "pid", "output")]
+    output.print_rows(
+        columns,
+        [{column.field: getattr(service, column.field) for column in columns} for service in services],
+    )
+
+
+def cluster(
+    action: Action,
+    /,
+    *,
+    workers: int = 2,
+    cores: int = 1,
+    memory: str = "1g",
+    write: bool = False,
+    options: Options = DEFAULTS,
+) -> int:
+    """Start a local Spark cluster for trying a profile, look at it, or end it.
+
+    A master and its workers run in the background, from the Spark that came with Headwater. They listen on 127.0.0.1
+    only and keep their files in one folder: that of --data, else .headwater-services here.
+
+    Args:
+        action: up, down or status; the exit code of status is 3 when a part of it died.
+        workers: How many workers.
+        cores: How many tasks each worker runs at once.
+        memory: How much memory each worker gives to executors.
+        write: Put the profile that leads to it into headwater.toml, by the name local.
+        options: Options of every command.
+    """
+    state, output = server_state(options), Output(options)
+    if action == "down":
+        return stop_servers(state, _is_spark, output)
+    if action == "status":
+        return show_servers(state, _is_spark, output)
+    if workers < 1 or cores < 1:
+        raise BadSettingError("a cluster has at least one worker with one core", fix="--workers 2 --cores 1")
+    with state.lock():
+        _start_cluster(state, output, workers, cores, memory)
+    return print_profile(state, _is_spark, write, output)
+
+
+def _is_spark(name: str) -> bool:
+    return name.startswith("spark-")
+
+
+def _start_cluster(state: ServerState, output: Output, workers: int, cores: int, memory: str) -> None:
+    from headwater.services.spark_cluster import launch_master, launch_worker
+
+    if any(service.state == "running" for name, service in state.services().items() if _is_spark(name)):
+        raise LockedError(f"a cluster runs in {state.folder}", fix="headwater cluster down")
+    folder = state.folder / "spark"
+    start_servers(state, {"spark-master": lambda ports: launch_master(folder, ports=ports)}, output)
+    master = state.services()["spark-master"]
+    launch_numbered = partial(launch_worker, folder, master.url, master.ports[1], cores=cores, memory=memory)
+    launches = {
+        f"spark-worker-{number}": partial(launch_numbered, number=number) for number in range(1, workers + 1)
+    }
+    start_servers(state, launches, output)
+
 
 _ALL: Final = ("kafka", "postgres", "rabbitmq")
 
@@ -34,11 +176,11 @@ def services(
         options: Options of every command.
     """
     wanted = frozenset(names or _ALL)
-    state, output = services_state(options), Output(options)
+    state, output = server_state(options), Output(options)
     if action == "down":
-        return end(state, wanted.__contains__, output)
+        return stop_servers(state, wanted.__contains__, output)
     if action == "status":
-        return show(state, wanted.__contains__, output)
+        return show_servers(state, wanted.__contains__, output)
     from headwater.services.kafka import launch_kafka
     from headwater.services.postgres import launch_postgres
     from headwater.services.rabbitmq import launch_rabbitmq, rabbitmq_program
@@ -46,10 +188,10 @@ def services(
     if not names and rabbitmq_program() is None:
         wanted -= {"rabbitmq"}
     launches = {
-        "kafka": lambda ports: launch_kafka(state.folder / "kafka", ports=ports, tell=output.note),
+        "kafka": lambda ports: launch_kafka(state.folder / "kafka", ports=ports, on_progress=output.note),
         "postgres": lambda ports: launch_postgres(state.folder / "postgres", ports=ports),
         "rabbitmq": lambda ports: launch_rabbitmq(state.folder / "rabbitmq", ports=ports),
     }
-    with state.locked():
-        start(state, {name: launch for name, launch in launches.items() if name in wanted}, output)
-    return tell_profile(state, wanted.__contains__, write, output)
+    with state.lock():
+        start_servers(state, {name: launch for name, launch in launches.items() if name in wanted}, output)
+    return print_profile(state, wanted.__contains__, write, output)

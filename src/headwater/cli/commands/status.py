@@ -1,23 +1,73 @@
-"""`headwater status`: the node, the log and its readers in three lines."""
+"""The command `status`: the node, the log and its readers in three lines.
+
+`headwater status` also finds out whether the node of a folder runs and answers.
+"""
 
 from __future__ import annotations
 
+import http.client
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
-from headwater.cli.commands.topics import events_held
-from headwater.cli.node import NodeView, health, node_of
-from headwater.cli.options import DEFAULTS, Options, connected, data_folder, new_folder
+import msgspec
+
+from headwater.cli.commands.topics import event_count
+from headwater.cli.formatting import format_duration, plural
+from headwater.cli.options import DEFAULTS, Options, data_folder, local_folder, open_client
 from headwater.cli.output import Output
-from headwater.cli.words import plural, seconds
 from headwater.errors import UnreachableError
-from headwater.store.engine_state import read_engine_state
+from headwater.server import NodeInfo, find_node
+from headwater.store.status import read_engine_status
 
 if TYPE_CHECKING:
     from headwater.client import Client
 
-__all__ = ["status"]
+__all__ = [
+    "NodeStatus",
+    "fetch_health",
+    "inspect_node",
+    "status",
+]
+
+_TIMEOUT: Final = 3.0  # seconds
+
+
+class NodeStatus(msgspec.Struct, frozen=True):
+    """A folder's node.
+
+    Attributes:
+        info: What the node says of itself; None when no node serves the folder.
+        stale: Whether node.json was left behind by a node that died.
+        health: What it answers when asked; None when it does not.
+    """
+
+    info: NodeInfo | None
+    stale: bool
+    health: dict[str, Any] | None
+
+
+def inspect_node(folder: Path) -> NodeStatus:
+    """The node of a folder now."""
+    found = find_node(folder)
+    stale = found is None and (folder / "node.json").exists()
+    return NodeStatus(found, stale, None if found is None else fetch_health(found.url))
+
+
+def fetch_health(url: str) -> dict[str, Any] | None:
+    """What a node answers about its health; None when nothing answers, or something else does."""
+    where = urlsplit(url)
+    connection = http.client.HTTPConnection(where.hostname or "", where.port or 80, timeout=_TIMEOUT)
+    try:
+        connection.request("GET", "/api/health")
+        answer = connection.getresponse()
+        found = msgspec.json.decode(answer.read(1 << 16), type=dict[str, Any])
+    except (OSError, http.client.HTTPException, msgspec.DecodeError):
+        return None
+    finally:
+        connection.close()
+    return found if answer.status == 200 and "status" in found else None
 
 
 def status(*, options: Options = DEFAULTS) -> int:
@@ -30,32 +80,35 @@ def status(*, options: Options = DEFAULTS) -> int:
         options: Options of every command.
     """
     output = Output(options)
-    node = _node(options)
-    with connected(options) as client:
-        document = {"node": _node_facts(node, options), "folder": options.place} | _log_facts(client)
+    node = _find_node(options)
+    with open_client(options) as client:
+        document = {"node": _node_facts(node, options), "folder": options.target} | _log_facts(client)
     if options.kafka:
-        document |= {"log": str(options.settled.log), "engine": _engine_facts(new_folder(options))}
-    output.record(document, _lines(node, document))
-    healthy = node.health is not None or (node.running is None and not node.stale)
+        document |= {
+            "log": str(options.effective_profile.log),
+            "engine": _engine_facts(local_folder(options)),
+        }
+    output.print_record(document, _lines(node, document))
+    healthy = node.health is not None or (node.info is None and not node.stale)
     return 0 if healthy else UnreachableError.exit_code
 
 
-def _node(options: Options) -> NodeView:
+def _find_node(options: Options) -> NodeStatus:
     if not options.remote:
-        return node_of(new_folder(options) if options.kafka else data_folder(options))
-    found = health(options.place)
+        return inspect_node(local_folder(options) if options.kafka else data_folder(options))
+    found = fetch_health(options.target)
     if found is None:
         raise UnreachableError(
-            f"no node answers at {options.place}", fix="headwater run app.py", url=options.place
+            f"no node answers at {options.target}", fix="headwater run app.py", url=options.target
         )
-    return NodeView(None, stale=False, health=found)
+    return NodeStatus(None, stale=False, health=found)
 
 
-def _node_facts(node: NodeView, options: Options) -> dict[str, Any]:
-    known = node.running
+def _node_facts(node: NodeStatus, options: Options) -> dict[str, Any]:
+    known = node.info
     return {
-        "state": _state(node),
-        "url": known.url if known else options.place if options.remote else None,
+        "state": _node_state(node),
+        "url": known.url if known else options.target if options.remote else None,
         "pid": known.pid if known else (node.health or {}).get("pid"),
         "started_at": known.started_at if known else (node.health or {}).get("started_at"),
     }
@@ -63,22 +116,22 @@ def _node_facts(node: NodeView, options: Options) -> dict[str, Any]:
 
 def _engine_facts(folder: Path) -> dict[str, Any]:
     """How the engine of this folder is doing; one that was killed has left its last words."""
-    told = read_engine_state(folder)
+    told = read_engine_status(folder)
     if told is None or (told.pid is not None and not Path(f"/proc/{told.pid}").exists()):
         ended = told is not None and told.state == "failed"
         return {"state": "failed" if ended else "stopped", "detail": told.detail if told and ended else ""}
     return {"state": told.state, "detail": told.detail, "pid": told.pid}
 
 
-def _state(node: NodeView) -> str:
+def _node_state(node: NodeStatus) -> str:
     if node.health is not None:
         return "running"
-    return "silent" if node.running else "died" if node.stale else "none"
+    return "silent" if node.info else "died" if node.stale else "none"
 
 
 def _log_facts(client: Client) -> dict[str, Any]:
     names = client.topics()
-    events = sum(events_held(client.log, name) for name in names)
+    events = sum(event_count(client.log, name) for name in names)
     lags = client.lag()
     furthest = max(lags, key=lambda lag: lag.behind, default=None)
     return {
@@ -103,7 +156,7 @@ def _pipeline_facts(client: Client) -> dict[str, Any]:
     }
 
 
-def _lines(node: NodeView, document: dict[str, Any]) -> list[str]:
+def _lines(node: NodeStatus, document: dict[str, Any]) -> list[str]:
     about: Any = document["node"]
     words = {
         "running": f"running   {about['url']} (process {about['pid']}, since {about['started_at']})",
@@ -113,17 +166,17 @@ def _lines(node: NodeView, document: dict[str, Any]) -> list[str]:
     }
     place = document.get("log", document["folder"])
     held = f"{plural(document['topics'], 'topic')}, {plural(document['events'], 'event')} in {place}"
-    lines = [f"node       {words[_state(node)]}", f"log        ready     {held}"]
+    lines = [f"node       {words[_node_state(node)]}", f"log        ready     {held}"]
     if engine := document.get("engine"):
         about = engine["detail"] or f"its folder is {document['folder']}"
         lines[0] = f"engine     {engine['state']:<9} {about}"
     if document["furthest"]:
-        furthest, behind = document["furthest"], seconds(timedelta(seconds=document["behind"]))
+        furthest, behind = document["furthest"], format_duration(timedelta(seconds=document["behind"]))
         place = f"{furthest['group']} on {furthest['topic']}"
         lines.append(f"groups     {document['groups']:<9} furthest behind: {place}, {behind}")
     if document["pipelines_furthest"]:
         furthest = document["pipelines_furthest"]
-        behind = seconds(timedelta(seconds=document["pipelines_behind"]))
+        behind = format_duration(timedelta(seconds=document["pipelines_behind"]))
         place = f"{furthest['pipeline']} on {furthest['input']}"
         lines.append(f"pipelines  {document['pipelines']:<9} furthest behind: {place}, {behind}")
     if document["pipelines_failed"]:

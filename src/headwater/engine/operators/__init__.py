@@ -1,7 +1,7 @@
-"""Operators with state per key, one file each: pure Python over Arrow tables, under `headwater.engine.keyed.operator`.
+"""Operators with state per key: Python over Arrow tables, on the interface of `headwater.engine.state.state`.
 
-What Spark itself can say stays Spark's; here is what it lacks: the user's `own` logic, `joins` of events with tables,
-the `past` of a key, and queries over `tables` with their `scalars`. Rows as most of them take them are in
-`arrivals.py`, rows that wait for a time in `slices.py`. Where an operator runs is decided in
-`headwater.engine.building.placing`.
+These are the operators that Spark lacks: user functions (`stateful`), joins of events with tables (`enrich`,
+`as_of_join`), lookback (`sliding_windows`, `session_windows`, `deduplicate`) and `table_history`. `reorder_buffer`
+holds rows until the watermark passes them; `timelines` keeps the time-ordered versions of a key. An operator does not
+know where it runs; `headwater.engine.build.placement` decides that.
 """

@@ -1,5 +1,5 @@
-"""Pipelines in Spark's real-time mode: Kafka to Kafka in milliseconds, at least once, outside ledger and identity.
+"""Pipelines in Spark's real-time mode: Kafka to Kafka in milliseconds, at least once, without a ledger.
 
-In comes a pipeline that asks for `latency="realtime"`; it is refused (`qualifying.py`), or runs as a query beside the
-others (`query.py`), over Spark's own Kafka source and sink (`connector.py`). Enter at `query.py`.
+A pipeline with `latency="realtime"` comes in. `require_realtime` refuses it or it runs as a `RealtimeQuery` beside the
+other queries, over Spark's own Kafka source and sink (`kafka`). Enter at `realtime_query`.
 """

@@ -1,24 +1,41 @@
-"""Parquet files with a manifest: a batch's file counts once the manifest names it, and it names each batch once."""
+"""File outputs, and staging of large results.
+
+`ParquetFolder` writes one Parquet file per batch. A file counts once the manifest names it, and the manifest names each
+batch once.
+
+`Staging` keeps large results out of the driver process. Workers send their rows directly to the store if it accepts
+staged parts. A SQLite store does not. Then, and where the process itself needs the rows, workers write files, which are
+memory-mapped.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyspark import TaskContext
+from pyspark.sql import DataFrame
+from pyspark.sql.pandas.types import to_arrow_schema
 
-from headwater.store import LedgerEntry
+from headwater.store import LedgerEntry, StagedPart, Stager, ViewTable
 
-__all__ = ["ParquetFolder"]
+__all__ = [
+    "ParquetFolder",
+    "Staging",
+    "stage_in_store",
+]
 
 _MANIFEST: Final = "_manifest"
 
 
-class Listed(msgspec.Struct, frozen=True):
+class ManifestEntry(msgspec.Struct, frozen=True):
     """One batch in the manifest."""
 
     query: str
@@ -29,7 +46,7 @@ class Listed(msgspec.Struct, frozen=True):
 
 
 class ParquetFolder:
-    """A folder of Parquet files that batches add to.
+    """A folder of Parquet files, one per batch.
 
     `stage` before the batch is committed, `publish` after it; both may be called again, and leave the same behind.
     Readers that take all files of the manifest see whole batches, each once; DuckDB, Polars and Spark can read the
@@ -49,39 +66,41 @@ class ParquetFolder:
         (path / _MANIFEST).mkdir(parents=True, exist_ok=True)
 
     def stage(self, batch: int, rows: pa.Table) -> None:
-        """Write the rows of a batch, durably, where the manifest will look for them."""
+        """Write the rows of a batch durably to the file that the manifest will name."""
         if rows.num_rows:
-            beside = self.path / _MANIFEST / f"{batch:08}.parquet"
-            pq.write_table(rows, beside, compression="zstd")
-            _settle(beside, self._file(batch))
+            temporary = self.path / _MANIFEST / f"{batch:08}.parquet"
+            pq.write_table(rows, temporary, compression="zstd")
+            _commit_file(temporary, self._file(batch))
 
     def publish(self, entry: LedgerEntry) -> None:
-        """Name a batch in the manifest."""
+        """Add a batch to the manifest."""
         target = self.path / _MANIFEST / f"{entry.batch:08}.json"
         if target.exists():
             return
         file = self._file(entry.batch)
         rows = pq.read_metadata(file).num_rows if file.exists() else 0
-        listed = Listed(entry.query, entry.batch, file.name if rows else None, rows, entry.ranges())
-        beside = target.with_suffix(".new")
-        beside.write_bytes(msgspec.json.encode(listed))
-        _settle(beside, target)
+        manifest_entry = ManifestEntry(
+            entry.query, entry.batch, file.name if rows else None, rows, entry.ranges()
+        )
+        temporary = target.with_suffix(".new")
+        temporary.write_bytes(msgspec.json.encode(manifest_entry))
+        _commit_file(temporary, target)
 
     def files(self) -> Iterator[Path]:
-        """The files that count, in the order of their batches."""
+        """Returns the files that the manifest names, in batch order."""
         for path in sorted((self.path / _MANIFEST).glob("*.json")):
-            listed = msgspec.json.decode(path.read_bytes(), type=Listed, strict=False)
-            if listed.file is not None:
-                yield self.path / listed.file
+            entry = msgspec.json.decode(path.read_bytes(), type=ManifestEntry, strict=False)
+            if entry.file is not None:
+                yield self.path / entry.file
 
     def _file(self, batch: int) -> Path:
         return self.path / f"part-{batch:08}.parquet"
 
 
-def _settle(beside: Path, target: Path) -> None:
-    """Give a finished file its name; after a power cut it is there as a whole or not at all."""
-    _sync(beside)
-    beside.replace(target)
+def _commit_file(temporary: Path, target: Path) -> None:
+    """Rename a finished file; after a power failure it exists whole or not at all."""
+    _sync(temporary)
+    temporary.replace(target)
     _sync(target.parent)
 
 
@@ -91,3 +110,78 @@ def _sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+_PART_ROWS: Final = 500_000  # rows that a task holds before it sends them
+
+
+def stage_in_store(stager: Stager, table: ViewTable, batch: int, frame: DataFrame) -> tuple[StagedPart, ...]:
+    """Run a batch of a view; workers send rows to the store. Only parts of successful tasks count."""
+    parts = frame.mapInArrow(partial(_send_parts, stager, table, batch), "part binary").toArrow()
+    return tuple(msgspec.json.decode(part, type=StagedPart) for part in parts.column("part").to_pylist())
+
+
+def _send_parts(
+    stager: Stager, table: ViewTable, batch: int, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Send the rows of one task."""
+    for some in _gather(batches):
+        part = stager.stage(table, batch, pa.Table.from_batches(some).cast(table.schema))
+        yield pa.RecordBatch.from_pydict({"part": [msgspec.json.encode(part)]})
+
+
+def _gather(batches: Iterator[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+    buffer: list[pa.RecordBatch] = []
+    for batch in batches:
+        if batch.num_rows:
+            buffer.append(batch)
+        if sum(one.num_rows for one in buffer) >= _PART_ROWS:
+            yield buffer
+            buffer = []
+    if buffer:
+        yield buffer
+
+
+class Staging:
+    """The staged files of one batch, from its run to its commit; the next run removes files that a crash left.
+
+    Args:
+        folder: Where the parts go; workers and driver must both reach it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def run(self, frame: DataFrame) -> pa.Table:
+        """Run a batch; the rows stay in memory-mapped files. Only parts of successful tasks count."""
+        self.clear()
+        self._folder.mkdir(parents=True)
+        paths = frame.mapInArrow(partial(_write_part, str(self._folder)), "path string").toArrow()
+        parts = [_map_file(path) for path in paths.column("path").to_pylist()]
+        return (
+            pa.concat_tables(parts) if parts else to_arrow_schema(frame.schema, timezone="UTC").empty_table()
+        )
+
+    def clear(self) -> None:
+        """Remove the parts."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _write_part(folder: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Write the rows of one task; the file is named after the attempt, so that no two attempts share one."""
+    task = TaskContext.get()
+    assert task is not None
+    path = f"{folder}/{task.partitionId()}-{task.taskAttemptId()}.arrow"
+    writer = None
+    for batch in batches:
+        if writer is None:
+            writer = pa.ipc.new_file(path, batch.schema)
+        writer.write_batch(batch)
+    if writer is not None:
+        writer.close()
+        yield pa.RecordBatch.from_pydict({"path": [path]})
+
+
+def _map_file(path: str) -> pa.Table:
+    with pa.memory_map(path) as file:
+        return pa.ipc.open_file(file).read_all()

@@ -1,4 +1,4 @@
-"""The log as a streaming source of Spark; enter at `log_source`. Spark's workers import this room and nothing else.
+"""The log as a streaming source of Spark; enter at `log_source`.
 
-So nothing is imported here: each import would be paid in every worker.
+Spark's Python workers import only this package. This file imports nothing, because every worker would pay for it.
 """

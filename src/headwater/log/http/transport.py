@@ -1,4 +1,4 @@
-"""Requests to a node: what may be repeated is repeated, and errors come back as the classes they were raised as."""
+"""HTTP requests to a node: safe requests are retried, and errors are raised as their original classes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headwater.errors import BadSettingError, HeadwaterError, UnreachableError
 __all__ = ["Transport"]
 
 _FIRST_PAUSE: Final = 0.05  # seconds
-_LONGEST_PAUSE: Final = 1.0
+_MAX_PAUSE: Final = 1.0
 _NOT_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 _BUSY: Final = (429, 503)
 
@@ -25,7 +25,7 @@ class Transport:
 
     Args:
         url: Such as "http://127.0.0.1:8642".
-        patience: How long to go on when a node that answered before does not, or says that it is busy.
+        patience: How long to retry when a node that answered before does not answer or is busy.
         timeout: How long an answer may take.
     """
 
@@ -33,7 +33,7 @@ class Transport:
         self.url = url.rstrip("/")
         self._patience = patience.total_seconds()
         self._timeout = timeout.total_seconds()
-        self._reached = False
+        self._connected = False
         try:
             self._client = httpx.Client(
                 base_url=self.url,
@@ -57,10 +57,10 @@ class Transport:
         repeatable: bool = True,
         wait: float = 0,
     ) -> httpx.Response:
-        """One request and its answer.
+        """Send a request and return its answer.
 
         Args:
-            method: Of HTTP.
+            method: The HTTP method.
             path: Without the node's address.
             document: The body, to be written as JSON.
             content: The body, as it is.
@@ -70,7 +70,7 @@ class Transport:
             wait: Seconds the node was asked to wait, on top of what an answer may take.
 
         Raises:
-            UnreachableError: No answer came, however often it was asked for.
+            UnreachableError: No answer came, including retries.
             HeadwaterError: What the node answered with.
         """
         body = msgspec.json.encode(document) if document is not None else content
@@ -83,27 +83,27 @@ class Transport:
                     method, path, content=body, headers=headers, params=params, timeout=timeout
                 )
             except httpx.TransportError as error:
-                self._give_up_if_due(error, deadline, repeatable=repeatable)
+                self._raise_if_final(error, deadline, repeatable=repeatable)
             except RuntimeError:
                 raise UnreachableError("the client is closed", fix="hw.connect(...) again") from None
             else:
-                self._reached = True
+                self._connected = True
                 if self._client.is_closed:
                     # By another thread, maybe before this request had its connection: then nobody else closes that.
                     answer.extensions["network_stream"].close()
                 if answer.is_success:
                     return answer
                 if answer.status_code not in _BUSY or time.monotonic() >= deadline:
-                    raise self._error(answer)
-                pause = max(pause, _seconds(answer.headers.get("retry-after")))
+                    raise self._error_from(answer)
+                pause = max(pause, _retry_after(answer.headers.get("retry-after")))
             time.sleep(max(0.0, min(pause, deadline - time.monotonic())))
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            pause = min(2 * pause, _MAX_PAUSE)
 
     def json(self, method: str, path: str, **options: Any) -> Any:
-        """The document a request is answered with."""
+        """Returns the JSON document of an answer."""
         return msgspec.json.decode(self.call(method, path, **options).content)
 
-    def _give_up_if_due(self, error: httpx.TransportError, deadline: float, *, repeatable: bool) -> None:
+    def _raise_if_final(self, error: httpx.TransportError, deadline: float, *, repeatable: bool) -> None:
         sent = not isinstance(error, _NOT_SENT)
         if sent and not repeatable:
             raise UnreachableError(
@@ -114,7 +114,7 @@ class Transport:
                 url=self.url,
                 sent=True,
             ) from error
-        if time.monotonic() >= deadline or not (sent or self._reached):
+        if time.monotonic() >= deadline or not (sent or self._connected):
             raise UnreachableError(
                 f"no node answers at {self.url}",
                 detail=str(error) or type(error).__name__,
@@ -123,7 +123,7 @@ class Transport:
                 sent=sent,
             ) from error
 
-    def _error(self, answer: httpx.Response) -> HeadwaterError:
+    def _error_from(self, answer: httpx.Response) -> HeadwaterError:
         try:
             problem = msgspec.json.decode(answer.content, type=dict[str, Any])
             return HeadwaterError.from_problem(problem)
@@ -138,5 +138,5 @@ class Transport:
         self._client.close()
 
 
-def _seconds(text: str | None) -> float:
-    return min(float(text), _LONGEST_PAUSE) if text and text.isdecimal() else 0.0
+def _retry_after(text: str | None) -> float:
+    return min(float(text), _MAX_PAUSE) if text and text.isdecimal() else 0.0

@@ -1,11 +1,11 @@
-"""The log on Kafka, with the same calls as the log in a folder.
+"""The log on Kafka, with the same calls as `EventLog`.
 
-In come rows and offsets; they become records that any Kafka client can read: values in JSON, or in Avro or Arrow by
-choice of the topic, and the envelope in headers.
-Definitions of topics and what was committed lie in compacted side topics. Enter at `KafkaLog`.
+Rows and offsets come in and become records that any Kafka client can read: values in JSON, Avro or Arrow,
+as the topic's `value_format` says, and the envelope in headers. Topic definitions, producer progress and
+event time are in compacted side topics. Enter at `KafkaLog` (kafka_log.py).
 """
 
+from headwater.log.kafka.event_time_index import EventTimeWalk, walk
 from headwater.log.kafka.kafka_log import KafkaLog
-from headwater.log.kafka.time.walk import EventTimeWalk, walk
 
 __all__ = ["EventTimeWalk", "KafkaLog", "walk"]

@@ -1,4 +1,4 @@
-"""The brokers of one Kafka: their address, the driver's clients, patience, and errors in our own words."""
+"""The Kafka brokers: their address, the driver's clients, retries, and translated errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from headwater.errors import (
     UnreachableError,
 )
 
-__all__ = ["Brokers", "KafkaAddress", "driver", "let_go", "partition_at", "with_pages"]
+__all__ = ["Brokers", "KafkaAddress", "close_quietly", "driver", "topic_partition", "with_batch_cache"]
 
 T = TypeVar("T")
 logger = logging.getLogger("headwater.kafka")
@@ -33,10 +33,10 @@ logger = logging.getLogger("headwater.kafka")
 _driver_logger = logging.getLogger("headwater.kafka.driver")
 _driver_logger.addHandler(logging.NullHandler())
 _driver_logger.propagate = False
-_STEP: Final = 3.0  # seconds one try may take before we say that we wait
-_PAGES: Final = "headwater.pages"
-_OURS: Final = {"replication.factor", "min.insync.replicas"}
-_SILENT: Final = (  # codes after which asking again may help
+_ATTEMPT_TIMEOUT: Final = 3.0  # seconds one try may take before we say that we wait
+_CACHE_SETTING: Final = "headwater.pages"
+_TOPIC_SETTINGS: Final = {"replication.factor", "min.insync.replicas"}
+_RETRIABLE_CODES: Final = (  # codes after which asking again may help
     "_TRANSPORT",
     "_TIMED_OUT",
     "_MSG_TIMED_OUT",
@@ -67,7 +67,7 @@ _SILENT: Final = (  # codes after which asking again may help
     "OFFSET_NOT_AVAILABLE",
     "KAFKA_STORAGE_ERROR",
 )
-_SECRET: Final = ("password", "secret", "key.pem", "private", "token", "oauth")
+_SECRET_NAMES: Final = ("password", "secret", "key.pem", "private", "token", "oauth")
 
 
 def driver() -> Any:
@@ -86,24 +86,24 @@ def driver() -> Any:
 
 @dataclass(frozen=True)
 class KafkaAddress:
-    """Where the brokers are and how to speak to them.
+    """The address of the brokers and the client settings.
 
-    `topic_settings` are what new topics get: `replication.factor` and `min.insync.replicas` of the URL. Everything else
-    behind the question mark is a setting of librdkafka, such as `security.protocol` or `ssl.ca.location`. `pages` is
-    for processes that this one starts: see time/pages.py.
+    `topic_settings` apply to new topics: `replication.factor` and `min.insync.replicas` of the URL. All
+    other parameters are settings of librdkafka, such as `security.protocol` or `ssl.ca.location`.
+    `cache_folder` is for child processes: see `BatchCache` in timed_topic.py.
     """
 
     servers: str
     settings: dict[str, str] = field(default_factory=dict, repr=False)
     topic_settings: dict[str, str] = field(default_factory=dict)
-    pages: str = field(default="", repr=False)
+    cache_folder: str = field(default="", repr=False)
 
     @classmethod
-    def of(cls, url: str) -> KafkaAddress:
+    def parse(cls, url: str) -> KafkaAddress:
         """From `kafka://[user:password@]host:port[,host:port][?setting=value&…]`.
 
         Example:
-            >>> address = KafkaAddress.of("kafka://ada:pw@a:9092,b:9092?replication.factor=3&client.id=till")
+            >>> address = KafkaAddress.parse("kafka://ada:pw@a:9092,b:9092?replication.factor=3&client.id=till")
             >>> address
             KafkaAddress(servers='a:9092,b:9092', topic_settings={'replication.factor': '3'})
             >>> str(address), address.settings["client.id"], address.settings["security.protocol"]
@@ -115,22 +115,22 @@ class KafkaAddress:
             shown = f"{parts.scheme}://{servers}"
             raise BadSettingError(f"cannot connect to {shown!r}", fix='hw.connect("kafka://127.0.0.1:9092")')
         given = dict(parse_qsl(parts.query))
-        pages = given.pop(_PAGES, "")
-        settings = {name: value for name, value in given.items() if name not in _OURS}
+        pages = given.pop(_CACHE_SETTING, "")
+        settings = {name: value for name, value in given.items() if name not in _TOPIC_SETTINGS}
         if user:
             name, _, password = user.partition(":")
             login = {"sasl.username": unquote(name), "sasl.password": unquote(password)}
             settings = {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN"} | settings | login
-        topics = {name: value for name, value in given.items() if name in _OURS}
+        topics = {name: value for name, value in given.items() if name in _TOPIC_SETTINGS}
         return cls(servers, settings, topics, pages)
 
     def __str__(self) -> str:
         return f"kafka://{self.servers}"
 
-    def without_secrets(self, text: str) -> str:
-        """A text of the driver's, with our secrets taken out."""
+    def redact(self, text: str) -> str:
+        """Returns a text of the driver's, with our secrets taken out."""
         for name, value in self.settings.items():
-            if value and any(word in name for word in _SECRET):
+            if value and any(word in name for word in _SECRET_NAMES):
                 text = text.replace(value, "…")
         return text
 
@@ -149,25 +149,31 @@ class Brokers:
         self._kafka = driver()
         self._lock = threading.Lock()
         self._admin: Any = None
-        self._last_fault: Any = None
+        self._last_error: Any = None
         codes = self._kafka.KafkaError
-        self._denied = {code for name, code in vars(codes).items() if name.endswith("AUTHORIZATION_FAILED")}
-        self._refused = {codes._AUTHENTICATION, codes.SASL_AUTHENTICATION_FAILED}
-        self._fenced = {codes._FENCED, codes.PRODUCER_FENCED, codes.INVALID_PRODUCER_EPOCH}
-        self._absent = {codes.UNKNOWN_TOPIC_OR_PART, codes._UNKNOWN_TOPIC, codes._UNKNOWN_PARTITION}
-        self.silent = {getattr(codes, name) for name in _SILENT}
+        self._authorization_codes = {
+            code for name, code in vars(codes).items() if name.endswith("AUTHORIZATION_FAILED")
+        }
+        self._authentication_codes = {codes._AUTHENTICATION, codes.SASL_AUTHENTICATION_FAILED}
+        self._fenced_codes = {codes._FENCED, codes.PRODUCER_FENCED, codes.INVALID_PRODUCER_EPOCH}
+        self._unknown_topic_codes = {
+            codes.UNKNOWN_TOPIC_OR_PART,
+            codes._UNKNOWN_TOPIC,
+            codes._UNKNOWN_PARTITION,
+        }
+        self.retriable_codes = {getattr(codes, name) for name in _RETRIABLE_CODES}
 
     @property
     def admin(self) -> Any:
         """The client for topics, groups and offsets."""
         with self._lock:
             if self._admin is None:
-                self._admin = self._made(self._kafka.admin.AdminClient, {})
+                self._admin = self._create_client(self._kafka.admin.AdminClient, {})
             return self._admin
 
-    def producer(self, settings: dict[str, Any]) -> Any:
+    def create_producer(self, settings: dict[str, Any]) -> Any:
         """A new producer: acknowledged by all in-sync replicas, and repeats of its own sends are told apart."""
-        return self._made(
+        return self._create_client(
             self._kafka.Producer,
             {
                 "enable.idempotence": True,
@@ -181,9 +187,9 @@ class Brokers:
             | settings,
         )
 
-    def consumer(self, settings: dict[str, Any] | None = None) -> Any:
-        """A new consumer that sees committed transactions only and commits nothing by itself."""
-        return self._made(
+    def create_consumer(self, settings: dict[str, Any] | None = None) -> Any:
+        """Returns a new consumer that sees committed transactions only and commits nothing by itself."""
+        return self._create_client(
             self._kafka.Consumer,
             {
                 "group.id": "headwater",
@@ -198,10 +204,10 @@ class Brokers:
             | (settings or {}),
         )
 
-    def _made(self, kind: Any, settings: dict[str, Any]) -> Any:
+    def _create_client(self, kind: Any, settings: dict[str, Any]) -> Any:
         whole = {
             "bootstrap.servers": self.address.servers,
-            "error_cb": self._remember,
+            "error_cb": self._on_error,
             "log_level": 2,
             "allow.auto.create.topics": False,  # asking for a topic must not make it, with settings that are not ours
             "reconnect.backoff.max.ms": 1000,
@@ -210,16 +216,16 @@ class Brokers:
         try:
             return kind(whole | settings | self.address.settings, logger=_driver_logger)
         except (self._kafka.KafkaException, ValueError, TypeError) as error:
-            what = f"a setting of {self.address} cannot be: {_words(error)}"
-            raise BadSettingError(self.address.without_secrets(what)) from None
+            what = f"a setting of {self.address} cannot be: {_error_message(error)}"
+            raise BadSettingError(self.address.redact(what)) from None
 
-    def _remember(self, error: Any) -> None:
-        self._last_fault = error
+    def _on_error(self, error: Any) -> None:
+        self._last_error = error
 
     # -- asking --------------------------------------------------------------------------------------------------
 
-    def ask(self, call: Callable[[float], T], patience: float | None = None) -> T:
-        """The answer to a call that is given seconds to wait; repeated until the patience is over.
+    def retry(self, call: Callable[[float], T], patience: float | None = None) -> T:
+        """Returns the answer to a call that is given seconds to wait; repeated until the patience is over.
 
         Raises:
             UnreachableError: No broker answered.
@@ -227,84 +233,84 @@ class Brokers:
         """
         began = time.monotonic()
         deadline = began + (self.patience if patience is None else patience)
-        said = False
+        warned = False
         while True:
             left = deadline - time.monotonic()
             try:
-                return call(max(0.2, min(_STEP, left)))
+                return call(max(0.2, min(_ATTEMPT_TIMEOUT, left)))
             except self._kafka.KafkaException as error:
-                self._refuse_if_final(error)
+                self._raise_if_fatal(error)
                 if time.monotonic() >= deadline:
-                    raise self.error(error) from None
-            if not said and time.monotonic() - began > 1:
-                said = True
+                    raise self.translate_error(error) from None
+            if not warned and time.monotonic() - began > 1:
+                warned = True
                 logger.warning("no Kafka broker answers at %s: waiting", self.address)
             time.sleep(min(0.2, max(0.0, left)))
 
-    def _refuse_if_final(self, error: Any) -> None:
+    def _raise_if_fatal(self, error: Any) -> None:
         """Waiting helps against silence, not against a no."""
-        code = _code(error)
+        code = _error_code(error)
         if self._admin is not None:
             self._admin.poll(0)  # it hears of refused credentials when it is asked only
-        fault = self._last_fault
-        if fault is not None and fault.code() in self._refused:
-            raise self.error(fault) from None
-        if code not in self.silent:
-            raise self.error(error) from None
+        fault = self._last_error
+        if fault is not None and fault.code() in self._authentication_codes:
+            raise self.translate_error(fault) from None
+        if code not in self.retriable_codes:
+            raise self.translate_error(error) from None
 
-    def error(self, error: Any) -> HeadwaterError:
-        """What the driver said, as one of our errors."""
-        code = _code(error)
-        words = self.address.without_secrets(_words(error))
-        if code in self._refused:
+    def translate_error(self, error: Any) -> HeadwaterError:
+        """Returns what the driver said, as one of our errors."""
+        code = _error_code(error)
+        message = self.address.redact(_error_message(error))
+        if code in self._authentication_codes:
             what = f"{self.address} does not accept the credentials"
-            return BadCredentialsError(what, detail=words, fix="check user and password")
-        if code in self._denied:
-            return BadCredentialsError(f"{self.address} does not allow it", detail=words)
-        if code in self._fenced:
-            return FencedError("another producer under the same id has taken over", detail=words)
+            return BadCredentialsError(what, detail=message, fix="check user and password")
+        if code in self._authorization_codes:
+            return BadCredentialsError(f"{self.address} does not allow it", detail=message)
+        if code in self._fenced_codes:
+            return FencedError("another producer under the same id has taken over", detail=message)
         if code in (self._kafka.KafkaError.MSG_SIZE_TOO_LARGE, self._kafka.KafkaError.RECORD_LIST_TOO_LARGE):
-            return TooLargeError("an event is larger than the topic takes", detail=words, limit=0)
-        if code in self._absent:
-            return UnknownTopicError("Kafka has no such topic or partition", detail=words)
-        if code not in self.silent:
-            return RefusedError(f"{self.address} refuses it: {words}", kafka=str(code))
+            return TooLargeError("an event is larger than the topic takes", detail=message, limit=0)
+        if code in self._unknown_topic_codes:
+            return UnknownTopicError("Kafka has no such topic or partition", detail=message)
+        if code not in self.retriable_codes:
+            return RefusedError(f"{self.address} refuses it: {message}", kafka=str(code))
         return UnreachableError(
             f"no Kafka broker answers at {self.address}",
-            detail=words,
+            detail=message,
             fix="start the brokers, or check the address",
             url=str(self.address),
             sent=False,
         )
 
-    def futures(
-        self, ask: Callable[[Any, float], dict[Any, Any]], patience: float | None = None
+    def call_admin(
+        self, request: Callable[[Any, float], dict[Any, Any]], patience: float | None = None
     ) -> dict[Any, Any]:
-        """The answers to a request of the admin client, which gives one future for each thing asked about."""
+        """Returns the answers to a request of the admin client, which gives one future for each thing asked about."""
 
         def call(seconds: float) -> dict[Any, Any]:
-            return {key: future.result() for key, future in ask(self.admin, seconds).items()}
+            return {key: future.result() for key, future in request(self.admin, seconds).items()}
 
-        return self.ask(call, patience)
+        return self.retry(call, patience)
 
 
-def let_go(producer: Any) -> None:
+def close_quietly(producer: Any) -> None:
     """Close a producer whatever state it is in; a fenced one fails while it closes."""
     with contextlib.suppress(Exception):
         producer.close(1)
 
 
-def with_pages(url: str, folder: Path) -> str:
-    """The URL for processes that this one starts, which find there what it has read.
+def with_batch_cache(url: str, folder: Path) -> str:
+    """Returns the URL for processes that this one starts, which find there what it has read.
 
     Example:
-        >>> with_pages("kafka://a:9092", Path("/var/pages"))
+        >>> with_batch_cache("kafka://a:9092", Path("/var/pages"))
         'kafka://a:9092?headwater.pages=%2Fvar%2Fpages'
     """
-    return f"{url}{'&' if '?' in url else '?'}{_PAGES}={quote(str(folder), safe='')}"
+    return f"{url}{'&' if '?' in url else '?'}{_CACHE_SETTING}={quote(str(folder), safe='')}"
 
 
-def partition_at(topic: str, partition: int, offset: int | None = None) -> Any:
+def topic_partition(topic: str, partition: int, offset: int | None = None) -> Any:
     """A partition, and an offset in it, as the driver has them."""
     kafka = driver()
     return (
@@ -318,11 +324,11 @@ def _kafka_error(error: Any) -> Any:
     return error.args[0] if isinstance(error, Exception) and error.args else error
 
 
-def _code(error: Any) -> Any:
+def _error_code(error: Any) -> Any:
     inner = _kafka_error(error)
     return inner.code() if hasattr(inner, "code") else None
 
 
-def _words(error: Any) -> str:
+def _error_message(error: Any) -> str:
     inner = _kafka_error(error)
     return inner.str() if hasattr(inner, "str") else str(inner)

@@ -1,4 +1,9 @@
-"""The log on Kafka."""
+"""The log on Kafka.
+
+`KafkaLog` implements `Log` and `TimedLog` with topics (topics.py), writers (topic_writer.py), consumers
+(fetcher.py) and the event time index. `KafkaInspector` inspects topics read-only for `headwater plan`. The
+table of what a topic can do in a folder and on Kafka is here too; the documentation shows it.
+"""
 
 from __future__ import annotations
 
@@ -13,45 +18,55 @@ import numpy as np
 
 from headwater.errors import BadOffsetError
 from headwater.events import Clock, Receipt, SystemClock
+from headwater.events.envelope import Receipts
+from headwater.log.append_buffer import PendingAppend
 from headwater.log.batch import LogBatch
-from headwater.log.definition import (
-    Topic,
-    brought_up,
-    check_name,
-    check_producer,
-    refuse_clash,
-    unknown_topic,
-)
-from headwater.log.door import Entry
 from headwater.log.event_log import PartitionRange, Start
-from headwater.log.kafka.brokers import Brokers, KafkaAddress, with_pages
-from headwater.log.kafka.cursors import Cursors
-from headwater.log.kafka.definitions import Definition, Definitions
-from headwater.log.kafka.forms import Form
-from headwater.log.kafka.groups import KafkaGroups
-from headwater.log.kafka.records import Typed, event_times
-from headwater.log.kafka.sending import IdempotentProducer, NamedProducers, Route, TopicSender
-from headwater.log.kafka.time import IndexWaiter, TimedKafkaTopic
-from headwater.log.kafka.time.pages import Pages
-from headwater.log.kafka.topics import KafkaTopics, settings_of
-from headwater.log.kafka.waiter import TopicWaiter
-from headwater.log.receipts import Receipts
-from headwater.log.rows import Row, Rows
-from headwater.log.wakeup import Waiter
+from headwater.log.inspection import TopicInspection
+from headwater.log.kafka.brokers import Brokers, KafkaAddress, with_batch_cache
+from headwater.log.kafka.consumer_groups import KafkaGroups
+from headwater.log.kafka.event_time_index import index_topic
+from headwater.log.kafka.fetcher import ConsumerPool, KafkaTopicWaiter
+from headwater.log.kafka.producers import COMMITS_TOPIC, IdempotentProducer, NamedProducerPool
+from headwater.log.kafka.records import RecordCodec, event_times
+from headwater.log.kafka.serializers import Serializer
+from headwater.log.kafka.timed_topic import BatchCache, EventTimeWaiter, TimedKafkaTopic
+from headwater.log.kafka.topic_writer import KafkaTopicWriter, WriteContext
+from headwater.log.kafka.topics import (
+    DEFINITIONS_TOPIC,
+    KafkaTopics,
+    TopicDefinition,
+    TopicDefinitions,
+    topic_config,
+)
+from headwater.log.notifier import Waiter
+from headwater.log.topic import (
+    Topic,
+    check_name,
+    check_name_clash,
+    check_producer,
+    merge_definition,
+    unknown_topic_error,
+)
+from headwater.log.write_batch import PendingEvent, WriteBatch
 from headwater.units import micros, moment
 
-__all__ = ["KafkaLog"]
+__all__ = [
+    "SUPPORT",
+    "KafkaInspector",
+    "KafkaLog",
+]
 
 _MICROSECOND = timedelta(microseconds=1)
-_SCAN: Final = 1 << 20  # bytes read at once while a time is looked for
+_SCAN_BYTES: Final = 1 << 20  # bytes read at once while a time is looked for
 
 
 @dataclass
-class _Open:
+class _TopicHandle:
     """A topic that this process uses: how it is written, how it is read."""
 
-    typed: Typed
-    sender: TopicSender
+    codec: RecordCodec
+    writer: KafkaTopicWriter
 
 
 class KafkaLog:
@@ -62,8 +77,8 @@ class KafkaLog:
             `replication.factor` and `min.insync.replicas` for topics that are created.
         patience: How long to go on while no broker answers.
         clock: What time it is, for tests.
-        keeps_time: Whether this process keeps the event time of topics that pipelines read (see timekeeper.py).
-        pages: A folder for what it read while it did, so that pipelines on this machine need not read it again.
+        index_time: Whether this process indexes the event time of topics that pipelines read (event_time_indexer.py).
+        cache: A folder for decoded batches, so that pipelines on this machine need not decode them again.
 
     Example:
         >>> log = KafkaLog("kafka://ada:secret@127.0.0.1:9", patience=timedelta(0))
@@ -81,27 +96,32 @@ class KafkaLog:
         *,
         patience: timedelta = timedelta(seconds=30),
         clock: Clock | None = None,
-        keeps_time: bool = False,
-        pages: Path | None = None,
+        index_time: bool = False,
+        cache: Path | None = None,
     ) -> None:
-        self.where = url if pages is None else with_pages(url, pages)
-        self.address = KafkaAddress.of(self.where)
-        self.pages = Pages(Path(self.address.pages)) if self.address.pages else None
-        if pages is not None and self.pages is not None:
-            self.pages.clear()
+        self.url = url if cache is None else with_batch_cache(url, cache)
+        self.address = KafkaAddress.parse(self.url)
+        self.batch_cache = BatchCache(Path(self.address.cache_folder)) if self.address.cache_folder else None
+        if cache is not None and self.batch_cache is not None:
+            self.batch_cache.clear()
         self.brokers = Brokers(self.address, patience)
         self.kafka_topics = KafkaTopics(self.brokers)
         self.clock = clock or SystemClock()
-        self._keeps_time = keeps_time
-        self._timed: dict[str, TimedKafkaTopic] = {}
-        self._definitions = Definitions(self.brokers, self.kafka_topics)
+        self._index_time = index_time
+        self._timed_topics: dict[str, TimedKafkaTopic] = {}
+        self._definitions = TopicDefinitions(self.brokers, self.kafka_topics)
         self._producer = IdempotentProducer(self.brokers)
-        self._named = NamedProducers(self.brokers, self.kafka_topics)
-        self._cursors = Cursors(self.brokers, self.kafka_topics)
+        self._named_producers = NamedProducerPool(self.brokers, self.kafka_topics)
+        self._consumers = ConsumerPool(self.brokers, self.kafka_topics)
         self._lock = threading.RLock()
-        self._open: dict[str, _Open] = {}
-        self._route = Route(
-            self.brokers, self._producer, self._named, self.form_of, self._partitions_of, self.clock
+        self._handles: dict[str, _TopicHandle] = {}
+        self._write_context = WriteContext(
+            self.brokers,
+            self._producer,
+            self._named_producers,
+            self.serializer_for,
+            self._partition_count,
+            self.clock,
         )
         self.groups = KafkaGroups(self.brokers, self)
 
@@ -111,19 +131,19 @@ class KafkaLog:
     # -- topics --------------------------------------------------------------------------------------------------
 
     def topics(self) -> list[str]:
-        """Names of all topics that were declared; what others made and nobody declared is left out."""
-        there = self.kafka_topics.partitions()
+        """Returns the names of all topics that were declared; what others made and nobody declared is left out."""
+        there = self.kafka_topics.partition_counts()
         return sorted(name for name in self._definitions.all() if name in there)
 
     def topic(self, name: str) -> Topic:
         """A topic's definition under its newest type, with the partitions it has now."""
         check_name(name)
         known = self._definitions.all().get(name)
-        number = self._partitions_of(name) if known is not None else 0
+        number = self._partition_count(name) if known is not None else 0
         if known is None or not number:
-            self._open.pop(name, None)
-            raise unknown_topic(name, self.topics())
-        return self._learn(known, number).typed.topic
+            self._handles.pop(name, None)
+            raise unknown_topic_error(name, self.topics())
+        return self._update_handle(known, number).codec.topic
 
     def create(self, topic: Topic) -> Topic:
         """Create a topic, bring an existing one up to this definition, or declare one that others made.
@@ -134,102 +154,102 @@ class KafkaLog:
         """
         check_name(topic.name)
         known = self._definitions.all().get(topic.name)
-        number = self._partitions_of(topic.name)
-        if known is None or not number or _brought_up(known.topic, number, topic) != known.topic:
-            self._definitions.change(lambda: self._created(topic))
+        number = self._partition_count(topic.name)
+        if known is None or not number or _merge_wanted(known.topic, number, topic) != known.topic:
+            self._definitions.update(lambda: self._create_topic(topic))
         return self.topic(topic.name)
 
-    def _created(self, topic: Topic) -> Definition | None:
-        """The definition to write, its topic made or set; called by one process at a time."""
+    def _create_topic(self, topic: Topic) -> TopicDefinition | None:
+        """Returns the definition to write, its topic made or set; called by one process at a time."""
         known = self._definitions.get(topic.name)
-        there = self.kafka_topics.partitions()
+        there = self.kafka_topics.partition_counts()
         number = there.get(topic.name, 0)
         if known is None or not number:
             if not number:
-                refuse_clash(topic.name, [name for name in there if not name.startswith("__")])
-                self.kafka_topics.create(topic.name, topic.partitions, settings_of(topic))
+                check_name_clash(topic.name, [name for name in there if not name.startswith("__")])
+                self.kafka_topics.create(topic.name, topic.partitions, topic_config(topic))
             elif "partitions" in topic.given:
-                brought_up(_sized(topic, number), topic)
-            first = _sized(topic, number or topic.partitions).with_schema(topic.schema, 1)
-            return Definition(first, {1: topic.schema})
-        new = _brought_up(known.topic, number, topic)
+                merge_definition(_with_partitions(topic, number), topic)
+            first = _with_partitions(topic, number or topic.partitions).with_schema(topic.schema, 1)
+            return TopicDefinition(first, {1: topic.schema})
+        new = _merge_wanted(known.topic, number, topic)
         if new == known.topic:
             return None
-        before = settings_of(known.topic)
-        changed = {name: value for name, value in settings_of(new).items() if before[name] != value}
+        before = topic_config(known.topic)
+        changed = {name: value for name, value in topic_config(new).items() if before[name] != value}
         if changed:
             self.kafka_topics.configure(topic.name, changed)
-        return known.becoming(new)
+        return known.with_topic(new)
 
-    def _partitions_of(self, name: str) -> int:
-        return self.kafka_topics.partitions(name).get(name, 0)
+    def _partition_count(self, name: str) -> int:
+        return self.kafka_topics.partition_counts(name).get(name, 0)
 
-    def _learn(self, known: Definition, partitions: int) -> _Open:
-        topic = _sized(known.topic, partitions)
+    def _update_handle(self, known: TopicDefinition, partitions: int) -> _TopicHandle:
+        topic = _with_partitions(known.topic, partitions)
         with self._lock:
-            opened = self._open.get(topic.name)
+            opened = self._handles.get(topic.name)
             if opened is None:
-                opened = self._open[topic.name] = _Open(
-                    Typed(topic, known.schemas), TopicSender(topic, self._route)
+                opened = self._handles[topic.name] = _TopicHandle(
+                    RecordCodec(topic, known.schemas), KafkaTopicWriter(topic, self._write_context)
                 )
-            elif opened.typed.topic != topic:
-                opened.typed = Typed(topic, known.schemas)
-                opened.sender.define(topic)
+            elif opened.codec.topic != topic:
+                opened.codec = RecordCodec(topic, known.schemas)
+                opened.writer.update_definition(topic)
             return opened
 
-    def _opened(self, name: str, version: int = 0) -> _Open:
-        """What is known of a topic, if its type is at least of this version."""
-        found = self._open.get(name)
-        if found is None or found.typed.topic.version < version:
+    def _topic_handle(self, name: str, version: int = 0) -> _TopicHandle:
+        """Returns what is known of a topic, if its type is at least of this version."""
+        found = self._handles.get(name)
+        if found is None or found.codec.topic.version < version:
             self.topic(name)
-            found = self._open[name]
+            found = self._handles[name]
         return found
 
-    def form_of(self, name: str, version: int) -> Form:
+    def serializer_for(self, name: str, version: int) -> Serializer:
         """How rows of a version of a topic's type are written."""
-        return self._opened(name, version).typed.writer(version)
+        return self._topic_handle(name, version).codec.serializer(version)
 
     # -- in ------------------------------------------------------------------------------------------------------
 
-    def append(self, name: str, rows: Rows) -> Receipts:
+    def append(self, name: str, batch: WriteBatch) -> Receipts:
         """Append rows; comes back when all in-sync replicas have them."""
-        sender = self._opened(name, rows.version).sender
-        return sender.receipts(sender.door.pass_through(sender.entry(rows)))
+        sender = self._topic_handle(name, batch.version).writer
+        return sender.receipts(sender.buffer.append(sender.prepare(batch)))
 
-    def append_one(self, name: str, row: Row) -> Receipt:
+    def append_one(self, name: str, event: PendingEvent) -> Receipt:
         """Append one event; with others that come at the same time it shares a request."""
-        sender = self._opened(name, row.version).sender
-        return sender.receipt(sender.door.pass_through(sender.entry(row)))
+        sender = self._topic_handle(name, event.version).writer
+        return sender.receipt(sender.buffer.append(sender.prepare(event)))
 
-    def put(self, name: str, row: Row) -> Entry:
-        """Hand one event to the door and come back at once; `finish` waits."""
-        sender = self._opened(name, row.version).sender
-        return sender.door.put(sender.entry(row))
+    def begin_append(self, name: str, event: PendingEvent) -> PendingAppend:
+        """Put one event into the append buffer and return at once; `await_append` waits for it."""
+        sender = self._topic_handle(name, event.version).writer
+        return sender.buffer.begin_append(sender.prepare(event))
 
-    def finish(self, name: str, entry: Entry) -> Receipt:
-        """Wait for an event that was `put`."""
-        sender = self._opened(name).sender
-        sender.door.finish(entry)
-        return sender.receipt(entry)
+    def await_append(self, name: str, pending: PendingAppend) -> Receipt:
+        """Wait for an event passed to `begin_append`."""
+        sender = self._topic_handle(name).writer
+        sender.buffer.await_append(pending)
+        return sender.receipt(pending)
 
     def last_sequences(self, name: str, producer: str) -> list[int]:
-        """Highest sequence of a producer in each partition; whoever asks takes over the producer's id."""
+        """Returns the highest sequence number per partition; the caller takes over the producer id."""
         check_producer(producer)
-        partitions = self._opened(name).typed.topic.partitions
-        return self._named.get(name, producer).last(partitions)
+        partitions = self._topic_handle(name).codec.topic.partitions
+        return self._named_producers.get(name, producer).last_sequences(partitions)
 
     def counts(self, name: str) -> dict[str, int]:
-        """What the doors of this process decided; Kafka does not count for others."""
-        return dict(self._opened(name).sender.counts)
+        """Returns the append counters of this process; Kafka does not count for others."""
+        return dict(self._topic_handle(name).writer.counts)
 
     # -- out -----------------------------------------------------------------------------------------------------
 
     def ends(self, name: str) -> list[PartitionRange]:
-        """What each partition holds now; event times are not known without reading."""
-        return self.kafka_topics.ends(name, self.topic(name).partitions)
+        """Returns what each partition holds now; event times are not known without reading."""
+        return self.kafka_topics.partition_ranges(name, self.topic(name).partitions)
 
-    def find(self, name: str, partition: int, start: Start) -> int:
-        """The offset to start from.
+    def find_offset(self, name: str, partition: int, start: Start) -> int:
+        """Returns the offset to start from.
 
         Args:
             name: The topic.
@@ -237,7 +257,7 @@ class KafkaLog:
             start: "earliest", "latest", an offset, or a time: the first offset at which the partition's event time
                 reaches it. Text is read as an offset or a time, too.
         """
-        number = self._opened(name).typed.topic.partitions
+        number = self._topic_handle(name).codec.topic.partitions
         if not 0 <= partition < number and not 0 <= partition < self.topic(name).partitions:
             what = f'topic "{name}" has no partition {partition}'
             raise BadOffsetError(what, detail=f"it has {number}", partition=partition)
@@ -251,21 +271,21 @@ class KafkaLog:
                 what = f"offset {start} is beyond the end of partition {partition}, which is {end}"
                 raise BadOffsetError(what, offset=int(start), end=end, partition=partition)
             return int(start)
-        return self._reach(name, partition, micros(moment(start, now=self.clock.now())), end)
+        return self._find_time(name, partition, micros(moment(start, now=self.clock.now())), end)
 
-    def _reach(self, name: str, partition: int, time_: int, end: int) -> int:
-        """Where event time reaches a moment.
+    def _find_time(self, name: str, partition: int, time_: int, end: int) -> int:
+        """Returns where event time reaches a moment.
 
         What arrived earlier than the moment by more than the tolerance cannot have moved event time so far, so the
         search starts at the first event that arrived later than that.
         """
-        ahead = self._opened(name).typed.topic.ahead // _MICROSECOND
-        at = self.kafka_topics.at_time(name, partition, time_ - ahead)
+        ahead = self._topic_handle(name).codec.topic.ahead // _MICROSECOND
+        at = self.kafka_topics.offset_for_time(name, partition, time_ - ahead)
         while at is not None and at < end:
-            found = self.fetch(name, {partition: at}, max_bytes=_SCAN)
+            found = self.fetch(name, {partition: at}, max_bytes=_SCAN_BYTES)
             for batch in found:
                 times = event_times(batch)
-                reached = np.flatnonzero((times >= time_) & (times <= batch.received + ahead))
+                reached = np.flatnonzero((times >= time_) & (times <= batch.arrival_times + ahead))
                 if len(reached):
                     return int(batch.offsets[reached[0]])
                 at = batch.next_offset
@@ -289,70 +309,72 @@ class KafkaLog:
         wrote and that cannot be read under the topic's type are marked: see `LogBatch.bad`. Without `envelope`, ids,
         sources, traces and senders' headers are left out.
         """
-        opened = self._opened(name)
-        known = opened.typed.topic.partitions
+        opened = self._topic_handle(name)
+        known = opened.codec.topic.partitions
         for number in positions:
             if not 0 <= number < known and not 0 <= number < self.topic(name).partitions:
                 what = f'topic "{name}" has no partition {number}'
                 raise BadOffsetError(what, detail=f"it has {known}", partition=number)
-        changed = waiter.group_changed if isinstance(waiter, TopicWaiter) else bool
-        with self._cursors.at(name, positions) as cursor:
-            found = cursor.read(max_bytes, timeout, changed)
-        return [
-            self._decoded(name, number, messages, envelope=envelope) for number, messages in found.items()
-        ]
+        changed = waiter.group_changed if isinstance(waiter, KafkaTopicWaiter) else bool
+        with self._consumers.consumer_at(name, positions) as cursor:
+            found = cursor.poll(max_bytes, timeout, changed)
+        return [self._decode(name, number, messages, envelope=envelope) for number, messages in found.items()]
 
-    def _decoded(self, name: str, partition: int, messages: list[Any], *, envelope: bool) -> LogBatch:
-        opened = self._opened(name)
-        batch = opened.typed.batch(partition, messages, envelope=envelope)
-        if batch.frame.schema > opened.typed.topic.version:  # written under a type that is news to us
-            newer = self._opened(name, batch.frame.schema).typed
-            batch = newer.batch(partition, messages, envelope=envelope)
+    def _decode(self, name: str, partition: int, messages: list[Any], *, envelope: bool) -> LogBatch:
+        opened = self._topic_handle(name)
+        batch = opened.codec.decode(partition, messages, envelope=envelope)
+        if batch.frame.schema > opened.codec.topic.version:  # written under a type that is news to us
+            newer = self._topic_handle(name, batch.frame.schema).codec
+            batch = newer.decode(partition, messages, envelope=envelope)
         return batch
 
     # -- for pipelines -------------------------------------------------------------------------------------------
 
-    def opened(self, name: str) -> TimedKafkaTopic:
+    def open_topic(self, name: str) -> TimedKafkaTopic:
         """A topic as pipelines read it."""
         with self._lock:
-            if name not in self._timed:
-                self._timed[name] = TimedKafkaTopic(self, name, keep=self._keeps_time)
-            return self._timed[name]
+            if name not in self._timed_topics:
+                self._timed_topics[name] = TimedKafkaTopic(self, name, index_time=self._index_time)
+            return self._timed_topics[name]
 
-    def page(self, name: str, partition: int, base: int) -> LogBatch | None:
-        """The stretch from an offset on, if the process that keeps time has left it on this machine."""
-        return self.pages.get(self._opened(name).typed, partition, base) if self.pages is not None else None
+    def get_cached_batch(self, name: str, partition: int, base: int) -> LogBatch | None:
+        """Returns the cached range from an offset, if the indexing process left it on this machine."""
+        return (
+            self.batch_cache.get(self._topic_handle(name).codec, partition, base)
+            if self.batch_cache is not None
+            else None
+        )
 
-    def incarnation(self, name: str) -> str:
-        """What tells a topic from another one that was made later under the same name."""
-        return self.kafka_topics.about(name)[0]
+    def topic_id(self, name: str) -> str:
+        """Returns the id that tells a topic from a later one of the same name."""
+        return self.kafka_topics.describe(name)[0]
 
-    def settle(self, name: str) -> None:
+    def await_event_time(self, name: str) -> None:
         """Return when the event time of everything that is in a topic now is known."""
-        self.opened(name).settle()
+        self.open_topic(name).await_event_time()
 
-    def watch_times(self, names: Sequence[str]) -> IndexWaiter:
-        """A wake-up for pipelines: more is known of one of these topics."""
-        return IndexWaiter([self.opened(name).index for name in names])
+    def watch_event_times(self, names: Sequence[str]) -> EventTimeWaiter:
+        """Returns a waiter for pipelines: more is known of one of these topics."""
+        return EventTimeWaiter([self.open_topic(name).index for name in names])
 
     # -- waiting -------------------------------------------------------------------------------------------------
 
-    def watch(self, name: str, group: str | None = None) -> TopicWaiter:
-        """A wake-up for appends to a topic and, with `group`, for changes of that group."""
-        partitions = list(range(self._opened(name).typed.topic.partitions))
+    def watch(self, name: str, group: str | None = None) -> KafkaTopicWaiter:
+        """Returns a waiter for appends to a topic and, with `group`, for changes of that group."""
+        partitions = list(range(self._topic_handle(name).codec.topic.partitions))
         changes = None if group is None else self.groups.watch(group, name)
-        return TopicWaiter(lambda: self.kafka_topics.end_offsets(name, partitions), changes)
+        return KafkaTopicWaiter(lambda: self.kafka_topics.end_offsets(name, partitions), changes)
 
     def close(self) -> None:
         """Send what waits and let go of all connections."""
-        for timed in list(self._timed.values()):
+        for timed in list(self._timed_topics.values()):
             timed.close()
-        for opened in list(self._open.values()):
-            opened.sender.door.close()
+        for opened in list(self._handles.values()):
+            opened.writer.buffer.close()
         self.groups.close()
         self._producer.close()
-        self._named.close()
-        self._cursors.close()
+        self._named_producers.close()
+        self._consumers.close()
         self._definitions.close()
 
     def __enter__(self) -> KafkaLog:
@@ -362,11 +384,88 @@ class KafkaLog:
         self.close()
 
 
-def _brought_up(known: Topic, partitions: int, wanted: Topic) -> Topic:
-    """As `brought_up`; a topic may have been given more partitions than its definition says, which then still holds."""
-    there = known if wanted.partitions == known.partitions <= partitions else _sized(known, partitions)
-    return brought_up(there, wanted)
+def _merge_wanted(known: Topic, partitions: int, wanted: Topic) -> Topic:
+    """Returns `merge_definition` of both; keeps partitions that were added outside the definition."""
+    there = (
+        known if wanted.partitions == known.partitions <= partitions else _with_partitions(known, partitions)
+    )
+    return merge_definition(there, wanted)
 
 
-def _sized(topic: Topic, partitions: int) -> Topic:
+def _with_partitions(topic: Topic, partitions: int) -> Topic:
     return topic if topic.partitions == partitions else replace(topic, partitions=partitions)
+
+
+# Capability: (embedded log, Kafka). Tests that are overridden for Kafka give the same reasons.
+SUPPORT: Final[dict[str, tuple[str, str]]] = {
+    "append, receipts with partition and offset": ("yes", "yes"),
+    "same key, same partition": ("yes", "yes; adding partitions moves keys, as with every Kafka client"),
+    "acknowledged = survives kill -9": ("yes", "yes"),
+    "acknowledged = survives a power cut": (
+        "yes, at `durable`",
+        "by replicas only: `replication.factor=3&min.insync.replicas=2`; brokers do not sync each append",
+    ),
+    "`durability=`": ("durable, fast, memory", "kept in the definition; always all in-sync replicas"),
+    "`send_many` whole or not at all per partition": (
+        "yes",
+        "with a producer id; otherwise a broker that dies can keep a part, which is told",
+    ),
+    "producer id + sequence": ("yes", "yes; a second process under an id shuts the first out"),
+    "offset of a repeated event": ("yes", "of those this process sent; -1 for older ones"),
+    "offsets without gaps": ("until compaction", "no: each commit of a transaction takes one"),
+    "types that grow": ("yes", "yes, the same rules"),
+    "`value_format=`": ("kept in the definition; always typed columns", "json, avro, arrow"),
+    "what others write": ("not possible", "read under the declared type; what cannot be read is marked bad"),
+    "read from an offset, a time, the end": ("yes", "yes; a time is found by reading from its arrival on"),
+    "late records": ("on every read", "in pipelines; elsewhere by a walk (`headwater.log.kafka.walk`)"),
+    "idle markers of idle partitions": ("yes", "in a side topic, for topics that pipelines read"),
+    "tombstones and compaction": ("yes", "yes"),
+    "retention waits for groups": ("yes", "no: brokers remove what is old, read or not"),
+    "overload policy": ("yes", "yes, per process"),
+    "append counters": ("over all processes", "of this process"),
+    "consumer groups": ("yes", "yes, as Kafka's own; other tools see members and lag"),
+    "generation of a group": ("yes", "as the members of this process have seen it"),
+    "a dead member is noticed": ("at once", "after `session.timeout.ms`, 10 s unless the URL says otherwise"),
+    "wake-up": ("at once", "at once while fetching; 0.2 s for a bare `watch`"),
+}
+
+
+class KafkaInspector:
+    """Looks at the topics of a Kafka; nothing is made or changed.
+
+    Args:
+        url: As for `KafkaLog`.
+        patience: How long to go on while no broker answers.
+    """
+
+    def __init__(self, url: str, patience: timedelta) -> None:
+        self._address = KafkaAddress.parse(url)
+        brokers = Brokers(self._address, patience)
+        self._topics = KafkaTopics(brokers)
+        self._definitions = TopicDefinitions(brokers, self._topics)
+
+    def inspect_topic(self, name: str) -> TopicInspection:
+        """Returns what there is under this name.
+
+        Raises:
+            UnreachableError: No broker answers.
+            BadCredentialsError: They do not accept us.
+        """
+        number = self._topics.partition_counts().get(name, 0)
+        known = self._definitions.all().get(name) if number else None
+        topic = None if known is None else replace(known.topic, partitions=number)
+        return TopicInspection(topic, number, self._topics.settings(name))
+
+    def settings_for(self, topic: Topic) -> dict[str, str]:
+        """Returns the settings that a topic of this definition would be made with."""
+        return topic_config(topic) | self._address.topic_settings
+
+    def side_topics(self, read: Sequence[str]) -> list[str]:
+        """Definitions, commits, and the event time of each topic that is read; `ID` until the topic has one."""
+        there = self._topics.partition_counts()
+        ids = {name: self._topics.describe(name)[0] if name in there else "ID" for name in read}
+        return [DEFINITIONS_TOPIC, COMMITS_TOPIC, *(index_topic(name, ids[name]) for name in read)]
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        self._definitions.close()

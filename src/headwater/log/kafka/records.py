@@ -1,14 +1,25 @@
-"""Events as Kafka has them and back: the value in the topic's form, the key as its bytes, the envelope in headers.
+"""Events as Kafka records: the value in the topic's format, the key as bytes, the envelope in headers.
 
-A tombstone has a key and no value.
+A tombstone has a key and no value. The headers:
+
+| header | content |
+|---|---|
+| `hw.version` | version of the topic's type the event was written under |
+| `hw.sent_at`, `hw.occurred_at` | times, RFC 3339 in UTC |
+| `hw.id`, `hw.source` | id and source, if the sender gave them |
+| `hw.producer`, `hw.sequence` | producer id and sequence number |
+| `traceparent` | the W3C trace |
+| `hw.values`, `hw.fingerprint` | the format of a value that is not JSON (serializers.py) |
+
+All other headers belong to the sender.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -16,28 +27,151 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headwater.errors import BadEventError, BadKeyError, SchemaConflictError
-from headwater.events import Codec, flags_column, keys_of, storage_schema, times_column
+from headwater.events import Codec, flags_column, keys_of, storage_schema, times_column, values_of
+from headwater.events.values import format_moment
 from headwater.log.batch import LogBatch
-from headwater.log.definition import LARGEST_EVENT, Topic, Values, too_large
-from headwater.log.kafka.forms import (
-    FINGERPRINT,
-    VALUES,
-    AvroForm,
-    Form,
+from headwater.log.kafka.serializers import (
+    FINGERPRINT_HEADER,
+    VALUE_FORMAT_HEADER,
+    AvroSerializer,
     Header,
-    JsonForm,
-    UnknownForm,
-    form_of,
+    JsonSerializer,
+    Serializer,
+    UnknownSerializer,
+    create_serializer,
 )
-from headwater.log.kafka.headers import header_lists, header_text, read_headers
-from headwater.log.rows import Rows
-from headwater.log.storage.frame import LOWEST_TIME, Frame, Kind
+from headwater.log.storage.frame import LOWEST_TIME, Frame, FrameKind
+from headwater.log.topic import MAX_EVENT_BYTES, Topic, ValueFormat, too_large_error
+from headwater.log.write_batch import WriteBatch
 
-__all__ = ["Encoded", "Typed", "encoded"]
+__all__ = [
+    "EncodedRecords",
+    "RecordCodec",
+    "build_headers",
+    "decode_header",
+    "encode_records",
+    "parse_headers",
+]
+
+_TIMESTAMP = pa.timestamp("us", "UTC")
+_RESERVED_PREFIX: Final = "hw."
+_TRACEPARENT: Final = "traceparent"
+_TEXT_HEADERS: Final = {"_hw.id": "hw.id", "_hw.source": "hw.source", "_hw.traceparent": _TRACEPARENT}
+_TIME_HEADERS: Final = {"_hw.occurred_at": "hw.occurred_at", "_hw.sent_at": "hw.sent_at"}
+
+
+def build_headers(
+    rows: WriteBatch, format_headers: list[Header], envelope: dict[str, pa.Array], count: int
+) -> list[list[Header]]:
+    """One list of headers for each row, or one for all."""
+    same: list[Header] = [("hw.version", b"%d" % rows.version), *format_headers]
+    if "_hw.sent_at" not in envelope and rows.sent_at != LOWEST_TIME:
+        same.append(("hw.sent_at", _encode_time(times_column(np.array([rows.sent_at]))[0].as_py())))
+    if rows.producer:
+        same.append(("hw.producer", rows.producer.encode()))
+    columns: list[list[Header | None]] = []
+    if rows.producer:
+        numbers = range(rows.sequence, rows.sequence + count) if rows.per_row else [rows.sequence] * count
+        columns.append([("hw.sequence", b"%d" % number) for number in numbers])
+    for column, name in _TEXT_HEADERS.items():
+        columns += _encode_column(envelope, column, name, str.encode)
+    for column, name in _TIME_HEADERS.items():
+        columns += _encode_column(envelope, column, name, _encode_time)
+    own = values_of(envelope["_hw.headers"]) if "_hw.headers" in envelope else None
+    if not columns and own is None:
+        return [same]
+    lists = (
+        [same + [each for each in row if each is not None] for row in zip(*columns, strict=True)]
+        if (columns)
+        else [list(same) for _ in range(count)]
+    )
+    for row, given in enumerate(own or ()):
+        lists[row] += [(name, text.encode()) for name, text in _check_header_names(given or {}).items()]
+    return lists
+
+
+def _encode_column(
+    envelope: dict[str, pa.Array], column: str, name: str, encode: Callable[[Any], bytes]
+) -> list[list[Header | None]]:
+    if column not in envelope:
+        return []
+    return [[None if value is None else (name, encode(value)) for value in values_of(envelope[column])]]
+
+
+def _check_header_names(headers: dict[str, str]) -> dict[str, str]:
+    for name in headers:
+        if name.startswith(_RESERVED_PREFIX) or name == _TRACEPARENT:
+            what = f"the header {name!r} is one of Headwater's own"
+            raise BadEventError(
+                what, detail=f"names do not start with {_RESERVED_PREFIX} in Kafka", field="headers"
+            )
+    return headers
+
+
+def _encode_time(at: Any) -> bytes:
+    return format_moment(at).encode()
+
+
+def parse_headers(heads: list[list[Header] | None]) -> tuple[dict[str, pa.Array], int, int]:
+    """Envelope columns, the moment all were sent (or `LOWEST_TIME`), and the highest version of the type.
+
+    Example:
+        >>> parse_headers([[("hw.version", b"2")], None])
+        ({}, -9223372036854775808, 2)
+    """
+    runs = [(dict(head or ()), sum(1 for _ in run)) for head, run in groupby(heads)]
+    columns, sent, version = _parse_columns([head for head, _ in runs])
+    if len(runs) < len(heads):
+        lengths = [length for _, length in runs]
+        again = pa.array(np.repeat(np.arange(len(runs)), lengths).tolist(), pa.int64())
+        columns = {name: column.take(again) for name, column in columns.items()}
+    return columns, sent, version
+
+
+def _parse_columns(heads: list[dict[str, bytes]]) -> tuple[dict[str, pa.Array], int, int]:
+    names = {name for head in heads for name in head}
+    columns: dict[str, pa.Array] = {}
+    for column, name in _TEXT_HEADERS.items():
+        if name in names:
+            columns[column] = pa.array([decode_header(head.get(name)) for head in heads], pa.string())
+    for column, name in _TIME_HEADERS.items():
+        if name in names:
+            columns[column] = _parse_times([decode_header(head.get(name)) for head in heads])
+    if any(not name.startswith(_RESERVED_PREFIX) and name != _TRACEPARENT for name in names):
+        own = [
+            [(n, decode_header(v) or "") for n, v in head.items() if not _is_reserved(n)] for head in heads
+        ]
+        columns["_hw.headers"] = pa.array(own, pa.map_(pa.string(), pa.string()))
+    sent = LOWEST_TIME
+    if "_hw.sent_at" in columns and len(set(columns["_hw.sent_at"].to_pylist())) == 1:
+        moment = columns.pop("_hw.sent_at")[0]
+        sent = moment.value if moment.is_valid else LOWEST_TIME
+    versions = {head["hw.version"] for head in heads if "hw.version" in head}
+    return columns, sent, max((int(text) for text in versions if text.isdigit()), default=0)
+
+
+def _is_reserved(name: str) -> bool:
+    return name.startswith(_RESERVED_PREFIX) or name == _TRACEPARENT
+
+
+def decode_header(value: bytes | None) -> str | None:
+    """Returns a header as text, whatever its bytes."""
+    return None if value is None else value.decode(errors="replace")
+
+
+def _parse_times(texts: list[str | None]) -> pa.Array:
+    try:
+        return pa.array(texts, pa.string()).cast(_TIMESTAMP)
+    except pa.ArrowInvalid:  # a header of others under our name
+        return (
+            pa.concat_arrays([_parse_times([text]) for text in texts])
+            if len(texts) > 1
+            else pa.nulls(1, _TIMESTAMP)
+        )
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedRecords:
     """Rows as they go into Kafka; `headers` has one list for each row, or one for all."""
 
     values: list[bytes | None]
@@ -45,47 +179,51 @@ class Encoded:
     headers: list[list[Header]]
 
     def headers_of(self, row: int) -> list[Header]:
-        """The headers of one row."""
+        """Returns the headers of one row."""
         return self.headers[row if len(self.headers) > 1 else 0]
 
 
-def encoded(topic: Topic, form: Form, rows: Rows, envelope: dict[str, pa.Array]) -> Encoded:
+def encode_records(
+    topic: Topic, serializer: Serializer, rows: WriteBatch, envelope: dict[str, pa.Array]
+) -> EncodedRecords:
     """Rows as values, keys and headers; `envelope` is theirs, event times included.
 
     Raises:
         TooLargeError: An event is larger than a topic takes.
         BadEventError: A header of the sender has a name that is ours.
     """
-    values = _live_values(form, rows.values, envelope.get("_hw.deleted"))
+    values = _encode_values(serializer, rows.values, envelope.get("_hw.deleted"))
     keys: Sequence[bytes | None]
     if topic.key:
         keys = keys_of([rows.values.column(name) for name in topic.key]).to_pylist()
     else:
         given = envelope.get("_hw.key")
         keys = [None] * len(values) if given is None else given.to_pylist()
-    if sum(max(map(len, filter(None, part)), default=0) for part in (keys, values)) > LARGEST_EVENT:
+    if sum(max(map(len, filter(None, part)), default=0) for part in (keys, values)) > MAX_EVENT_BYTES:
         _refuse_large(keys, values)
-    return Encoded(values, keys, header_lists(rows, form.headers, envelope, len(values)))
+    return EncodedRecords(values, keys, build_headers(rows, serializer.headers, envelope, len(values)))
 
 
-def _live_values(form: Form, rows: pa.RecordBatch, deleted: pa.Array | None) -> list[bytes | None]:
-    """The value of each row; a tombstone has none."""
+def _encode_values(
+    serializer: Serializer, rows: pa.RecordBatch, deleted: pa.Array | None
+) -> list[bytes | None]:
+    """Returns the value of each row; a tombstone has none."""
     if deleted is None:
-        return list(form.encode(rows))
+        return list(serializer.encode(rows))
     gone = deleted.fill_null(False).to_pylist()
-    live = iter(form.encode(rows.filter(flags_column(~np.array(gone, bool)))))
+    live = iter(serializer.encode(rows.filter(flags_column(~np.array(gone, bool)))))
     return [None if dead else next(live) for dead in gone]
 
 
 def _refuse_large(keys: Sequence[bytes | None], values: Sequence[bytes | None]) -> None:
     for row, (key, value) in enumerate(zip(keys, values, strict=True)):
         size = len(key or b"") + len(value or b"")
-        if size > LARGEST_EVENT:
-            raise too_large(size, row)
+        if size > MAX_EVENT_BYTES:
+            raise too_large_error(size, row)
 
 
-class Typed:
-    """Makes batches of a topic's type out of Kafka's messages, and forms for writing; one for each definition.
+class RecordCodec:
+    """Decodes Kafka records into batches of a topic's type, and creates serializers; one per definition.
 
     Args:
         topic: The definition, under its newest type.
@@ -95,54 +233,56 @@ class Typed:
     def __init__(self, topic: Topic, schemas: Mapping[int, pa.Schema]) -> None:
         self.topic = topic
         self.codec = Codec(topic.schema)
-        self.stored = storage_schema(topic.schema)
+        self.stored_schema = storage_schema(topic.schema)
         names = topic.key
         fields = [topic.schema.field(name) for name in names]
-        self._key_form = JsonForm(Codec(pa.schema(fields))) if names else None
+        self._key_serializer = JsonSerializer(Codec(pa.schema(fields))) if names else None
         # A single key stands bare in its bytes; a number or a flag is JSON as it is, anything else is quoted.
-        self._bare = len(names) == 1 and not _quoted(fields[0].type)
-        self._binary = len(names) == 1 and pa.types.is_binary(fields[0].type)
+        self._json_key = len(names) == 1 and not _needs_quotes(fields[0].type)
+        self._binary_key = len(names) == 1 and pa.types.is_binary(fields[0].type)
         self._schemas = schemas
-        self._writers = {topic.version: form_of(topic.values, self.codec, topic.name)}
-        self._readers: dict[tuple[str, str], Form] = {}
+        self._serializers = {topic.version: create_serializer(topic.value_format, self.codec, topic.name)}
+        self._record_serializers: dict[tuple[str, str], Serializer] = {}
 
-    def writer(self, version: int) -> Form:
+    def serializer(self, version: int) -> Serializer:
         """How rows of a version of the type are written.
 
         Raises:
             SchemaConflictError: There is no such version.
         """
-        if version not in self._writers:
+        if version not in self._serializers:
             if version not in self._schemas:
                 what = f'topic "{self.topic.name}" has no version {version} of its type'
                 raise SchemaConflictError(what, topic=self.topic.name)
-            self._writers[version] = form_of(
-                self.topic.values, Codec(self._schemas[version]), self.topic.name
+            self._serializers[version] = create_serializer(
+                self.topic.value_format, Codec(self._schemas[version]), self.topic.name
             )
-        return self._writers[version]
+        return self._serializers[version]
 
-    def _form(self, head: dict[str, bytes]) -> Form:
+    def _record_serializer(self, head: dict[str, bytes]) -> Serializer:
         """How a record is read: as its headers say; one of others without headers as the topic's values are."""
-        word = (header_text(head.get(VALUES)) or "") if head else ""
-        if not word and "hw.version" not in head:
-            return self._writers[self.topic.version]
-        which = (word or Values.JSON.value, header_text(head.get(FINGERPRINT)) or "")
-        if which not in self._readers:
-            self._readers[which] = self._reader(*which)
-        return self._readers[which]
+        format_name = (decode_header(head.get(VALUE_FORMAT_HEADER)) or "") if head else ""
+        if not format_name and "hw.version" not in head:
+            return self._serializers[self.topic.version]
+        which = (format_name or ValueFormat.JSON.value, decode_header(head.get(FINGERPRINT_HEADER)) or "")
+        if which not in self._record_serializers:
+            self._record_serializers[which] = self._find_serializer(*which)
+        return self._record_serializers[which]
 
-    def _reader(self, word: str, fingerprint: str) -> Form:
-        if word not in list(Values):
-            return UnknownForm(self.codec, f"its values are {word!r}, which is not known here")
-        if word != Values.AVRO or not fingerprint:
-            return form_of(Values(word), self.codec, self.topic.name)
+    def _find_serializer(self, format_name: str, fingerprint: str) -> Serializer:
+        if format_name not in list(ValueFormat):
+            return UnknownSerializer(self.codec, f"its values are {format_name!r}, which is not known here")
+        if format_name != ValueFormat.AVRO or not fingerprint:
+            return create_serializer(ValueFormat(format_name), self.codec, self.topic.name)
         for schema in self._schemas.values():
-            form = AvroForm(self.codec, self.topic.name, schema)
-            if form.fingerprint == fingerprint:
-                return form
-        return UnknownForm(self.codec, f"it was written under a schema that is not known here: {fingerprint}")
+            serializer = AvroSerializer(self.codec, self.topic.name, schema)
+            if serializer.fingerprint == fingerprint:
+                return serializer
+        return UnknownSerializer(
+            self.codec, f"it was written under a schema that is not known here: {fingerprint}"
+        )
 
-    def batch(self, partition: int, messages: list[Any], *, envelope: bool = True) -> LogBatch:
+    def decode(self, partition: int, messages: list[Any], *, envelope: bool = True) -> LogBatch:
         """Messages of one partition, in order, as one batch.
 
         Without `envelope`, headers are read only where an event's time or a row's type may stand in them: to read them
@@ -152,27 +292,27 @@ class Typed:
         keys = [message.key() for message in messages]
         offsets = np.array([message.offset() for message in messages], np.int64)
         received = np.array([message.timestamp()[1] for message in messages], np.int64) * 1000
-        plain = None if envelope else self._at_first_sight(lines)
+        plain = None if envelope else self._decode_without_headers(lines)
         if plain is not None:
             reasons: dict[int, str] = {}
             own: dict[str, pa.Array] = {}
             values, sent_at, version = plain, LOWEST_TIME, 0
         else:
             heads = [message.headers() for message in messages]
-            values, reasons = self._values(lines, keys, self._forms(heads))
-            own, sent_at, version = read_headers(heads)
+            values, reasons = self._decode_values(lines, keys, self._serializers_of(heads))
+            own, sent_at, version = parse_headers(heads)
         if not self.topic.key and any(key is not None for key in keys):
             own["_hw.key"] = pa.array(keys, pa.binary())
         if None in lines:
             own["_hw.deleted"] = pa.array([line is None for line in lines])
         if reasons:
-            own |= _set_aside(lines, keys, reasons)
+            own |= _error_columns(lines, keys, reasons)
         if offsets[-1] - offsets[0] != len(offsets) - 1:
             own["_hw.offset"] = pa.array(offsets.tolist(), pa.int64())
         if (received != received[-1]).any():
             own["_hw.received_at"] = times_column(received)
         frame = Frame(
-            Kind.EVENTS,
+            FrameKind.EVENTS,
             int(offsets[0]),
             int(offsets[-1]) + 1,
             count=len(offsets),
@@ -182,51 +322,60 @@ class Typed:
         )
         return LogBatch(self.topic, partition, frame, values, own, self.codec)
 
-    def _at_first_sight(self, lines: list[bytes | None]) -> pa.RecordBatch | None:
-        """The columns of rows whose headers nobody need read: JSON throughout, that says when it happened."""
+    def _decode_without_headers(self, lines: list[bytes | None]) -> pa.RecordBatch | None:
+        """Returns the columns of rows whose headers nobody need read: JSON throughout, that says when it happened."""
         time = self.topic.time
-        if self.topic.values is not Values.JSON or self.topic.clocked or time is None or None in lines:
+        if (
+            self.topic.value_format is not ValueFormat.JSON
+            or self.topic.external_time
+            or time is None
+            or None in lines
+        ):
             return None
         try:
-            found = self._writers[self.topic.version].decode(lines)  # type: ignore[arg-type]
+            found = self._serializers[self.topic.version].decode(lines)  # type: ignore[arg-type]
         except BadEventError:
             return None
         if found.column(time).null_count:
             return None
-        return pa.RecordBatch.from_arrays(found.columns, schema=self.stored)
+        return pa.RecordBatch.from_arrays(found.columns, schema=self.stored_schema)
 
-    def _forms(self, heads: list[list[Header] | None]) -> list[Form]:
+    def _serializers_of(self, heads: list[list[Header] | None]) -> list[Serializer]:
         """How each record is read."""
-        runs = ((self._form(dict(head or ())), sum(1 for _ in run)) for head, run in groupby(heads))
-        return [form for form, length in runs for _ in range(length)]
+        runs = (
+            (self._record_serializer(dict(head or ())), sum(1 for _ in run)) for head, run in groupby(heads)
+        )
+        return [serializer for serializer, length in runs for _ in range(length)]
 
-    def _values(
-        self, lines: list[bytes | None], keys: list[bytes | None], forms: list[Form]
+    def _decode_values(
+        self, lines: list[bytes | None], keys: list[bytes | None], serializers: list[Serializer]
     ) -> tuple[pa.RecordBatch, dict[int, str]]:
-        """The columns, all null in rows that cannot be read, and why those cannot."""
-        by_form: dict[Form, list[int]] = {}
-        for row, form in enumerate(forms):
-            by_form.setdefault(form, []).append(row)
-        if None not in lines and len(by_form) == 1:
+        """Returns the columns, all null in rows that cannot be read, and why those cannot."""
+        by_serializer: dict[Serializer, list[int]] = {}
+        for row, serializer in enumerate(serializers):
+            by_serializer.setdefault(serializer, []).append(row)
+        if None not in lines and len(by_serializer) == 1:
             try:
-                found = forms[0].decode(lines)  # type: ignore[arg-type]
-                return pa.RecordBatch.from_arrays(found.columns, schema=self.stored), {}
+                found = serializers[0].decode(lines)  # type: ignore[arg-type]
+                return pa.RecordBatch.from_arrays(found.columns, schema=self.stored_schema), {}
             except BadEventError:
                 pass
         gone = [row for row, line in enumerate(lines) if line is None]
         reasons: dict[int, str] = {}
-        parts: list[Part] = []
-        for form, rows in by_form.items():
-            parts += _readable(form, [row for row in rows if lines[row] is not None], lines, reasons)
-        if self._key_form is None:
+        parts: list[DecodedRows] = []
+        for serializer, rows in by_serializer.items():
+            parts += _decode_readable(
+                serializer, [row for row in rows if lines[row] is not None], lines, reasons
+            )
+        if self._key_serializer is None:
             parts += [(gone, {})] if gone else []
         else:
-            texts = {row: self._key_json(keys[row]) for row in gone}
-            parts += _readable(self._key_form, gone, texts, reasons)
-        return _placed(parts, self.stored, len(lines)), reasons
+            texts = {row: self._key_to_json(keys[row]) for row in gone}
+            parts += _decode_readable(self._key_serializer, gone, texts, reasons)
+        return _assemble(parts, self.stored_schema, len(lines)), reasons
 
-    def _key_json(self, key: bytes | None) -> bytes:
-        """The key's bytes as an object of the key's columns."""
+    def _key_to_json(self, key: bytes | None) -> bytes:
+        """Returns the key's bytes as an object of the key's columns."""
         names = self.topic.key
         if key is None:
             return b"a tombstone without a key"
@@ -234,17 +383,17 @@ class Typed:
             if len(names) > 1:
                 parts = msgspec.json.decode(key, type=list[msgspec.Raw])
                 return msgspec.json.encode(dict(zip(names, parts, strict=True)))
-            if self._binary:
+            if self._binary_key:
                 return msgspec.json.encode({names[0]: key})
-            return msgspec.json.encode({names[0]: msgspec.Raw(key) if self._bare else key.decode()})
+            return msgspec.json.encode({names[0]: msgspec.Raw(key) if self._json_key else key.decode()})
         except (msgspec.DecodeError, ValueError):
             return key
 
 
-def _set_aside(
+def _error_columns(
     lines: list[bytes | None], keys: list[bytes | None], reasons: dict[int, str]
 ) -> dict[str, pa.Array]:
-    """What is told of rows that cannot be read: why, and their bytes."""
+    """Returns what is told of rows that cannot be read: why, and their bytes."""
     raws = {row: keys[row] if lines[row] is None else lines[row] for row in reasons}
     count = range(len(lines))
     return {
@@ -254,44 +403,46 @@ def _set_aside(
     }
 
 
-def _quoted(kind: pa.DataType) -> bool:
+def _needs_quotes(kind: pa.DataType) -> bool:
     return not (pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_floating(kind))
 
 
-Part = tuple[list[int], dict[str, pa.Array]]
+DecodedRows = tuple[list[int], dict[str, pa.Array]]
 
 
-def _readable(form: Form, rows: list[int], lines: Any, reasons: dict[int, str]) -> Iterable[Part]:
+def _decode_readable(
+    serializer: Serializer, rows: list[int], lines: Any, reasons: dict[int, str]
+) -> Iterable[DecodedRows]:
     """Rows that can be read, as columns; halves are tried apart until the bad ones stand alone."""
     if not rows:
         return
     try:
-        found = form.decode([lines[row] for row in rows])
+        found = serializer.decode([lines[row] for row in rows])
         yield rows, dict(zip(found.schema.names, found.columns, strict=True))
     except (BadEventError, BadKeyError) as error:
         if len(rows) == 1:
             reasons[rows[0]] = f"{error.code}: {error.what}"
             return
-        yield from _readable(form, rows[: len(rows) // 2], lines, reasons)
-        yield from _readable(form, rows[len(rows) // 2 :], lines, reasons)
+        yield from _decode_readable(serializer, rows[: len(rows) // 2], lines, reasons)
+        yield from _decode_readable(serializer, rows[len(rows) // 2 :], lines, reasons)
 
 
-def _placed(parts: list[Part], schema: pa.Schema, count: int) -> pa.RecordBatch:
+def _assemble(parts: list[DecodedRows], schema: pa.Schema, count: int) -> pa.RecordBatch:
     """Rows of several parts in their places; null wherever no part has one."""
-    places: list[int | None] = [None] * count
+    positions: list[int | None] = [None] * count
     taken = 0
     batches = []
     for rows, columns in parts:
         for row in rows:
-            places[row] = taken
+            positions[row] = taken
             taken += 1
         arrays = [columns.get(field.name, pa.nulls(len(rows), field.type)) for field in schema]
         batches.append(pa.RecordBatch.from_arrays(arrays, schema=schema))
-    table = pa.Table.from_batches(batches, schema).combine_chunks().take(pa.array(places, pa.int64()))
+    table = pa.Table.from_batches(batches, schema).combine_chunks().take(pa.array(positions, pa.int64()))
     whole = table.combine_chunks().to_batches()
     return whole[0] if whole else pa.RecordBatch.from_pylist([], schema)
 
 
 def event_times(batch: LogBatch) -> npt.NDArray[np.int64]:
     """The event time of each row that moves the partition's time; `LOWEST_TIME` for one that cannot be read."""
-    return np.where(batch.bad, LOWEST_TIME, batch.occurred)
+    return np.where(batch.bad, LOWEST_TIME, batch.event_times)

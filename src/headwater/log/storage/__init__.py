@@ -1,25 +1,27 @@
-"""How events lie on disk: frames in segments, segments in partitions, and the shared file of their ends.
+"""The on-disk format: frames in segments, segments in partitions, and a shared file of partition states.
 
-In come rows with their event times, out come offsets; later, offsets in and frames out. Enter at `Partition`.
+Rows with event times come in and offsets go out; offsets come in and frames go out. Enter at `Partition`
+(partition.py). Readers follow `frame.py` (bytes of a batch), `segment.py` (files and the offset index) and
+`recovery.py` (repair after a crash).
 """
 
 from headwater.log.storage.disk import Disk
-from headwater.log.storage.ends import Ends, Slot
-from headwater.log.storage.frame import Frame, Kind, decode_columns
-from headwater.log.storage.layout import Appended, Part
-from headwater.log.storage.partition import Partition, Written
+from headwater.log.storage.frame import Frame, FrameKind, decode_columns
+from headwater.log.storage.frame_builder import AppendResult, PartitionBatch
+from headwater.log.storage.partition import Partition, WriteOptions
+from headwater.log.storage.partition_state import PartitionState, StateFile
 from headwater.log.storage.segment import Segment
 
 __all__ = [
-    "Appended",
+    "AppendResult",
     "Disk",
-    "Ends",
     "Frame",
-    "Kind",
-    "Part",
+    "FrameKind",
     "Partition",
+    "PartitionBatch",
+    "PartitionState",
     "Segment",
-    "Slot",
-    "Written",
+    "StateFile",
+    "WriteOptions",
     "decode_columns",
 ]

@@ -1,7 +1,7 @@
-"""The one place where the log touches the file system.
+"""All file system access of the log.
 
-Everything the log does to files goes through a `Disk`, so that a test can put another one in its place and
-fail, tear, delay or forget any of these calls.
+Everything the log does to files goes through a `Disk`, so a test can pass one that fails, tears, delays or
+forgets any of these calls.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import shutil
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -23,7 +22,7 @@ _fdatasync = getattr(os, "fdatasync", os.fsync)
 
 
 class Disk:
-    """Files by descriptor, folders by path; errors of the operating system become ours.
+    """Files by descriptor, folders by path; operating system errors are translated to Headwater errors.
 
     Example:
         >>> import tempfile
@@ -35,28 +34,28 @@ class Disk:
 
     def open(self, path: Path, *, create: bool = True) -> int:
         """Open for reading and writing; creates the file unless told not to."""
-        with _translated(path):
+        with _translate_errors(path):
             return os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o644)
 
-    def look(self, path: Path) -> int:
-        """Open for reading only; closing it wakes nobody."""
-        with _translated(path):
+    def open_readonly(self, path: Path) -> int:
+        """Open for reading only; closing it notifies no watcher."""
+        with _translate_errors(path):
             return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def close(self, handle: int) -> None:
-        """Give the descriptor back."""
+        """Close the descriptor."""
         os.close(handle)
 
     def size(self, handle: int) -> int:
-        """Length of the file in bytes."""
+        """Returns the length of the file in bytes."""
         return os.fstat(handle).st_size
 
     def read(self, handle: int, position: int, length: int) -> bytes:
-        """Up to `length` bytes from `position`; fewer at the end of the file."""
+        """Returns up to `length` bytes from `position`; fewer at the end of the file."""
         try:
             return os.pread(handle, length, position)
         except OSError as error:
-            raise translate(error, "read") from error
+            raise translate_os_error(error, "read") from error
 
     def write(self, handle: int, position: int, data: bytes) -> None:
         """Write all of `data` at `position`, or raise."""
@@ -65,46 +64,42 @@ class Disk:
             while written < len(data):
                 written += os.pwrite(handle, data[written:], position + written)
         except OSError as error:
-            raise translate(error, "write") from error
+            raise translate_os_error(error, "write") from error
 
     def sync(self, handle: int) -> None:
         """Return only when the file's data is on stable storage."""
         try:
             _fdatasync(handle)
         except OSError as error:
-            raise translate(error, "sync") from error
+            raise translate_os_error(error, "sync") from error
 
     def truncate(self, handle: int, length: int) -> None:
         """Cut the file to `length` bytes."""
-        with _translated("truncate"):
+        with _translate_errors("truncate"):
             os.ftruncate(handle, length)
 
     def replace(self, source: Path, target: Path, *, sync: bool = True) -> None:
         """Rename over an existing file, atomically, and make the rename durable."""
-        with _translated(target):
+        with _translate_errors(target):
             os.replace(source, target)
         if sync:
             self.sync_folder(target.parent)
 
     def remove(self, path: Path) -> None:
         """Delete a file; readers that have it open keep it."""
-        with _translated(path), contextlib.suppress(FileNotFoundError):
+        with _translate_errors(path), contextlib.suppress(FileNotFoundError):
             path.unlink()
-
-    def remove_folder(self, path: Path) -> None:
-        """Delete a folder and all in it."""
-        shutil.rmtree(path, ignore_errors=True)
 
     def make_folder(self, path: Path) -> None:
         """Create a folder and its parents, durably."""
-        with _translated(path):
+        with _translate_errors(path):
             made = [folder for folder in (path, *path.parents) if not folder.exists()]
             path.mkdir(parents=True, exist_ok=True)
         for folder in made:
             self.sync_folder(folder.parent)
 
     def names(self, path: Path) -> list[str]:
-        """Sorted names in a folder; none when it does not exist."""
+        """Returns the sorted names in a folder; none when it does not exist."""
         try:
             return sorted(os.listdir(path))
         except FileNotFoundError:
@@ -116,7 +111,7 @@ class Disk:
 
     def sync_folder(self, path: Path) -> None:
         """Make created, renamed and removed names in a folder durable."""
-        with _translated(path):
+        with _translate_errors(path):
             handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 os.fsync(handle)
@@ -124,9 +119,9 @@ class Disk:
                 os.close(handle)
 
     def read_file(self, path: Path) -> bytes | None:
-        """The whole file, or None when it does not exist."""
+        """Returns the whole file, or None when it does not exist."""
         try:
-            with _translated(path):
+            with _translate_errors(path):
                 return path.read_bytes()
         except FileNotFoundError:
             return None
@@ -145,9 +140,9 @@ class Disk:
         self.replace(new, path, sync=sync)
 
     def lock(self, handle: int, *, wait: bool = True) -> bool:
-        """Take the file's exclusive lock; False when another holds it and `wait` is off.
+        """Take the file's exclusive lock; returns False when another holds it and `wait` is off.
 
-        The kernel frees the lock of a process that dies, however it dies.
+        The kernel releases the lock of a process that dies.
         """
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -156,16 +151,16 @@ class Disk:
         return True
 
     def unlock(self, handle: int) -> None:
-        """Give the lock back."""
+        """Release the lock."""
         fcntl.flock(handle, fcntl.LOCK_UN)
 
-    def boot(self) -> int:
-        """A number that changes when the machine restarts: what is not synced before it may be gone after it."""
-        return _boot()
+    def boot_id(self) -> int:
+        """Returns a number that changes when the machine restarts: unsynced data may be lost then."""
+        return _read_boot_id()
 
 
 @cache
-def _boot() -> int:
+def _read_boot_id() -> int:
     try:
         text = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
     except OSError:
@@ -174,15 +169,15 @@ def _boot() -> int:
 
 
 @contextlib.contextmanager
-def _translated(subject: object) -> Iterator[None]:
+def _translate_errors(subject: object) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise translate(error, subject) from error
+        raise translate_os_error(error, subject) from error
 
 
-def translate(error: OSError, subject: object) -> HeadwaterError | OSError:
-    """The operating system's error as ours, where a user can do something about it."""
+def translate_os_error(error: OSError, subject: object) -> HeadwaterError | OSError:
+    """Returns the Headwater error for an operating system error, where a user can act on it."""
     what = f"{subject}: {error.strerror or error}"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DiskFullError(

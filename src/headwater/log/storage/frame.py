@@ -24,7 +24,7 @@ __all__ = [
     "HEADER_SIZE",
     "LOWEST_TIME",
     "Frame",
-    "Kind",
+    "FrameKind",
     "decode_columns",
     "encode_frame",
     "parse_header",
@@ -60,32 +60,32 @@ _CRC_FROM = 8
 _FOLLOWS, _UNFINISHED = 1, 2
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """What a frame carries."""
 
     EVENTS = 1
     """Events."""
-    MARK = 2
-    """A time mark: it takes one offset and raises the running maximum."""
-    HEAD = 3
+    IDLE_MARKER = 2
+    """An idle marker: takes one offset and raises the max event time."""
+    SEGMENT_HEADER = 3
     """First frame of a segment: what is known at its start; takes no offset."""
 
 
-_KINDS = {int(kind): kind for kind in Kind}  # a lookup is ten times faster than Kind(number)
+_KINDS = {int(kind): kind for kind in FrameKind}  # a lookup is ten times faster than Kind(number)
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A frame's header, and where it lies.
+    """A frame's header and its position.
 
-    `lowest`, `highest`: event times in the batch. `running_before`, `running_max`: highest event time of the
-    partition before and after it, leaving out times too far ahead. `sent_at`: when all its events were sent, unless the
-    column `_hw.sent_at` says it for each. All times in microseconds since 1970. `follows`: it was written together with
-    the frame before it, so neither was acknowledged without the other. `unfinished`: the next frame goes on with the
-    same send, so neither counts without the other.
+    `lowest`, `highest`: event times in the batch. `max_event_time_before`, `max_event_time`: highest event
+    time of the partition before and after it, leaving out times too far ahead. `sent_at`: when all its
+    events were sent, unless the column `_hw.sent_at` says it for each. All times in microseconds since
+    1970. `follows`: it was written together with the frame before it, so neither was acknowledged without
+    the other. `unfinished`: the next frame continues the same send, so neither counts without the other.
     """
 
-    kind: Kind
+    kind: FrameKind
     base_offset: int
     next_offset: int
     count: int = 0
@@ -94,8 +94,8 @@ class Frame:
     appended_at: int = 0
     lowest: int = LOWEST_TIME
     highest: int = LOWEST_TIME
-    running_before: int = LOWEST_TIME
-    running_max: int = LOWEST_TIME
+    max_event_time_before: int = LOWEST_TIME
+    max_event_time: int = LOWEST_TIME
     sent_at: int = LOWEST_TIME
     first_sequence: int = -1
     last_sequence: int = -1
@@ -108,14 +108,14 @@ class Frame:
     position: int = 0
 
     def body(self, data: memoryview) -> memoryview | None:
-        """The body out of the frame's bytes; None when the checksum does not match."""
+        """Returns the body from the frame's bytes; None when the checksum does not match."""
         if zlib.crc32(data[HEADER_SIZE : self.length]) != self.body_crc:
             return None
         return data[self.body_at : self.length]
 
 
 def encode_frame(frame: Frame, body: bytes | pa.Buffer) -> bytes:
-    """The bytes of a frame with this header and body."""
+    """Returns the bytes of a frame with this header and body."""
     producer = frame.producer.encode()
     rest = b"".join((producer, bytes(-len(producer) % 8), memoryview(body), bytes(-len(body) % 8)))
     packed = _LAYOUT.pack(
@@ -134,8 +134,8 @@ def encode_frame(frame: Frame, body: bytes | pa.Buffer) -> bytes:
         frame.appended_at,
         frame.lowest,
         frame.highest,
-        frame.running_before,
-        frame.running_max,
+        frame.max_event_time_before,
+        frame.max_event_time,
         frame.sent_at,
         frame.first_sequence,
         frame.last_sequence,
@@ -145,7 +145,7 @@ def encode_frame(frame: Frame, body: bytes | pa.Buffer) -> bytes:
 
 
 def parse_header(data: memoryview, at: int = 0, position: int = 0) -> Frame | None:
-    """The header at `data[at:]`, or None when there is no whole, undamaged one.
+    """Returns the header at `data[at:]`, or None if it is incomplete or damaged.
 
     Args:
         data: Bytes of a segment.
@@ -172,8 +172,8 @@ def parse_header(data: memoryview, at: int = 0, position: int = 0) -> Frame | No
         appended_at=fields[12],
         lowest=fields[13],
         highest=fields[14],
-        running_before=fields[15],
-        running_max=fields[16],
+        max_event_time_before=fields[15],
+        max_event_time=fields[16],
         sent_at=fields[17],
         first_sequence=fields[18],
         last_sequence=fields[19],
@@ -189,15 +189,15 @@ def parse_header(data: memoryview, at: int = 0, position: int = 0) -> Frame | No
 
 @lru_cache(maxsize=256)
 def with_envelope(schema: pa.Schema, columns: int) -> pa.Schema:
-    """The schema of a stored batch: the type's columns, then the envelope columns whose bit is set."""
+    """Returns the schema of a stored batch: the type's columns and the envelope columns whose bit is set."""
     return pa.schema([*schema, *(field for index, field in enumerate(ENVELOPE) if columns & (1 << index))])
 
 
-def columns_of(envelope: dict[str, pa.Array]) -> int:
-    """The bits of these envelope columns."""
+def envelope_bits(envelope: dict[str, pa.Array]) -> int:
+    """Returns the bits of these envelope columns."""
     return sum(_BIT[name] for name in envelope)
 
 
 def decode_columns(frame: Frame, body: memoryview, schema: pa.Schema) -> pa.RecordBatch:
-    """The stored columns of a frame, without copying; `schema` is the type's at the frame's version."""
+    """Returns the stored columns of a frame without copying; `schema` is the type's at the frame's version."""
     return pa.ipc.read_record_batch(pa.py_buffer(body), with_envelope(schema, frame.columns))

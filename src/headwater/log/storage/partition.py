@@ -1,8 +1,9 @@
-"""One partition: an ordered run of events in segment files, shared by several processes.
+"""One partition: an ordered sequence of events in segment files, shared by several processes.
 
-Append: take the partition's lock, lay the batches out behind the last acknowledged byte, write, sync, publish the
-new end, release. A process that dies on the way leaves bytes behind the published end; the next writer keeps them if
-they form whole batches and cuts them off if not. Read: look up the published end, read below it, compare checksums.
+Append: take the partition's lock, encode the batches behind the last acknowledged byte, write, sync,
+publish the new end, release. This order makes a crash safe: a process that dies before the publish leaves
+bytes behind the published end. The next writer keeps them if they form whole batches and cuts them off if
+not. Read: look up the published end, read below it, compare checksums.
 """
 
 from __future__ import annotations
@@ -17,352 +18,376 @@ from pathlib import Path
 from headwater.errors import DamagedError, DiskFailedError, DiskFullError
 from headwater.events import Clock
 from headwater.log.storage.disk import Disk
-from headwater.log.storage.ends import Ends, Slot
-from headwater.log.storage.files import Files
-from headwater.log.storage.finder import Finder
-from headwater.log.storage.frame import Frame, Kind, encode_frame
-from headwater.log.storage.layout import Appended, Part, lay_out
-from headwater.log.storage.producers import Producers, known_producers
+from headwater.log.storage.frame import Frame, FrameKind, encode_frame
+from headwater.log.storage.frame_builder import AppendResult, PartitionBatch, build_frames
+from headwater.log.storage.partition_state import PartitionState, StateFile
+from headwater.log.storage.producers import ProducerState, load_producers
 from headwater.log.storage.recovery import recover
-from headwater.log.storage.segment import Head, Segment
+from headwater.log.storage.segment import OffsetIndex, Segment, SegmentFiles, SegmentHeader
 
-__all__ = ["Partition", "Written"]
+__all__ = ["Partition", "WriteOptions"]
 
 
 @dataclass(frozen=True)
-class Written:
-    """How a partition writes: the part of the topic's settings that concerns it (times in microseconds)."""
+class WriteOptions:
+    """The topic settings that concern writing to a partition (times in microseconds)."""
 
     durable: bool = True
     segment_size: int = 64 << 20
     segment_age: int = 86_400 * 1_000_000
     ahead: int = 300 * 1_000_000
-    clocked: bool = False
+    external_time: bool = False
 
 
 class Partition:
     """Appends to and reads from one partition."""
 
     def __init__(
-        self, disk: Disk, clock: Clock, folder: Path, ends: Ends, number: int, written: Written
+        self,
+        disk: Disk,
+        clock: Clock,
+        folder: Path,
+        state_file: StateFile,
+        number: int,
+        options: WriteOptions,
     ) -> None:
         self.number = number
         self.folder = folder
         self.disk = disk
-        self._boot = disk.boot()
+        self._boot_id = disk.boot_id()
         self._clock = clock
-        self._ends = ends
-        self.written = written
+        self._state_file = state_file
+        self.options = options
         disk.make_folder(folder)
         self._lock_handle = disk.open(folder / "lock")
         self._mutex = threading.RLock()
-        self.files = Files(disk, folder)
-        self._depth = 0
-        self._producers: Producers | None = None
-        self._producers_at: tuple[int, int] = (-1, -1)  # segment and length up to which they are known
-        self._finder = Finder(self.files, number, self.slot)
-        self._born: tuple[int, int] = (-1, 0)  # segment and time of its first batch
-        self._edition = -1
-        self._checked = False
+        self.files = SegmentFiles(disk, folder)
+        self._lock_depth = 0
+        self._producers: ProducerState | None = None
+        self._producers_position: tuple[int, int] = (-1, -1)  # segment and length up to which they are known
+        self._index = OffsetIndex(self.files, number, self.state)
+        self._segment_created: tuple[int, int] = (-1, 0)  # segment and time of its first batch
+        self._files_version = -1
+        self._verified = False
 
     # -- state ---------------------------------------------------------------------------------------------------
 
-    def slot(self) -> Slot:
-        """The published state, repaired first if it is missing or does not fit the files."""
-        slot = self._published()
+    def state(self) -> PartitionState:
+        """Returns the published state; repairs it first if it is missing or does not match the files."""
+        state = self._read_state()
         if (
-            slot is not None
-            and not slot.dirty
-            and slot.boot == self._boot
-            and (self._checked or self._sound(slot))
+            state is not None
+            and not state.dirty
+            and state.boot_id == self._boot_id
+            and (self._verified or self._matches_files(state))
         ):
-            self._checked = True
-            return slot
-        with self.locked() as repaired:
+            self._verified = True
+            return state
+        with self.lock() as repaired:
             return repaired
 
-    def _published(self) -> Slot | None:
-        """The slot as it is; what is known of files that were changed since is dropped before anything looks at it."""
-        slot = self._ends.read(self.number)
-        return None if slot is None else self._noticed(slot)
+    def _read_state(self) -> PartitionState | None:
+        """Returns the slot; drops cached file data first if files changed since."""
+        state = self._state_file.read(self.number)
+        return None if state is None else self._drop_stale_caches(state)
 
-    def _noticed(self, slot: Slot) -> Slot:
-        if slot.edition != self._edition:
-            self.forget()
-            self._edition = slot.edition
-        return slot
+    def _drop_stale_caches(self, state: PartitionState) -> PartitionState:
+        if state.files_version != self._files_version:
+            self.invalidate()
+            self._files_version = state.files_version
+        return state
 
-    def publish(self, slot: Slot) -> None:
-        """Make this the partition's state; only under the lock."""
-        self._ends.write(self.number, slot if slot.boot == self._boot else replace(slot, boot=self._boot))
+    def publish(self, state: PartitionState) -> None:
+        """Publish the partition's state; only under the lock."""
+        self._state_file.write(
+            self.number, state if state.boot_id == self._boot_id else replace(state, boot_id=self._boot_id)
+        )
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[Slot]:
-        """Hold the partition's lock across threads and processes; yields a state that fits the files."""
+    def lock(self) -> Iterator[PartitionState]:
+        """Hold the partition's lock across threads and processes; yields a state that matches the files."""
         with self._mutex:
-            if self._depth == 0:
+            if self._lock_depth == 0:
                 self.disk.lock(self._lock_handle)
-            self._depth += 1
+            self._lock_depth += 1
             try:
-                slot = self._published()
-                if slot is None or slot.dirty or slot.boot != self._boot or not self._sound(slot, whole=True):
-                    slot = recover(self, slot)
-                self._checked = True
-                yield self._noticed(slot)
+                state = self._read_state()
+                if (
+                    state is None
+                    or state.dirty
+                    or state.boot_id != self._boot_id
+                    or not self._matches_files(state, exact=True)
+                ):
+                    state = recover(self, state)
+                self._verified = True
+                yield self._drop_stale_caches(state)
             finally:
-                self._depth -= 1
-                if self._depth == 0:
+                self._lock_depth -= 1
+                if self._lock_depth == 0:
                     self.disk.unlock(self._lock_handle)
 
-    def _sound(self, slot: Slot, *, whole: bool = False) -> bool:
-        """Whether the files hold what the slot says; `whole`: and nothing more (only true under the lock)."""
+    def _matches_files(self, state: PartitionState, *, exact: bool = False) -> bool:
+        """Whether the files hold what the slot says; with `exact`, nothing more (only true under the lock)."""
         try:
-            segment = self.files.segment(slot.segment)
+            segment = self.files.segment(state.segment)
             length = self.disk.size(segment.handle)
         except FileNotFoundError:
             return False
-        if length < slot.length or (whole and length > slot.length):
+        if length < state.length or (exact and length > state.length):
             return False
-        if self._checked:
+        if self._verified:
             return True
-        if slot.segment < max(self.files.bases(fresh=True), default=0):
+        if state.segment < max(self.files.bases(fresh=True), default=0):
             return False
-        last = next(segment.walk(slot.last_frame, slot.length, check=True), None)
-        return last is not None and last.position + last.length == slot.length
+        last = next(segment.walk(state.last_frame, state.length, check=True), None)
+        return last is not None and last.position + last.length == state.length
 
-    def forget(self) -> None:
-        """Drop what is known of the files, after they changed."""
-        self.files.forget()
-        self._finder.forget()
+    def invalidate(self) -> None:
+        """Drop cached data about the files after they changed."""
+        self.files.invalidate()
+        self._index.invalidate()
         self._producers = None
 
     # -- append --------------------------------------------------------------------------------------------------
 
-    def append(self, parts: list[Part]) -> list[Appended]:
-        """Append batches in order, each whole or not at all, with one sync for all of them."""
-        with self.locked() as found:
-            slot = self._rolled_if_due(found)
+    def append(self, batches: list[PartitionBatch]) -> list[AppendResult]:
+        """Append batches in order, each completely or not at all, with one sync for all."""
+        with self.lock() as found:
+            state = self._roll_if_due(found)
             now = self._clock.micros()
-            producers = self._known_producers(slot)
-            laid = lay_out(parts, slot, now, self._ahead(), producers)
-            if laid.frames:
-                self._write(slot, b"".join(laid.data), laid.frames, now)
-                for frame in laid.frames:
-                    producers.note(frame)
-            return laid.appended
+            producers = self._load_producers(state)
+            encoded = build_frames(batches, state, now, self._max_ahead(), producers)
+            if encoded.frames:
+                self._write_frames(state, b"".join(encoded.data), encoded.frames, now)
+                for frame in encoded.frames:
+                    producers.record(frame)
+            return encoded.results
 
-    def _ahead(self) -> int | None:
-        return None if self.written.clocked else self.written.ahead
+    def _max_ahead(self) -> int | None:
+        return None if self.options.external_time else self.options.ahead
 
-    def mark(self, time: int) -> None:
-        """Append a time mark: from here on the partition's event time is at least `time`.
+    def append_idle_marker(self, time: int) -> None:
+        """Append an idle marker: from here the partition's event time is at least `time`.
 
-        It is no arrival: retention counts from the last event.
+        It does not count as an arrival: retention counts from the last event.
         """
-        with self.locked() as slot:
+        with self.lock() as state:
             now = self._clock.micros()
             frame = Frame(
-                Kind.MARK,
-                slot.next_offset,
-                slot.next_offset + 1,
+                FrameKind.IDLE_MARKER,
+                state.next_offset,
+                state.next_offset + 1,
                 appended_at=now,
                 lowest=time,
                 highest=time,
-                running_before=slot.running_max,
-                running_max=max(slot.running_max, time),
+                max_event_time_before=state.max_event_time,
+                max_event_time=max(state.max_event_time, time),
             )
-            self._write(slot, encode_frame(frame, b""), [frame], slot.appended_at)
+            self._write_frames(state, encode_frame(frame, b""), [frame], state.appended_at)
 
-    def _write(self, slot: Slot, data: bytes, frames: list[Frame], arrived: int) -> None:
-        segment = self.files.segment(slot.segment)
+    def _write_frames(
+        self, state: PartitionState, data: bytes, frames: list[Frame], appended_at: int
+    ) -> None:
+        # The end is published after the sync: on a durable topic nobody reads bytes that a power cut can lose.
+        segment = self.files.segment(state.segment)
         try:
-            self.disk.write(segment.handle, slot.length, data)
-            if self.written.durable:
+            self.disk.write(segment.handle, state.length, data)
+            if self.options.durable:
                 self.disk.sync(segment.handle)
         except DiskFullError:
-            self.disk.truncate(segment.handle, slot.length)
+            self.disk.truncate(segment.handle, state.length)
             raise
         except DiskFailedError:
-            self._seal_after_failure(slot)
+            self._seal_after_failure(state)
             raise
         last = frames[-1]
-        new = Slot(
-            start_offset=slot.start_offset,
+        new = PartitionState(
+            start_offset=state.start_offset,
             next_offset=last.next_offset,
-            segment=slot.segment,
-            length=slot.length + len(data),
-            last_frame=slot.length + frames[-1].position,
-            running_max=last.running_max,
-            appended_at=arrived,
-            edition=slot.edition,
-            boot=self._boot,
+            segment=state.segment,
+            length=state.length + len(data),
+            last_frame=state.length + frames[-1].position,
+            max_event_time=last.max_event_time,
+            appended_at=appended_at,
+            files_version=state.files_version,
+            boot_id=self._boot_id,
         )
         self.publish(new)
-        if self._producers_at == (slot.segment, slot.length):
-            self._producers_at = (new.segment, new.length)
+        if self._producers_position == (state.segment, state.length):
+            self._producers_position = (new.segment, new.length)
 
-    def _seal_after_failure(self, slot: Slot) -> None:
-        """Never write to this segment again: what the failed sync left in memory and on disk is unknown.
+    def _seal_after_failure(self, state: PartitionState) -> None:
+        """Stop writing to this segment: its contents after a failed sync are unknown.
 
-        If no new one can be started now, recovery does it: the flag is in memory that outlives this process but not
-        the machine's memory of the bytes.
+        If no new segment can be created now, recovery does it. The flag is in the state file, whose page
+        cache outlives this process exactly as long as the doubtful bytes do: until the machine restarts.
         """
-        distrusted = replace(slot, dirty=True, distrusted=True)
+        failed = replace(state, dirty=True, sync_failed=True)
         with contextlib.suppress(DiskFailedError, DiskFullError):
-            self.publish(distrusted)
-        segment = self.files.segment(slot.segment)  # held by name: the file is closed with the last reference
+            self.publish(failed)
+        segment = self.files.segment(
+            state.segment
+        )  # held by name: the file is closed with the last reference
         with contextlib.suppress(DiskFailedError, DiskFullError):
-            self.disk.truncate(segment.handle, slot.length)
+            self.disk.truncate(segment.handle, state.length)
         with contextlib.suppress(DiskFailedError, DiskFullError):
-            self.roll(distrusted)
+            self.roll(failed)
 
-    def _rolled_if_due(self, slot: Slot) -> Slot:
-        full = slot.length >= self.written.segment_size and slot.next_offset > slot.segment
-        if full or self._too_old(slot):
-            return self.roll(slot)
-        return slot
+    def _roll_if_due(self, state: PartitionState) -> PartitionState:
+        full = state.length >= self.options.segment_size and state.next_offset > state.segment
+        if full or self._is_segment_expired(state):
+            return self.roll(state)
+        return state
 
-    def _too_old(self, slot: Slot) -> bool:
-        segment, born = self._born
-        if segment != slot.segment:
-            frames = self.files.segment(slot.segment).walk(0, slot.length)
-            born = next((frame.appended_at for frame in frames if frame.kind != Kind.HEAD), 0)
-            if not born:
+    def _is_segment_expired(self, state: PartitionState) -> bool:
+        segment, created = self._segment_created
+        if segment != state.segment:
+            frames = self.files.segment(state.segment).walk(0, state.length)
+            created = next(
+                (frame.appended_at for frame in frames if frame.kind != FrameKind.SEGMENT_HEADER), 0
+            )
+            if not created:
                 return False
-            self._born = (slot.segment, born)
-        return self._clock.micros() - born > self.written.segment_age
+            self._segment_created = (state.segment, created)
+        return self._clock.micros() - created > self.options.segment_age
 
-    def roll(self, slot: Slot) -> Slot:
+    def roll(self, state: PartitionState) -> PartitionState:
         """Start a new segment at the partition's end; only under the lock."""
-        producers = self._known_producers(slot).snapshot(self._clock.micros())
-        self.publish(replace(slot, dirty=True))
-        previous: tuple[int, int, int] | None = (slot.segment, slot.length, slot.appended_at)
-        again = slot.next_offset == slot.segment  # it holds no events yet: a new file under the same name
-        if again:
-            previous = self.files.segment(slot.segment).head()[1].previous
-        segment = Segment(self.disk, self.folder, slot.next_offset)
-        length = segment.create(Head(previous=previous, producers=producers), slot.running_max)
-        edition = slot.edition + again
+        producers = self._load_producers(state).snapshot(self._clock.micros())
+        self.publish(replace(state, dirty=True))
+        previous: tuple[int, int, int] | None = (state.segment, state.length, state.appended_at)
+        same_base = (
+            state.next_offset == state.segment
+        )  # it holds no events yet: a new file under the same name
+        if same_base:
+            previous = self.files.segment(state.segment).header()[1].previous
+        segment = Segment(self.disk, self.folder, state.next_offset)
+        length = segment.create(SegmentHeader(previous=previous, producers=producers), state.max_event_time)
+        files_version = state.files_version + same_base
         new = replace(
-            slot,
+            state,
             segment=segment.base,
             length=length,
             last_frame=0,
-            edition=edition,
+            files_version=files_version,
             dirty=False,
-            distrusted=False,
+            sync_failed=False,
         )
-        self.files.forget()
-        self._producers_at = (new.segment, new.length)
+        self.files.invalidate()
+        self._producers_position = (new.segment, new.length)
         self.publish(new)
         return new
 
-    def _known_producers(self, slot: Slot) -> Producers:
-        segment, length = self._producers_at
-        if self._producers is None or segment != slot.segment:
-            self._producers = known_producers(self.files, slot)
-        elif length < slot.length:
-            for frame in self.files.segment(slot.segment).walk(length, slot.length):
-                self._producers.note(frame)
-        self._producers_at = (slot.segment, slot.length)
+    def _load_producers(self, state: PartitionState) -> ProducerState:
+        segment, length = self._producers_position
+        if self._producers is None or segment != state.segment:
+            self._producers = load_producers(self.files, state)
+        elif length < state.length:
+            for frame in self.files.segment(state.segment).walk(length, state.length):
+                self._producers.record(frame)
+        self._producers_position = (state.segment, state.length)
         return self._producers
 
     def last_sequence(self, producer: str) -> int:
-        """Highest sequence this producer has appended here; -1 when it has none."""
-        with self.locked() as slot:
-            return self._known_producers(slot).last(producer)
+        """Returns the highest sequence number of this producer; -1 when it has none."""
+        with self.lock() as state:
+            return self._load_producers(state).last_sequence(producer)
 
     def offsets_of(self, producer: str, sequences: Sequence[int]) -> list[int]:
-        """Where a producer's rows of these sequences are; -1 where it is no longer known."""
-        with self.locked() as slot:
-            known = self._known_producers(slot)
+        """Returns the offsets of a producer's sequence numbers; -1 where they are no longer known."""
+        with self.lock() as state:
+            known = self._load_producers(state)
             return [known.offset_of(producer, sequence) for sequence in sequences]
 
     # -- read ----------------------------------------------------------------------------------------------------
 
     def fetch(self, offset: int, max_bytes: int) -> list[tuple[Frame, memoryview]]:
-        """Frames from the one that holds `offset` on, whole and checked; none at the end of the partition."""
-        edition = -1
+        """Returns checked frames from the one that holds `offset`; none at the end of the partition."""
+        files_version = -1
         while True:
-            slot = self.slot()
+            state = self.state()
             try:
-                return self._fetch(offset, max_bytes, slot)
+                return self._fetch(offset, max_bytes, state)
             except DamagedError:
-                if slot.edition == edition:
+                if state.files_version == files_version:
                     raise
-                edition = slot.edition  # perhaps the file was rewritten between two looks: look once more
-                self.forget()
+                files_version = (
+                    state.files_version
+                )  # perhaps the file was rewritten between two looks: look once more
+                self.invalidate()
 
-    def _fetch(self, offset: int, max_bytes: int, slot: Slot) -> list[tuple[Frame, memoryview]]:
-        self._finder.require_there(offset, slot)
+    def _fetch(self, offset: int, max_bytes: int, state: PartitionState) -> list[tuple[Frame, memoryview]]:
+        self._index.check_in_range(offset, state)
         found: list[tuple[Frame, memoryview]] = []
-        while not found and offset < slot.next_offset:
-            segment, position, limit = self._finder.locate(offset, slot)
+        while not found and offset < state.next_offset:
+            segment, position, limit = self._index.locate(offset, state)
             try:
                 for frame, data in segment.read(position, limit, max_bytes, offset):
                     position = frame.position + frame.length
-                    if frame.next_offset > offset and frame.kind != Kind.HEAD:
+                    if frame.next_offset > offset and frame.kind != FrameKind.SEGMENT_HEADER:
                         found.append((frame, data))
             except DamagedError:
                 if not found:  # what is sound before the damage comes first
                     raise
-            if position < limit or segment.base == slot.segment:
-                self._finder.remember(found[-1][0].next_offset if found else offset, segment, position)
+            if position < limit or segment.base == state.segment:
+                self._index.cache_position(found[-1][0].next_offset if found else offset, segment, position)
             elif not found:
-                offset = self._finder.behind(segment, offset, slot)
+                offset = self._index.next_segment_base(segment, offset, state)
         return found
 
-    def headers(self, start: int, end: int) -> Iterator[Frame]:
-        """Headers of the frames that hold offsets of `[start, end)`, without reading what they carry."""
-        edition = -1
+    def frame_headers(self, start: int, end: int) -> Iterator[Frame]:
+        """Returns the headers of the frames that hold offsets in `[start, end)`, without reading bodies."""
+        files_version = -1
         while True:
-            slot = self.slot()
+            state = self.state()
             try:
-                for frame in self._headers(start, end, slot):
+                for frame in self._frame_headers(start, end, state):
                     start = frame.next_offset
                     yield frame
             except DamagedError:
-                if slot.edition == edition:
+                if state.files_version == files_version:
                     raise
-                edition = slot.edition
-                self.forget()
+                files_version = state.files_version
+                self.invalidate()
             else:
                 return
 
-    def _headers(self, offset: int, end: int, slot: Slot) -> Iterator[Frame]:
-        self._finder.require_there(offset, slot)
-        while offset < min(end, slot.next_offset):
-            segment, position, limit = self._finder.locate(offset, slot)
+    def _frame_headers(self, offset: int, end: int, state: PartitionState) -> Iterator[Frame]:
+        self._index.check_in_range(offset, state)
+        while offset < min(end, state.next_offset):
+            segment, position, limit = self._index.locate(offset, state)
             for frame in segment.walk(position, limit):
                 if frame.base_offset >= end:
                     return
-                if frame.next_offset > offset and frame.kind != Kind.HEAD:
+                if frame.next_offset > offset and frame.kind != FrameKind.SEGMENT_HEADER:
                     offset = frame.next_offset
                     yield frame
                 position = frame.position + frame.length
             if position < limit:
-                raise segment.damaged(offset, position)
-            if segment.base == slot.segment:
+                raise segment.damage_error(offset, position)
+            if segment.base == state.segment:
                 return
-            offset = max(offset, self._finder.behind(segment, offset, slot))
+            offset = max(offset, self._index.next_segment_base(segment, offset, state))
 
-    def reach(self, time: int) -> tuple[Frame, memoryview] | None:
-        """The first frame at which the partition's event time reaches `time`; None when it has not yet.
+    def find_frame_by_time(self, time: int) -> tuple[Frame, memoryview] | None:
+        """Returns the first frame at which the event time reaches `time`; None if it has not.
 
-        The running maximum never falls, so segments can be searched by halves.
+        The max event time never decreases, so segments are found by binary search.
         """
-        slot = self.slot()
-        if slot.running_max < time:
+        state = self.state()
+        if state.max_event_time < time:
             return None
         bases = self.files.bases(fresh=True)
-        later = bisect_left(bases, time, key=lambda base: self.files.segment(base).head()[0].running_before)
+        later = bisect_left(
+            bases, time, key=lambda base: self.files.segment(base).header()[0].max_event_time_before
+        )
         for base in bases[max(0, later - 1) :]:
             segment = self.files.segment(base)
-            for frame in segment.walk(0, self.files.limit(segment, slot)):
-                if frame.running_max >= time and frame.kind != Kind.HEAD:
+            for frame in segment.walk(0, self.files.valid_length(segment, state)):
+                if frame.max_event_time >= time and frame.kind != FrameKind.SEGMENT_HEADER:
                     return next(segment.read(frame.position, frame.position + frame.length, frame.length))
         return None
 
     def close(self) -> None:
-        """Close the lock file; segments close when nobody reads them."""
+        """Close the lock file; segments close when their last reader ends."""
         self.disk.close(self._lock_handle)

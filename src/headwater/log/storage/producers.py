@@ -1,4 +1,4 @@
-"""What a partition remembers of each producer, so that a repeated send is told apart from a new one."""
+"""The producer state of a partition: last sequence numbers, by which a repeated send is recognised."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from headwater.errors import DamagedError
-from headwater.log.storage.ends import Slot
-from headwater.log.storage.files import Files
 from headwater.log.storage.frame import Frame
+from headwater.log.storage.partition_state import PartitionState
+from headwater.log.storage.segment import SegmentFiles
 
-__all__ = ["Batch", "Producers", "known_producers"]
+__all__ = ["ProducerBatch", "ProducerState", "load_producers"]
 
 logger = logging.getLogger("headwater.log")
-_REMEMBERED: Final = 16
-_FORGET_AFTER: Final = 7 * 86_400 * 1_000_000  # microseconds
+_MAX_BATCHES: Final = 16
+_EXPIRY: Final = 7 * 86_400 * 1_000_000  # microseconds
 
 
-class Batch(NamedTuple):
+class ProducerBatch(NamedTuple):
     """One batch of a producer in this partition."""
 
     first_sequence: int
@@ -29,32 +29,33 @@ class Batch(NamedTuple):
     appended_at: int
 
 
-class Producers:
-    """Last sequence per producer, and where its latest batches lie.
+class ProducerState:
+    """The last sequence number of each producer, and the positions of its latest batches.
 
     Example:
-        >>> from headwater.log.storage.frame import Frame, Kind
-        >>> producers = Producers()
-        >>> producers.note(Frame(Kind.EVENTS, 10, 12, count=2, first_sequence=0, last_sequence=1, producer="till-7"))
-        >>> producers.last("till-7"), producers.last("till-8")
+        >>> from headwater.log.storage.frame import Frame, FrameKind
+        >>> producers = ProducerState()
+        >>> sequences = {"first_sequence": 0, "last_sequence": 1}
+        >>> producers.record(Frame(FrameKind.EVENTS, 10, 12, count=2, producer="till-7", **sequences))
+        >>> producers.last_sequence("till-7"), producers.last_sequence("till-8")
         (1, -1)
     """
 
     def __init__(self) -> None:
-        self._batches: dict[str, deque[Batch]] = {}
+        self._batches: dict[str, deque[ProducerBatch]] = {}
 
-    def last(self, producer: str) -> int:
-        """Highest sequence appended by this producer; -1 when it has none."""
+    def last_sequence(self, producer: str) -> int:
+        """Returns the highest sequence number of this producer; -1 when it has none."""
         batches = self._batches.get(producer)
         return batches[-1].last_sequence if batches else -1
 
-    def note(self, frame: Frame) -> None:
-        """Remember a batch that is in the log."""
+    def record(self, frame: Frame) -> None:
+        """Record a batch that is in the log."""
         if not frame.producer:
             return
-        batches = self._batches.setdefault(frame.producer, deque(maxlen=_REMEMBERED))
+        batches = self._batches.setdefault(frame.producer, deque(maxlen=_MAX_BATCHES))
         batches.append(
-            Batch(
+            ProducerBatch(
                 frame.first_sequence,
                 frame.last_sequence,
                 frame.base_offset,
@@ -64,7 +65,7 @@ class Producers:
         )
 
     def offset_of(self, producer: str, sequence: int) -> int:
-        """Where the row of this sequence is, if it is in one of the last few batches; else -1."""
+        """Returns the offset of a sequence number if it is in one of the last few batches; else -1."""
         for batch in reversed(self._batches.get(producer, ())):
             if batch.first_sequence <= sequence <= batch.last_sequence:
                 per_row = batch.rows == batch.last_sequence - batch.first_sequence + 1
@@ -72,39 +73,45 @@ class Producers:
         return -1
 
     def snapshot(self, now: int) -> dict[str, tuple[int, int, int, int, int]]:
-        """The latest batch of each producer seen in the last seven days, for a segment's head."""
+        """Returns the latest batch of each producer of the last seven days, for a segment header."""
         return {
             name: tuple(batches[-1])  # type: ignore[misc]  # a Batch is such a tuple
             for name, batches in self._batches.items()
-            if now - batches[-1].appended_at < _FORGET_AFTER
+            if now - batches[-1].appended_at < _EXPIRY
         }
 
     def restore(self, snapshot: dict[str, tuple[int, int, int, int, int]], frames: Iterable[Frame]) -> None:
-        """Start from a segment's head and the frames that follow it."""
-        self._batches = {name: deque([Batch(*batch)], _REMEMBERED) for name, batch in snapshot.items()}
+        """Restore the state from a segment header and the frames that follow it."""
+        self._batches = {
+            name: deque([ProducerBatch(*batch)], _MAX_BATCHES) for name, batch in snapshot.items()
+        }
         for frame in frames:
-            self.note(frame)
+            self.record(frame)
 
 
-def known_producers(files: Files, slot: Slot) -> Producers:
-    """What the segment being written tells of producers; where its head is damaged, the segments before it.
+def load_producers(files: SegmentFiles, state: PartitionState) -> ProducerState:
+    """Returns the producer state of the active segment; reads earlier segments if its header is damaged.
 
     Raises:
-        DamagedError: Those before it were compacted, so they no longer tell.
+        DamagedError: The earlier segments were compacted and no longer hold the state.
     """
-    producers = Producers()
-    bases = [base for base in files.bases(fresh=True) if base <= slot.segment]
-    for place in reversed(range(len(bases))):
-        segment = files.segment(bases[place])
+    producers = ProducerState()
+    bases = [base for base in files.bases(fresh=True) if base <= state.segment]
+    for index in reversed(range(len(bases))):
+        segment = files.segment(bases[index])
         try:
-            head = segment.head()[1]
+            head = segment.header()[1]
         except DamagedError as damage:
             logger.error("%s", damage)
             continue
-        if head.covers_until and place + 1 < len(bases):
-            raise files.segment(bases[place + 1]).damaged(bases[place + 1], 0)
-        later = [files.segment(base) for base in bases[place:]]
-        frames = (frame for part in later for frame in part.sound(0, files.limit(part, slot)))
+        if head.covers_until and index + 1 < len(bases):
+            raise files.segment(bases[index + 1]).damage_error(bases[index + 1], 0)
+        later = [files.segment(base) for base in bases[index:]]
+        frames = (
+            frame
+            for later_segment in later
+            for frame in later_segment.walk_past_damage(0, files.valid_length(later_segment, state))
+        )
         producers.restore(head.producers, frames)
         break
     return producers

@@ -1,6 +1,7 @@
-"""Views over tables that change, as the user asks for them: `table.py` builds SQL, `from_sql.py` reads it.
+"""Declared views over tables that change.
 
-SQL text comes in, a `relation.py` tree goes out: frozen nodes, with everything refused that cannot be kept right while
-the tables change. `unique.py` says which columns identify a row of it. How the tree is kept up to date is the business
-of `headwater.engine.operators.tables`.
+SQL text, or a `Table` that builds it, comes in. A tree of frozen nodes (`relation`) goes out.
+`sql_parser.parse_relation` refuses everything that cannot be maintained incrementally. `functional_dependencies` checks
+that a key identifies a row; `pushdown` simplifies the tree. `headwater.engine.tables` maintains the result. Enter at
+`sql_parser.parse_relation`.
 """

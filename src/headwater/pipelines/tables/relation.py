@@ -1,4 +1,4 @@
-"""A query over tables as a tree of a few kinds of step; each step knows the names of its columns."""
+"""A query over tables as a tree of relational steps; each step knows the names of its columns."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ if TYPE_CHECKING:
 __all__ = [
     "Aggregate",
     "Distinct",
-    "Group",
+    "GroupBy",
     "Join",
-    "Order",
     "Project",
     "Relation",
     "Scan",
+    "SortKey",
     "Top",
     "Union",
     "Where",
 ]
 
-How = Literal["inner", "left", "right", "full", "semi", "anti"]
-Kind = Literal["count", "sum", "avg", "min", "max", "distinct"]
+JoinType = Literal["inner", "left", "right", "full", "semi", "anti"]
+AggregateKind = Literal["count", "sum", "avg", "min", "max", "distinct"]
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Where:
 
 @dataclass(frozen=True)
 class Project:
-    """For each row, the values of expressions over it; columns in them have no table, only a name.
+    """The values of expressions for each row; columns in them have a name and no table.
 
     Example:
         >>> from sqlglot import parse_one
@@ -96,7 +96,7 @@ class Join:
 
     left: Relation
     right: Relation
-    how: How
+    how: JoinType
     on: tuple[tuple[str, str], ...]
     columns: tuple[str, ...]
 
@@ -120,7 +120,7 @@ class Union:
 
 @dataclass(frozen=True)
 class Distinct:
-    """Each row once.
+    """The distinct rows of a relation.
 
     Example:
         >>> Distinct(Scan("a", ("x",))).columns
@@ -137,7 +137,7 @@ class Distinct:
 
 @dataclass(frozen=True)
 class Aggregate:
-    """One value of a group: of the values of a column that are not null, or of its rows if there is no column.
+    """One aggregate of a group: over the non-null values of a column, or over its rows.
 
     Example:
         >>> Aggregate("n", "count").column is None
@@ -145,16 +145,16 @@ class Aggregate:
     """
 
     name: str
-    kind: Kind
+    kind: AggregateKind
     column: str | None = None
 
 
 @dataclass(frozen=True)
-class Group:
+class GroupBy:
     """One row for each value of the key columns; exactly one if there are none.
 
     Example:
-        >>> Group(Scan("posts", ("id", "author")), ("author",), (Aggregate("n", "count"),)).columns
+        >>> GroupBy(Scan("posts", ("id", "author")), ("author",), (Aggregate("n", "count"),)).columns
         ('author', 'n')
     """
 
@@ -169,11 +169,11 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Order:
+class SortKey:
     """A column that rows are ordered by.
 
     Example:
-        >>> Order("price", descending=True, nulls_first=False).column
+        >>> SortKey("price", descending=True, nulls_first=False).column
         'price'
     """
 
@@ -184,7 +184,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Top:
-    """The first rows of each group in an order; rows that are equal in it are told apart by their contents.
+    """The first rows of each group in an order; ties are broken by the row's contents.
 
     Args:
         input: Rows.
@@ -194,13 +194,13 @@ class Top:
         rank: The name of a column with the number of the row, if wanted.
 
     Example:
-        >>> Top(Scan("a", ("x",)), (), (Order("x", True, False),), 3, rank="place").columns
+        >>> Top(Scan("a", ("x",)), (), (SortKey("x", True, False),), 3, rank="place").columns
         ('x', 'place')
     """
 
     input: Relation
     per: tuple[str, ...]
-    by: tuple[Order, ...]
+    by: tuple[SortKey, ...]
     count: int
     rank: str | None = None
 
@@ -210,4 +210,4 @@ class Top:
         return self.input.columns if self.rank is None else (*self.input.columns, self.rank)
 
 
-Relation = Scan | Where | Project | Join | Union | Distinct | Group | Top
+Relation = Scan | Where | Project | Join | Union | Distinct | GroupBy | Top

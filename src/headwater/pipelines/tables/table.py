@@ -1,4 +1,4 @@
-"""`Table`: a query over tables that change, put together step by step; all it makes is SQL text."""
+"""`Table`: a query over tables that change, built step by step; its only result is SQL text."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
-from headwater.errors import BadPipelineError, Place
-from headwater.pipelines.query import parsed, tables_of
+from headwater.errors import BadPipelineError, SourceLocation
+from headwater.pipelines.sql_text import parse, tables_of
 
-__all__ = ["Grouped", "Table"]
+__all__ = ["GroupedTable", "Table"]
 
 _JOINS = ("inner", "left", "right", "full", "semi", "anti")
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table that changes, or what a query makes of tables; `sql` is that query in Spark's dialect.
+    """A table that changes, or a query over such tables; `sql` is the query in Spark's dialect.
 
-    The engine hands tables to the function of a view; the function returns what it made of them.
+    The engine passes tables to the function of a view, which returns a `Table`.
 
     Example:
         >>> posts, users = Table.named("posts"), Table.named("users")
@@ -34,13 +34,13 @@ class Table:
 
     @classmethod
     def named(cls, name: str) -> Table:
-        """The table, topic or view of a name.
+        """Returns the table, topic or view of a name.
 
         Example:
             >>> Table.named("posts").sql
             'SELECT * FROM `posts`'
         """
-        return cls(_quoted(name))
+        return cls(_quote(name))
 
     @property
     def sql(self) -> str:
@@ -59,17 +59,17 @@ class Table:
         return tables_of(self.sql)
 
     def where(self, condition: str) -> Table:
-        """The rows for which a condition is true.
+        """Returns the rows for which a condition is true.
 
         Example:
             >>> Table.named("posts").where("likes > 3").sql
             'SELECT * FROM `posts` WHERE (likes > 3)'
         """
-        open_ = self._open()
-        return _checked(replace(open_, conditions=(*open_.conditions, _with_sides(condition))))
+        base = self._with_open_select()
+        return _check_sql(replace(base, conditions=(*base.conditions, _quote_sides(condition))))
 
     def select(self, *items: str) -> Table:
-        """For each row, some columns or expressions.
+        """Returns some columns or expressions for each row.
 
         Example:
             >>> Table.named("posts").select("id", "price * 2 as double").sql
@@ -78,9 +78,9 @@ class Table:
         if not items:
             message = "select needs a column"
             raise BadPipelineError(
-                message, fix='.select("id", "price * 2 as double")', place=Place.of_caller()
+                message, fix='.select("id", "price * 2 as double")', location=SourceLocation.of_caller()
             )
-        return _checked(replace(self._open(), items=tuple(map(_with_sides, items))))
+        return _check_sql(replace(self._with_open_select(), items=tuple(map(_quote_sides, items))))
 
     def join(
         self,
@@ -88,7 +88,7 @@ class Table:
         on: str | tuple[str, ...],
         how: Literal["inner", "left", "right", "full", "semi", "anti"] = "inner",
     ) -> Table:
-        """Pairs of rows of two tables.
+        """Returns pairs of rows of two tables.
 
         Args:
             other: The other table.
@@ -102,27 +102,29 @@ class Table:
         """
         if how not in _JOINS:
             message = f'no join "{how}"'
-            raise BadPipelineError(message, fix=", ".join(_JOINS), place=Place.of_caller(), how=how)
-        word = {"inner": "", "semi": "LEFT SEMI ", "anti": "LEFT ANTI "}.get(how, f"{how.upper()} ")
+            raise BadPipelineError(
+                message, fix=", ".join(_JOINS), location=SourceLocation.of_caller(), how=how
+            )
+        keyword = {"inner": "", "semi": "LEFT SEMI ", "anti": "LEFT ANTI "}.get(how, f"{how.upper()} ")
         columns = (on,) if isinstance(on, str) else on
         if all(re.fullmatch(r"\w+", column) for column in columns):
-            condition = f"USING ({', '.join(map(_quoted, columns))})"
+            condition = f"USING ({', '.join(map(_quote, columns))})"
         else:
-            condition = f"ON {' AND '.join(map(_with_sides, columns))}"
-        source = f"{self._as_source()} AS `left` {word}JOIN {other._as_source()} AS `right` {condition}"
-        return _checked(Table(source))
+            condition = f"ON {' AND '.join(map(_quote_sides, columns))}"
+        source = f"{self._as_source()} AS `left` {keyword}JOIN {other._as_source()} AS `right` {condition}"
+        return _check_sql(Table(source))
 
     def union(self, other: Table) -> Table:
-        """The rows of both, column by column; a row that both have is there twice (see `distinct`).
+        """Returns the rows of both tables, with duplicates (see `distinct`).
 
         Example:
             >>> Table.named("posts").union(Table.named("drafts")).sql
             'SELECT * FROM (SELECT * FROM `posts` UNION ALL SELECT * FROM `drafts`)'
         """
-        return _checked(Table(f"({self.sql} UNION ALL {other.sql})"))
+        return _check_sql(Table(f"({self.sql} UNION ALL {other.sql})"))
 
     def distinct(self) -> Table:
-        """Each row once.
+        """Returns each row once.
 
         Example:
             >>> Table.named("posts").select("author").distinct().sql
@@ -130,17 +132,17 @@ class Table:
         """
         return Table(self._as_source(), ("DISTINCT *",))
 
-    def group_by(self, *keys: str) -> Grouped:
-        """Groups of rows that are equal in columns or expressions; without any, one group of all rows.
+    def group_by(self, *keys: str) -> GroupedTable:
+        """Returns groups of rows that are equal in columns or expressions; without any, one group of all rows.
 
         Example:
             >>> Table.named("posts").group_by("author").agg("count(*) as n", top="max(price)").sql
             'SELECT author, count(*) as n, max(price) AS `top` FROM `posts` GROUP BY 1'
         """
-        return Grouped(self._open(), keys)
+        return GroupedTable(self._with_open_select(), keys)
 
     def top(self, count: int, by: str, per: str | tuple[str, ...] = ()) -> Table:
-        """The first rows in an order, of all rows or of each group.
+        """Returns the first rows in an order, of all rows or of each group.
 
         Args:
             count: How many.
@@ -152,14 +154,14 @@ class Table:
             'SELECT * FROM `posts` ORDER BY likes desc LIMIT 3'
         """
         if not per:
-            return _checked(Table(self._as_source(), tail=f" ORDER BY {by} LIMIT {count}"))
+            return _check_sql(Table(self._as_source(), tail=f" ORDER BY {by} LIMIT {count}"))
         groups = per if isinstance(per, str) else ", ".join(per)
-        place = f"row_number() OVER (PARTITION BY {groups} ORDER BY {by}) AS `_place`"
-        ranked = Table(self._as_source(), ("*", place))
-        return _checked(Table(f"({ranked.sql})", ("* EXCEPT (`_place`)",), (f"`_place` <= {count}",)))
+        rank = f"row_number() OVER (PARTITION BY {groups} ORDER BY {by}) AS `_place`"
+        ranked = Table(self._as_source(), ("*", rank))
+        return _check_sql(Table(f"({ranked.sql})", ("* EXCEPT (`_place`)",), (f"`_place` <= {count}",)))
 
-    def _open(self) -> Table:
-        """A table whose columns are not chosen yet: itself, if it is one."""
+    def _with_open_select(self) -> Table:
+        """Returns a table whose columns are not selected yet: itself, if possible."""
         return Table(self._as_source()) if self.items or self.tail else self
 
     def _as_source(self) -> str:
@@ -168,11 +170,11 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Grouped:
-    """A table in groups; `agg` says what is computed of each.
+class GroupedTable:
+    """A table in groups; `agg` computes the aggregates of each.
 
     Example:
-        >>> Grouped(Table.named("posts"), ("likes % 2 as odd",)).agg("count(*) as n").sql
+        >>> GroupedTable(Table.named("posts"), ("likes % 2 as odd",)).agg("count(*) as n").sql
         'SELECT likes % 2 as odd, count(*) as n FROM `posts` GROUP BY 1'
     """
 
@@ -180,30 +182,30 @@ class Grouped:
     keys: tuple[str, ...]
 
     def agg(self, *items: str, **named: str) -> Table:
-        """One row for each group: its keys and aggregates.
+        """Returns one row for each group: its keys and aggregates.
 
         Args:
             items: Aggregates as SQL, such as `count(*) as n`.
             named: Aggregates by the name of their column.
 
         Example:
-            >>> Grouped(Table.named("posts"), ()).agg(n="count(*)").sql
+            >>> GroupedTable(Table.named("posts"), ()).agg(n="count(*)").sql
             'SELECT count(*) AS `n` FROM `posts`'
         """
         keys = tuple(f"{key} AS window" if _is_window(key) else key for key in self.keys)
-        shown = (*keys, *items, *(f"{text} AS {_quoted(name)}" for name, text in named.items()))
+        shown = (*keys, *items, *(f"{text} AS {_quote(name)}" for name, text in named.items()))
         numbers = ", ".join(str(number + 1) for number in range(len(keys)))
         tail = f" GROUP BY {numbers}" if keys else ""
-        return _checked(replace(self.table, items=tuple(map(_with_sides, shown)), tail=tail))
+        return _check_sql(replace(self.table, items=tuple(map(_quote_sides, shown)), tail=tail))
 
 
-def _checked(table: Table) -> Table:
-    """The table, if its SQL can be read."""
-    parsed(table.sql, "a table", Place.of_caller())
+def _check_sql(table: Table) -> Table:
+    """Returns the table, if its SQL can be parsed."""
+    parse(table.sql, "a table", SourceLocation.of_caller())
     return table
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     return f"`{name.replace('`', '``')}`"
 
 
@@ -211,8 +213,8 @@ def _is_window(key: str) -> bool:
     return re.fullmatch(r"\s*window\s*\([^()]*\)\s*", key, re.IGNORECASE) is not None
 
 
-def _with_sides(condition: str) -> str:
-    """The condition with `left` and `right` before a column as names: alone they are words of SQL."""
+def _quote_sides(condition: str) -> str:
+    """Quote `left` and `right` before a column, because they are reserved words in SQL."""
     from sqlglot.dialects.dialect import Dialect
 
     tokens = Dialect.get_or_raise("spark").tokenize(condition)

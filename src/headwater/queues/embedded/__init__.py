@@ -1,7 +1,8 @@
-"""Queues without a server: messages in a file for each queue, shared by all processes of a machine.
+"""Queues without a server: one SQLite file per queue, shared by all processes of a machine.
 
-In come messages (`publishing.py`), out go deliveries (`taking.py`) that end in one way or another (`settling.py`,
-`dead_letters.py`); each step is a transaction on the file (`queue_file.py`, `tables.py`). Enter at `EmbeddedBroker`.
+Messages come in (publish.py) and deliveries go out and are settled (delivery.py, dead_letters.py). Each
+step is a transaction on the queue's file (queue_file.py, transaction.py). Enter at `EmbeddedBroker`
+(broker.py).
 """
 
 from headwater.queues.embedded.broker import EmbeddedBroker

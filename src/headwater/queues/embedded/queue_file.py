@@ -1,8 +1,14 @@
-"""The file of one queue, as one process has it open: a transaction for many callers at a time, and one sync for many.
+"""The file of one queue: group commit of transactions, group sync, and the queue's clock.
 
-Callers hand in their step; one of them, the leader, runs all that wait in one transaction. No transaction waits for
-the disk: a step that must be safe is followed by a sync of the write-ahead log outside of any lock, again one for all
-who wait.
+Callers submit a step; one of them, the leader, runs all waiting steps in one transaction. No transaction
+waits for the disk: a step that must be durable is followed by a sync of the write-ahead log outside of any
+lock, one for all who wait.
+
+`QueueClock` measures visibility timeouts, delays and TTL. The wall clock may jump: forward, it would take
+messages from receivers that still work on them; back, it would leave messages with dead receivers. So the
+queue's time starts at the wall clock's and advances with the machine's monotonic clock, which all processes
+share. After a restart of the machine it starts at the wall clock again, but never behind what it had
+reached.
 """
 
 from __future__ import annotations
@@ -18,6 +24,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, TypeVar
 
+import msgspec
+
 from headwater.errors import (
     DamagedError,
     DiskFailedError,
@@ -27,25 +35,66 @@ from headwater.errors import (
     UsageError,
 )
 from headwater.events import Clock
-from headwater.log.door import Door, Entry, Overload
-from headwater.log.keeping import Durability
-from headwater.queues.definition import Queue, brought_up
-from headwater.queues.embedded.bell import Bell
-from headwater.queues.embedded.queue_time import QueueTime
-from headwater.queues.embedded.tables import migrate
-from headwater.queues.embedded.tidying import tidy
-from headwater.queues.embedded.transaction import Transaction
-from headwater.sqlite_file import BUSY, translated
+from headwater.log.append_buffer import AppendBuffer, PendingAppend
+from headwater.log.notifier import SharedNotifier
+from headwater.log.topic import Durability, Overload
+from headwater.queues.embedded.transaction import QueueTransaction, clean_up, migrate
+from headwater.queues.queue import Queue, merge_definition
+from headwater.sql.sqlite_file import BUSY_TIMEOUT, translate_sqlite_errors
 
-__all__ = ["QueueFile"]
+__all__ = [
+    "QueueClock",
+    "QueueFile",
+]
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class QueueClock:
+    """The time of one queue, in microseconds.
+
+    Example:
+        >>> from headwater.events import ManualClock
+        >>> from headwater.queues.embedded.transaction import migrate
+        >>> connection = sqlite3.connect(":memory:"); migrate(connection, Path("queue"))
+        >>> clock = ManualClock(); time = QueueClock(clock, connection)
+        >>> before = time.micros(); clock.advance("1 second"); time.micros() - before
+        1000000
+    """
+
+    def __init__(self, clock: Clock, connection: sqlite3.Connection) -> None:
+        self._clock = clock
+        self._offset = self._load_offset(connection)
+
+    def _load_offset(self, connection: sqlite3.Connection) -> int:
+        """Returns what to add to the monotonic clock; inside the caller's transaction."""
+        boot = _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
+        (reached,) = connection.execute("SELECT coalesce(max(changed), 0) FROM grp").fetchone()
+        found = connection.execute("SELECT value FROM setting WHERE name = 'time'").fetchone()
+        if found is not None:
+            known = msgspec.json.decode(found[0])
+            if known["boot"] == boot and known["offset"] + self._monotonic() >= reached:
+                return int(known["offset"])
+        offset: int = max(self._clock.micros(), reached) - self._monotonic()
+        value = msgspec.json.encode({"boot": boot, "offset": offset})
+        connection.execute("INSERT OR REPLACE INTO setting VALUES ('time', ?)", (value,))
+        return offset
+
+    def _monotonic(self) -> int:
+        return round(self._clock.monotonic() * 1e6)
+
+    def micros(self) -> int:
+        """Now."""
+        return self._offset + self._monotonic()
+
 
 T = TypeVar("T")
 # SQLite's locks belong to a process: a child that is forked has their records, but not the locks.
-_open_here: weakref.WeakSet[QueueFile] = weakref.WeakSet()
-_open_in_parent: set[Path] = set()
-_NAME: Final = "messages.db"
+_open_files: weakref.WeakSet[QueueFile] = weakref.WeakSet()
+_paths_open_in_parent: set[Path] = set()
+_FILE_NAME: Final = "messages.db"
 _SHARED_MEMORY: Final = Path("/dev/shm")
-_TIDY_EVERY: Final = 64  # transactions
+_CLEANUP_INTERVAL: Final = 64  # transactions
 _CHECKPOINT_PAGES: Final = 2_000
 
 
@@ -61,39 +110,41 @@ class QueueFile:
         >>> file.close()
     """
 
-    def __init__(self, folder: Path, clock: Clock, wanted: Queue | None = None) -> None:
-        self.path = folder / _NAME
+    def __init__(self, folder: Path, clock: Clock, definition: Queue | None = None) -> None:
+        self.path = folder / _FILE_NAME
         self.clock = clock
-        self._refuse_forked()
-        if wanted is not None:
-            _make(folder, wanted)
-        self._stored = b""
+        self._check_not_forked()
+        if definition is not None:
+            _create_folder(folder, definition)
+        self._definition_json = b""
         self._groups: dict[str, int] = {}
         self._closed = False
-        self._wal = -1
+        self._wal_fd = -1
         self._commits = 0
-        self._unsafe = False
-        self._door = Door(self._commit, Overload(), count=lambda decisions: None)
-        self._sync_door = Door(self._sync, Overload(), count=lambda decisions: None)
-        _open_here.add(self)
+        self._sync_failed = False
+        self._commit_buffer = AppendBuffer(self._commit, Overload(), count=lambda decisions: None)
+        self._sync_buffer = AppendBuffer(self._sync_wal, Overload(), count=lambda decisions: None)
+        _open_files.add(self)
         with contextlib.ExitStack() as opened:
-            self._open(folder, wanted, opened)
-            self._opened = opened.pop_all()
+            self._open(folder, definition, opened)
+            self._resources = opened.pop_all()
 
-    def _open(self, folder: Path, wanted: Queue | None, opened: contextlib.ExitStack) -> None:
-        with _translated(self.path):
-            self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            opened.callback(os.close, self._lock)
-            self.bell = opened.enter_context(contextlib.closing(Bell(folder / "news")))
-            self.room = opened.enter_context(contextlib.closing(Bell(folder / "room")))
-            with self._alone():
-                self._connection = opened.enter_context(contextlib.closing(_connect(self.path)))
-        with self._locked():
-            self._define(wanted)
-            self.time = QueueTime(self.clock, self._connection)
+    def _open(self, folder: Path, definition: Queue | None, resources: contextlib.ExitStack) -> None:
+        with _translate_errors(self.path):
+            self._lock_fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            resources.callback(os.close, self._lock_fd)
+            self.notifier = resources.enter_context(contextlib.closing(SharedNotifier(folder / "news")))
+            self.capacity_notifier = resources.enter_context(
+                contextlib.closing(SharedNotifier(folder / "room"))
+            )
+            with self._process_lock():
+                self._connection = resources.enter_context(contextlib.closing(_connect(self.path)))
+        with self._transaction():
+            self._update_definition(definition)
+            self.queue_clock = QueueClock(self.clock, self._connection)
 
-    def _refuse_forked(self) -> None:
-        if self.path in _open_in_parent:
+    def _check_not_forked(self) -> None:
+        if self.path in _paths_open_in_parent:
             raise UsageError(
                 "this process was forked from one that has the queue open",
                 detail="its file is locked by process: a copy of a process would damage it",
@@ -101,9 +152,9 @@ class QueueFile:
             )
 
     @staticmethod
-    def there(folder: Path) -> bool:
+    def exists(folder: Path) -> bool:
         """Whether there is a queue in a folder."""
-        return (folder / _NAME).exists()
+        return (folder / _FILE_NAME).exists()
 
     @property
     def queue(self) -> Queue:
@@ -112,70 +163,70 @@ class QueueFile:
 
     # -- definition --------------------------------------------------------------------------------------------
 
-    def declare(self, wanted: Queue) -> Queue:
+    def declare(self, definition: Queue) -> Queue:
         """Bring the queue up to a definition."""
 
-        def step(transaction: Transaction) -> Queue:
-            transaction.queue, transaction.rings = self._define(wanted), True
+        def step(transaction: QueueTransaction) -> Queue:
+            transaction.queue, transaction.notify_receivers = self._update_definition(definition), True
             transaction.groups = self._groups
             return transaction.queue
 
         return self.run(step)
 
-    def _define(self, wanted: Queue | None) -> Queue:
+    def _update_definition(self, definition: Queue | None) -> Queue:
         """The definition that is stored, after bringing it up to the one that is wanted; inside a transaction."""
-        if wanted is not None:
+        if definition is not None:
             migrate(self._connection, self.path)
-            known = self._read()
-            new = wanted if known is None else brought_up(known, wanted)
+            known = self._read_definition()
+            new = definition if known is None else merge_definition(known, definition)
             data = new.to_json()
             self._connection.execute("INSERT OR REPLACE INTO setting VALUES ('queue', ?)", (data,))
             names = [(group.name,) for group in new.groups]
             self._connection.executemany("INSERT OR IGNORE INTO grp (name) VALUES (?)", names)
         elif self._connection.execute("PRAGMA user_version").fetchone() == (0,):
             raise UnknownQueueError(f'no queue "{self.path.parent.name}"', detail="it was never declared")
-        return self._current()
+        return self._load_definition()
 
-    def _current(self) -> Queue:
-        """The definition that is stored; inside a transaction."""
-        found = self._read()
+    def _load_definition(self) -> Queue:
+        """Returns the definition that is stored; inside a transaction."""
+        found = self._read_definition()
         if found is None:
             raise DamagedError("a queue's file has no definition", detail=str(self.path))
         return found
 
-    def _read(self) -> Queue | None:
+    def _read_definition(self) -> Queue | None:
         row = self._connection.execute("SELECT value FROM setting WHERE name = 'queue'").fetchone()
         if row is None:
             return None
-        if row[0] != self._stored:
+        if row[0] != self._definition_json:
             groups = self._connection.execute("SELECT name, number FROM grp ORDER BY number")
             self._groups = dict(groups.fetchall())
-            self._queue, self._stored = Queue.from_json(row[0]), row[0]
+            self._queue, self._definition_json = Queue.from_json(row[0]), row[0]
         return self._queue
 
     # -- steps -------------------------------------------------------------------------------------------------
 
-    def run(self, step: Callable[[Transaction], T], *, rows: int = 1) -> T:
-        """Run a step in a transaction, perhaps together with others; comes back when it is committed.
+    def run(self, step: Callable[[QueueTransaction], T], *, rows: int = 1) -> T:
+        """Run a step in a transaction, possibly together with others; returns when it is committed.
 
         A step that raises an error of ours must not have changed anything before.
         """
         if self._closed:
             raise UsageError(f'queue "{self.path.parent.name}" is closed', fix="open the broker again")
-        self._refuse_forked()
-        outcome: T = self._door.pass_through(Entry(step, rows)).outcome
+        self._check_not_forked()
+        outcome: T = self._commit_buffer.append(PendingAppend(step, rows)).outcome
         return outcome
 
-    def make_safe(self) -> None:
-        """Come back when what was committed survives a power cut, if the queue's durability asks for that."""
+    def sync(self) -> None:
+        """Return when committed data survives a power cut, if the queue's durability requires it."""
         if self._queue.durability is Durability.DURABLE:
-            self._sync_door.pass_through(Entry(None, 1))
+            self._sync_buffer.append(PendingAppend(None, 1))
 
-    def _commit(self, entries: list[Entry]) -> None:
-        with self._locked():
-            queue = self._current()
-            now, wall = self.time.micros(), self.clock.micros()
-            transaction = Transaction(self._connection, queue, self._groups, now, wall)
+    def _commit(self, entries: list[PendingAppend]) -> None:
+        with self._transaction():
+            queue = self._load_definition()
+            now, wall = self.queue_clock.micros(), self.clock.micros()
+            transaction = QueueTransaction(self._connection, queue, self._groups, now, wall)
             for entry in entries:
                 try:
                     entry.outcome = entry.content(transaction)
@@ -183,100 +234,101 @@ class QueueFile:
                     entry.error = error
             transaction.write_counts()
             self._commits += 1
-            if self._commits % _TIDY_EVERY == 0:
-                tidy(transaction)
-        if transaction.rings:
-            self.bell.ring()
-        if transaction.roomier and self._queue.limit is not None:
-            self.room.ring()
+            if self._commits % _CLEANUP_INTERVAL == 0:
+                clean_up(transaction)
+        # After the commit: a receiver woken earlier would find nothing and wait again.
+        if transaction.notify_receivers:
+            self.notifier.notify()
+        if transaction.notify_publishers and self._queue.limit is not None:
+            self.capacity_notifier.notify()
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        """A transaction."""
-        with _translated(self.path), self._alone():
+    def _transaction(self) -> Iterator[None]:
+        """Run the block in a transaction under the lock of all processes."""
+        with _translate_errors(self.path), self._process_lock():
             try:
                 self._connection.execute("BEGIN IMMEDIATE")
                 yield
                 self._connection.execute("COMMIT")
             except BaseException:
-                self._stored = b""
+                self._definition_json = b""
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
                 raise
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """No other process has a transaction. The next is woken at once; SQLite would look again and again."""
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+    def _process_lock(self) -> Iterator[None]:
+        """Exclude other processes; waiters wake at once, where SQLite's own lock would poll."""
+        fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
         try:
-            if self.gone:
+            if self.is_deleted:
                 raise UnknownQueueError(
                     f'queue "{self.path.parent.name}" was deleted', fix="declare it again"
                 )
             yield
         finally:
-            fcntl.flock(self._lock, fcntl.LOCK_UN)
+            fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
 
-    def _sync(self, entries: list[Entry]) -> None:
+    def _sync_wal(self, entries: list[PendingAppend]) -> None:
         """Make safe what is committed: it is in the write-ahead log, or was synced when it was taken out of it."""
         try:
-            if self._unsafe:
+            if self._sync_failed:
                 # After a failed sync a later one proves nothing: write everything to the main file and sync that.
-                with _translated(self.path), contextlib.closing(_connect(self.path)) as connection:
+                with _translate_errors(self.path), contextlib.closing(_connect(self.path)) as connection:
                     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-                self._unsafe = False
-            if self._wal < 0:
-                self._wal = os.open(f"{self.path.resolve()}-wal", os.O_RDONLY | os.O_CLOEXEC)
-                self._opened.callback(os.close, self._wal)
-            os.fdatasync(self._wal)
+                self._sync_failed = False
+            if self._wal_fd < 0:
+                self._wal_fd = os.open(f"{self.path.resolve()}-wal", os.O_RDONLY | os.O_CLOEXEC)
+                self._resources.callback(os.close, self._wal_fd)
+            os.fdatasync(self._wal_fd)
         except OSError as error:
-            self._unsafe = True
+            self._sync_failed = True
             what = "messages could not be made safe"
             raise DiskFailedError(what, detail=f"{self.path}: {error}", fix="publish them again") from error
 
     @property
-    def gone(self) -> bool:
+    def is_deleted(self) -> bool:
         """Whether somebody has deleted the queue."""
-        return os.fstat(self._lock).st_nlink == 0
+        return os.fstat(self._lock_fd).st_nlink == 0
 
     def delete(self) -> None:
         """Remove the queue and all that is in it; for other processes it is gone at once. Close it afterwards."""
 
-        def step(transaction: Transaction) -> None:
+        def step(transaction: QueueTransaction) -> None:
             folder, target = self.path.parent, self.path.resolve()
             # Renamed first, so that it is gone as a whole however far this comes.
             removed = folder.rename(folder.with_name(f"{folder.name}~{secrets.token_hex(4)}"))
             for path in (target, Path(f"{target}-wal"), Path(f"{target}-shm")):
                 path.unlink(missing_ok=True)
             shutil.rmtree(removed)
-            transaction.rings = True
+            transaction.notify_receivers = True
 
         self.run(step)
 
     def close(self) -> None:
-        """Finish what runs, then let go of the file."""
+        """Finish running steps, then close the file."""
         if self._closed:
             return
         self._closed = True
-        _open_here.discard(self)
-        self._door.close()
-        self._sync_door.close()
-        with contextlib.suppress(UnknownQueueError), self._alone():
+        _open_files.discard(self)
+        self._commit_buffer.close()
+        self._sync_buffer.close()
+        with contextlib.suppress(UnknownQueueError), self._process_lock():
             self._connection.close()
-        self._opened.close()
+        self._resources.close()
 
 
 def _after_fork() -> None:
-    _open_in_parent.update(file.path for file in _open_here)
+    _paths_open_in_parent.update(file.path for file in _open_files)
 
 
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _make(folder: Path, queue: Queue) -> None:
+def _create_folder(folder: Path, queue: Queue) -> None:
     """The folder of a queue; one in memory is a link to a file there, which a restart of the machine removes."""
-    path = folder / _NAME
-    with _translated(path):
+    path = folder / _FILE_NAME
+    with _translate_errors(path):
         folder.mkdir(parents=True, exist_ok=True)
         in_memory = queue.durability is Durability.MEMORY and os.access(_SHARED_MEMORY, os.W_OK)
         if in_memory and not path.is_symlink() and not path.exists():
@@ -284,7 +336,7 @@ def _make(folder: Path, queue: Queue) -> None:
                 path.symlink_to(_SHARED_MEMORY / f"headwater-queue-{secrets.token_hex(8)}.db")
 
 
-_SETTINGS: Final = (
+_PRAGMAS: Final = (
     "auto_vacuum = INCREMENTAL",
     "journal_mode = WAL",
     # Commits are in order in the log; `_sync` makes those safe that were promised to be.
@@ -298,9 +350,9 @@ _SETTINGS: Final = (
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, timeout=BUSY, isolation_level=None, check_same_thread=False)
+    connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT, isolation_level=None, check_same_thread=False)
     try:
-        for setting in _SETTINGS:
+        for setting in _PRAGMAS:
             connection.execute(f"PRAGMA {setting}").fetchall()
     except BaseException:
         connection.close()
@@ -309,10 +361,10 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 @contextlib.contextmanager
-def _translated(path: Path) -> Iterator[None]:
+def _translate_errors(path: Path) -> Iterator[None]:
     """Errors of SQLite and of the operating system as ours."""
     try:
-        with translated(path, "queue"):
+        with translate_sqlite_errors(path, "queue"):
             yield
     except OSError as error:
         raise NotWritableError("a queue cannot be opened", detail=f"{path}: {error}") from error

@@ -1,4 +1,4 @@
-"""Takes messages of one group for one worker, and settles them."""
+"""The receiver of the embedded broker: claims messages of one group for one worker, and settles them."""
 
 from __future__ import annotations
 
@@ -10,16 +10,24 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from headwater.errors import UsageError
+from headwater.queues.embedded.delivery import (
+    DeliveryFailure,
+    DeliveryTag,
+    acknowledge,
+    claim,
+    extend,
+    fail,
+    next_timer,
+    requeue,
+)
 from headwater.queues.embedded.queue_file import QueueFile
-from headwater.queues.embedded.settling import Failure, Tag, acknowledge, extend, fail, give_back
-from headwater.queues.embedded.taking import next_timer, take
-from headwater.queues.embedded.transaction import Transaction
-from headwater.queues.protocol import Delivery, Settled
+from headwater.queues.embedded.transaction import QueueTransaction
+from headwater.queues.protocol import AckResult, Delivery
 
 __all__ = ["EmbeddedReceiver"]
 
-# Who published may have been killed between its commit and the bell: look again after so many seconds at the latest.
-_LONGEST_WAIT = 5.0
+# A publisher may be killed between its commit and its notification: look again after this many seconds at the latest.
+_MAX_WAIT = 5.0
 
 
 class EmbeddedReceiver:
@@ -28,16 +36,16 @@ class EmbeddedReceiver:
     Example:
         >>> import tempfile
         >>> from pathlib import Path
-        >>> from headwater.queues.definition import Queue
+        >>> from headwater.queues.queue import Queue
         >>> from headwater.queues.embedded import EmbeddedBroker
-        >>> from headwater.queues.protocol import Outgoing
+        >>> from headwater.queues.protocol import OutgoingMessage
         >>> with EmbeddedBroker(Path(tempfile.mkdtemp())) as broker:
         ...     _ = broker.declare(Queue.declare("emails"))
-        ...     _ = broker.publish("emails", [Outgoing(b'{"to": "ada"}')])
+        ...     _ = broker.publish("emails", [OutgoingMessage(b'{"to": "ada"}')])
         ...     receiver = broker.receiver("emails")
         ...     [delivery] = receiver.receive(timeout=5)
         ...     delivery.message.body, delivery.attempt, receiver.ack([delivery])
-        (b'{"to": "ada"}', 1, [<Settled.DONE: 'done'>])
+        (b'{"to": "ada"}', 1, [<AckResult.DONE: 'done'>])
     """
 
     def __init__(self, file: QueueFile, group: int, worker: str, prefetch: int) -> None:
@@ -46,26 +54,31 @@ class EmbeddedReceiver:
         self._worker = worker or f"process {os.getpid()}"
         self._prefetch = prefetch
         self._changed = threading.Condition()
-        self._mine: dict[tuple[int, int], Tag] = {}  # what it has, by message and number of the delivery
-        self._asked = 0
+        self._unacked: dict[
+            tuple[int, int], DeliveryTag
+        ] = {}  # what it has, by message and number of the delivery
+        self._reserved = 0
         self._closed = False
 
     @property
-    def closed(self) -> bool:
+    def is_closed(self) -> bool:
         """Whether it has stopped receiving."""
         return self._closed
 
     # -- in ----------------------------------------------------------------------------------------------------
 
-    def receive(self, timeout: float | None = 0, most: int = 1) -> list[Delivery]:
-        """The next messages, `most` at a time; none after `timeout` seconds without any. None waits for ever."""
+    def receive(self, timeout: float | None = 0, max_messages: int = 1) -> list[Delivery]:
+        """Returns the next messages, at most `max_messages`.
+
+        Returns an empty list when none arrives within `timeout` seconds. None waits without a limit.
+        """
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self._closed:
-            heard = self._file.bell.heard() if timeout != 0 else 0
-            reserved = self._reserve(most, deadline)
+            generation = self._file.notifier.generation() if timeout != 0 else 0
+            reserved = self._reserve(max_messages, deadline)
             if not reserved:
                 return []
-            found, wait = self._take(reserved)
+            found, wait = self._claim(reserved)
             if found:
                 return found
             if not wait:  # more has become due than one transaction moves: go on with it
@@ -73,40 +86,40 @@ class EmbeddedReceiver:
             left = wait if deadline is None else min(wait, deadline - time.monotonic())
             if left <= 0:
                 return []
-            self._file.bell.wait(heard, left)
+            self._file.notifier.wait(generation, left)
         return []
 
-    def _reserve(self, most: int, deadline: float | None) -> int:
-        """How many messages may be taken now; waits while it has all that it may have."""
+    def _reserve(self, max_messages: int, deadline: float | None) -> int:
+        """Returns how many messages may be taken now; waits while it has all that it may have."""
         with self._changed:
             while not self._closed:
-                self._forget_overdue()
-                free = min(most, self._prefetch - len(self._mine) - self._asked)
+                self._drop_overdue()
+                free = min(max_messages, self._prefetch - len(self._unacked) - self._reserved)
                 if free > 0:
-                    self._asked += free
+                    self._reserved += free
                     return free
-                left = _LONGEST_WAIT if deadline is None else deadline - time.monotonic()
+                left = _MAX_WAIT if deadline is None else deadline - time.monotonic()
                 if left <= 0:
                     return 0
-                self._changed.wait(min(left, _LONGEST_WAIT))
+                self._changed.wait(min(left, _MAX_WAIT))
             return 0
 
-    def _forget_overdue(self) -> None:
-        """What it has kept too long is not its own any more."""
-        now = self._file.time.micros()
-        for place, tag in list(self._mine.items()):
+    def _drop_overdue(self) -> None:
+        """Forget deliveries whose visibility timeout has passed."""
+        now = self._file.queue_clock.micros()
+        for key, tag in list(self._unacked.items()):
             if tag.until <= now:
-                del self._mine[place]
+                del self._unacked[key]
 
-    def _take(self, most: int) -> tuple[list[Delivery], float]:
-        """The next messages; if there are none, the seconds after which to look again."""
+    def _claim(self, max_messages: int) -> tuple[list[Delivery], float]:
+        """Returns the next messages; if there are none, the seconds until the next check."""
 
-        def step(transaction: Transaction) -> tuple[list[Delivery], float]:
-            found = take(transaction, self._group, self._worker, most)
+        def step(transaction: QueueTransaction) -> tuple[list[Delivery], float]:
+            found = claim(transaction, self._group, self._worker, max_messages)
             if found:
                 return found, 0.0
             # A message that another receiver takes from now on cannot be overdue before the visibility time is over.
-            wait = min(_LONGEST_WAIT, transaction.queue.visible.total_seconds())
+            wait = min(_MAX_WAIT, transaction.queue.visibility_timeout.total_seconds())
             timer = next_timer(transaction, self._group)
             return [], wait if timer is None else max(0.0, min(wait, (timer - transaction.now) / 1e6))
 
@@ -115,82 +128,82 @@ class EmbeddedReceiver:
             found, wait = self._file.run(step)
         finally:
             with self._changed:
-                self._asked -= most
-                self._mine |= {_place(delivery): delivery.tag for delivery in found}
+                self._reserved -= max_messages
+                self._unacked |= {_tag_key(delivery): delivery.tag for delivery in found}
         if self._closed and found:  # closed meanwhile: nobody will settle these
-            self._give_back([delivery.tag for delivery in found])
+            self._requeue([delivery.tag for delivery in found])
             return [], 0.0
         return found, wait
 
     # -- out ---------------------------------------------------------------------------------------------------
 
-    def ack(self, deliveries: Sequence[Delivery]) -> list[Settled]:
-        """They are done: they are never delivered again."""
-        tags = self._let_go(deliveries)
+    def ack(self, deliveries: Sequence[Delivery]) -> list[AckResult]:
+        """Acknowledge: the messages are never delivered again."""
+        tags = self._pop_tags(deliveries)
         done = self._file.run(
             lambda transaction: [acknowledge(transaction, tag) for tag in tags], rows=len(tags)
         )
-        return [_settled(each) for each in done]
+        return [_to_ack_result(each) for each in done]
 
     def nack(
         self, delivery: Delivery, why: str = "", *, stack: str = "", delay: timedelta | None = None
-    ) -> Settled:
-        """It failed: again after the queue's backoff, or after `delay`; dead when it failed too often."""
-        return self._fail(delivery, Failure(why, stack, delay))
+    ) -> AckResult:
+        """Report a failure: redelivered after the backoff or `delay`; dead after the last attempt."""
+        return self._fail(delivery, DeliveryFailure(why, stack, delay))
 
-    def reject(self, delivery: Delivery, why: str = "", *, stack: str = "") -> Settled:
-        """It can never succeed: dead at once."""
-        return self._fail(delivery, Failure(why, stack, final=True))
+    def reject(self, delivery: Delivery, why: str = "", *, stack: str = "") -> AckResult:
+        """Reject: the message becomes a dead letter at once."""
+        return self._fail(delivery, DeliveryFailure(why, stack, final=True))
 
-    def _fail(self, delivery: Delivery, failure: Failure) -> Settled:
-        [tag] = self._let_go([delivery])
-        return _settled(self._file.run(lambda transaction: fail(transaction, tag, failure)))
+    def _fail(self, delivery: Delivery, failure: DeliveryFailure) -> AckResult:
+        [tag] = self._pop_tags([delivery])
+        return _to_ack_result(self._file.run(lambda transaction: fail(transaction, tag, failure)))
 
-    def extend(self, delivery: Delivery, by: timedelta | None = None) -> Settled:
-        """Keep it longer: for the queue's visibility time, or `by`, from now on."""
-        tag = self._mine.get(_place(delivery), delivery.tag)
+    def extend(self, delivery: Delivery, by: timedelta | None = None) -> AckResult:
+        """Extend the visibility timeout from now: by the queue's setting, or `by`."""
+        tag = self._unacked.get(_tag_key(delivery), delivery.tag)
 
-        def step(transaction: Transaction) -> int | None:
-            length = by if by is not None else transaction.queue.visible
+        def step(transaction: QueueTransaction) -> int | None:
+            length = by if by is not None else transaction.queue.visibility_timeout
             until = transaction.now + length // timedelta(microseconds=1)
             return until if extend(transaction, tag, until) else None
 
         until = self._file.run(step)
         with self._changed:
             if until is None:
-                self._mine.pop(_place(delivery), None)
-                return Settled.STALE
-            self._mine[_place(delivery)] = tag._replace(until=until)
-        return Settled.DONE
+                self._unacked.pop(_tag_key(delivery), None)
+                return AckResult.STALE
+            self._unacked[_tag_key(delivery)] = tag._replace(until=until)
+        return AckResult.DONE
 
-    def _let_go(self, deliveries: Sequence[Delivery]) -> list[Tag]:
+    def _pop_tags(self, deliveries: Sequence[Delivery]) -> list[DeliveryTag]:
         with self._changed:
-            tags = [self._mine.pop(_place(delivery), delivery.tag) for delivery in deliveries]
+            tags = [self._unacked.pop(_tag_key(delivery), delivery.tag) for delivery in deliveries]
             self._changed.notify_all()
         return tags
 
-    def _give_back(self, tags: Sequence[Tag]) -> None:
-        self._file.run(lambda transaction: [give_back(transaction, tag) for tag in tags])
+    def _requeue(self, tags: Sequence[DeliveryTag]) -> None:
+        self._file.run(lambda transaction: [requeue(transaction, tag) for tag in tags])
 
     def close(self) -> None:
-        """Stop receiving; what it has not settled goes back at once."""
+        """Stop receiving; unsettled messages are requeued at once."""
         with self._changed:
             if self._closed:
                 return
             self._closed = True
-            tags = list(self._mine.values())
-            self._mine.clear()
+            tags = list(self._unacked.values())
+            self._unacked.clear()
             self._changed.notify_all()
         with contextlib.suppress(UsageError):  # the queue may have been deleted
             if tags:
-                self._give_back(tags)
-        self._file.bell.ring()  # a thread may still wait here for messages
+                self._requeue(tags)
+        self._file.notifier.notify()  # a thread may still wait here for messages
 
 
-def _place(delivery: Delivery) -> tuple[int, int]:
-    tag: Tag = delivery.tag
+def _tag_key(delivery: Delivery) -> tuple[int, int]:
+    tag: DeliveryTag = delivery.tag
     return tag.id, tag.claims
 
 
-def _settled(done: bool) -> Settled:
-    return Settled.DONE if done else Settled.STALE
+def _to_ack_result(done: bool) -> AckResult:
+    return AckResult.DONE if done else AckResult.STALE

@@ -1,7 +1,8 @@
-"""Queues on RabbitMQ, with the same calls as those in the data folder.
+"""Queues on RabbitMQ, with the same calls as the embedded broker.
 
-In come messages, which become AMQP messages that any client can read; out come deliveries. A queue is a durable topic
-exchange, a group a quorum queue that is bound to it. Enter at `RabbitBroker`.
+Messages come in and become AMQP messages that any client can read; deliveries go out. A queue is a durable
+topic exchange; a group is a quorum queue bound to it. Enter at `RabbitBroker` (broker.py);
+`RabbitRequester` and `RabbitResponder` do request/reply.
 """
 
 from headwater.queues.rabbitmq.broker import RabbitBroker

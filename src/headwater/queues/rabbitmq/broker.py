@@ -1,4 +1,4 @@
-"""Queues on RabbitMQ, behind the protocol that all brokers have."""
+"""The RabbitMQ broker: implements the `Broker` protocol on exchanges and quorum queues."""
 
 from __future__ import annotations
 
@@ -11,37 +11,34 @@ from functools import partial
 from typing import Final
 
 from headwater.errors import OverloadedError, UnknownGroupError, UnknownQueueError
-from headwater.log.door.overload import WhenFull
-from headwater.queues.checking import check_message
-from headwater.queues.choosing import Chooser
-from headwater.queues.definition import Queue, brought_up
-from headwater.queues.protocol import Confirmed, DeadLetter, GroupCounts, Outgoing
-from headwater.queues.rabbitmq import dead_letters
+from headwater.log.topic import WhenFull
+from headwater.queues.event_loop import EventLoopThread
+from headwater.queues.message import check_message
+from headwater.queues.protocol import DeadLetter, GroupCounts, OutgoingMessage, PublishConfirm
+from headwater.queues.queue import Queue, merge_definition
+from headwater.queues.rabbitmq import requeue
+from headwater.queues.rabbitmq.capabilities import check_message_support, check_queue
+from headwater.queues.rabbitmq.channel import new_counters
+from headwater.queues.rabbitmq.connection import RabbitConnection, driver
 from headwater.queues.rabbitmq.envelope import Envelope
-from headwater.queues.rabbitmq.forwarding import Forwarding
-from headwater.queues.rabbitmq.inbox import Inbox
-from headwater.queues.rabbitmq.link import Link, driver
-from headwater.queues.rabbitmq.loop_thread import LoopThread
-from headwater.queues.rabbitmq.names import dead_queue, group_queue
-from headwater.queues.rabbitmq.publisher import Letter, Outcome, Publisher
-from headwater.queues.rabbitmq.receiver import RabbitReceiver
-from headwater.queues.rabbitmq.registry import Registry
-from headwater.queues.rabbitmq.support import refuse_message, refuse_queue
-from headwater.queues.rabbitmq.tally import tallies
-from headwater.queues.rabbitmq.topology import Topology
+from headwater.queues.rabbitmq.publisher import Publication, Publisher, PublishOutcome
+from headwater.queues.rabbitmq.receiver import MessageReceiver, RabbitReceiver
+from headwater.queues.rabbitmq.requeue import Requeuer
+from headwater.queues.rabbitmq.topology import DefinitionRegistry, Topology, dead_letter_queue, group_queue
+from headwater.queues.routing import Router
 
 __all__ = ["RabbitBroker"]
 
-_FRESH: Final = 5.0  # seconds for which a definition is taken as it was read
-_ROOM: Final = 0.1  # seconds between two looks whether a full queue has room
+_DEFINITION_MAX_AGE: Final = 5.0  # seconds for which a definition is taken as it was read
+_FULL_PAUSE: Final = 0.1  # seconds between two looks whether a full queue has room
 
 
 @dataclass(frozen=True)
-class _Known:
+class _CachedDefinition:
     """A definition, as it was read."""
 
     queue: Queue
-    chooser: Chooser
+    router: Router
     read_at: float
 
 
@@ -60,19 +57,19 @@ class RabbitBroker:
     def __init__(self, url: str, *, patience: timedelta = timedelta(seconds=30)) -> None:
         self._driver = driver()
         # RabbitMQ stops reading a connection that publishes when it is low on memory; acks must not wait for that.
-        self._out = Link(url, "publishing", patience)
-        self._in = Link(url, "receiving", patience)
-        self._publisher = Publisher(self._out)
-        self._topology = Topology(self._in)
-        self._registry = Registry(self._in, self._publisher)
-        self._tallies = tallies()
-        self._known: dict[str, _Known] = {}
-        self._door = asyncio.Lock()
-        self._inboxes: list[Inbox] = []
-        self._loop = LoopThread("headwater-rabbitmq")
+        self._publish_connection = RabbitConnection(url, "publishing", patience)
+        self._receive_connection = RabbitConnection(url, "receiving", patience)
+        self._publisher = Publisher(self._publish_connection)
+        self._topology = Topology(self._receive_connection)
+        self._registry = DefinitionRegistry(self._receive_connection, self._publisher)
+        self._counters = new_counters()
+        self._definitions: dict[str, _CachedDefinition] = {}
+        self._limit_lock = asyncio.Lock()
+        self._receivers: list[MessageReceiver] = []
+        self._loop = EventLoopThread("headwater-rabbitmq")
 
     @property
-    def counts_of_all(self) -> bool:
+    def counts_all_processes(self) -> bool:
         """RabbitMQ says how many wait; the rest is counted by each process for itself."""
         return False
 
@@ -86,22 +83,22 @@ class RabbitBroker:
             QueueExistsError: There is such a queue, and it cannot be changed in that way.
         """
         queue.check()
-        refuse_queue(queue)
-        return self._loop.run(self._in.asked(lambda: self._declare(queue)))
+        check_queue(queue)
+        return self._loop.run(self._receive_connection.run_with_retry(lambda: self._declare(queue)))
 
     def queues(self) -> list[str]:
-        """Names of all queues that were declared by Headwater."""
-        return sorted(self._loop.run(self._in.asked(self._registry.read)))
+        """Returns the names of all queues that were declared by Headwater."""
+        return sorted(self._loop.run(self._receive_connection.run_with_retry(self._registry.read)))
 
     def queue(self, name: str) -> Queue:
-        """A queue's definition.
+        """Returns a queue's definition.
 
         Raises:
             UnknownQueueError: There is none of that name.
         """
-        return self._loop.run(self._definition(name, 0)).queue
+        return self._loop.run(self._load_definition(name, 0)).queue
 
-    def publish(self, name: str, messages: Sequence[Outgoing]) -> list[Confirmed]:
+    def publish(self, name: str, messages: Sequence[OutgoingMessage]) -> list[PublishConfirm]:
         """Take messages; comes back when RabbitMQ has confirmed all.
 
         A message whose confirmation was lost is sent again with the same id: it may come twice.
@@ -114,7 +111,7 @@ class RabbitBroker:
         """
         for row, message in enumerate(messages):
             check_message(message, row)
-            refuse_message(name, message)
+            check_message_support(name, message)
         return self._loop.run(self._publish(name, messages)) if messages else []
 
     def receiver(self, name: str, group: str = "", *, worker: str = "", prefetch: int = 1) -> RabbitReceiver:
@@ -123,27 +120,27 @@ class RabbitBroker:
         Raises:
             UnknownGroupError: The queue has no such group.
         """
-        return RabbitReceiver(self._loop, self._loop.run(self._inbox(name, group, worker, prefetch)))
+        return RabbitReceiver(self._loop, self._loop.run(self._open_receiver(name, group, worker, prefetch)))
 
     def counts(self, name: str) -> list[GroupCounts]:
         """How each group stands; delayed, in flight and totals are those of this process."""
         return self._loop.run(self._counts(name))
 
-    def dead(self, name: str, group: str | None = None) -> Iterator[DeadLetter]:
+    def dead_letters(self, name: str, group: str | None = None) -> Iterator[DeadLetter]:
         """Dead letters, oldest first in each group; they are read at once."""
-        return iter(self._loop.run(self._dead(name, group)))
+        return iter(self._loop.run(self._read_dead_letters(name, group)))
 
-    def revive(self, name: str, letters: Iterable[DeadLetter]) -> int:
-        """Put dead letters back in line, with the message they have now; how many there were."""
+    def redrive(self, name: str, letters: Iterable[DeadLetter]) -> int:
+        """Redrive dead letters with their current message; returns how many there were."""
         found = list(letters)
         for row, letter in enumerate(found):
             check_message(letter.message, row)
-            refuse_message(name, letter.message)
-        return self._loop.run(self._revive(name, found))
+            check_message_support(name, letter.message)
+        return self._loop.run(self._redrive(name, found))
 
     def close_receivers(self) -> None:
         """Close all receivers of this broker that are open; what they have not settled goes back."""
-        self._loop.run(self._close_inboxes())
+        self._loop.run(self._close_receivers())
 
     def close(self) -> None:
         """Close receivers and connections."""
@@ -159,102 +156,109 @@ class RabbitBroker:
         self.close()
 
     async def _declare(self, queue: Queue) -> Queue:
-        async with self._registry.locked():
-            before = (await self._registry.read(none_yet=True)).get(queue.name)
-            now = brought_up(before, queue) if before else replace(queue, given=None)
-            refuse_queue(replace(now, given=None))
-            await self._topology.make(now, before)
+        async with self._registry.lock():
+            before = (await self._registry.read(allow_empty=True)).get(queue.name)
+            now = merge_definition(before, queue) if before else replace(queue, given=None)
+            check_queue(replace(now, given=None))
+            await self._topology.declare(now, before)
             if now != before:
                 await self._registry.write(now)
-        self._remember(now)
+        self._cache_definition(now)
         return now
 
-    async def _definition(self, name: str, fresh: float | None = None) -> _Known:
-        """A definition that was read at most so many seconds ago; however long ago without a number."""
-        known = self._known.get(name)
+    async def _load_definition(self, name: str, max_age: float | None = None) -> _CachedDefinition:
+        """Returns a definition that was read at most so many seconds ago; however long ago without a number."""
+        known = self._definitions.get(name)
         now = asyncio.get_running_loop().time()
-        if known is None or (fresh is not None and now - known.read_at > fresh):
-            queues = await self._in.asked(self._registry.read)
+        if known is None or (max_age is not None and now - known.read_at > max_age):
+            queues = await self._receive_connection.run_with_retry(self._registry.read)
             if name not in queues:
                 near = difflib.get_close_matches(name, queues, n=1)
                 detail = f"queues: {', '.join(sorted(queues)) or 'none'}"
                 fix = near[0] if near else "declare it first"
                 raise UnknownQueueError(f'no queue "{name}" in RabbitMQ', detail=detail, fix=fix, queue=name)
-            known = self._remember(queues[name])
+            known = self._cache_definition(queues[name])
         return known
 
-    def _remember(self, queue: Queue) -> _Known:
-        before = self._known.get(queue.name)
-        chooser = before.chooser if before is not None and before.queue == queue else Chooser(queue)
-        known = _Known(queue, chooser, asyncio.get_running_loop().time())
-        self._known[queue.name] = known
+    def _cache_definition(self, queue: Queue) -> _CachedDefinition:
+        before = self._definitions.get(queue.name)
+        router = before.router if before is not None and before.queue == queue else Router(queue)
+        known = _CachedDefinition(queue, router, asyncio.get_running_loop().time())
+        self._definitions[queue.name] = known
         return known
 
-    async def _publish(self, name: str, messages: Sequence[Outgoing]) -> list[Confirmed]:
-        known = await self._definition(name, _FRESH if any(message.delay for message in messages) else None)
+    async def _publish(self, name: str, messages: Sequence[OutgoingMessage]) -> list[PublishConfirm]:
+        known = await self._load_definition(
+            name, _DEFINITION_MAX_AGE if any(message.delay for message in messages) else None
+        )
         envelopes = [Envelope.new(message, known.queue.ttl) for message in messages]
-        chosen = known.chooser.chosen(messages)
+        routes = known.router.route(messages)
         now = [each for each in envelopes if not each.message.delay]
-        letters = [Letter(name, each.message.words, each.amqp(self._driver, expires=True)) for each in now]
-        outcomes = iter(await self._sent(known.queue, letters))
+        publications = [
+            Publication(name, each.message.routing_key, each.to_amqp(self._driver, expires=True))
+            for each in now
+        ]
+        outcomes = iter(await self._send(known.queue, publications))
         confirmed = []
-        await self._delayed(known.queue, zip(envelopes, chosen, strict=True))
-        for envelope, groups in zip(envelopes, chosen, strict=True):
-            outcome = Outcome.TAKEN if envelope.message.delay else next(outcomes)
-            confirmed.append(self._counted(known.queue, envelope, groups, outcome))
+        await self._publish_delayed(known.queue, zip(envelopes, routes, strict=True))
+        for envelope, groups in zip(envelopes, routes, strict=True):
+            outcome = PublishOutcome.CONFIRMED if envelope.message.delay else next(outcomes)
+            confirmed.append(self._record_outcome(known.queue, envelope, groups, outcome))
         return confirmed
 
-    async def _delayed(self, queue: Queue, envelopes: Iterable[tuple[Envelope, Sequence[int]]]) -> None:
+    async def _publish_delayed(
+        self, queue: Queue, envelopes: Iterable[tuple[Envelope, Sequence[int]]]
+    ) -> None:
         """Send those that rest first to each of their groups."""
         resting: dict[tuple[timedelta, int], list[Envelope]] = {}
         for envelope, groups in envelopes:
             for number in groups if envelope.message.delay else ():
                 resting.setdefault((envelope.message.delay, number), []).append(envelope)
         for (delay, number), those in resting.items():
-            await self._forwarding(queue.name, queue.groups[number].name).back(those, delay)
+            await self._requeuer(queue.name, queue.groups[number].name).requeue(those, delay)
 
-    def _counted(
-        self, queue: Queue, envelope: Envelope, groups: Sequence[int], outcome: Outcome
-    ) -> Confirmed:
+    def _record_outcome(
+        self, queue: Queue, envelope: Envelope, groups: Sequence[int], outcome: PublishOutcome
+    ) -> PublishConfirm:
         for number in groups:
-            tally = self._tallies[queue.name, queue.groups[number].name]
-            tally.published += outcome is not Outcome.UNROUTABLE
-            tally.dropped += outcome is Outcome.FULL
-        count = len(groups) if outcome is Outcome.TAKEN else 0
-        return Confirmed(str(envelope.message.id), dropped=outcome is Outcome.FULL, groups=count)
+            counters = self._counters[queue.name, queue.groups[number].name]
+            counters.published += outcome is not PublishOutcome.UNROUTABLE
+            counters.dropped += outcome is PublishOutcome.FULL
+        count = len(groups) if outcome is PublishOutcome.CONFIRMED else 0
+        return PublishConfirm(str(envelope.message.id), dropped=outcome is PublishOutcome.FULL, groups=count)
 
-    async def _sent(self, queue: Queue, letters: list[Letter]) -> list[Outcome]:
+    async def _send(self, queue: Queue, publications: list[Publication]) -> list[PublishOutcome]:
         """What became of each, after the queue's policy for what it has no room for."""
-        outcomes = await self._tried(queue, letters)
+        outcomes = await self._try_send(queue, publications)
         if queue.overload.when_full is not WhenFull.WAIT:
             return outcomes
         timeout = queue.overload.timeout
         end = None if timeout is None else asyncio.get_running_loop().time() + timeout.total_seconds()
-        while full := [index for index, outcome in enumerate(outcomes) if outcome is Outcome.FULL]:
+        while full := [index for index, outcome in enumerate(outcomes) if outcome is PublishOutcome.FULL]:
             if end is not None and asyncio.get_running_loop().time() > end:
-                what = f'queue "{queue.name}" is full: {len(full)} of {len(letters)} messages were not taken'
+                what = f'queue "{queue.name}" is full: {len(full)} of {len(publications)} messages were not taken'
                 raise OverloadedError(what, fix="publish them later", queue=queue.name, limit=queue.limit)
-            await asyncio.sleep(_ROOM)
-            again = await self._tried(queue, [letters[index] for index in full])
+            await asyncio.sleep(_FULL_PAUSE)
+            again = await self._try_send(queue, [publications[index] for index in full])
             for index, outcome in zip(full, again, strict=True):
                 outcomes[index] = outcome
         return outcomes
 
-    async def _tried(self, queue: Queue, letters: list[Letter]) -> list[Outcome]:
+    async def _try_send(self, queue: Queue, publications: list[Publication]) -> list[PublishOutcome]:
         if queue.limit is None:
-            return await self._publisher.send(letters)
-        async with self._door:  # one at a time, so that none takes room that was counted for another
-            [waiting] = await self._waiting(group_queue(queue.name, queue.groups[0].name))
+            return await self._publisher.send(publications)
+        async with self._limit_lock:  # one at a time, so that none takes room that was counted for another
+            [waiting] = await self._message_counts(group_queue(queue.name, queue.groups[0].name))
             room = max(0, queue.limit - waiting)
-            sent = await self._publisher.send(letters[:room])
-        return sent + [Outcome.FULL] * (len(letters) - len(sent))
+            sent = await self._publisher.send(publications[:room])
+        return sent + [PublishOutcome.FULL] * (len(publications) - len(sent))
 
-    async def _waiting(self, *queues: str) -> list[int]:
-        """How many messages wait in queues of RabbitMQ."""
-        return await self._in.asked(lambda: self._counted_there(queues))
+    async def _message_counts(self, *queues: str) -> list[int]:
+        """Returns how many messages wait in queues of RabbitMQ."""
+        return await self._receive_connection.run_with_retry(lambda: self._read_message_counts(queues))
 
-    async def _counted_there(self, queues: Sequence[str]) -> list[int]:
-        channel = await self._in.channel()
+    async def _read_message_counts(self, queues: Sequence[str]) -> list[int]:
+        channel = await self._receive_connection.open_channel()
         try:
             there = [await channel.declare_queue(queue, passive=True) for queue in queues]
             return [queue.declaration_result.message_count or 0 for queue in there]
@@ -262,64 +266,68 @@ class RabbitBroker:
             if not channel.is_closed:
                 await channel.close()
 
-    async def _inbox(self, name: str, group: str, worker: str, prefetch: int) -> Inbox:
-        queue = (await self._definition(name, 0)).queue
-        inbox = Inbox(
-            self._in,
+    async def _open_receiver(self, name: str, group: str, worker: str, prefetch: int) -> MessageReceiver:
+        queue = (await self._load_definition(name, 0)).queue
+        receiver = MessageReceiver(
+            self._receive_connection,
             queue,
-            _group(queue, group),
-            forwarding=self._forwarding(name, group),
-            tally=self._tallies[name, group],
+            _group_number(queue, group),
+            requeuer=self._requeuer(name, group),
+            counters=self._counters[name, group],
             worker=worker,
             prefetch=prefetch,
         )
-        self._inboxes.append(inbox)
-        return inbox
+        self._receivers.append(receiver)
+        return receiver
 
     async def _counts(self, name: str) -> list[GroupCounts]:
-        groups = [group.name for group in (await self._definition(name, _FRESH)).queue.groups]
-        waiting = await self._waiting(*(group_queue(name, group) for group in groups))
-        dead = await self._waiting(*(dead_queue(name, group) for group in groups))
+        groups = [
+            group.name for group in (await self._load_definition(name, _DEFINITION_MAX_AGE)).queue.groups
+        ]
+        waiting = await self._message_counts(*(group_queue(name, group) for group in groups))
+        dead = await self._message_counts(*(dead_letter_queue(name, group) for group in groups))
         return [
-            self._tallies[name, group].counts(group, *found)
+            self._counters[name, group].counts(group, *found)
             for group, *found in zip(groups, waiting, dead, strict=True)
         ]
 
-    async def _dead(self, name: str, group: str | None) -> list[DeadLetter]:
-        queue = (await self._definition(name, _FRESH)).queue
-        groups = queue.groups if group is None else (queue.groups[_group(queue, group)],)
+    async def _read_dead_letters(self, name: str, group: str | None) -> list[DeadLetter]:
+        queue = (await self._load_definition(name, _DEFINITION_MAX_AGE)).queue
+        groups = queue.groups if group is None else (queue.groups[_group_number(queue, group)],)
         found: list[DeadLetter] = []
         for each in groups:
-            found += await self._in.asked(partial(dead_letters.look, self._in, name, each.name))
+            found += await self._receive_connection.run_with_retry(
+                partial(requeue.read_dead_letters, self._receive_connection, name, each.name)
+            )
         return found
 
-    async def _revive(self, name: str, letters: list[DeadLetter]) -> int:
-        queue = (await self._definition(name, _FRESH)).queue
+    async def _redrive(self, name: str, letters: list[DeadLetter]) -> int:
+        queue = (await self._load_definition(name, _DEFINITION_MAX_AGE)).queue
         done = 0
-        for group in {letter.group: _group(queue, letter.group) for letter in letters}:
+        for group in {letter.group: _group_number(queue, letter.group) for letter in letters}:
             wanted = {letter.number: letter for letter in letters if letter.group == group}
-            forwarding = self._forwarding(name, group)
+            requeuer = self._requeuer(name, group)
             # Again after a break, it finds those that are still dead; one may then come twice, with the same id.
-            again = partial(dead_letters.revive, self._in, name, group, wanted, forwarding)
-            done += await self._in.asked(again)
+            again = partial(requeue.redrive, self._receive_connection, name, group, wanted, requeuer)
+            done += await self._receive_connection.run_with_retry(again)
         return done
 
-    def _forwarding(self, name: str, group: str) -> Forwarding:
-        return Forwarding(name, group, self._publisher, self._topology, self._tallies[name, group])
+    def _requeuer(self, name: str, group: str) -> Requeuer:
+        return Requeuer(name, group, self._publisher, self._topology, self._counters[name, group])
 
-    async def _close_inboxes(self) -> None:
-        inboxes, self._inboxes = self._inboxes, []
-        for inbox in inboxes:
-            await inbox.close()
+    async def _close_receivers(self) -> None:
+        receivers, self._receivers = self._receivers, []
+        for receiver in receivers:
+            await receiver.close()
 
     async def _close(self) -> None:
         await self._publisher.close()
-        for link in (self._in, self._out):
-            await link.close()
+        for connection in (self._receive_connection, self._publish_connection):
+            await connection.close()
 
 
-def _group(queue: Queue, name: str) -> int:
-    """The number of a group."""
+def _group_number(queue: Queue, name: str) -> int:
+    """Returns the number of a group."""
     names = [group.name for group in queue.groups]
     if name not in names:
         what = f'queue "{queue.name}" has no group "{name}"'

@@ -1,8 +1,8 @@
-"""A message of ours as an AMQP message, and back; what others publish is read, too.
+"""A message as an AMQP message, and back; messages published by other clients are read too.
 
 The body, `message_id` and `timestamp` are AMQP's own. Headers are the sender's, and these of ours:
-`hw-key`, `hw-words`, `hw-published-at`, `hw-expires-at`, `traceparent`; on a message that was handed out before
-`hw-deliveries`, `hw-failures` and `hw-history`; on a dead letter `hw-why` and `hw-died-at`.
+`hw-key`, `hw-words`, `hw-published-at`, `hw-expires-at`, `traceparent`; on a message that was handed out
+before `hw-deliveries`, `hw-failures` and `hw-history`; on a dead letter `hw-why` and `hw-died-at`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from headwater.errors import BadEventError
-from headwater.events import checked_traceparent
-from headwater.queues.protocol import Attempt, Outgoing
+from headwater.events import check_traceparent
+from headwater.queues.protocol import Attempt, OutgoingMessage
 
 if TYPE_CHECKING:
     from aio_pika import Message
@@ -25,10 +25,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Envelope"]
 
-_OURS: Final = ("hw-", "x-")
-_STACK: Final = 8_000  # characters of one stack that are kept
-_HISTORY: Final = 64_000  # bytes of history that are kept whole: headers must fit into one frame of 128 KiB
-_DEATHS: Final = {"expired": "expired", "rejected": "rejected", "maxlen": "full", "delivery_limit": "failed"}
+_RESERVED_PREFIXES: Final = ("hw-", "x-")
+_MAX_STACK: Final = 8_000  # characters of one stack that are kept
+_MAX_HISTORY: Final = (
+    64_000  # bytes of history that are kept whole: headers must fit into one frame of 128 KiB
+)
+_DEATH_REASONS: Final = {
+    "expired": "expired",
+    "rejected": "rejected",
+    "maxlen": "full",
+    "delivery_limit": "failed",
+}
 
 
 @dataclass(frozen=True)
@@ -46,7 +53,7 @@ class Envelope:
         died_at: Of a dead letter.
     """
 
-    message: Outgoing
+    message: OutgoingMessage
     published_at: datetime
     expires_at: datetime | None = None
     deliveries: int = 0
@@ -56,7 +63,7 @@ class Envelope:
     died_at: datetime | None = None
 
     @classmethod
-    def new(cls, message: Outgoing, ttl: timedelta | None) -> Envelope:
+    def new(cls, message: OutgoingMessage, ttl: timedelta | None) -> Envelope:
         """Of a message that is published now; it gets an id if it has none."""
         now = datetime.now(UTC)
         short = min((span for span in (ttl, message.ttl) if span is not None), default=None)
@@ -64,7 +71,7 @@ class Envelope:
         return cls(named, now, None if short is None else now + message.delay + short)
 
     @classmethod
-    def of(cls, incoming: AbstractIncomingMessage, exchange: str) -> Envelope:
+    def from_amqp(cls, incoming: AbstractIncomingMessage, exchange: str) -> Envelope:
         """Of a message that came, published by us or by others.
 
         Args:
@@ -75,34 +82,35 @@ class Envelope:
         now = datetime.now(UTC)
         # RabbitMQ counts how often it took a message back because its receiver was gone.
         lost = int(headers.get("x-delivery-count", 0))
-        message = Outgoing(
+        message = OutgoingMessage(
             body=incoming.body,
             id=incoming.message_id,
-            words=_words(incoming, headers, exchange),
-            key=_text(headers.get("hw-key")),
-            headers={name: str(value) for name, value in headers.items() if not _own(name)},
-            traceparent=_trace(headers.get("traceparent")),
+            routing_key=_routing_key(incoming, headers, exchange),
+            key=_to_text(headers.get("hw-key")),
+            headers={name: str(value) for name, value in headers.items() if not _is_reserved(name)},
+            traceparent=_parse_traceparent(headers.get("traceparent")),
         )
         deaths = headers.get("x-death") or [{}]
         return cls(
             message,
-            _time(headers.get("hw-published-at")) or incoming.timestamp or now,
-            _time(headers.get("hw-expires-at")),
+            _parse_time(headers.get("hw-published-at")) or incoming.timestamp or now,
+            _parse_time(headers.get("hw-expires-at")),
             deliveries=int(headers.get("hw-deliveries", 0)) + lost,
             failures=int(headers.get("hw-failures", 0)) + lost,
-            history=_history(headers.get("hw-history")),
-            why=_text(headers.get("hw-why")) or _DEATHS.get(str(deaths[0].get("reason")), "rejected"),
-            died_at=_time(headers.get("hw-died-at")) or deaths[0].get("time"),
+            history=_decode_history(headers.get("hw-history")),
+            why=_to_text(headers.get("hw-why"))
+            or _DEATH_REASONS.get(str(deaths[0].get("reason")), "rejected"),
+            died_at=_parse_time(headers.get("hw-died-at")) or deaths[0].get("time"),
         )
 
-    def failed(self, attempt: Attempt) -> Envelope:
+    def add_failure(self, attempt: Attempt) -> Envelope:
         """After one more failure."""
-        kept = replace(attempt, stack=attempt.stack[-_STACK:])
+        kept = replace(attempt, stack=attempt.stack[-_MAX_STACK:])
         return replace(
             self, deliveries=attempt.number, failures=self.failures + 1, history=(*self.history, kept)
         )
 
-    def amqp(self, driver: Any, *, expires: bool = False) -> Message:
+    def to_amqp(self, driver: Any, *, expires: bool = False) -> Message:
         """As RabbitMQ keeps it.
 
         Args:
@@ -112,12 +120,12 @@ class Envelope:
         message = self.message
         facts = {
             "hw-key": message.key,
-            "hw-words": message.words or None,
+            "hw-words": message.routing_key or None,
             "hw-published-at": self.published_at.isoformat(),
             "hw-expires-at": self.expires_at and self.expires_at.isoformat(),
             "hw-deliveries": self.deliveries or None,
             "hw-failures": self.failures or None,
-            "hw-history": _shortened(self.history) if self.history else None,
+            "hw-history": _encode_history(self.history) if self.history else None,
             "hw-why": self.why or None,
             "hw-died-at": self.died_at and self.died_at.isoformat(),
             "traceparent": message.traceparent,
@@ -134,11 +142,11 @@ class Envelope:
         return result
 
 
-def _own(name: str) -> bool:
-    return name.startswith(_OURS) or name == "traceparent"
+def _is_reserved(name: str) -> bool:
+    return name.startswith(_RESERVED_PREFIXES) or name == "traceparent"
 
 
-def _words(incoming: AbstractIncomingMessage, headers: Mapping[str, Any], exchange: str) -> str:
+def _routing_key(incoming: AbstractIncomingMessage, headers: Mapping[str, Any], exchange: str) -> str:
     if "hw-words" in headers:
         return str(headers["hw-words"])
     for death in headers.get("x-death") or ():
@@ -147,38 +155,38 @@ def _words(incoming: AbstractIncomingMessage, headers: Mapping[str, Any], exchan
     return incoming.routing_key or "" if incoming.exchange == exchange else ""
 
 
-def _text(value: object) -> str | None:
+def _to_text(value: object) -> str | None:
     return None if value is None else str(value)
 
 
-def _trace(value: object) -> str | None:
+def _parse_traceparent(value: object) -> str | None:
     try:
-        return None if value is None else checked_traceparent(str(value))
+        return None if value is None else check_traceparent(str(value))
     except BadEventError:  # others may write what they like
         return None
 
 
-def _time(value: object) -> datetime | None:
+def _parse_time(value: object) -> datetime | None:
     try:
         return None if value is None else datetime.fromisoformat(str(value))
     except ValueError:  # a header of somebody else's that has our name
         return None
 
 
-def _history(value: object) -> tuple[Attempt, ...]:
+def _decode_history(value: object) -> tuple[Attempt, ...]:
     try:
         return () if value is None else tuple(msgspec.json.decode(str(value), type=list[Attempt]))
     except msgspec.DecodeError:
         return ()
 
 
-def _shortened(history: Sequence[Attempt]) -> str:
+def _encode_history(history: Sequence[Attempt]) -> str:
     """As JSON; when that is too long, stacks are left out, those of the oldest failures first."""
     kept = list(history)
     text = msgspec.json.encode(kept)
     for index, attempt in enumerate(history[:-1]):
-        if len(text) <= _HISTORY:
+        if len(text) <= _MAX_HISTORY:
             break
         kept[index] = replace(attempt, stack="")
         text = msgspec.json.encode(kept)
-    return (text if len(text) <= _HISTORY else msgspec.json.encode(kept[-1:])).decode()
+    return (text if len(text) <= _MAX_HISTORY else msgspec.json.encode(kept[-1:])).decode()

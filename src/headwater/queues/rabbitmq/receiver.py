@@ -1,15 +1,354 @@
-"""Takes messages of one group from RabbitMQ, for callers that know nothing of event loops."""
+"""The receiver on RabbitMQ.
+
+`MessageReceiver` runs in the event loop: it takes messages of one group and settles them. `RabbitReceiver`
+wraps it for callers in other threads. RabbitMQ has no visibility timeout, so the receiver keeps it and
+requeues overdue messages.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import itertools
+import logging
+import random
+import uuid
 from collections.abc import Sequence
-from datetime import timedelta
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
 
-from headwater.queues.protocol import Delivery, Settled
-from headwater.queues.rabbitmq.inbox import Inbox
-from headwater.queues.rabbitmq.loop_thread import LoopThread
+from headwater.errors import HeadwaterError
+from headwater.queues.event_loop import EventLoopThread
+from headwater.queues.protocol import AckResult, Attempt, Delivery
+from headwater.queues.queue import Queue
+from headwater.queues.rabbitmq.channel import ConsumerChannel, GroupCounters, settle
+from headwater.queues.rabbitmq.connection import RabbitConnection
+from headwater.queues.rabbitmq.envelope import Envelope
+from headwater.queues.rabbitmq.requeue import Requeuer
+from headwater.queues.rabbitmq.topology import group_queue
+from headwater.queues.routing import Router
 
-__all__ = ["RabbitReceiver"]
+if TYPE_CHECKING:
+    from aio_pika.abc import AbstractIncomingMessage
+
+__all__ = [
+    "MessageReceiver",
+    "RabbitReceiver",
+]
+
+logger = logging.getLogger("headwater.rabbitmq")
+_RNG: Final = random.Random()
+_IDLE_TIMEOUT: Final = 0.25  # seconds without a question, after which a receiver takes no more in advance
+
+
+@dataclass
+class _UnackedMessage:
+    """A message that is with the caller."""
+
+    envelope: Envelope
+    incoming: AbstractIncomingMessage
+    attempt: int
+    timer: asyncio.TimerHandle
+
+
+class MessageReceiver:
+    """Messages of one group that RabbitMQ has sent, and those that are with the caller.
+
+    RabbitMQ gives a message to a channel until that ends, without a time. The time for which a message is the caller's
+    is kept here: when it is over, the message goes back to the line.
+
+    Args:
+        connection: The connection, for receiving alone.
+        queue: The definition.
+        group: The number of its group.
+        requeuer: Sends messages of the group on.
+        counters: Counts of the group.
+        worker: Who receives.
+        prefetch: How many messages RabbitMQ gives without an acknowledgement.
+    """
+
+    def __init__(
+        self,
+        connection: RabbitConnection,
+        queue: Queue,
+        group: int,
+        *,
+        requeuer: Requeuer,
+        counters: GroupCounters,
+        worker: str,
+        prefetch: int,
+    ) -> None:
+        self._queue = queue
+        self._name = group_queue(queue.name, queue.groups[group].name)
+        self._channel = ConsumerChannel(
+            connection, self._name, prefetch, counters=counters, on_lost=self._on_channel_lost
+        )
+        self._group = group
+        self._router = Router(queue) if queue.groups[group].where else None
+        self._requeuer = requeuer
+        self._counters = counters
+        self._worker = worker
+        self._prefetch = prefetch
+        self._receiving = 0
+        self._pause_lock = asyncio.Lock()
+        self._unacked: dict[str, _UnackedMessage] = {}
+        self._tags = (f"{uuid.uuid4().hex}-{number}" for number in itertools.count())
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._closed = False
+
+    async def receive(self, timeout: float | None, max_messages: int) -> list[Delivery]:
+        """As `Receiver.receive`."""
+        self._receiving += 1
+        try:
+            return await self._receive(timeout, max_messages)
+        finally:
+            self._receiving -= 1
+            self._schedule_pause()
+
+    async def ack(self, deliveries: Sequence[Delivery]) -> list[AckResult]:
+        """As `Receiver.ack`."""
+        return [await self._ack_one(delivery) for delivery in deliveries]
+
+    async def nack(self, delivery: Delivery, why: str, stack: str, delay: timedelta | None) -> AckResult:
+        """As `Receiver.nack`."""
+        held = self._untrack(delivery.tag)
+        if held is None:
+            return AckResult.STALE
+        failed = held.envelope.add_failure(self._new_attempt(held, why, stack))
+        if failed.failures >= self._queue.retry.attempts:
+            return await self._forward(delivery.tag, held, failed, "failed")
+        rest = self._queue.retry.delay(failed.failures, _RNG) if delay is None else delay
+        return await self._forward(delivery.tag, held, failed, delay=rest, exact=delay is not None)
+
+    async def reject(self, delivery: Delivery, why: str, stack: str) -> AckResult:
+        """As `Receiver.reject`."""
+        held = self._untrack(delivery.tag)
+        if held is None:
+            return AckResult.STALE
+        failed = held.envelope.add_failure(self._new_attempt(held, why, stack))
+        return await self._forward(delivery.tag, held, failed, "rejected")
+
+    async def extend(self, delivery: Delivery, by: timedelta | None) -> AckResult:
+        """As `Receiver.extend`."""
+        held = self._unacked.get(delivery.tag)
+        if held is None:
+            return AckResult.STALE
+        held.timer.cancel()
+        held.timer = self._start_timer(delivery.tag, by or self._queue.visibility_timeout)
+        return AckResult.DONE
+
+    async def close(self) -> None:
+        """As `Receiver.close`: copies go back to the line, so that RabbitMQ does not count them as lost."""
+        if not self._closed:
+            self._closed = True
+            self._channel.changed.set()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self._requeue_all()
+
+    async def _receive(self, timeout: float | None, max_messages: int) -> list[Delivery]:
+        now = asyncio.get_running_loop().time
+        end = None if timeout is None else now() + timeout
+        while not self._closed:
+            async with self._pause_lock:
+                if not await self._channel.ensure_open(None if end is None else end - now()):
+                    return []
+            if found := self._pop_deliveries(min(max_messages, self._prefetch - len(self._unacked))):
+                return found
+            left = None if end is None else end - now()
+            free = len(self._unacked) < self._prefetch
+            over = left is not None and left <= 0
+            # One at a time, to fetch it costs less than to have it sent, and have that stopped again.
+            single = self._prefetch == 1 and not self._channel.is_prefetching
+            if free and (over or single) and await self._channel.poll():
+                continue
+            if over:
+                return []
+            if free:
+                await self._channel.consume()
+            await self._wait_for_change(left, free)
+        return []
+
+    async def _wait_for_change(self, timeout: float | None, free: bool) -> None:
+        """Wait until a message came, one was settled, or the channel is gone."""
+        self._channel.changed.clear()
+        if self._channel.is_open and not (free and self._channel.has_messages):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._channel.changed.wait(), timeout)
+
+    def _schedule_pause(self) -> None:
+        """Stop taking messages in advance when nobody has asked for a while."""
+        if self._is_idle() and self._channel.is_prefetching and not self._closed:
+            asyncio.get_running_loop().call_later(_IDLE_TIMEOUT, lambda: self._spawn(self._pause()))
+
+    def _is_idle(self) -> bool:
+        return not self._unacked and not self._receiving
+
+    async def _pause(self) -> None:
+        async with self._pause_lock:
+            if self._is_idle() and self._channel.is_prefetching and not self._closed:
+                await self._requeue_all()
+
+    async def _requeue_all(self) -> None:
+        """Give back what is not settled; what is on its way goes back with the channel."""
+        try:
+            if self._channel.is_open:
+                await self._channel.pause()
+                held = [each for each in map(self._untrack, list(self._unacked)) if each]
+                waiting = self._channel.pop_messages(self._prefetch)
+                envelopes = [replace(each.envelope, deliveries=each.attempt) for each in held]
+                envelopes += [Envelope.from_amqp(incoming, self._queue.name) for incoming in waiting]
+                await self._requeuer.requeue(envelopes)
+                for incoming in [each.incoming for each in held] + waiting:
+                    await settle(incoming)
+        except (HeadwaterError, *self._channel.lost_errors) as error:
+            logger.warning("RabbitMQ takes back messages of %s by itself: %s", self._name, error)
+        await self._channel.close()
+
+    async def _acknowledge(self, incoming: AbstractIncomingMessage) -> None:
+        """Acknowledge. With one message at a time, none comes in its place until somebody asks."""
+        if self._prefetch == 1 and self._is_idle():
+            await self._channel.pause()
+        await settle(incoming)
+        self._channel.changed.set()
+        self._schedule_pause()
+
+    def _pop_deliveries(self, max_messages: int) -> list[Delivery]:
+        batch = self._channel.pop_messages(max_messages)
+        envelopes = [Envelope.from_amqp(incoming, self._queue.name) for incoming in batch]
+        wanted = self._match_group(envelopes)
+        found = []
+        for incoming, envelope, good in zip(batch, envelopes, wanted, strict=True):
+            if good and not self._death_reason(envelope):
+                found.append(self._track(incoming, envelope))
+            else:
+                self._spawn(self._discard(incoming, envelope, good))
+        return found
+
+    def _match_group(self, envelopes: list[Envelope]) -> list[bool]:
+        if self._router is None or not envelopes:
+            return [True] * len(envelopes)
+        chosen = self._router.route([envelope.message for envelope in envelopes])
+        return [self._group in groups for groups in chosen]
+
+    def _death_reason(self, envelope: Envelope) -> str:
+        """Why it is not to be handed out any more; nothing for one that is."""
+        if envelope.failures >= self._queue.retry.attempts:
+            return "failed"
+        late = envelope.expires_at is not None and envelope.expires_at <= datetime.now(UTC)
+        return "expired" if late and not envelope.deliveries else ""
+
+    async def _discard(self, incoming: AbstractIncomingMessage, envelope: Envelope, wanted: bool) -> None:
+        """Acknowledge what the group does not choose; the rest is dead."""
+        try:
+            if wanted:
+                why = self._death_reason(envelope)
+                if why == "expired":
+                    self._counters.expired += 1
+                lost = Attempt(
+                    envelope.deliveries, datetime.now(UTC), "its receiver went away without a word"
+                )
+                history = (*envelope.history, lost) if why == "failed" else envelope.history
+                dead = replace(envelope, why=why, died_at=datetime.now(UTC), history=history)
+                await self._requeuer.move_to_dead_letters(dead)
+            await settle(incoming)
+        except (HeadwaterError, *self._channel.lost_errors) as error:
+            logger.warning("a message of %s could not be put away and comes again: %s", self._name, error)
+            with contextlib.suppress(*self._channel.lost_errors):
+                await settle(incoming, requeue=True)
+
+    def _track(self, incoming: AbstractIncomingMessage, envelope: Envelope) -> Delivery:
+        tag = next(self._tags)
+        attempt = envelope.deliveries + 1
+        self._unacked[tag] = _UnackedMessage(
+            envelope, incoming, attempt, self._start_timer(tag, self._queue.visibility_timeout)
+        )
+        self._counters.in_flight += 1
+        self._counters.redelivered += attempt > 1
+        visible_until = datetime.now(UTC) + self._queue.visibility_timeout
+        return Delivery(envelope.message, envelope.published_at, attempt, visible_until, tag)
+
+    def _start_timer(self, tag: str, span: timedelta) -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_later(span.total_seconds(), self._on_timeout, tag)
+
+    def _on_timeout(self, tag: str) -> None:
+        if held := self._untrack(tag):
+            failed = held.envelope.add_failure(
+                self._new_attempt(held, f"no word for {self._queue.visibility_timeout}", "")
+            )
+            dead = "failed" if failed.failures >= self._queue.retry.attempts else ""
+            self._spawn(self._forward(tag, held, failed, dead))
+
+    async def _ack_one(self, delivery: Delivery) -> AckResult:
+        held = self._untrack(delivery.tag)
+        if held is None:
+            return AckResult.STALE
+        try:
+            await self._acknowledge(held.incoming)
+        except self._channel.lost_errors:
+            return AckResult.STALE
+        self._counters.acked += 1
+        return AckResult.DONE
+
+    async def _forward(
+        self,
+        tag: str,
+        held: _UnackedMessage,
+        envelope: Envelope,
+        why: str = "",
+        *,
+        delay: timedelta = timedelta(0),
+        exact: bool = True,
+    ) -> AckResult:
+        """Publish a copy, then acknowledge; the caller keeps the message if the copy is not confirmed."""
+        try:
+            if why:
+                await self._requeuer.move_to_dead_letters(
+                    replace(envelope, why=why, died_at=datetime.now(UTC))
+                )
+            else:
+                await self._requeuer.requeue([envelope], delay, exact=exact)
+        except BaseException:
+            if self._channel.is_open and not self._closed:
+                held.timer = self._start_timer(tag, self._queue.visibility_timeout)
+                self._unacked[tag] = held
+                self._counters.in_flight += 1
+            raise
+        with contextlib.suppress(*self._channel.lost_errors):  # then it comes once more
+            await self._acknowledge(held.incoming)
+        return AckResult.DONE
+
+    def _new_attempt(self, held: _UnackedMessage, why: str, stack: str) -> Attempt:
+        return Attempt(held.attempt, datetime.now(UTC), why, self._worker, stack)
+
+    def _untrack(self, tag: str) -> _UnackedMessage | None:
+        """Take a message from the caller; None when it is not the caller's any more."""
+        if not self._channel.is_open:
+            self._on_channel_lost()
+        held = self._unacked.pop(tag, None)
+        if held is not None:
+            held.timer.cancel()
+            self._counters.in_flight -= 1
+        return held
+
+    def _on_channel_lost(self) -> None:
+        """RabbitMQ has taken back all that was with the caller."""
+        for held in self._unacked.values():
+            held.timer.cancel()
+        self._counters.in_flight -= len(self._unacked)
+        self._unacked.clear()
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_task_done)
+
+    def _on_task_done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            logger.warning(
+                "a message of %s that took too long could not be given back: %s", self._name, error
+            )
 
 
 class RabbitReceiver:
@@ -17,39 +356,39 @@ class RabbitReceiver:
 
     Args:
         loop: Where the inbox lives.
-        inbox: Does the work.
+        receiver: Does the work.
     """
 
-    def __init__(self, loop: LoopThread, inbox: Inbox) -> None:
+    def __init__(self, loop: EventLoopThread, receiver: MessageReceiver) -> None:
         self._loop = loop
-        self._inbox = inbox
+        self._receiver = receiver
 
-    def receive(self, timeout: float | None = 0, most: int = 1) -> list[Delivery]:
-        """The next messages; a connection that is lost meanwhile is made anew.
+    def receive(self, timeout: float | None = 0, max_messages: int = 1) -> list[Delivery]:
+        """Returns the next messages; a connection that is lost meanwhile is made anew.
 
         Raises:
             UnreachableError: RabbitMQ has not answered for longer than the broker's patience.
         """
-        return self._loop.run(self._inbox.receive(timeout, most))
+        return self._loop.run(self._receiver.receive(timeout, max_messages))
 
-    def ack(self, deliveries: Sequence[Delivery]) -> list[Settled]:
-        """They are done."""
-        return self._loop.run(self._inbox.ack(deliveries))
+    def ack(self, deliveries: Sequence[Delivery]) -> list[AckResult]:
+        """Acknowledge the messages."""
+        return self._loop.run(self._receiver.ack(deliveries))
 
     def nack(
         self, delivery: Delivery, why: str = "", *, stack: str = "", delay: timedelta | None = None
-    ) -> Settled:
-        """It failed: again after a rest, or dead when it failed too often."""
-        return self._loop.run(self._inbox.nack(delivery, why, stack, delay))
+    ) -> AckResult:
+        """Report a failure: redelivered after a delay, or dead after the last attempt."""
+        return self._loop.run(self._receiver.nack(delivery, why, stack, delay))
 
-    def reject(self, delivery: Delivery, why: str = "", *, stack: str = "") -> Settled:
-        """It can never succeed: dead at once."""
-        return self._loop.run(self._inbox.reject(delivery, why, stack))
+    def reject(self, delivery: Delivery, why: str = "", *, stack: str = "") -> AckResult:
+        """Reject: the message becomes a dead letter at once."""
+        return self._loop.run(self._receiver.reject(delivery, why, stack))
 
-    def extend(self, delivery: Delivery, by: timedelta | None = None) -> Settled:
+    def extend(self, delivery: Delivery, by: timedelta | None = None) -> AckResult:
         """Keep it longer; RabbitMQ itself ends it after its `consumer_timeout`, 30 minutes unless it is set."""
-        return self._loop.run(self._inbox.extend(delivery, by))
+        return self._loop.run(self._receiver.extend(delivery, by))
 
     def close(self) -> None:
-        """Give back what is not settled."""
-        self._loop.run(self._inbox.close())
+        """Requeue unsettled messages."""
+        self._loop.run(self._receiver.close())

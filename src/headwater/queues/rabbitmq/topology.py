@@ -1,24 +1,260 @@
-"""Exchanges, queues and bindings in RabbitMQ, made from a definition."""
+"""Exchanges, queues and bindings on RabbitMQ, their names, and the stored definitions.
+
+An exchange has the name of its queue, `emails`. A group's queue is `emails:send`, that of the unnamed group
+`emails`; its dead letters are in `emails:send/dead`. No name that a user can give contains `:` or `/`.
+`DefinitionRegistry` keeps definitions in a RabbitMQ stream, in which the last one of a name counts.
+`Topology` declares what a queue needs; declaring it twice changes nothing.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from headwater.errors import QueueExistsError
-from headwater.queues.definition import Group, Queue
-from headwater.queues.rabbitmq.link import Link, driver
-from headwater.queues.rabbitmq.names import dead_queue, group_queue, headers_exchange, wait_queue
+import msgspec
+
+from headwater.errors import BadSettingError, DamagedError, LockedError, QueueExistsError, UnreachableError
+from headwater.queues.queue import Group, Queue
+from headwater.queues.rabbitmq.connection import CONNECTION_ERRORS, RabbitConnection, driver
+from headwater.queues.rabbitmq.publisher import Publication, Publisher
 
 if TYPE_CHECKING:
-    from aio_pika.abc import AbstractChannel
+    from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 
-__all__ = ["Topology"]
+__all__ = [
+    "DEFINITIONS_STREAM",
+    "LOCK_QUEUE",
+    "MAX_DELAY",
+    "DefinitionRegistry",
+    "Topology",
+    "cancel_routing_key",
+    "dead_letter_queue",
+    "delay_queue",
+    "group_queue",
+    "headers_exchange",
+    "request_queue",
+    "round_delay",
+]
+
+DEFINITIONS_STREAM: Final = "headwater/queues"
+"""A stream with the definitions of all queues."""
+LOCK_QUEUE: Final = "headwater/queues/lock"
+MAX_DELAY: Final = timedelta(milliseconds=2**32 - 1)
+"""The longest time for which RabbitMQ keeps a message waiting: 49 days."""
+
+
+def group_queue(queue: str, group: str) -> str:
+    """Returns where messages of a group wait.
+
+    Example:
+        >>> group_queue("emails", ""), group_queue("emails", "send")
+        ('emails', 'emails:send')
+    """
+    return f"{queue}:{group}" if group else queue
+
+
+def dead_letter_queue(queue: str, group: str) -> str:
+    """Returns where dead letters of a group are."""
+    return f"{group_queue(queue, group)}/dead"
+
+
+def headers_exchange(queue: str, group: str) -> str:
+    """Returns what chooses messages of a group by their headers."""
+    return f"{group_queue(queue, group)}/headers"
+
+
+def request_queue(subject: str) -> str:
+    """Returns where questions on a subject wait.
+
+    Example:
+        >>> request_queue("prices.quote")
+        'headwater/ask/prices.quote'
+    """
+    return f"headwater/ask/{subject}"
+
+
+def cancel_routing_key(subject: str) -> str:
+    """Returns the routing key of cancellations on a subject."""
+    return f"{request_queue(subject)}/cancel"
+
+
+def delay_queue(milliseconds: int) -> str:
+    """Returns where messages of any queue rest for a time; also the name of the exchange that leads there."""
+    return f"headwater/wait-{milliseconds}"
+
+
+def round_delay(delay: timedelta, *, exact: bool) -> int:
+    """Returns a time to rest for which there may be a queue, in milliseconds: never shorter than asked for.
+
+    Each time needs a queue of its own in RabbitMQ. Times that a user gives are rounded up to two decimal digits, at
+    most a tenth longer; the rests between two attempts, which vary by chance, to one of four in each doubling.
+
+    Example:
+        >>> round_delay(timedelta(minutes=1), exact=True), round_delay(timedelta(seconds=1.234), exact=True)
+        (60000, 1300)
+        >>> round_delay(timedelta(seconds=1.01), exact=False), round_delay(timedelta(0), exact=False)
+        (1024, 0)
+
+    Raises:
+        BadSettingError: It is longer than RabbitMQ can wait.
+    """
+    if delay > MAX_DELAY:
+        what = f"a delay of {delay} is longer than RabbitMQ can wait"
+        raise BadSettingError(what, detail=f"the longest is {MAX_DELAY}", fix="publish it later")
+    asked = -(-max(delay, timedelta(0)) // timedelta(milliseconds=1))
+    if asked < 10:
+        return asked and 10
+    step = 10 ** (len(str(asked)) - 2) if exact else max(1, 1 << (asked.bit_length() - 3))
+    return min(-(-asked // step) * step, 2**32 - 1)
+
+
+_EMPTY_TIMEOUT: Final = 3.0  # seconds after which a stream that says nothing is taken to be empty
+_PREFETCH: Final = 200  # streams are read only with a limit
+_PAUSE: Final = 0.05
+
+
+class DefinitionRegistry:
+    """Reads and writes definitions; all calls come from one event loop.
+
+    Args:
+        connection: The connection to read by.
+        publisher: Writes.
+    """
+
+    def __init__(self, connection: RabbitConnection, publisher: Publisher) -> None:
+        self._connection = connection
+        self._publisher = publisher
+        self._driver = driver()
+        self._local_lock = asyncio.Lock()
+
+    @contextlib.asynccontextmanager
+    async def lock(self) -> AsyncIterator[None]:
+        """Nobody else changes definitions while the block runs.
+
+        The lock is a queue that only the connection that made it can have; it goes with that connection.
+
+        Raises:
+            LockedError: Another process had the lock all the time.
+        """
+        async with self._local_lock:
+            channel = await self._acquire_lock()
+            try:
+                yield
+            finally:
+                with contextlib.suppress(
+                    *CONNECTION_ERRORS, self._driver.exceptions.AMQPError
+                ):  # then it is free, too
+                    lock_queue = await channel.get_queue(LOCK_QUEUE, ensure=False)
+                    await lock_queue.delete(if_unused=False, if_empty=False)
+                    await channel.close()
+
+    async def read(self, *, allow_empty: bool = False) -> dict[str, Queue]:
+        """Returns all definitions, by name.
+
+        Args:
+            allow_empty: A stream that says nothing is empty. The caller has the lock, and writes next.
+
+        Raises:
+            UnreachableError: RabbitMQ has the stream, and does not give what is in it.
+        """
+        channel = await self._connection.open_channel()
+        try:
+            await channel.set_qos(_PREFETCH)
+            stream = await channel.declare_queue(DEFINITIONS_STREAM, passive=True)
+            # Each record is a chunk of its own, since one process writes at a time and waits for its confirmation.
+            last = await _read_records(stream, "last", None)
+            if not last and not allow_empty:
+                raise self._unreadable_error()
+            records = await _read_records(stream, "first", _stream_offset(last[0])) if last else []
+        except self._driver.exceptions.ChannelNotFoundEntity:
+            return {}
+        finally:
+            if not channel.is_closed:
+                await channel.close()
+        queues = [_decode_definition(record.body) for record in records]
+        return {queue.name: queue for queue in queues}
+
+    async def write(self, queue: Queue) -> None:
+        """Add a definition; the caller has the lock."""
+        channel = await self._connection.open_channel()
+        try:
+            await channel.declare_queue(
+                DEFINITIONS_STREAM, durable=True, arguments={"x-queue-type": "stream"}
+            )
+        finally:
+            await channel.close()
+        message = self._driver.Message(queue.to_json(), content_type="application/json", delivery_mode=2)
+        await self._publisher.send([Publication("", DEFINITIONS_STREAM, message)])
+
+    def _unreadable_error(self) -> UnreachableError:
+        return UnreachableError(
+            f'RabbitMQ at {self._connection.redacted_url} does not give its stream "{DEFINITIONS_STREAM}"',
+            detail="the definitions of queues are in it",
+            fix="rabbitmqctl list_queues name state tells whether it runs",
+        )
+
+    async def _acquire_lock(self) -> AbstractChannel:
+        from aiormq.exceptions import ChannelLockedResource
+
+        end = asyncio.get_running_loop().time() + self._connection.patience
+        while True:
+            channel = await self._connection.open_channel()
+            try:
+                await channel.declare_queue(LOCK_QUEUE, exclusive=True)
+                return channel
+            except ChannelLockedResource:
+                if asyncio.get_running_loop().time() > end:
+                    what = "another process is declaring queues in RabbitMQ and does not end"
+                    raise LockedError(what, fix="end that process", lock=LOCK_QUEUE) from None
+                await asyncio.sleep(_PAUSE)
+
+
+async def _read_records(
+    stream: AbstractQueue, start: str, until: int | None
+) -> list[AbstractIncomingMessage]:
+    """Records of the stream from `start` up to an offset; only the first one without an offset."""
+    incoming: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
+
+    async def on_message(message: AbstractIncomingMessage) -> None:
+        incoming.put_nowait(message)
+        await message.ack()
+
+    tag = await stream.consume(on_message, arguments={"x-stream-offset": start})
+    found: list[AbstractIncomingMessage] = []
+    try:
+        while not found or (until is not None and _stream_offset(found[-1]) < until):
+            found.append(await asyncio.wait_for(incoming.get(), _EMPTY_TIMEOUT))
+    except TimeoutError:
+        if found:
+            raise
+    finally:
+        await stream.cancel(tag)
+    return found
+
+
+def _stream_offset(record: AbstractIncomingMessage) -> int:
+    offset: Any = record.headers["x-stream-offset"]
+    return int(offset)
+
+
+def _decode_definition(body: bytes) -> Queue:
+    try:
+        return Queue.from_json(body)
+    except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
+        what = f'the stream "{DEFINITIONS_STREAM}" of RabbitMQ has a record that is no definition of a queue'
+        raise DamagedError(
+            what, detail=str(error), fix="find out who writes there besides Headwater"
+        ) from None
+
 
 # We count attempts ourselves. Without a number here, RabbitMQ 4 gives up after 20.
 _UNLIMITED: Final = 1_000_000_000
-_QUORUM: Final[dict[str, Any]] = {"x-queue-type": "quorum", "x-delivery-limit": _UNLIMITED}
+_QUORUM_ARGUMENTS: Final[dict[str, Any]] = {"x-queue-type": "quorum", "x-delivery-limit": _UNLIMITED}
 # RabbitMQ removes a message here only when it is safe there; that needs publishers to be refused when a queue is full.
-_SAFELY: Final[dict[str, Any]] = {
+_DEAD_LETTER_ARGUMENTS: Final[dict[str, Any]] = {
     "x-dead-letter-exchange": "",
     "x-dead-letter-strategy": "at-least-once",
     "x-overflow": "reject-publish",
@@ -29,25 +265,25 @@ class Topology:
     """Makes what a queue needs; making it twice changes nothing.
 
     Args:
-        link: The connection.
+        connection: The connection.
     """
 
-    def __init__(self, link: Link) -> None:
-        self._link = link
+    def __init__(self, connection: RabbitConnection) -> None:
+        self._connection = connection
         self._driver = driver()
-        self._waits: set[int] = set()
+        self._delays: set[int] = set()
 
-    async def make(self, queue: Queue, before: Queue | None) -> None:
+    async def declare(self, queue: Queue, before: Queue | None) -> None:
         """Make all of a queue, and undo bindings that its definition had before and has no more.
 
         Raises:
             QueueExistsError: RabbitMQ has something of that name that was made otherwise.
         """
-        channel = await self._link.channel()
+        channel = await self._connection.open_channel()
         try:
             await channel.declare_exchange(queue.name, "topic", durable=True)
             for group in queue.groups:
-                await self._make_group(channel, queue, group)
+                await self._declare_group(channel, queue, group)
                 await self._bind(channel, queue.name, group)
             for group in before.groups if before else ():
                 now = next((each for each in queue.groups if each.name == group.name), None)
@@ -58,34 +294,34 @@ class Topology:
                 f'RabbitMQ has "{queue.name}" already, with other settings',
                 detail=str(error),
                 fix="choose another name, or delete that one in RabbitMQ",
-                place=queue.place,
+                location=queue.location,
                 queue=queue.name,
             ) from None
         finally:
             await channel.close()
 
-    async def wait(self, milliseconds: int) -> str:
+    async def declare_delay_queue(self, milliseconds: int) -> str:
         """The exchange that leads to the queue where messages rest so long; the routing key is where they go then."""
-        if milliseconds not in self._waits:
-            await self._link.asked(lambda: self._make_wait(milliseconds))
-            self._waits.add(milliseconds)
-        return wait_queue(milliseconds)
+        if milliseconds not in self._delays:
+            await self._connection.run_with_retry(lambda: self._declare_delay_queue(milliseconds))
+            self._delays.add(milliseconds)
+        return delay_queue(milliseconds)
 
-    async def _make_wait(self, milliseconds: int) -> None:
-        name = wait_queue(milliseconds)
-        channel = await self._link.channel()
+    async def _declare_delay_queue(self, milliseconds: int) -> None:
+        name = delay_queue(milliseconds)
+        channel = await self._connection.open_channel()
         try:
             exchange = await channel.declare_exchange(name, "fanout", durable=True)
-            arguments = _QUORUM | _SAFELY | {"x-message-ttl": milliseconds}
+            arguments = _QUORUM_ARGUMENTS | _DEAD_LETTER_ARGUMENTS | {"x-message-ttl": milliseconds}
             queue = await channel.declare_queue(name, durable=True, arguments=arguments)
             await queue.bind(exchange, "")
         finally:
             await channel.close()
 
-    async def _make_group(self, channel: AbstractChannel, queue: Queue, group: Group) -> None:
-        dead = dead_queue(queue.name, group.name)
-        await channel.declare_queue(dead, durable=True, arguments=_QUORUM)
-        arguments = _QUORUM | _SAFELY | {"x-dead-letter-routing-key": dead}
+    async def _declare_group(self, channel: AbstractChannel, queue: Queue, group: Group) -> None:
+        dead = dead_letter_queue(queue.name, group.name)
+        await channel.declare_queue(dead, durable=True, arguments=_QUORUM_ARGUMENTS)
+        arguments = _QUORUM_ARGUMENTS | _DEAD_LETTER_ARGUMENTS | {"x-dead-letter-routing-key": dead}
         if queue.limit is not None:
             arguments |= {"x-max-length": queue.limit}
         await channel.declare_queue(group_queue(queue.name, group.name), durable=True, arguments=arguments)
@@ -93,26 +329,26 @@ class Topology:
     async def _bind(self, channel: AbstractChannel, name: str, group: Group) -> None:
         queue = await channel.get_queue(group_queue(name, group.name), ensure=False)
         if not group.headers:
-            for pattern in group.words or ("#",):
+            for pattern in group.routing_key or ("#",):
                 await queue.bind(name, pattern)
             return
-        chooser = await channel.declare_exchange(headers_exchange(name, group.name), "headers", durable=True)
-        await queue.bind(chooser, "", arguments={"x-match": "all", **group.headers})
-        for pattern in group.words or ("#",):
-            await chooser.bind(name, pattern)
+        exchange = await channel.declare_exchange(headers_exchange(name, group.name), "headers", durable=True)
+        await queue.bind(exchange, "", arguments={"x-match": "all", **group.headers})
+        for pattern in group.routing_key or ("#",):
+            await exchange.bind(name, pattern)
 
     async def _unbind(self, channel: AbstractChannel, name: str, before: Group, now: Group | None) -> None:
         """Bindings that are there as before stay, so that no message misses its group meanwhile."""
         queue = await channel.get_queue(group_queue(name, before.name), ensure=False)
         same_way = now is not None and bool(now.headers) == bool(before.headers)
-        kept = (now.words or ("#",)) if now is not None and same_way else ()
-        gone = [pattern for pattern in before.words or ("#",) if pattern not in kept]
+        kept = (now.routing_key or ("#",)) if now is not None and same_way else ()
+        gone = [pattern for pattern in before.routing_key or ("#",) if pattern not in kept]
         if not before.headers:
             for pattern in gone:
                 await queue.unbind(name, pattern)
             return
-        chooser = await channel.get_exchange(headers_exchange(name, before.name), ensure=False)
+        exchange = await channel.get_exchange(headers_exchange(name, before.name), ensure=False)
         for pattern in gone:
-            await chooser.unbind(name, pattern)
+            await exchange.unbind(name, pattern)
         if now is None or now.headers != before.headers:
-            await queue.unbind(chooser, "", arguments={"x-match": "all", **before.headers})
+            await queue.unbind(exchange, "", arguments={"x-match": "all", **before.headers})

@@ -1,6 +1,7 @@
-"""The addresses of the gateway, one file for each family.
+"""The routes of the gateway, one module for each family of URLs.
 
-Each has a function `routes` that takes the gateway and gives the family's routes. Enter at `events.py`.
+Each module has a function `routes` that takes the gateway and returns the family's routes. Enter at
+events.py.
 """
 
 __all__: list[str] = []

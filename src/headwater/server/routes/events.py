@@ -1,13 +1,16 @@
-"""Events as JSON: append one or many, read a range, delete a key."""
+"""Routes of events as JSON: append one or many, read a range, delete a key, follow live.
+
+The live stream uses server-sent events and resumes after the position the client names.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from itertools import chain
 from typing import Annotated, Any, Final
 
 import msgspec
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from headwater.errors import (
@@ -17,28 +20,41 @@ from headwater.errors import (
     BadOffsetError,
     DataGoneError,
     DiskFullError,
+    HeadwaterError,
     OverloadedError,
     TooLargeError,
     UnknownTopicError,
 )
 from headwater.events import Receipt
 from headwater.log import LogBatch
-from headwater.log.reader import Reader
-from headwater.server.edge.bodies import media_type
-from headwater.server.edge.problems import refused
-from headwater.server.forms.documents import Appended
-from headwater.server.forms.formats import ARROW, CLOUD_EVENTS, JSON, NDJSON, Range, arrow_stream, json_events
-from headwater.server.forms.intake import About, from_document, from_headers
-from headwater.server.gateway import Gateway, json_answer
-from headwater.server.routes.direct import query
-from headwater.server.routes.openapi import Address, body, one_of, router_of
+from headwater.log.reader import TopicReader
+from headwater.server.gateway import Gateway, json_response
+from headwater.server.middleware import media_type
+from headwater.server.problems import http_problem, problem_bytes
+from headwater.server.routes.openapi import Route, body, one_of, parse_query, router_of
+from headwater.server.serializers.documents import AppendDocument
+from headwater.server.serializers.requests import EventAttributes, parse_ce_headers, parse_cloud_event
+from headwater.server.serializers.responses import (
+    ARROW,
+    CLOUD_EVENTS,
+    EVENT_STREAM,
+    JSON,
+    NDJSON,
+    ReadRange,
+    arrow_stream,
+    encode_events,
+    parse_positions,
+)
 
-__all__ = ["routes"]
+__all__ = [
+    "follow_routes",
+    "routes",
+]
 
 CLOUD_EVENT: Final = "application/cloudevents+json"
-_LINES: Final = (NDJSON, "application/ndjson", "application/jsonl")
-_PAGE: Final = 100
-_LONGEST_PAGE: Final = 10_000
+_NDJSON_TYPES: Final = (NDJSON, "application/ndjson", "application/jsonl")
+_PAGE_SIZE: Final = 100
+_MAX_PAGE_SIZE: Final = 10_000
 _END: Final = object()
 _ATTRIBUTES: Final = {
     "key": "The key, as text; several columns as a JSON array",
@@ -54,13 +70,13 @@ _ATTRIBUTES: Final = {
 
 
 _PATH: Final = "/api/topics/{name}/events"
-_ADDRESSES: Final = (
-    Address(
+_ROUTES: Final = (
+    Route(
         "POST",
         _PATH,
         "append",
         "Append an event, or many as NDJSON",
-        one_of(Receipt, Appended),
+        one_of(Receipt, AppendDocument),
         (
             UnknownTopicError,
             BadJsonError,
@@ -70,11 +86,11 @@ _ADDRESSES: Final = (
             OverloadedError,
             DiskFullError,
         ),
-        takes=body(None, JSON) | body(None, CLOUD_EVENT) | body(None, NDJSON),
+        request_body=body(None, JSON) | body(None, CLOUD_EVENT) | body(None, NDJSON),
         query=_ATTRIBUTES,
         status=201,
     ),
-    Address(
+    Route(
         "GET",
         _PATH,
         "read",
@@ -82,7 +98,7 @@ _ADDRESSES: Final = (
         body(None, NDJSON) | body(None, JSON) | body(None, ARROW) | body(None, CLOUD_EVENTS),
         (UnknownTopicError, BadOffsetError, DataGoneError),
     ),
-    Address(
+    Route(
         "DELETE",
         _PATH,
         "delete",
@@ -95,10 +111,10 @@ _ADDRESSES: Final = (
 
 def routes(gateway: Gateway) -> APIRouter:
     """The routes of events."""
-    return router_of(_Events(gateway), "events", _ADDRESSES)
+    return router_of(_EventRoutes(gateway), "events", _ROUTES)
 
 
-class _Events:
+class _EventRoutes:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._log = gateway.log
@@ -111,28 +127,28 @@ class _Events:
         was written, 200 when it was a repeat or the overload policy dropped it.
         """
         name, kind = request.path_params["name"], media_type(request)
-        asked = query(request, _ATTRIBUTES)
-        async with self._gateway.bodies.of(request) as data:
+        parameters = parse_query(request, _ATTRIBUTES)
+        async with self._gateway.bodies.read(request) as data:
             if kind == JSON:
-                about = from_headers(request.headers, name)
+                attributes = parse_ce_headers(request.headers, name)
             elif kind == CLOUD_EVENT:
-                about, value = from_document(data, name)
-                about.ask(asked)
-                return await self._one(name, value, about)
-            elif kind in _LINES:
-                return await self._many(name, data)
+                attributes, value = parse_cloud_event(data, name)
+                attributes.update_from_query(parameters)
+                return await self._append_one(name, value, attributes)
+            elif kind in _NDJSON_TYPES:
+                return await self._append_lines(name, data)
             else:
-                raise _unsupported(kind)
-            about.ask(asked)
-            return await self._one(name, data, about)
+                raise _media_type_error(kind)
+            attributes.update_from_query(parameters)
+            return await self._append_one(name, data, attributes)
 
-    async def _one(self, name: str, data: bytes, about: About) -> Response:
-        receipt = await self._threads.append(self._gateway.intake.one, name, data, about)
-        return json_answer(receipt, 200 if receipt.duplicate or receipt.dropped else 201)
+    async def _append_one(self, name: str, data: bytes, attributes: EventAttributes) -> Response:
+        receipt = await self._threads.append(self._gateway.ingest.append_one, name, data, attributes)
+        return json_response(receipt, 200 if receipt.duplicate or receipt.dropped else 201)
 
-    async def _many(self, name: str, data: bytes) -> Response:
-        receipts = await self._threads.append(self._gateway.intake.many, name, data)
-        answer = Appended(
+    async def _append_lines(self, name: str, data: bytes) -> Response:
+        receipts = await self._threads.append(self._gateway.ingest.append_lines, name, data)
+        document = AppendDocument(
             name,
             len(receipts),
             receipts.duplicates,
@@ -140,11 +156,11 @@ class _Events:
             receipts.partitions.tolist(),
             receipts.offsets.tolist(),
         )
-        return json_answer(answer, 200 if receipts.dropped else 201)
+        return json_response(document, 200 if receipts.dropped else 201)
 
     async def delete(self, name: str, key: str) -> Response:
         """Appends a tombstone; a key of several columns is a JSON array."""
-        return json_answer(await self._threads.append(self._gateway.intake.delete, name, key))
+        return json_response(await self._threads.append(self._gateway.ingest.delete, name, key))
 
     async def read(
         self,
@@ -160,18 +176,18 @@ class _Events:
         `start` and `stop` are "earliest", "latest", "end", an offset or a time; `partitions` such as 0,2.
         """
         accept = request.headers.get("accept", "")
-        wanted = await self._threads.read(Range.of, self._log, name, start, stop, partitions)
-        reader = wanted.reader(self._log, name)
+        range_ = await self._threads.read(ReadRange.parse, self._log, name, start, stop, partitions)
+        reader = range_.reader(self._log, name)
         if ARROW in accept:
             schema = (await self._threads.read(self._log.topic, name)).schema
-            return await self._streamed(arrow_stream(schema, iter(reader)), ARROW)
+            return await self._stream(arrow_stream(schema, iter(reader)), ARROW)
         if JSON in accept or CLOUD_EVENTS in accept:
-            most = min(limit or _PAGE, _LONGEST_PAGE)
-            page = await self._threads.read(_page, reader, most, clouds=CLOUD_EVENTS in accept)
+            most = min(limit or _PAGE_SIZE, _MAX_PAGE_SIZE)
+            page = await self._threads.read(_read_page, reader, most, clouds=CLOUD_EVENTS in accept)
             return Response(page, media_type=CLOUD_EVENTS if CLOUD_EVENTS in accept else JSON)
-        return await self._streamed(_lines(iter(reader), limit), NDJSON)
+        return await self._stream(_encode_lines(iter(reader), limit), NDJSON)
 
-    async def _streamed(self, chunks: Iterator[bytes], media: str) -> Response:
+    async def _stream(self, chunks: Iterator[bytes], media: str) -> Response:
         """The first chunk is made before the answer begins: until then an error has its own status."""
         first = await self._threads.read(next, chunks, _END)
 
@@ -184,10 +200,10 @@ class _Events:
         return StreamingResponse(rest(), media_type=media)
 
 
-def _lines(batches: Iterator[LogBatch], limit: int | None) -> Iterator[bytes]:
+def _encode_lines(batches: Iterator[LogBatch], limit: int | None) -> Iterator[bytes]:
     left = limit
     for batch in batches:
-        lines = [line for _, line in json_events(batch)][:left]
+        lines = [line for _, line in encode_events(batch)][:left]
         if lines:
             yield b"\n".join(lines) + b"\n"
         if left is not None:
@@ -196,12 +212,12 @@ def _lines(batches: Iterator[LogBatch], limit: int | None) -> Iterator[bytes]:
                 return
 
 
-def _page(reader: Reader, most: int, *, clouds: bool) -> bytes:
+def _read_page(reader: TopicReader, most: int, *, clouds: bool) -> bytes:
     """The first events, and from where to read on."""
     after = dict(reader.positions)
     begun = dict(reader.positions)
     found: list[Any] = []
-    for event, line in chain.from_iterable(json_events(batch) for batch in reader):
+    for event, line in chain.from_iterable(encode_events(batch) for batch in reader):
         if len(found) == most:
             break
         found.append(event.cloud_event() if clouds else msgspec.Raw(line))
@@ -212,10 +228,110 @@ def _page(reader: Reader, most: int, *, clouds: bool) -> bytes:
     return msgspec.json.encode(document)
 
 
-def _unsupported(kind: str) -> Exception:
-    return refused(
+def _media_type_error(kind: str) -> Exception:
+    return http_problem(
         415,
         f"a body of {kind or 'no type'} cannot be appended",
         detail=f"it can be {JSON}, {CLOUD_EVENT} or {NDJSON}",
         fix=f"-H 'Content-Type: {JSON}'",
     )
+
+
+# What one client may have on its way; a slow one stays at its offset in the log and costs no more than this.
+_MAX_BYTES: Final = 256 << 10
+_CHUNK_BYTES: Final = 64 << 10
+
+
+_FOLLOW_ROUTES: Final = (
+    Route(
+        "GET",
+        "/api/topics/{name}/follow",
+        "follow",
+        "Follow a topic as server-sent events",
+        body(None, EVENT_STREAM),
+        (UnknownTopicError, BadOffsetError, DataGoneError),
+    ),
+)
+
+
+def follow_routes(gateway: Gateway) -> APIRouter:
+    """The route of live events."""
+    return router_of(_FollowRoutes(gateway), "events", _FOLLOW_ROUTES)
+
+
+class _FollowRoutes:
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._log = gateway.log
+        self._threads = gateway.threads
+
+    async def follow(
+        self,
+        name: str,
+        start: str = "latest",
+        partitions: str | None = None,
+        resume: str | None = None,
+        last_event_id: Annotated[str | None, Header()] = None,
+    ) -> Response:
+        """Each event's `id` is the next offset of every partition, such as 0:13,1:7.
+
+        A client that sends it as Last-Event-ID or `resume` resumes there: nothing is left out or comes
+        twice. A stream without events sends a comment every 15 seconds.
+        """
+        wanted = await self._threads.read(ReadRange.parse, self._log, name, start, None, partitions)
+        positions = wanted.positions
+        known = last_event_id or resume
+        if known:
+            resumed = parse_positions(known)
+            positions = {partition: resumed.get(partition, offset) for partition, offset in positions.items()}
+        first = await self._threads.read(self._fetch, name, positions)
+        return StreamingResponse(self._stream(name, positions, first), media_type=EVENT_STREAM)
+
+    def _fetch(self, name: str, positions: dict[int, int]) -> list[LogBatch]:
+        return self._log.fetch(name, positions, max_bytes=_MAX_BYTES, timeout=0, waiter=None)
+
+    async def _stream(
+        self, name: str, positions: dict[int, int], batches: list[LogBatch]
+    ) -> AsyncIterator[bytes]:
+        yield b"retry: 1000\n: following\n\n"
+        notifier = self._gateway.notifier
+        try:
+            with await notifier.watch_topic(name) as subscription:
+                while not notifier.stopping:
+                    for batch in batches:
+                        for chunk in await self._threads.read(_encode_batch, batch, positions):
+                            yield chunk
+                        positions[batch.partition] = batch.next_offset
+                    change = subscription.next_change
+                    batches = await self._threads.read(self._fetch, name, positions)
+                    if not batches and not await notifier.wait(change, timeout=self._heartbeat):
+                        yield b": heartbeat\n\n"
+        except HeadwaterError as error:
+            yield b"event: problem\ndata: " + problem_bytes(error) + b"\n\n"
+
+    @property
+    def _heartbeat(self) -> float:
+        return self._gateway.limits.heartbeat.total_seconds()
+
+
+def _encode_batch(batch: LogBatch, positions: dict[int, int]) -> list[bytes]:
+    """The batch's events as text, in pieces of a bounded size."""
+    others = [(p, offset) for p, offset in sorted(positions.items()) if p != batch.partition]
+    before = _format_positions((p, offset) for p, offset in others if p < batch.partition)
+    after = _format_positions((p, offset) for p, offset in others if p > batch.partition)
+    head = b"id: " + before + (b"," if before else b"") + f"{batch.partition}:".encode()
+    tail = (b"," if after else b"") + after + b"\ndata: "
+    chunks: list[bytes] = []
+    lines: list[bytes] = []
+    size = 0
+    for event, document in encode_events(batch):
+        lines += (head, str(event.offset + 1).encode(), tail, document, b"\n\n")
+        size += len(document)
+        if size >= _CHUNK_BYTES:
+            chunks.append(b"".join(lines))
+            lines, size = [], 0
+    return [*chunks, b"".join(lines)] if lines else chunks
+
+
+def _format_positions(positions: Iterable[tuple[int, int]]) -> bytes:
+    return ",".join(f"{partition}:{offset}" for partition, offset in positions).encode()

@@ -1,4 +1,4 @@
-"""The path of our own clients: typed rows in, stored batches out, as the bytes of the log."""
+"""Routes of Headwater's own clients: typed rows in, stored batches out, as the bytes of the log."""
 
 from __future__ import annotations
 
@@ -20,41 +20,48 @@ from headwater.errors import (
     UnknownTopicError,
 )
 from headwater.events import Codec
-from headwater.log import Receipts, Rows
-from headwater.log.topic import OpenTopic
-from headwater.log.wire import FRAMES, RECEIPTS, pack_frames, pack_receipts, read_rows
-from headwater.server.edge.bodies import as_json, media_type
-from headwater.server.edge.problems import refused
-from headwater.server.forms.documents import Fetch
+from headwater.events.envelope import Receipts
+from headwater.log import WriteBatch
+from headwater.log.open_topic import OpenTopic
+from headwater.log.wire import (
+    FRAMES_MEDIA_TYPE,
+    RECEIPTS_MEDIA_TYPE,
+    pack_frames,
+    pack_receipts,
+    unpack_batch,
+)
 from headwater.server.gateway import Gateway
-from headwater.server.routes.openapi import Address, body, router_of
+from headwater.server.middleware import media_type, parse_json
+from headwater.server.problems import http_problem
+from headwater.server.routes.openapi import Route, body, router_of
+from headwater.server.serializers.documents import FetchRequest
 
 __all__ = ["GROUP_CHANGED", "routes"]
 
 GROUP_CHANGED: Final = "headwater-group-changed"
-_MOST_OF_A_PARTITION: Final = 16 << 20
-_MOST: Final = 32 << 20  # bytes of one answer, about
+_MAX_PARTITION_BYTES: Final = 16 << 20
+_MAX_BYTES: Final = 32 << 20  # bytes of one answer, about
 
 
-_ADDRESSES: Final = (
-    Address(
+_ROUTES: Final = (
+    Route(
         "POST",
         "/api/topics/{name}/frames",
         "append",
         "Append typed rows as one frame",
-        body(None, RECEIPTS),
+        body(None, RECEIPTS_MEDIA_TYPE),
         (UnknownTopicError, BadEventError, BadKeyError, TooLargeError, OverloadedError, DiskFullError),
-        takes=body(None, FRAMES),
+        request_body=body(None, FRAMES_MEDIA_TYPE),
         query={},
     ),
-    Address(
+    Route(
         "POST",
         "/api/topics/{name}/fetch",
         "fetch",
         "Fetch stored frames from offsets on; may wait for the first",
-        body(None, FRAMES),
+        body(None, FRAMES_MEDIA_TYPE),
         (UnknownTopicError, BadOffsetError, DataGoneError),
-        takes=body(Fetch),
+        request_body=body(FetchRequest),
         query={},
     ),
 )
@@ -62,10 +69,10 @@ _ADDRESSES: Final = (
 
 def routes(gateway: Gateway) -> APIRouter:
     """The routes of frames."""
-    return router_of(_Frames(gateway), "frames", _ADDRESSES)
+    return router_of(_FrameRoutes(gateway), "frames", _ROUTES)
 
 
-class _Frames:
+class _FrameRoutes:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._log = gateway.log
@@ -73,58 +80,60 @@ class _Frames:
 
     async def append(self, request: Request) -> Response:
         """With a producer and sequence in the frame's header a repeated send is told apart and not written again."""
-        if media_type(request) != FRAMES:
-            raise refused(
-                415, f"a body of {media_type(request) or 'no type'} is not a frame", detail=f"send {FRAMES}"
+        if media_type(request) != FRAMES_MEDIA_TYPE:
+            raise http_problem(
+                415,
+                f"a body of {media_type(request) or 'no type'} is not a frame",
+                detail=f"send {FRAMES_MEDIA_TYPE}",
             )
-        async with self._gateway.bodies.of(request, self._gateway.limits.frames) as data:
+        async with self._gateway.bodies.read(request, self._gateway.limits.frames) as data:
             name = request.path_params["name"]
             receipts = await self._threads.append(self._append, name, data)
-        return Response(pack_receipts(receipts), media_type=RECEIPTS)
+        return Response(pack_receipts(receipts), media_type=RECEIPTS_MEDIA_TYPE)
 
     def _append(self, name: str, data: bytes) -> Receipts:
-        topic = self._log.opened(name)
-        rows = read_rows(data, lambda version: _codec(topic, version))
-        _check_place(topic, rows)
+        topic = self._log.open_topic(name)
+        rows = unpack_batch(data, lambda version: _codec_for(topic, version))
+        _check_rows(topic, rows)
         return self._log.append(name, rows)
 
     async def fetch(self, request: Request) -> Response:
         """Frames of several partitions, at least one whole frame of each that has any, up to a bound for all.
 
-        A change of `group` ends the wait, too; the answer then has the header headwater-group-changed.
+        A change of `watch_group` ends the wait, too; the answer then has the header headwater-group-changed.
         """
-        async with self._gateway.bodies.of(request) as data:
-            wanted = as_json(data, Fetch)
+        async with self._gateway.bodies.read(request) as data:
+            wanted = parse_json(data, FetchRequest)
         name = request.path_params["name"]
-        left = self._gateway.waiting(wanted.wait)
+        left = self._gateway.cap_wait(wanted.wait)
         if not left:
-            return _answer(await self._threads.read(self._look, name, wanted))
+            return _frames_response(await self._threads.read(self._read_frames, name, wanted))
         return await self._fetch_waiting(name, wanted, time.monotonic() + left)
 
-    async def _fetch_waiting(self, name: str, wanted: Fetch, deadline: float) -> Response:
-        wakes = self._gateway.wakes
+    async def _fetch_waiting(self, name: str, wanted: FetchRequest, deadline: float) -> Response:
+        notifier = self._gateway.notifier
         with ExitStack() as stack:
-            watches = [stack.enter_context(await wakes.topic(name))]
+            subscriptions = [stack.enter_context(await notifier.watch_topic(name))]
             if wanted.group is not None:
-                watches.append(stack.enter_context(await wakes.group(wanted.group, name)))
-            changes = [watch.next for watch in watches]
+                subscriptions.append(stack.enter_context(await notifier.watch_group(wanted.group, name)))
+            changes = [watch.next_change for watch in subscriptions]
             while True:
-                changes[0] = watches[0].next
-                found = await self._threads.read(self._look, name, wanted)
+                changes[0] = subscriptions[0].next_change
+                found = await self._threads.read(self._read_frames, name, wanted)
                 left = deadline - time.monotonic()
-                if found or left <= 0 or not await wakes.wait(*changes, timeout=left):
-                    return _answer(found)
+                if found or left <= 0 or not await notifier.wait(*changes, timeout=left):
+                    return _frames_response(found)
                 if any(change.done() for change in changes[1:]):
-                    return _answer(b"", group_changed=True)
+                    return _frames_response(b"", group_changed=True)
 
-    def _look(self, name: str, wanted: Fetch) -> bytes:
-        topic = self._log.opened(name)
-        most = max(1, min(wanted.max_bytes, _MOST_OF_A_PARTITION))
+    def _read_frames(self, name: str, wanted: FetchRequest) -> bytes:
+        topic = self._log.open_topic(name)
+        most = max(1, min(wanted.max_bytes, _MAX_PARTITION_BYTES))
         found: list[bytes] = []
         size = 0
         for partition, offset in wanted.positions.items():
             _check_partition(topic, partition)
-            if size >= _MOST:
+            if size >= _MAX_BYTES:
                 break
             frames = topic.fetch(partition, offset, most)
             if frames:
@@ -133,12 +142,12 @@ class _Frames:
         return b"".join(found)
 
 
-def _answer(data: bytes, *, group_changed: bool = False) -> Response:
+def _frames_response(data: bytes, *, group_changed: bool = False) -> Response:
     headers: Mapping[str, str] = {GROUP_CHANGED: "true"} if group_changed else {}
-    return Response(data, headers=headers, media_type=FRAMES)
+    return Response(data, headers=headers, media_type=FRAMES_MEDIA_TYPE)
 
 
-def _codec(topic: OpenTopic, version: int) -> Codec:
+def _codec_for(topic: OpenTopic, version: int) -> Codec:
     if version > topic.definition.version:
         topic.reload()
     if not 1 <= version <= topic.definition.version:
@@ -147,7 +156,7 @@ def _codec(topic: OpenTopic, version: int) -> Codec:
     return topic.codec_of(version)
 
 
-def _check_place(topic: OpenTopic, rows: Rows) -> None:
+def _check_rows(topic: OpenTopic, rows: WriteBatch) -> None:
     if rows.partition is not None:
         _check_partition(topic, rows.partition)
     elif rows.producer and len(topic.partitions) > 1:

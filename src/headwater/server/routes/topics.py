@@ -1,4 +1,4 @@
-"""Topics: list, create, definition, schemas, ends, counts."""
+"""Routes of topics: list, create, definition, schemas, ends, counts."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from headwater.errors import (
     UnknownTopicError,
 )
 from headwater.events import DeviceClock, to_ddl
+from headwater.events.schema_export import from_arrow_base64, schema_document, to_json_schema
 from headwater.log import Overload, Retention, Topic
-from headwater.log.door.overload import WhenFull
-from headwater.server.edge.bodies import as_json
-from headwater.server.edge.problems import refused
-from headwater.server.forms.documents import (
+from headwater.log.topic import OPTION_NAMES, WhenFull
+from headwater.server.gateway import Gateway, json_response
+from headwater.server.middleware import parse_json
+from headwater.server.problems import http_problem
+from headwater.server.routes.openapi import Route, body, list_of, router_of
+from headwater.server.serializers.documents import (
     CountsDocument,
     DeviceClockDocument,
     EndsDocument,
-    Found,
     NewTopic,
+    OffsetDocument,
     OverloadDocument,
     RetentionDocument,
     SchemaDocument,
-    Sequences,
+    SequencesDocument,
     TopicDocument,
     TopicSummary,
     topic_document,
 )
-from headwater.server.forms.formats import resume_of, start_of
-from headwater.server.forms.schemas import from_arrow_text, json_schema, schema_document
-from headwater.server.gateway import Gateway, json_answer
-from headwater.server.routes.openapi import Address, body, listed, router_of
+from headwater.server.serializers.responses import parse_positions, parse_start
 from headwater.units import duration, size
 
 __all__ = ["routes"]
@@ -52,57 +52,57 @@ DDL = "text/plain"
 JSON_SCHEMA = "application/schema+json"
 
 
-_ONE = "/api/topics/{name}"
-_ADDRESSES = (
-    Address("GET", "/api/topics", "all", "List topics", listed("topics", TopicSummary)),
-    Address(
+_TOPIC_PATH = "/api/topics/{name}"
+_ROUTES = (
+    Route("GET", "/api/topics", "all", "List topics", list_of("topics", TopicSummary)),
+    Route(
         "POST",
         "/api/topics",
         "create",
         "Create a topic, or bring it up to a definition",
         body(TopicDocument),
         (BadNameError, BadTypeError, SchemaConflictError, TopicExistsError),
-        takes=body(NewTopic),
+        request_body=body(NewTopic),
     ),
-    Address("GET", _ONE, "get", "A topic's definition", body(TopicDocument), (UnknownTopicError,)),
-    Address(
+    Route("GET", _TOPIC_PATH, "get", "A topic's definition", body(TopicDocument), (UnknownTopicError,)),
+    Route(
         "GET",
-        f"{_ONE}/schema",
+        f"{_TOPIC_PATH}/schema",
         "schema",
         "A topic's type, newest or at a version",
         body(SchemaDocument) | body(None, JSON_SCHEMA) | body(None, ARROW_SCHEMA) | body(None, DDL),
         (UnknownTopicError,),
     ),
-    Address(
+    Route(
         "GET",
-        f"{_ONE}/ends",
+        f"{_TOPIC_PATH}/ends",
         "ends",
         "What each partition holds; may wait for a change",
-        listed("partitions", EndsDocument),
+        list_of("partitions", EndsDocument),
         (UnknownTopicError,),
     ),
-    Address(
+    Route(
         "GET",
-        f"{_ONE}/find",
+        f"{_TOPIC_PATH}/find",
         "find",
         "The offset of a start in a partition",
-        body(Found),
+        body(OffsetDocument),
         (UnknownTopicError, BadOffsetError, BadTimeError),
     ),
-    Address(
+    Route(
         "GET",
-        f"{_ONE}/counts",
+        f"{_TOPIC_PATH}/counts",
         "counts",
-        "What the topic's door decided",
+        "Append counters of the topic",
         body(CountsDocument),
         (UnknownTopicError,),
     ),
-    Address(
+    Route(
         "GET",
-        f"{_ONE}/sequences",
+        f"{_TOPIC_PATH}/sequences",
         "sequences",
         "Highest sequence of a producer per partition",
-        body(Sequences),
+        body(SequencesDocument),
         (UnknownTopicError,),
     ),
 )
@@ -110,10 +110,10 @@ _ADDRESSES = (
 
 def routes(gateway: Gateway) -> APIRouter:
     """The routes of topics."""
-    return router_of(_Topics(gateway), "topics", _ADDRESSES)
+    return router_of(_TopicRoutes(gateway), "topics", _ROUTES)
 
 
-class _Topics:
+class _TopicRoutes:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._log = gateway.log
@@ -121,9 +121,9 @@ class _Topics:
 
     async def all(self) -> Response:
         """All topics, with how many offsets they hold."""
-        return json_answer({"topics": await self._threads.read(self._summaries)})
+        return json_response({"topics": await self._threads.read(self._read_summaries)})
 
-    def _summaries(self) -> list[TopicSummary]:
+    def _read_summaries(self) -> list[TopicSummary]:
         summaries = []
         for name in self._log.topics():
             held = self._log.ends(name)
@@ -140,102 +140,107 @@ class _Topics:
 
     async def create(self, request: Request) -> Response:
         """Creates the topic; one that exists gets the given options and, if old events stay readable, the new type."""
-        async with self._gateway.bodies.of(request) as data:
-            wanted = as_json(data, NewTopic)
+        async with self._gateway.bodies.read(request) as data:
+            wanted = parse_json(data, NewTopic)
             topic = await self._threads.append(self._create, wanted)
-        return json_answer(topic_document(topic))
+        return json_response(topic_document(topic))
 
     def _create(self, wanted: NewTopic) -> Topic:
         most = self._gateway.limits.partitions
         if wanted.partitions is not UNSET and wanted.partitions > most:
             what = f"{wanted.partitions} partitions are more than the node serves"
             raise BadSettingError(what, detail=f"up to {most}", limit=most)
-        return self._log.create(declared(wanted))
+        return self._log.create(topic_from_request(wanted))
 
     async def get(self, name: str) -> Response:
         """Settings and newest type."""
-        return json_answer(topic_document(await self._threads.read(self._log.topic, name)))
+        return json_response(topic_document(await self._threads.read(self._log.topic, name)))
 
     async def schema(self, request: Request, name: str, version: int | None = None) -> Response:
         """As JSON with all forms; or, by the Accept header, JSON Schema, Spark DDL or an Arrow schema message."""
         topic = await self._threads.read(self._log.topic, name)
         number = topic.version if version is None else version
         if not 1 <= number <= topic.version:
-            raise refused(
+            raise http_problem(
                 404, f'topic "{name}" has no schema {number}', detail=f"it has 1 to {topic.version}"
             )
-        schema = (await self._threads.read(self._log.opened(name).codec_of, number)).schema
+        schema = (await self._threads.read(self._log.open_topic(name).codec_of, number)).schema
         accept = request.headers.get("accept", "")
         if ARROW_SCHEMA in accept:
             return Response(schema.serialize().to_pybytes(), media_type=ARROW_SCHEMA)
         if DDL in accept:
             return Response(to_ddl(schema), media_type=DDL)
         if JSON_SCHEMA in accept:
-            answer = json_answer(json_schema(schema, name))
+            answer = json_response(to_json_schema(schema, name))
             answer.headers["content-type"] = JSON_SCHEMA
             return answer
-        return json_answer(schema_document(schema, number, name))
+        return json_response(schema_document(schema, number, name))
 
     async def ends(
         self, name: str, known: str | None = None, wait: Annotated[float, Query(ge=0)] = 0
     ) -> Response:
         """With `known`, such as 0:13,1:7, waits up to `wait` seconds until an end is another one."""
         if known is None or not wait:
-            return json_answer({"partitions": await self._threads.read(self._log.ends, name)})
-        expected = resume_of(known)
-        with await self._gateway.wakes.topic(name) as watch:
-            deadline = time.monotonic() + self._gateway.waiting(wait)
+            return json_response({"partitions": await self._threads.read(self._log.ends, name)})
+        expected = parse_positions(known)
+        with await self._gateway.notifier.watch_topic(name) as subscription:
+            deadline = time.monotonic() + self._gateway.cap_wait(wait)
             while True:
-                change = watch.next
+                change = subscription.next_change
                 held = await self._threads.read(self._log.ends, name)
                 left = deadline - time.monotonic()
                 same = all(part.end == expected.get(part.partition, part.end) for part in held)
-                if not same or left <= 0 or not await self._gateway.wakes.wait(change, timeout=left):
-                    return json_answer({"partitions": held})
+                if not same or left <= 0 or not await self._gateway.notifier.wait(change, timeout=left):
+                    return json_response({"partitions": held})
 
     async def find(self, name: str, partition: int = 0, start: str = "earliest") -> Response:
         """`start` is "earliest", "latest", an offset, or a time such as 2026-01-01T00:00:00Z or -10m."""
-        offset = await self._threads.read(self._log.find, name, partition, start_of(start))
-        return json_answer(Found(partition, offset))
+        offset = await self._threads.read(self._log.find_offset, name, partition, parse_start(start))
+        return json_response(OffsetDocument(partition, offset))
 
     async def counts(self, name: str) -> Response:
         """Over all processes: offered = appended + duplicate + refused + dropped."""
-        return json_answer(CountsDocument(await self._threads.read(self._log.counts, name)))
+        return json_response(CountsDocument(await self._threads.read(self._log.counts, name)))
 
     async def sequences(self, name: str, producer: str) -> Response:
         """-1 where the producer has appended nothing."""
         found = await self._threads.read(self._log.last_sequences, name, producer)
-        return json_answer(Sequences(producer, found))
+        return json_response(SequencesDocument(producer, found))
 
 
-def declared(wanted: NewTopic) -> Topic:
+def topic_from_request(wanted: NewTopic) -> Topic:
     """The topic that a request describes, checked like one written in Python."""
-    schema = wanted.schema if isinstance(wanted.schema, str) else from_arrow_text(wanted.schema.arrow)
+    schema = wanted.schema if isinstance(wanted.schema, str) else from_arrow_base64(wanted.schema.arrow)
     options: dict[str, Any] = {}
-    for name in Topic.__dataclass_fields__:
-        value = getattr(wanted, name, UNSET)
+    for name in wanted.__struct_fields__:
+        value = getattr(wanted, name)
         if value is not UNSET and name not in ("name", "schema", "given"):
-            options[name] = _option(name, value)
+            options[OPTION_NAMES.get(name, name)] = _parse_option(name, value)
     topic = Topic.declare(wanted.name, schema, **options)
-    return topic if wanted.given is UNSET else replace(topic, given=topic.given & frozenset(wanted.given))
+    if wanted.given is UNSET:
+        return topic
+    given = frozenset(OPTION_NAMES.get(name, name) for name in wanted.given)
+    return replace(topic, given=topic.given & given)
 
 
-def _option(name: str, value: Any) -> Any:
+def _parse_option(name: str, value: Any) -> Any:
     if name in ("lateness", "idle", "ahead"):
-        return _span(value)
+        return _parse_duration(value)
     if isinstance(value, DeviceClockDocument):
-        return DeviceClock(value.column, value.sent, tuple(value.device), _span(value.limit))
+        return DeviceClock(value.column, value.sent, tuple(value.device), _parse_duration(value.limit))
     if isinstance(value, RetentionDocument):
-        return Retention(_span(value.time), None if value.size is None else size(value.size), value.force)
+        return Retention(
+            _parse_duration(value.time), None if value.size is None else size(value.size), value.force
+        )
     if isinstance(value, OverloadDocument):
         known = [policy.value for policy in WhenFull]
         if value.when_full not in known:
             what = f"unknown overload policy {value.when_full!r}"
             raise BadSettingError(what, detail=f"it can be: {', '.join(known)}")
-        return Overload(WhenFull(value.when_full), value.events, _span(value.timeout), value.one_in)
+        return Overload(WhenFull(value.when_full), value.events, _parse_duration(value.timeout), value.one_in)
     return value
 
 
-def _span(value: float | str | None) -> timedelta | None:
+def _parse_duration(value: float | str | None) -> timedelta | None:
     """Seconds, or text such as "10 minutes"."""
     return None if value is None else duration(value if isinstance(value, str) else f"{value:f} s")

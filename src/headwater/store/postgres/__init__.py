@@ -1,9 +1,10 @@
-"""The store in a PostgreSQL database: the same promises as the one in a file, for several machines.
+"""The store in a PostgreSQL database, shared by several machines; it implements the same protocol as the SQLite store.
 
-Commits come in through `PostgresStore` (store.py, upsert.py), readers look through `PostgresViews` (views.py), and SQL
-of users runs under a role that can only read (sandbox.py). columns.py alone knows how values are written.
+Commits come in through `PostgresStore` (`store`, `upsert`). Readers use `PostgresViewReader` (`views`). SQL of users
+runs under a role that can only read (`sandbox`). Only `columns` knows how values are stored.
 
-The schema `headwater` has our own tables and those of the views; `headwater_views` has each view under its name.
+The schema `headwater` has Headwater's own tables and the tables of the views; `headwater_views` has each view under its
+name.
 """
 
 try:
@@ -14,8 +15,8 @@ except ImportError as missing:
     raise MissingPackageError.of("PostgreSQL", "psycopg", "postgres", missing) from missing
 
 from headwater.store.postgres.store import PostgresStore
-from headwater.store.postgres.views import PostgresViews
+from headwater.store.postgres.views import PostgresViewReader
 
-__all__ = ["PostgresStore", "PostgresViews"]
+__all__ = ["PostgresStore", "PostgresViewReader"]
 
 del _driver

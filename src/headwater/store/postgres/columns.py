@@ -9,7 +9,7 @@
 | string, binary | text, in the order of its bytes; bytea |
 | timestamp, date | timestamptz, date |
 | window `w` | two columns `w.start` and `w.end` |
-| struct, list, map | jsonb (nested.py) |
+| struct, list, map | jsonb (`headwater.store.columns`) |
 
 Rows travel as CSV, which Arrow writes and reads in C++ and COPY takes. -0.0 is kept as 0.0, which equals it.
 """
@@ -25,11 +25,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
-from headwater.store.definition import ViewTable
-from headwater.store.nested import from_json, to_json
-from headwater.store.slots import MOMENT, days_of, moments_of, to_arrays
+from headwater.store.columns import TIMESTAMP, from_json, to_arrays, to_dates, to_json, to_timestamps
+from headwater.store.commit import ViewTable
 
-__all__ = ["arrays_of", "csv_of", "declared", "from_values", "key_texts", "written"]
+__all__ = ["column_type", "from_csv", "from_values", "key_literals", "to_csv", "to_csv_columns"]
 
 _INTEGERS = {
     "int8": "smallint",
@@ -41,11 +40,11 @@ _INTEGERS = {
 _INTEGERS |= {"uint32": "bigint", "int64": "bigint", "uint64": "numeric(20)"}
 
 
-def declared(kind: pa.DataType) -> str:
-    """The type PostgreSQL is told, in the words in which it tells it back.
+def column_type(kind: pa.DataType) -> str:
+    """Returns the PostgreSQL type, spelled as the server reports it.
 
     Example:
-        >>> declared(pa.decimal128(12, 2)), declared(pa.list_(pa.string())), declared(pa.int32())
+        >>> column_type(pa.decimal128(12, 2)), column_type(pa.list_(pa.string())), column_type(pa.int32())
         ('numeric(12,2)', 'jsonb', 'integer')
     """
     if pa.types.is_integer(kind):
@@ -54,10 +53,10 @@ def declared(kind: pa.DataType) -> str:
         return f"numeric({kind.precision},{kind.scale})"
     if pa.types.is_floating(kind):
         return "double precision" if kind == pa.float64() else "real"
-    return next(name for fits, name in _NAMES if fits(kind))
+    return next(name for fits, name in _TYPE_NAMES if fits(kind))
 
 
-_NAMES: tuple[tuple[Callable[[pa.DataType], bool], str], ...] = (
+_TYPE_NAMES: tuple[tuple[Callable[[pa.DataType], bool], str], ...] = (
     (pa.types.is_boolean, "boolean"),
     (pa.types.is_timestamp, "timestamp with time zone"),
     (pa.types.is_date, "date"),
@@ -71,20 +70,20 @@ _NAMES: tuple[tuple[Callable[[pa.DataType], bool], str], ...] = (
 # -- there ---------------------------------------------------------------------------------------------------------
 
 
-def written(table: ViewTable, rows: pa.Table) -> list[pa.Array]:
-    """The columns of these rows as Arrow can write them in CSV, slot by slot.
+def to_csv_columns(table: ViewTable, rows: pa.Table) -> list[pa.Array]:
+    """Returns the stored columns of these rows in types that Arrow can write as CSV.
 
     Raises:
         BadEventError: A time lies outside of the years 1 to 9999.
     """
-    return [_written(slot.kind, array, slot.name) for slot, array in to_arrays(table, rows)]
+    return [_to_csv_column(slot.kind, array, slot.name) for slot, array in to_arrays(table, rows)]
 
 
-def _written(kind: pa.DataType, array: pa.Array, name: str) -> pa.Array:
+def _to_csv_column(kind: pa.DataType, array: pa.Array, name: str) -> pa.Array:
     if pa.types.is_timestamp(kind):
-        return moments_of(array, name)
+        return to_timestamps(array, name)
     if pa.types.is_date(kind):
-        return days_of(array, name)
+        return to_dates(array, name)
     if pa.types.is_floating(kind):
         wide = array.cast(pa.float32()) if kind == pa.float16() else array
         return pc.add(wide, pa.scalar(0, wide.type))  # -0.0 and 0.0 are one key
@@ -97,24 +96,24 @@ def _written(kind: pa.DataType, array: pa.Array, name: str) -> pa.Array:
     return array
 
 
-def csv_of(columns: Sequence[pa.Array]) -> memoryview:
-    """Columns as CSV: nothing for a null, quotes around every text."""
+def to_csv(columns: Sequence[pa.Array]) -> memoryview:
+    """Returns columns as CSV: nothing for a null, quotes around every text."""
     sink = pa.BufferOutputStream()
     rows = pa.Table.from_arrays(list(columns), names=[str(number) for number in range(len(columns))])
     csv.write_csv(rows, sink, csv.WriteOptions(include_header=False))
     return memoryview(sink.getvalue())
 
 
-def key_texts(table: ViewTable, row: pa.Table) -> list[str | None]:
-    """The values of one row as PostgreSQL reads them in a literal, slot by slot."""
-    return [column.cast(pa.string())[0].as_py() for column in written(table, row)]
+def key_literals(table: ViewTable, row: pa.Table) -> list[str | None]:
+    """Returns the values of one row as PostgreSQL literals, one per stored column."""
+    return [column.cast(pa.string())[0].as_py() for column in to_csv_columns(table, row)]
 
 
 # -- and back ------------------------------------------------------------------------------------------------------
 
 
-def arrays_of(data: bytes | bytearray, kinds: Sequence[pa.DataType]) -> list[pa.Array]:
-    """The columns of CSV that PostgreSQL wrote."""
+def from_csv(data: bytes | bytearray, kinds: Sequence[pa.DataType]) -> list[pa.Array]:
+    """Returns the columns of CSV that PostgreSQL wrote."""
     names = [str(number) for number in range(len(kinds))]
     if not data:
         return [pa.array([], kind) for kind in kinds]
@@ -124,7 +123,7 @@ def arrays_of(data: bytes | bytearray, kinds: Sequence[pa.DataType]) -> list[pa.
         csv.ReadOptions(column_names=names, use_threads=False, block_size=min(len(data) + 1, 1 << 30)),
         csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),
         csv.ConvertOptions(
-            column_types={name: _parsed(kind) for name, kind in zip(names, kinds, strict=True)},
+            column_types={name: _csv_type(kind) for name, kind in zip(names, kinds, strict=True)},
             null_values=[""],
             strings_can_be_null=True,
             quoted_strings_can_be_null=False,
@@ -133,18 +132,18 @@ def arrays_of(data: bytes | bytearray, kinds: Sequence[pa.DataType]) -> list[pa.
         ),
     )
     columns = (column.combine_chunks() for column in found.columns)
-    return [_typed(column, kind) for column, kind in zip(columns, kinds, strict=True)]
+    return [_cast_column(column, kind) for column, kind in zip(columns, kinds, strict=True)]
 
 
-def _parsed(kind: pa.DataType) -> pa.DataType:
-    """What Arrow's reader of CSV can make of a column by itself; text, where it cannot."""
+def _csv_type(kind: pa.DataType) -> pa.DataType:
+    """Returns the type that Arrow's CSV reader can produce for a column, or text."""
     if pa.types.is_timestamp(kind):
-        return MOMENT
+        return TIMESTAMP
     plain = pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_decimal128(kind)
     return kind if plain or kind in (pa.float32(), pa.float64(), pa.date32()) else pa.string()
 
 
-def _typed(column: pa.Array, kind: pa.DataType) -> pa.Array:
+def _cast_column(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if pa.types.is_nested(kind):
         return from_json(column.to_pylist(), kind)
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
@@ -159,11 +158,11 @@ def _typed(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def from_values(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """A column out of values as a query answers them: times, decimals and nested values are text."""
+    """Returns a column from the values of a query result: times, decimals and nested values are text."""
     if pa.types.is_nested(kind):
         return from_json(values, kind)
     if pa.types.is_timestamp(kind):
-        return pa.array(values, pa.string()).cast(MOMENT).cast(kind)
+        return pa.array(values, pa.string()).cast(TIMESTAMP).cast(kind)
     if pa.types.is_decimal(kind) or pa.types.is_date(kind) or kind == pa.uint64():
         return pa.array([None if value is None else str(value) for value in values], pa.string()).cast(kind)
     return (

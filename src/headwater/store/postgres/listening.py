@@ -1,4 +1,4 @@
-"""Wait until something is written to the store, by any process on any machine: LISTEN and NOTIFY."""
+"""Notifier for writes to a PostgreSQL store by any process on any machine, with LISTEN and NOTIFY."""
 
 from __future__ import annotations
 
@@ -7,42 +7,42 @@ import time
 import psycopg
 
 from headwater.errors import UnreachableError
-from headwater.store.postgres.connection import Connections, PostgresSession
+from headwater.sql.postgres_pool import PostgresPool, PostgresSession
 
-__all__ = ["CHANNEL", "Listener"]
+__all__ = ["CHANNEL", "PostgresNotifier"]
 
 CHANNEL = "headwater"
-_AGAIN = 0.5  # seconds between two tries to reach a server that went away
+_RECONNECT_DELAY = 0.5  # seconds between attempts to reconnect
 
 
-class Listener:
-    """A wake-up on a connection of its own; `wait` returns when something was written since the last `wait`.
+class PostgresNotifier:
+    """A notifier on its own connection; `wait` returns when something was written since the last `wait`.
 
     While the server is away it goes on trying, and wakes once it is back: something may have been written meanwhile.
     """
 
-    def __init__(self, connections: Connections) -> None:
-        self._connections = connections
-        self._session: PostgresSession | None = self._opened()
+    def __init__(self, pool: PostgresPool) -> None:
+        self._pool = pool
+        self._session: PostgresSession | None = self._listen()
 
     def wait(self, timeout: float | None) -> bool:
-        """True as soon as something was written; False after `timeout` seconds without."""
+        """Returns True as soon as something was written, or False after `timeout` seconds."""
         end = None if timeout is None else time.monotonic() + timeout
         while True:
             left = None if end is None else max(0.0, end - time.monotonic())
             try:
                 if self._session is None:
-                    self._session = self._opened()
+                    self._session = self._listen()
                     return True
-                return self._heard(self._session, left)
+                return self._receive(self._session, left)
             except (psycopg.Error, UnreachableError):
                 self.close()
                 if left is not None and left <= 0:
                     return False
-                time.sleep(_AGAIN if left is None else min(_AGAIN, left))
+                time.sleep(_RECONNECT_DELAY if left is None else min(_RECONNECT_DELAY, left))
 
     def fileno(self) -> int | None:
-        """The descriptor that becomes readable on a change, for event loops; None while the server is away."""
+        """Returns the descriptor that becomes readable on a change, for event loops; None while disconnected."""
         return None if self._session is None else self._session.connection.fileno()
 
     def close(self) -> None:
@@ -51,14 +51,14 @@ class Listener:
             self._session.connection.close()
             self._session = None
 
-    def _opened(self) -> PostgresSession:
-        session = self._connections.open()
+    def _listen(self) -> PostgresSession:
+        session = self._pool.open()
         session.execute(f"LISTEN {CHANNEL}")
         return session
 
     @staticmethod
-    def _heard(session: PostgresSession, timeout: float | None) -> bool:
-        heard = any(True for _ in session.connection.notifies(timeout=timeout, stop_after=1))
-        if heard:  # those that came with it wake nobody again
+    def _receive(session: PostgresSession, timeout: float | None) -> bool:
+        received = any(True for _ in session.connection.notifies(timeout=timeout, stop_after=1))
+        if received:  # those that came with it wake nobody again
             any(False for _ in session.connection.notifies(timeout=0))
-        return heard
+        return received

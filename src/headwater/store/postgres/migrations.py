@@ -1,6 +1,6 @@
-"""The store's own tables, the steps that brought them to their present form, the system views, and who may read.
+"""Migrations of the store's own tables in PostgreSQL, its system views, and the reader role.
 
-A step is never edited once it was released: the next is added. The system views are made anew when their text changed.
+A released migration is never edited; a new one is added. The system views are recreated when their text has changed.
 """
 
 from __future__ import annotations
@@ -10,19 +10,18 @@ import hashlib
 from psycopg import errors as pg
 
 from headwater.errors import NewerFormatError
-from headwater.store.bookkeeping.state_view import KeyBytes
-from headwater.store.bookkeeping.system_views import system_views
-from headwater.store.postgres.connection import OWN, PostgresSession, quoted
+from headwater.sql.postgres_pool import TABLE_SCHEMA, PostgresSession, quote
+from headwater.store.system_views import KeySql, build_system_views
 
-__all__ = ["FORMAT", "READER", "SHOWN", "found_format", "migrate", "up_to_date"]
+__all__ = ["FORMAT", "READER_ROLE", "VIEW_SCHEMA", "is_up_to_date", "migrate_store", "read_format"]
 
-SHOWN = "headwater_views"
+VIEW_SCHEMA = "headwater_views"
 """The schema in which readers find each view under its name."""
-READER = "headwater_reader"
+READER_ROLE = "headwater_reader"
 """The role that may read the views and nothing else."""
-_TURN = 0x48573031  # the advisory lock of whoever changes the tables
+_MIGRATION_LOCK = 0x48573031  # the advisory lock of whoever changes the tables
 
-_ASIDES = """
+_SIDE_TABLE = """
 CREATE TABLE hw${shelf} (
     query text NOT NULL, topic text NOT NULL, partition bigint NOT NULL, "offset" bigint NOT NULL,
     occurred_at bigint NOT NULL, received_at bigint NOT NULL,
@@ -74,7 +73,7 @@ CREATE TABLE hw$views (
 CREATE UNIQUE INDEX views_by_lower_name ON hw$views (lower(name), version);
 
 CREATE TABLE hw$staged (name text PRIMARY KEY, query text NOT NULL, batch bigint NOT NULL);
-""" + "".join(_ASIDES.replace("{shelf}", shelf) for shelf in ("late", "quarantine", "skips"))
+""" + "".join(_SIDE_TABLE.replace("{shelf}", shelf) for shelf in ("late", "quarantine", "skips"))
 
 _SECOND = """
 ALTER TABLE hw$reports ADD COLUMN latency text NOT NULL DEFAULT '';
@@ -112,79 +111,81 @@ _STEPS = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH)
 FORMAT = len(_STEPS)
 
 
-def _moment(micros: str) -> str:
-    """SQL for the time that a count of microseconds means; exact up to the year 2255."""
+def _timestamp_sql(micros: str) -> str:
+    """Returns SQL for the time that a count of microseconds means; exact up to the year 2255."""
     return f"(timestamptz 'epoch' + ({micros}) * interval '1 microsecond')"
 
 
-_KEYS = KeyBytes(
-    digits=lambda bytes_: f"encode({bytes_}, 'hex')",
+_KEY_SQL = KeySql(
+    hex=lambda bytes_: f"encode({bytes_}, 'hex')",
     text=lambda bytes_: f"""(convert_from({bytes_}, 'UTF8') COLLATE "default")""",
-    number=lambda eight: f"(('x' || encode({eight}, 'hex'))::bit(64)::bigint # (-9223372036854775807 - 1))",
-    place=lambda bytes_, digits: f"position('\\x{digits}'::bytea IN {bytes_})",
-    moment=lambda micros: (
-        f"""to_char({_moment(micros)} AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')"""
+    integer=lambda eight: f"(('x' || encode({eight}, 'hex'))::bit(64)::bigint # (-9223372036854775807 - 1))",
+    position=lambda bytes_, digits: f"position('\\x{digits}'::bytea IN {bytes_})",
+    timestamp=lambda micros: (
+        f"""to_char({_timestamp_sql(micros)} AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')"""
     ),
     date=lambda days: f"(date '1970-01-01' + ({days})::int)::text",
 )
-_VIEWS = system_views(_moment, _KEYS)
+_VIEWS = build_system_views(_timestamp_sql, _KEY_SQL)
 _VIEWS_HASH = hashlib.sha256(repr(_VIEWS).encode()).hexdigest()[:16]
 
 
-def up_to_date(session: PostgresSession) -> bool:
-    """Whether the tables and system views have the present form."""
-    return found_format(session) == (FORMAT, _VIEWS_HASH)
+def is_up_to_date(session: PostgresSession) -> bool:
+    """Returns whether the tables and system views have the current format."""
+    return read_format(session) == (FORMAT, _VIEWS_HASH)
 
 
-def migrate(session: PostgresSession, place: str) -> None:
-    """Bring the tables to the present form; inside the caller's transaction, one process at a time.
+def migrate_store(session: PostgresSession, url: str) -> None:
+    """Migrate the tables to the current format, one process at a time; runs in the caller's transaction.
 
     Raises:
         NewerFormatError: A newer version of Headwater has written the store; nothing was touched.
     """
-    session.execute("SELECT pg_advisory_xact_lock(?)", (_TURN,))
-    found, _ = found_format(session)
+    session.execute("SELECT pg_advisory_xact_lock(?)", (_MIGRATION_LOCK,))
+    found, _ = read_format(session)
     if found > FORMAT:
         raise NewerFormatError(
             f"the store has format {found}, this version of Headwater knows {FORMAT}",
-            detail=place,
+            detail=url,
             fix="use the newer version of Headwater",
             format=found,
         )
     if not found:
-        session.execute(f"CREATE SCHEMA IF NOT EXISTS {OWN}")
-        session.execute(f"CREATE SCHEMA IF NOT EXISTS {SHOWN}")
+        session.execute(f"CREATE SCHEMA IF NOT EXISTS {TABLE_SCHEMA}")
+        session.execute(f"CREATE SCHEMA IF NOT EXISTS {VIEW_SCHEMA}")
         session.execute("CREATE TABLE hw$format (format integer NOT NULL, views text NOT NULL)")
         session.execute("INSERT INTO hw$format VALUES (0, '')")
     for step in _STEPS[found:]:
         for statement in filter(str.strip, step.split(";")):
             session.execute(statement)
     for name, text in _VIEWS.items():
-        session.execute(f"DROP VIEW IF EXISTS {SHOWN}.{name}")
-        session.execute(f"CREATE VIEW {SHOWN}.{name} AS {text}")
+        session.execute(f"DROP VIEW IF EXISTS {VIEW_SCHEMA}.{name}")
+        session.execute(f"CREATE VIEW {VIEW_SCHEMA}.{name} AS {text}")
     session.execute("UPDATE hw$format SET format = ?, views = ?", (FORMAT, _VIEWS_HASH))
-    _let_read(session)
+    _grant_reader(session)
 
 
-def found_format(session: PostgresSession) -> tuple[int, str]:
-    """The format of what is there: 0 when there is nothing."""
+def read_format(session: PostgresSession) -> tuple[int, str]:
+    """Returns the format of the existing tables; 0 if there are none."""
     if session.execute("SELECT to_regclass('hw$format')").fetchone() == (None,):
         return 0, ""
     format_, views = session.execute("SELECT format, views FROM hw$format").fetchone() or (0, "")
     return format_, views
 
 
-def _let_read(session: PostgresSession) -> None:
-    """Make the role that may read, if we may; else it is for an administrator to do (docs/postgres.md)."""
+def _grant_reader(session: PostgresSession) -> None:
+    """Create the reader role if permitted; otherwise an administrator must do it (docs/postgres.md)."""
     try:
         with session.connection.transaction():
-            if session.execute("SELECT 1 FROM pg_roles WHERE rolname = ?", (READER,)).fetchone() is None:
-                session.execute(f"CREATE ROLE {READER} NOLOGIN")
+            if session.execute("SELECT 1 FROM pg_roles WHERE rolname = ?", (READER_ROLE,)).fetchone() is None:
+                session.execute(f"CREATE ROLE {READER_ROLE} NOLOGIN")
             (me,) = session.execute("SELECT current_user").fetchone() or ("",)
-            session.execute(f"GRANT {READER} TO {quoted(me)}")
+            session.execute(f"GRANT {READER_ROLE} TO {quote(me)}")
     except (pg.InsufficientPrivilege, pg.DuplicateObject, pg.UniqueViolation):
-        if session.execute("SELECT 1 FROM pg_roles WHERE rolname = ?", (READER,)).fetchone() is None:
+        if session.execute("SELECT 1 FROM pg_roles WHERE rolname = ?", (READER_ROLE,)).fetchone() is None:
             return
-    session.execute(f"GRANT USAGE ON SCHEMA {SHOWN} TO {READER}")
-    session.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA {SHOWN} TO {READER}")
-    session.execute(f"ALTER DEFAULT PRIVILEGES IN SCHEMA {SHOWN} GRANT SELECT ON TABLES TO {READER}")
+    session.execute(f"GRANT USAGE ON SCHEMA {VIEW_SCHEMA} TO {READER_ROLE}")
+    session.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA {VIEW_SCHEMA} TO {READER_ROLE}")
+    session.execute(
+        f"ALTER DEFAULT PRIVILEGES IN SCHEMA {VIEW_SCHEMA} GRANT SELECT ON TABLES TO {READER_ROLE}"
+    )

@@ -1,4 +1,4 @@
-"""SQL of users: one SELECT under a role that can only read views, in a transaction that cannot write, within limits."""
+"""Runs SQL of users: one SELECT under a role that can only read views, in a read-only transaction with limits."""
 
 from __future__ import annotations
 
@@ -15,131 +15,131 @@ from psycopg import errors as pg
 from psycopg.types.string import TextLoader
 
 from headwater.errors import BadCredentialsError, BadQueryError, HeadwaterError
-from headwater.events.values import shown
-from headwater.store.bookkeeping.registry import current_tables
-from headwater.store.bookkeeping.system_views import SYSTEM_VIEWS
-from headwater.store.definition import ViewTable
-from headwater.store.postgres.connection import Connections, PostgresSession
-from headwater.store.postgres.migrations import READER, SHOWN
-from headwater.store.query import Answer, QueryLimits, ended, size_of
+from headwater.events.values import preview
+from headwater.sql.postgres_pool import PostgresPool, PostgresSession
+from headwater.store.commit import ViewTable
+from headwater.store.postgres.migrations import READER_ROLE, VIEW_SCHEMA
+from headwater.store.protocol import QueryLimits, SqlResult, limit_error, row_size
+from headwater.store.system_views import SYSTEM_VIEWS
+from headwater.store.view_registry import current_tables
 
-__all__ = ["Sandbox"]
+__all__ = ["PostgresSandbox"]
 
-_LOOK_EVERY = 0.02  # seconds between two looks whether the query was cancelled
-_AT_ONCE = 500  # rows fetched in one go
-_NUMERIC = 1700
-_MOMENT = re.compile(r"(\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d)(\.\d+)?\+00")
+_POLL_INTERVAL = 0.02  # seconds between checks for cancellation
+_FETCH_SIZE = 500  # rows fetched in one go
+_NUMERIC_OID = 1700
+_TIMESTAMP = re.compile(r"(\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d)(\.\d+)?\+00")
 Rows = list[tuple[Any, ...]]
 
 
-class Sandbox:
-    """One query's own transaction: open it, ask once, close it. A context manager.
+class PostgresSandbox:
+    """A separate transaction for one query; a context manager.
 
     Args:
-        connections: Where to.
-        limits: What the query may take.
-        cancel: Set it, from any thread, to end the query.
+        pool: Where to.
+        limits: The limits of the query.
+        cancel: An event that ends the query when set, from any thread.
         role: The role to read under; None when the login of the connections is such a one.
     """
 
     def __init__(
         self,
-        connections: Connections,
+        pool: PostgresPool,
         limits: QueryLimits,
         cancel: Event | None = None,
-        role: str | None = READER,
+        role: str | None = READER_ROLE,
     ) -> None:
         self._limits = limits
         self._cancel = cancel
         self._role = role
-        self._open = contextlib.ExitStack()
-        self._session: PostgresSession = self._open.enter_context(connections.session())
-        self._end = time.monotonic() + limits.time.total_seconds()
+        self._stack = contextlib.ExitStack()
+        self._session: PostgresSession = self._stack.enter_context(pool.session())
+        self._deadline = time.monotonic() + limits.time.total_seconds()
 
-    def __enter__(self) -> Sandbox:
+    def __enter__(self) -> PostgresSandbox:
         try:
             connection = self._session.connection
-            self._open.enter_context(connection.transaction(force_rollback=True))
+            self._stack.enter_context(connection.transaction(force_rollback=True))
             connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
         except BaseException:
-            self._open.close()
+            self._stack.close()
             raise
         return self
 
     def __exit__(self, *raised: Any) -> None:
-        self._open.__exit__(*raised)
+        self._stack.__exit__(*raised)
 
     def tables(self) -> list[ViewTable]:
-        """The views there are; before the query is asked."""
+        """Returns the existing views; call it before the query."""
         return current_tables(self._session)
 
-    def ask(self, text: str, parameters: Sequence[Any] = ()) -> Answer:
-        """The answer to one SELECT, cut off at the limits of rows and bytes.
+    def query(self, text: str, parameters: Sequence[Any] = ()) -> SqlResult:
+        """Returns the result of one SELECT, cut off at the limits of rows and bytes.
 
         Raises:
-            BadQueryError: The text is wrong, does what it may not, or takes too much.
+            BadQueryError: The text is invalid, uses something forbidden, or exceeds a limit.
         """
         rows: Rows = []
         size = 0
-        with self._running(text, parameters) as cursor:
+        with self._run(text, parameters) as cursor:
             columns = tuple(column.name for column in cursor.description or ())
             if len(columns) > self._limits.columns:
                 raise BadQueryError(
-                    f"the answer has {len(columns)} columns", text=shown(text), limit="columns"
+                    f"the answer has {len(columns)} columns", text=preview(text), limit="columns"
                 )
-            for part in self._parts(cursor, min(_AT_ONCE, self._limits.rows + 1)):
+            for part in self._chunks(cursor, min(_FETCH_SIZE, self._limits.rows + 1)):
                 for row in part:
-                    size += size_of(row)
+                    size += row_size(row)
                     if len(rows) == self._limits.rows or size > self._limits.size:
-                        return Answer(columns, rows, complete=False)
+                        return SqlResult(columns, rows, complete=False)
                     rows.append(row)
-        return Answer(columns, rows, complete=True)
+        return SqlResult(columns, rows, complete=True)
 
-    def each(self, text: str) -> Iterator[Rows]:
-        """All rows of one SELECT that we wrote around a user's condition, in lists of some thousands."""
-        with self._running(text, ()) as cursor:
-            yield from self._parts(cursor, 5_000)
+    def query_chunks(self, text: str) -> Iterator[Rows]:
+        """Yields all rows of a SELECT that Headwater wrote around a user's condition, in lists of some thousands."""
+        with self._run(text, ()) as cursor:
+            yield from self._chunks(cursor, 5_000)
 
-    def _parts(self, cursor: RawServerCursor[tuple[Any, ...]], count: int) -> Iterator[Rows]:
+    def _chunks(self, cursor: RawServerCursor[tuple[Any, ...]], count: int) -> Iterator[Rows]:
         whole = [
             number
             for number, column in enumerate(cursor.description or ())
-            if column.type_code == _NUMERIC and column.scale is None
+            if column.type_code == _NUMERIC_OID and column.scale is None
         ]
         while rows := cursor.fetchmany(count):
-            yield [_counted(row, whole) for row in rows] if whole else rows
-            if time.monotonic() > self._end:
-                raise ended(self._limits, "time")
+            yield [_restore_integers(row, whole) for row in rows] if whole else rows
+            if time.monotonic() > self._deadline:
+                raise limit_error(self._limits, "time")
 
     @contextlib.contextmanager
-    def _running(self, text: str, parameters: Sequence[Any]) -> Iterator[RawServerCursor[tuple[Any, ...]]]:
+    def _run(self, text: str, parameters: Sequence[Any]) -> Iterator[RawServerCursor[tuple[Any, ...]]]:
         connection = self._session.connection
-        self._confine(connection)
+        self._restrict(connection)
         cursor = RawServerCursor(connection, "answer")
-        cursor.adapters.register_loader("timestamptz", _Moment)
+        cursor.adapters.register_loader("timestamptz", _TimestampLoader)
         for kind in ("numeric", "date", "timestamp", "time", "interval", "uuid"):
             cursor.adapters.register_loader(kind, TextLoader)
-        over = Event()
-        watching = Thread(target=self._watch, args=(connection, over), daemon=True)
+        done = Event()
+        watcher = Thread(target=self._watch, args=(connection, done), daemon=True)
         if self._cancel is not None:
-            watching.start()
+            watcher.start()
         try:
             with cursor:
                 cursor.execute(text, list(parameters) or None)
                 yield cursor
         except psycopg.Error as error:
-            raise self._told(text, error) from None
+            raise self._translate_error(text, error) from None
         finally:
-            over.set()
+            done.set()
             if self._cancel is not None:
-                watching.join()
+                watcher.join()
 
-    def _confine(self, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
-        """From here on only views can be read, and not for long."""
+    def _restrict(self, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
+        """Restrict the transaction to reading views, with a statement timeout."""
         left = int(self._limits.time.total_seconds() * 1000)
         memory = max(64, min(self._limits.memory // 8 >> 10, 1 << 20))
         settings = f"""
-            SET LOCAL search_path = {SHOWN}, pg_catalog, pg_temp; SET LOCAL statement_timeout = {left};
+            SET LOCAL search_path = {VIEW_SCHEMA}, pg_catalog, pg_temp; SET LOCAL statement_timeout = {left};
             SET LOCAL work_mem = {memory}; SET LOCAL max_parallel_workers_per_gather = 0
         """
         connection.execute(settings)
@@ -152,36 +152,38 @@ class Sandbox:
                     fix=f"as an administrator: CREATE ROLE {self._role}; GRANT {self._role} TO CURRENT_USER",
                 ) from None
 
-    def _watch(self, connection: psycopg.Connection[tuple[Any, ...]], over: Event) -> None:
-        while not over.wait(_LOOK_EVERY):
+    def _watch(self, connection: psycopg.Connection[tuple[Any, ...]], done: Event) -> None:
+        while not done.wait(_POLL_INTERVAL):
             if self._cancel is not None and self._cancel.is_set():
                 with contextlib.suppress(psycopg.Error):
                     connection.cancel_safe(timeout=5)
 
-    def _told(self, text: str, error: psycopg.Error) -> HeadwaterError | psycopg.Error:
+    def _translate_error(self, text: str, error: psycopg.Error) -> HeadwaterError | psycopg.Error:
         if isinstance(error, pg.QueryCanceled):
-            return ended(self._limits, "cancelled" if self._cancel and self._cancel.is_set() else "time")
+            return limit_error(
+                self._limits, "cancelled" if self._cancel and self._cancel.is_set() else "time"
+            )
         if isinstance(error, psycopg.OperationalError) and not isinstance(error, pg.InsufficientResources):
             return error  # the connection's own trouble
         reason = str(error).partition("\n")[0]
         return BadQueryError(
             f"the query cannot be answered: {reason[:300]}",
-            detail=f"views are in the schema {SHOWN}; the system's own are {', '.join(SYSTEM_VIEWS)}",
-            text=shown(text),
+            detail=f"views are in the schema {VIEW_SCHEMA}; the system's own are {', '.join(SYSTEM_VIEWS)}",
+            text=preview(text),
         )
 
 
-class _Moment(TextLoader):
-    """Times as all stores answer them: `2026-01-01T00:00:00.000000Z`."""
+class _TimestampLoader(TextLoader):
+    """Loads times in the text form of all stores: `2026-01-01T00:00:00.000000Z`."""
 
     def load(self, data: Any) -> str:
         text = bytes(data).decode()
-        read = _MOMENT.fullmatch(text)
+        read = _TIMESTAMP.fullmatch(text)
         return text if read is None else f"{read[1]}T{read[2]}{(read[3] or '.'):0<7}Z"
 
 
-def _counted(row: tuple[Any, ...], whole: list[int]) -> tuple[Any, ...]:
-    """Sums of integers are integers; PostgreSQL makes numerics of them, which are text otherwise."""
+def _restore_integers(row: tuple[Any, ...], whole: list[int]) -> tuple[Any, ...]:
+    """Convert sums of integers back to integers; PostgreSQL returns them as numeric."""
     found = list(row)
     for number in whole:
         value = found[number]

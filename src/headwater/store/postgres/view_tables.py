@@ -1,41 +1,41 @@
-"""The tables of views in PostgreSQL: how they are made, and what readers see of them."""
+"""Tables of views in PostgreSQL: creation, promotion, and the SQL views that readers use."""
 
 from __future__ import annotations
 
 from headwater.errors import BadNameError, BadTypeError, SchemaConflictError
-from headwater.store.bookkeeping.registry import (
+from headwater.sql.postgres_pool import TABLE_SCHEMA, PostgresSession, quote
+from headwater.store.columns import storage_columns
+from headwater.store.commit import ViewTable
+from headwater.store.postgres.columns import column_type
+from headwater.store.postgres.migrations import VIEW_SCHEMA
+from headwater.store.view_registry import (
+    check_same_definition,
     check_table,
     find_table,
     make_current,
     register,
-    require_same,
     retire_older,
     table_name,
 )
-from headwater.store.definition import ViewTable
-from headwater.store.postgres.columns import declared
-from headwater.store.postgres.connection import OWN, PostgresSession, quoted
-from headwater.store.postgres.migrations import SHOWN
-from headwater.store.slots import slots
 
-__all__ = ["create_table", "require_columns", "swap_table", "table_of_version"]
+__all__ = ["check_columns", "create_table", "full_table_name", "promote_table"]
 
-_LONGEST = 63  # bytes of a name in PostgreSQL; it would cut off the rest without a word
+_MAX_NAME_BYTES = 63  # bytes of a name in PostgreSQL; it would cut off the rest without a word
 
 
-def table_of_version(table: ViewTable) -> str:
-    """The table of a version, for SQL text.
+def full_table_name(table: ViewTable) -> str:
+    """Returns the qualified name of a version's table, for SQL text.
 
     Example:
         >>> import pyarrow as pa
-        >>> table_of_version(ViewTable("revenue", 2, pa.schema([]), ()))
+        >>> full_table_name(ViewTable("revenue", 2, pa.schema([]), ()))
         'headwater."v2_revenue"'
     """
-    return f"{OWN}.{quoted(table_name(table))}"
+    return f"{TABLE_SCHEMA}.{quote(table_name(table))}"
 
 
 def create_table(session: PostgresSession, table: ViewTable) -> None:
-    """Make the table of a version, unless it is there; inside the caller's transaction.
+    """Create the table of a version if it is missing; runs in the caller's transaction.
 
     Raises:
         SchemaConflictError: The version, or a table of its name, is there with other columns.
@@ -44,62 +44,61 @@ def create_table(session: PostgresSession, table: ViewTable) -> None:
     _check_lengths(table)
     known = find_table(session, table.name, table.version)
     if known is not None:
-        require_same(known, table)
-        require_columns(session, table)
+        check_same_definition(known, table)
+        check_columns(session, table)
         return
-    _require_no_twin(session, table)
-    columns = slots(table)
-    described = ", ".join(f"{quoted(slot.name)} {_column_type(declared(slot.kind))}" for slot in columns)
-    keys = ", ".join(quoted(slot.name) for slot in columns if slot.column in table.key)
-    name, stem = table_of_version(table), table_name(table)
-    # Room in every page, so that a row that changes stays where the index says it is.
-    session.run(f"CREATE TABLE {name} ({described}) WITH (fillfactor = 85)")
-    session.run(f"CREATE UNIQUE INDEX {quoted(f'{stem}$key')} ON {name} ({keys}) NULLS NOT DISTINCT")
+    _check_no_case_variant(session, table)
+    columns = storage_columns(table)
+    described = ", ".join(f"{quote(slot.name)} {_with_collation(column_type(slot.kind))}" for slot in columns)
+    keys = ", ".join(quote(slot.name) for slot in columns if slot.view_column in table.key)
+    name, stem = full_table_name(table), table_name(table)
+    # Free space in every page, so that updates stay on the page (HOT) and the index need not change.
+    session.execute_raw(f"CREATE TABLE {name} ({described}) WITH (fillfactor = 85)")
+    session.execute_raw(f"CREATE UNIQUE INDEX {quote(f'{stem}$key')} ON {name} ({keys}) NULLS NOT DISTINCT")
     if table.window is not None:
-        session.run(f"CREATE INDEX {quoted(f'{stem}$end')} ON {name} ({quoted(f'{table.window}.end')})")
+        session.execute_raw(f"CREATE INDEX {quote(f'{stem}$end')} ON {name} ({quote(f'{table.window}.end')})")
     if register(session, table):
-        _show(session, table)
+        _replace_view(session, table)
 
 
-def swap_table(session: PostgresSession, name: str, version: int) -> None:
-    """Make a version current, fence the runners of older ones, drop their tables; inside the caller's transaction.
+def promote_table(session: PostgresSession, name: str, version: int) -> None:
+    """Make a version current, fence older runners and drop their tables; runs in the caller's transaction.
 
     Raises:
         UnknownViewError: There is no such version.
     """
-    table, older = retire_older(
-        session, name, version
-    )  # runners hold their epoch before their table, and so do we
-    _show(session, table)
-    for past in older:
-        session.run(f"DROP TABLE {table_of_version(past)}")
+    # Runners lock their epoch before their table; the same order here prevents deadlocks.
+    table, older = retire_older(session, name, version)
+    _replace_view(session, table)
+    for old in older:
+        session.execute_raw(f"DROP TABLE {full_table_name(old)}")
 
 
-def _show(session: PostgresSession, table: ViewTable) -> None:
+def _replace_view(session: PostgresSession, table: ViewTable) -> None:
     make_current(session, table)
-    view = f"{SHOWN}.{quoted(table.name)}"
-    names = ", ".join(quoted(slot.name) for slot in slots(table))
-    session.run(f"DROP VIEW IF EXISTS {view}")
-    session.run(f"CREATE VIEW {view} AS SELECT {names} FROM {table_of_version(table)}")
+    view = f"{VIEW_SCHEMA}.{quote(table.name)}"
+    names = ", ".join(quote(slot.name) for slot in storage_columns(table))
+    session.execute_raw(f"DROP VIEW IF EXISTS {view}")
+    session.execute_raw(f"CREATE VIEW {view} AS SELECT {names} FROM {full_table_name(table)}")
 
 
-def _column_type(kind: str) -> str:
-    """Text is compared by its bytes: as in SQLite, faster, and the same after an upgrade of the system's locales."""
+def _with_collation(kind: str) -> str:
+    """Compare text by bytes: as SQLite does, faster, and independent of the system's locales."""
     return 'text COLLATE "C"' if kind == "text" else kind
 
 
 def _check_lengths(table: ViewTable) -> None:
-    longest = _LONGEST - len(f"v{table.version}_$gone")
+    longest = _MAX_NAME_BYTES - len(f"v{table.version}_$gone")
     if len(table.name.encode()) > longest:
         what = f'"{table.name}" is too long for the name of a view in PostgreSQL'
         raise BadNameError(what, detail=f"at most {longest} bytes", view=table.name)
-    for slot in slots(table):
-        if len(slot.name.encode()) > _LONGEST:
+    for slot in storage_columns(table):
+        if len(slot.name.encode()) > _MAX_NAME_BYTES:
             what = f'"{slot.name}" is too long for the name of a column in PostgreSQL'
-            raise BadTypeError(what, detail=f"at most {_LONGEST} bytes", field=slot.name)
+            raise BadTypeError(what, detail=f"at most {_MAX_NAME_BYTES} bytes", field=slot.name)
 
 
-def _require_no_twin(session: PostgresSession, table: ViewTable) -> None:
+def _check_no_case_variant(session: PostgresSession, table: ViewTable) -> None:
     twin = "SELECT name FROM hw$views WHERE lower(name) = lower(?) AND name <> ?"
     found = session.execute(twin, (table.name, table.name)).fetchone()
     if found is not None:
@@ -107,8 +106,8 @@ def _require_no_twin(session: PostgresSession, table: ViewTable) -> None:
         raise BadNameError(what, view=table.name)
 
 
-def require_columns(session: PostgresSession, table: ViewTable) -> None:
-    """The table as the server has it: nobody has changed it behind our back.
+def check_columns(session: PostgresSession, table: ViewTable) -> None:
+    """Check that nobody has altered the table on the server.
 
     Raises:
         SchemaConflictError: Somebody has.
@@ -117,17 +116,17 @@ def require_columns(session: PostgresSession, table: ViewTable) -> None:
         SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute
         WHERE attrelid = to_regclass(?) AND attnum > 0 AND NOT attisdropped ORDER BY attnum
     """
-    there = session.execute(columns, (table_of_version(table),)).fetchall()
-    asked = [(slot.name, declared(slot.kind)) for slot in slots(table)]
+    there = session.execute(columns, (full_table_name(table),)).fetchall()
+    asked = [(slot.name, column_type(slot.kind)) for slot in storage_columns(table)]
     if there != asked:
         raise SchemaConflictError(
-            f"the table {table_of_version(table)} has other columns than view {table.name!r}",
-            detail=f"there: {_described(there)}\nasked: {_described(asked)}",
+            f"the table {full_table_name(table)} has other columns than view {table.name!r}",
+            detail=f"there: {_describe(there)}\nasked: {_describe(asked)}",
             fix="put the table back as it was, or build the view as the next version",
             view=table.name,
             version=table.version,
         )
 
 
-def _described(columns: list[tuple[str, str]]) -> str:
+def _describe(columns: list[tuple[str, str]]) -> str:
     return ", ".join(f"{name} {kind}" for name, kind in columns) or "no such table"

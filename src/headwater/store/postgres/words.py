@@ -1,7 +1,7 @@
-"""What a user's SQL may say, read as PostgreSQL reads it: before the server sees it, and beside what the server allows.
+"""Checks a user's SQL, tokenized as PostgreSQL does, in addition to the server's own permissions.
 
-The role that reads views has no right to anything else, but a session can leave a role by calling a function. So only
-functions on a list can be called, and no name of the server's own tables can be said.
+The reader role has no other rights, but a session can leave a role by calling a function. So only functions on a list
+can be called, and the server's own tables cannot be named.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from __future__ import annotations
 import re
 
 from headwater.errors import BadQueryError
-from headwater.events.values import shown
-from headwater.store.query import checked_condition
+from headwater.events.values import preview
+from headwater.store.protocol import check_condition
 
-__all__ = ["FUNCTIONS", "checked", "checked_where"]
+__all__ = ["ALLOWED_FUNCTIONS", "check_select", "check_where"]
 
 
-def _words(text: str) -> frozenset[str]:
+def _word_set(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-FUNCTIONS = _words(
+ALLOWED_FUNCTIONS = _word_set(
     """
     abs acos age array_agg array_length asin atan atan2 avg bit_length bool_and bool_or btrim cardinality cast ceil
     ceiling char_length coalesce concat concat_ws corr cos cot count covar_pop covar_samp cume_dist date_bin date_part
@@ -34,7 +34,7 @@ FUNCTIONS = _words(
     to_char to_date to_timestamp translate trim trunc unnest upper var_pop var_samp variance width_bucket
     """
 )
-_SYNTAX = _words(
+_KEYWORDS = _word_set(
     """
     all and any array as between bit by case char cube decimal distinct else except exists filter float from group
     grouping having ilike in intersect interval is join lateral like limit materialized not numeric offset on or order
@@ -42,7 +42,7 @@ _SYNTAX = _words(
     values varchar when where with within
     """
 )
-_PIECE = re.compile(
+_TOKEN = re.compile(
     r"""(?P<string> [eE]'(?:[^'\\]|\\.|'')*' | (?<![\w$])[bBxXnN]?'(?:[^']|'')*' )
     | (?P<dollars> \$(?P<tag>(?:[^\W\d]\w*)?)\$.*?\$(?P=tag)\$ )
     | (?P<name> "(?:[^"]|"")+" ) | (?P<comment> --[^\r\n]* | /\*(?:(?!/\*).)*?\*/ )
@@ -50,86 +50,92 @@ _PIECE = re.compile(
     | (?P<mark> ['"();$\\] | /\* | \[ ) | (?P<parameter> \? ) | (?P<space> \s+ ) | (?P<other> . )""",
     re.VERBOSE | re.DOTALL,
 )
-_CONDITION = re.compile(
+_CONDITION_TOKEN = re.compile(
     r"""[eE]'(?:[^'\\]|\\.|'')*' | '(?:[^']|'')*' | "(?:[^"]|"")*" | --[^\r\n]* | /\*(?:(?!/\*).)*?\*/
     | (?P<mark> ['"();$\\] | /\* | \[ )""",
     re.VERBOSE | re.DOTALL,
 )
-_SECRET = re.compile(
+_FORBIDDEN_NAME = re.compile(
     r"pg_|information_schema$|headwater$|current_|session_|user$|system_user$", re.IGNORECASE
 )
-_ALLOWED_WORDS = frozenset({"current_date", "current_timestamp", "current_time", "current_row"})
-_LONGEST = 100_000
+_ALLOWED_NAMES = frozenset({"current_date", "current_timestamp", "current_time", "current_row"})
+_MAX_LENGTH = 100_000
 
 
-def checked(text: str, parameters: int = 0) -> str:
-    """One query as the server is asked: each `?` is a numbered parameter, a semicolon at the end is left out.
+def check_select(text: str, parameters: int = 0) -> str:
+    """Returns the query for the server: each `?` becomes a numbered parameter, a final semicolon is removed.
 
     Example:
-        >>> checked("select n from totals where k = ?;", 1)
+        >>> check_select("select n from totals where k = ?;", 1)
         'select n from totals where k = $1'
 
     Raises:
         BadQueryError: It says what it may not.
     """
-    if not isinstance(text, str) or "\0" in text or len(text) > _LONGEST:
+    if not isinstance(text, str) or "\0" in text or len(text) > _MAX_LENGTH:
         raise BadQueryError(
-            f"a query is text of at most {_LONGEST:,} characters without NUL", text=shown(text)
+            f"a query is text of at most {_MAX_LENGTH:,} characters without NUL", text=preview(text)
         )
-    pieces = [piece for piece in _PIECE.finditer(text) if piece.lastgroup != "comment"]
-    meant = [piece for piece in pieces if piece.lastgroup != "space"]
-    if not meant:
-        raise BadQueryError("there is no query in the text", fix="write one SELECT", text=shown(text))
-    if meant[-1].group() == ";":
-        pieces = pieces[: pieces.index(meant.pop())]
-    for number, piece in enumerate(meant):
-        _check(
+    tokens = [piece for piece in _TOKEN.finditer(text) if piece.lastgroup != "comment"]
+    significant = [piece for piece in tokens if piece.lastgroup != "space"]
+    if not significant:
+        raise BadQueryError("there is no query in the text", fix="write one SELECT", text=preview(text))
+    if significant[-1].group() == ";":
+        tokens = tokens[: tokens.index(significant.pop())]
+    for number, piece in enumerate(significant):
+        _check_token(
             text,
             piece,
-            [other.group() for other in meant[max(0, number - 2) : number]],
-            meant[number + 1 : number + 2],
+            [other.group() for other in significant[max(0, number - 2) : number]],
+            significant[number + 1 : number + 2],
         )
     count = 0
     parts = []
-    for piece in pieces:
-        asked = piece.lastgroup == "parameter" and parameters > 0
-        count += asked
-        parts.append(f"${count}" if asked else piece.group())
+    for piece in tokens:
+        is_parameter = piece.lastgroup == "parameter" and parameters > 0
+        count += is_parameter
+        parts.append(f"${count}" if is_parameter else piece.group())
     return "".join(parts).strip()
 
 
-def _check(text: str, piece: re.Match[str], before: list[str], after: list[re.Match[str]]) -> None:
-    said = piece.group()
-    if piece.lastgroup in ("word", "name"):
-        name = said.strip('"').replace('""', '"') if piece.lastgroup == "name" else said.lower()
-        if _SECRET.match(name) and name not in _ALLOWED_WORDS:
+def _check_token(text: str, token: re.Match[str], before: list[str], after: list[re.Match[str]]) -> None:
+    text_of_token = token.group()
+    if token.lastgroup in ("word", "name"):
+        name = (
+            text_of_token.strip('"').replace('""', '"')
+            if token.lastgroup == "name"
+            else text_of_token.lower()
+        )
+        if _FORBIDDEN_NAME.match(name) and name not in _ALLOWED_NAMES:
             raise _refusal(text, f"{name} cannot be read")
-        if before[-1:] == ["&"] and piece.lastgroup == "name":
+        if before[-1:] == ["&"] and token.lastgroup == "name":
             raise _refusal(text, "names are written as they are")
         if not after or after[0].group() != "(":
             return
-        calls = name in FUNCTIONS and before[-1:] != ["."]
-        if not calls and (piece.lastgroup == "name" or name not in _SYNTAX) and not _defines(before):
+        calls = name in ALLOWED_FUNCTIONS and before[-1:] != ["."]
+        if not calls and (token.lastgroup == "name" or name not in _KEYWORDS) and not _is_definition(before):
             raise _refusal(text, f"the function {name} cannot be used")
-    elif said in ("'", '"', ";", "$", "\\", "/*"):
-        raise _refusal(text, "it is more than one query" if said == ";" else f"{said} is never closed")
+    elif text_of_token in ("'", '"', ";", "$", "\\", "/*"):
+        raise _refusal(
+            text, "it is more than one query" if text_of_token == ";" else f"{text_of_token} is never closed"
+        )
 
 
-def _defines(before: list[str]) -> bool:
-    """A name after WITH, a comma or AS, with its columns in parentheses: `with c(x) as (...)`, `as t(a, b)`."""
+def _is_definition(before: list[str]) -> bool:
+    """Returns whether a name with columns in parentheses is a definition: `with c(x) as (...)`, `as t(a, b)`."""
     return bool(before) and before[-1].lower() in ("with", "recursive", "as")
 
 
 def _refusal(text: str, reason: str) -> BadQueryError:
-    return BadQueryError(f"the query cannot be answered: {reason}", text=shown(text))
+    return BadQueryError(f"the query cannot be answered: {reason}", text=preview(text))
 
 
-def checked_where(text: str) -> str:
-    """A condition that can stand in parentheses, and says nothing it may not.
+def check_where(text: str) -> str:
+    """Check a condition: it can stand in parentheses and uses only permitted names.
 
     Raises:
         BadQueryError: It closes them and goes on behind, or says what it may not.
     """
-    checked_condition(text, _CONDITION)
-    checked(text)
+    check_condition(text, _CONDITION_TOKEN)
+    check_select(text)
     return text

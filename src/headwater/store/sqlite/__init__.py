@@ -1,10 +1,10 @@
-"""The store in a SQLite file: nothing to install, nothing to run.
+"""The store in a SQLite file, which needs no server.
 
-Commits come in through `SqliteStore` (store.py, upsert.py), readers look through `Views` (views.py), and SQL
-of users runs in the sub-room `sandbox`. columns.py alone knows how values are written.
+Commits come in through `SqliteStore` (`store`, `upsert`). Readers use `SqliteViewReader` (`views`). SQL of users runs
+in `sandbox`. Only `columns` knows how values are stored.
 """
 
 from headwater.store.sqlite.store import SqliteStore
-from headwater.store.sqlite.views import Views
+from headwater.store.sqlite.views import SqliteViewReader
 
-__all__ = ["SqliteStore", "Views"]
+__all__ = ["SqliteStore", "SqliteViewReader"]

@@ -9,7 +9,7 @@
 | timestamp | TEXT such as `2026-01-01T00:00:00.000000Z`, which sorts as time does |
 | date | TEXT such as `2026-01-01` |
 | window `w` | two columns `w.start` and `w.end` |
-| struct, list, map | TEXT as JSON (nested.py) |
+| struct, list, map | TEXT as JSON (`headwater.store.columns`) |
 
 Zero has no sign in SQLite: -0.0 comes back as 0.0, which equals it.
 """
@@ -27,22 +27,31 @@ import pyarrow.compute as pc
 
 from headwater.errors import BadEventError
 from headwater.events import integers_of
-from headwater.store.definition import ViewTable
-from headwater.store.nested import from_json, to_json
-from headwater.store.slots import MOMENT, Slot, days_of, from_arrays, moments_of, slots, to_arrays
+from headwater.store.columns import (
+    TIMESTAMP,
+    StoredColumn,
+    from_arrays,
+    from_json,
+    storage_columns,
+    to_arrays,
+    to_dates,
+    to_json,
+    to_timestamps,
+)
+from headwater.store.commit import ViewTable
 
-__all__ = ["declared", "from_slots", "to_slots"]
+__all__ = ["column_type", "decode_columns", "encode_columns"]
 
-_LARGEST = 2**63 - 1
-
-
-def declared(slot: Slot) -> str:
-    """The type SQLite is told."""
-    return _form(slot.kind).declared
+_MAX_INTEGER = 2**63 - 1
 
 
-def to_slots(table: ViewTable, rows: pa.Table) -> list[list[Any]]:
-    """The values SQLite gets, column by column.
+def column_type(slot: StoredColumn) -> str:
+    """Returns the declared SQLite type."""
+    return _codec(slot.kind).sql_type
+
+
+def encode_columns(table: ViewTable, rows: pa.Table) -> list[list[Any]]:
+    """Returns the values for SQLite, column by column.
 
     Args:
         table: The view.
@@ -51,13 +60,14 @@ def to_slots(table: ViewTable, rows: pa.Table) -> list[list[Any]]:
     Raises:
         BadEventError: A time lies outside of the years 1 to 9999, or an integer does not fit in 64 bits with a sign.
     """
-    return [_form(slot.kind).encode(array, slot.name) for slot, array in to_arrays(table, rows)]
+    return [_codec(slot.kind).encode(array, slot.name) for slot, array in to_arrays(table, rows)]
 
 
-def from_slots(table: ViewTable, columns: Sequence[Sequence[Any]]) -> pa.Table:
-    """The columns of a view from what SQLite held, in the order of `slots`."""
+def decode_columns(table: ViewTable, columns: Sequence[Sequence[Any]]) -> pa.Table:
+    """Returns the columns of a view from SQLite's values, in the order of `storage_columns`."""
     decoded = [
-        _form(slot.kind).decode(values, slot.kind) for slot, values in zip(slots(table), columns, strict=True)
+        _codec(slot.kind).decode(values, slot.kind)
+        for slot, values in zip(storage_columns(table), columns, strict=True)
     ]
     return from_arrays(table, decoded)
 
@@ -66,8 +76,8 @@ def from_slots(table: ViewTable, columns: Sequence[Sequence[Any]]) -> pa.Table:
 
 
 @dataclass(frozen=True)
-class _Form:
-    declared: str
+class _ColumnCodec:
+    sql_type: str
     encode: Callable[[pa.Array, str], list[Any]]
     decode: Callable[[Sequence[Any], pa.DataType], pa.Array]
 
@@ -80,8 +90,8 @@ def _encode_plain(array: pa.Array, _: str) -> list[Any]:
 
 def _encode_unsigned(array: pa.Array, name: str) -> list[Any]:
     values: list[Any] = array.to_pylist()
-    if any(value is not None and value > _LARGEST for value in values):
-        what = f'column "{name}" holds a number above {_LARGEST}'
+    if any(value is not None and value > _MAX_INTEGER for value in values):
+        what = f'column "{name}" holds a number above {_MAX_INTEGER}'
         detail = "SQLite has no larger integer; PostgreSQL keeps it"
         raise BadEventError(what, detail=detail, fix="cast it to decimal(20,0)", field=name)
     return values
@@ -124,20 +134,20 @@ def _decode_text(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     return pa.array(values, pa.string()).cast(kind)
 
 
-def _encode_moment(array: pa.Array, name: str) -> list[Any]:
-    plain = moments_of(array, name).cast(pa.string())
+def _encode_timestamp(array: pa.Array, name: str) -> list[Any]:
+    plain = to_timestamps(array, name).cast(pa.string())
     found: list[Any] = pc.binary_replace_slice(
         pc.binary_replace_slice(plain, 10, 11, "T"), 26, 26, "Z"
     ).to_pylist()
     return found
 
 
-def _decode_moment(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    return pa.array(values, pa.string()).cast(MOMENT).cast(kind)
+def _decode_timestamp(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    return pa.array(values, pa.string()).cast(TIMESTAMP).cast(kind)
 
 
-def _encode_day(array: pa.Array, name: str) -> list[Any]:
-    found: list[Any] = days_of(array, name).cast(pa.string()).to_pylist()
+def _encode_date(array: pa.Array, name: str) -> list[Any]:
+    found: list[Any] = to_dates(array, name).cast(pa.string()).to_pylist()
     return found
 
 
@@ -145,23 +155,23 @@ def _encode_nested(array: pa.Array, _: str) -> list[Any]:
     return to_json(array)
 
 
-_PLAIN = _Form("INTEGER", _encode_plain, _decode_plain)
-_FORMS: tuple[tuple[Callable[[pa.DataType], bool], _Form], ...] = (
-    (pa.types.is_boolean, _Form("INTEGER", _encode_bool, _decode_bool)),
-    (pa.types.is_uint64, _Form("INTEGER", _encode_unsigned, _decode_plain)),
+_PLAIN = _ColumnCodec("INTEGER", _encode_plain, _decode_plain)
+_CODECS: tuple[tuple[Callable[[pa.DataType], bool], _ColumnCodec], ...] = (
+    (pa.types.is_boolean, _ColumnCodec("INTEGER", _encode_bool, _decode_bool)),
+    (pa.types.is_uint64, _ColumnCodec("INTEGER", _encode_unsigned, _decode_plain)),
     (pa.types.is_integer, _PLAIN),
-    (pa.types.is_floating, _Form("REAL", _encode_float, _decode_float)),
-    (pa.types.is_string, _Form("TEXT", _encode_plain, _decode_plain)),
-    (pa.types.is_large_string, _Form("TEXT", _encode_plain, _decode_plain)),
-    (pa.types.is_timestamp, _Form("TEXT", _encode_moment, _decode_moment)),
-    (pa.types.is_decimal, _Form("TEXT", _encode_decimal, _decode_text)),
-    (pa.types.is_date, _Form("TEXT", _encode_day, _decode_text)),
-    (pa.types.is_binary, _Form("BLOB", _encode_plain, _decode_plain)),
-    (pa.types.is_large_binary, _Form("BLOB", _encode_plain, _decode_plain)),
-    (pa.types.is_null, _Form("TEXT", _encode_plain, _decode_plain)),
-    (pa.types.is_nested, _Form("TEXT", _encode_nested, from_json)),
+    (pa.types.is_floating, _ColumnCodec("REAL", _encode_float, _decode_float)),
+    (pa.types.is_string, _ColumnCodec("TEXT", _encode_plain, _decode_plain)),
+    (pa.types.is_large_string, _ColumnCodec("TEXT", _encode_plain, _decode_plain)),
+    (pa.types.is_timestamp, _ColumnCodec("TEXT", _encode_timestamp, _decode_timestamp)),
+    (pa.types.is_decimal, _ColumnCodec("TEXT", _encode_decimal, _decode_text)),
+    (pa.types.is_date, _ColumnCodec("TEXT", _encode_date, _decode_text)),
+    (pa.types.is_binary, _ColumnCodec("BLOB", _encode_plain, _decode_plain)),
+    (pa.types.is_large_binary, _ColumnCodec("BLOB", _encode_plain, _decode_plain)),
+    (pa.types.is_null, _ColumnCodec("TEXT", _encode_plain, _decode_plain)),
+    (pa.types.is_nested, _ColumnCodec("TEXT", _encode_nested, from_json)),
 )
 
 
-def _form(kind: pa.DataType) -> _Form:
-    return next(form for fits, form in _FORMS if fits(kind))
+def _codec(kind: pa.DataType) -> _ColumnCodec:
+    return next(form for fits, form in _CODECS if fits(kind))

@@ -1,4 +1,4 @@
-"""Connections to the store's file: how they are opened, and what SQLite's errors mean in our words."""
+"""Connections to the store's SQLite file, and translation of SQLite's errors."""
 
 from __future__ import annotations
 
@@ -7,33 +7,35 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
-from headwater import sqlite_file
 from headwater.errors import TooLargeError
-from headwater.sqlite_file import BUSY
-from headwater.store.bookkeeping.outbox import LARGEST
+from headwater.sql import sqlite_file
+from headwater.sql.sqlite_file import BUSY_TIMEOUT
+from headwater.store.transaction import MAX_OUTBOX_BYTES
 
-__all__ = ["connect", "quoted", "reading", "transaction", "translated"]
+__all__ = ["open_reader", "open_writer", "quote", "transaction", "translate_store_errors"]
 
 
-def quoted(name: str) -> str:
-    """An identifier for SQL text; every name that comes from outside goes through here.
+def quote(name: str) -> str:
+    """Quote an identifier for SQL text; every name from outside passes through here.
 
     Example:
-        >>> print(quoted("revenue"), quoted('a"b'))
+        >>> print(quote("revenue"), quote('a"b'))
         "revenue" "a""b"
     """
     return '"' + name.replace('"', '""') + '"'
 
 
-def connect(path: Path) -> sqlite3.Connection:
-    """A connection that writes: synced at every commit, readers never wait for it.
+def open_writer(path: Path) -> sqlite3.Connection:
+    """Open a connection for writing: it syncs at every commit, and readers never wait for it.
 
     Raises:
         NotWritableError: The file cannot be made or written.
         DamagedError: The file is not a database.
     """
-    with translated(path):
-        connection = sqlite3.connect(path, timeout=BUSY, isolation_level=None, check_same_thread=False)
+    with translate_store_errors(path):
+        connection = sqlite3.connect(
+            path, timeout=BUSY_TIMEOUT, isolation_level=None, check_same_thread=False
+        )
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA temp_store = MEMORY")
@@ -42,13 +44,16 @@ def connect(path: Path) -> sqlite3.Connection:
         return connection
 
 
-def reading(path: Path, *, still: bool = False) -> sqlite3.Connection:
-    """A connection that cannot write; of a file that nobody has open, `still` keeps it from making files beside it."""
-    with translated(path):
+def open_reader(path: Path, *, immutable: bool = False) -> sqlite3.Connection:
+    """Opens a read-only connection.
+
+    `immutable` is for a file that no process has open: SQLite then creates no -wal and -shm files beside it.
+    """
+    with translate_store_errors(path):
         connection = sqlite3.connect(
-            f"{path.absolute().as_uri()}?mode=ro{'&immutable=1' if still else ''}",
+            f"{path.absolute().as_uri()}?mode=ro{'&immutable=1' if immutable else ''}",
             uri=True,
-            timeout=BUSY,
+            timeout=BUSY_TIMEOUT,
             isolation_level=None,
             check_same_thread=False,
         )
@@ -58,8 +63,8 @@ def reading(path: Path, *, still: bool = False) -> sqlite3.Connection:
 
 @contextlib.contextmanager
 def transaction(connection: sqlite3.Connection, path: Path) -> Iterator[None]:
-    """Everything inside is there together or not at all; other writers wait from its beginning on."""
-    with translated(path):
+    """Run the block in one transaction; other writers wait from its beginning."""
+    with translate_store_errors(path):
         connection.execute("BEGIN IMMEDIATE")
         try:
             yield
@@ -71,13 +76,13 @@ def transaction(connection: sqlite3.Connection, path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def translated(path: Path) -> Iterator[None]:
-    """Errors of SQLite as ours, a batch that it cannot hold among them."""
+def translate_store_errors(path: Path) -> Iterator[None]:
+    """Translate SQLite's errors, including that of a batch that is too large for it."""
     try:
-        with sqlite_file.translated(path, "store"):
+        with sqlite_file.translate_sqlite_errors(path, "store"):
             yield
     except sqlite3.Error as error:
         if getattr(error, "sqlite_errorcode", 0) != sqlite3.SQLITE_TOOBIG:
             raise
         what = "a batch is too large for the store"
-        raise TooLargeError(what, fix="use smaller batches", limit=LARGEST) from error
+        raise TooLargeError(what, fix="use smaller batches", limit=MAX_OUTBOX_BYTES) from error

@@ -1,17 +1,30 @@
-"""The store's own tables, and the steps that brought them to their present form.
+"""Migrations of the store's own tables in SQLite, its system views, and read-only inspection.
 
-Their names begin with `hw$`, which no view's name can. A step is never edited once it was released: the next is added.
-The system views are not part of it; they are made anew whenever a store is opened for writing (system_views.py).
+Names of own tables begin with `hw$`, which no view's name can. A released migration is never edited; a new one is
+added. The system views are not part of the migrations; they are recreated when their text has changed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from pathlib import Path
 
-from headwater.sqlite_file import bring_up
+from headwater.sql.sqlite_file import apply_migrations
+from headwater.store.protocol import StoreInspection
+from headwater.store.sqlite.connection import open_reader, translate_store_errors
+from headwater.store.system_views import KeySql, build_system_views
+from headwater.store.view_registry import current_tables
 
-__all__ = ["FORMAT", "migrate", "up_to_date"]
+__all__ = [
+    "FORMAT",
+    "SYSTEM_TABLES",
+    "create_system_views",
+    "has_system_views",
+    "inspect_sqlite",
+    "is_up_to_date",
+    "migrate_store",
+]
 
 _FIRST = """
 CREATE TABLE hw$epochs (query TEXT PRIMARY KEY, epoch INTEGER NOT NULL) WITHOUT ROWID;
@@ -111,15 +124,87 @@ _STEPS = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH)
 FORMAT = len(_STEPS)
 
 
-def up_to_date(connection: sqlite3.Connection) -> bool:
-    """Whether the tables have the present form."""
+def is_up_to_date(connection: sqlite3.Connection) -> bool:
+    """Returns whether the tables have the current format."""
     return bool(connection.execute("PRAGMA user_version").fetchone() == (FORMAT,))
 
 
-def migrate(connection: sqlite3.Connection, path: Path) -> None:
-    """Bring the tables to the present form; inside the caller's transaction.
+def migrate_store(connection: sqlite3.Connection, path: Path) -> None:
+    """Migrate the tables to the current format; runs in the caller's transaction.
 
     Raises:
         NewerFormatError: A newer version of Headwater has written the store; nothing was touched.
     """
-    bring_up(connection, path, "store", _STEPS)
+    apply_migrations(connection, path, "store", _STEPS)
+
+
+def inspect_sqlite(folder: Path) -> StoreInspection:
+    """Inspect the store in a folder, which need not exist.
+
+    Example:
+        >>> inspect_sqlite(Path("nowhere")).format
+        0
+    """
+    path = folder / "store.db"
+    if not path.exists():
+        return StoreInspection(0, FORMAT)
+    immutable = not path.with_name("store.db-wal").exists()
+    with (
+        translate_store_errors(path),
+        contextlib.closing(open_reader(path, immutable=immutable)) as connection,
+    ):
+        (format_,) = connection.execute("PRAGMA user_version").fetchone()
+        views = current_tables(connection) if 0 < format_ <= FORMAT else []
+        return StoreInspection(format_, FORMAT, {table.name: table for table in views})
+
+
+_SOURCE_TABLES = ("ledger", "totals", "late", "quarantine", "reports", "views", "spaces", "state", "kept")
+SYSTEM_TABLES = tuple(f"hw${name}" for name in _SOURCE_TABLES)
+"""The tables behind them."""
+
+
+def _timestamp_sql(micros: str) -> str:
+    """Returns SQL for the text of a count of microseconds, rounded down also before 1970."""
+    rest = f"((({micros}) % 1000000 + 1000000) % 1000000)"
+    seconds = f"((({micros}) - {rest}) / 1000000)"
+    return f"(strftime('%Y-%m-%dT%H:%M:%S', {seconds}, 'unixepoch') || printf('.%06dZ', {rest}))"
+
+
+def _integer_sql(eight: str) -> str:
+    """Returns SQL that decodes eight bytes with inverted sign bit to an integer, from their hex digits."""
+    digit = f"(instr('0123456789ABCDEF', substr(hex({eight}), {{}}, 1)) - 1)"
+    first = f"({digit.format(1)} - 8) * {1 << 60}"
+    others = (f"{digit.format(position)} * {1 << 64 - 4 * position}" for position in range(2, 17))
+    return f"({first} + {' + '.join(others)})"
+
+
+_KEY_SQL = KeySql(
+    hex=lambda bytes_: f"lower(hex({bytes_}))",
+    text=lambda bytes_: f"CAST({bytes_} AS text)",
+    integer=_integer_sql,
+    position=lambda bytes_, digits: f"instr({bytes_}, x'{digits}')",
+    timestamp=_timestamp_sql,
+    date=lambda days: f"date({days} * 86400, 'unixepoch')",
+)
+_DEFINITIONS = build_system_views(_timestamp_sql, _KEY_SQL, ordered_join="CROSS JOIN")
+
+
+def has_system_views(connection: sqlite3.Connection) -> bool:
+    """Returns whether all system views have their present text."""
+    return not _stale_views(connection)
+
+
+def create_system_views(connection: sqlite3.Connection) -> None:
+    """Recreate the system views whose text has changed; runs in the caller's transaction."""
+    for name in _stale_views(connection):
+        connection.execute(f"DROP VIEW IF EXISTS {name}")
+        connection.execute(_create_statement(name))
+
+
+def _stale_views(connection: sqlite3.Connection) -> list[str]:
+    found = dict(connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'view'").fetchall())
+    return [name for name in _DEFINITIONS if found.get(name) != _create_statement(name)]
+
+
+def _create_statement(name: str) -> str:
+    return f"CREATE VIEW {name} AS {_DEFINITIONS[name].strip()}"

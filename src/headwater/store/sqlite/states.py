@@ -1,4 +1,4 @@
-"""What operators remember, in SQLite: one table of entries, in order of space, key and name."""
+"""Operator state in SQLite: one table of entries, ordered by space, key and name."""
 
 from __future__ import annotations
 
@@ -7,45 +7,47 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Final
 
-from headwater.store.bookkeeping.spaces import find_space, make_space
-from headwater.store.definition import StateWrite
+from headwater.store.commit import StateWrite
+from headwater.store.state_table import ensure_space, find_space
 
-__all__ = ["SqliteStates", "write_states"]
+__all__ = ["SqliteStateStore", "write_states"]
 
-_SIZES: Final = (2048, 128, 8, 1)
+_CHUNK_SIZES: Final = (2048, 128, 8, 1)
 """How many entries one statement asks for: few different statements, so that each is prepared once."""
 
 
-class SqliteStates:
-    """The state of one query; implements `headwater.store.States`.
+class SqliteStateStore:
+    """The operator state of one query; implements `headwater.store.StateStore`.
 
     Args:
-        reading: Gives the connection for a while.
+        open_session: Gives the connection for a while.
         query: Whose state.
     """
 
-    def __init__(self, reading: Callable[[], AbstractContextManager[sqlite3.Connection]], query: str) -> None:
-        self._reading = reading
+    def __init__(
+        self, open_session: Callable[[], AbstractContextManager[sqlite3.Connection]], query: str
+    ) -> None:
+        self._open_session = open_session
         self._query = query
 
     def values(self, space: str, keys: Sequence[bytes], names: Sequence[bytes]) -> list[bytes | None]:
-        """The values of many entries, in the order asked for; None where there is none."""
+        """Returns the values of many entries, in the order requested; None for a missing entry."""
         found: dict[tuple[bytes, bytes], bytes] = {}
-        with self._reading() as connection:
+        with self._open_session() as connection:
             number = find_space(connection, self._query, space)
             if number is None:
                 return [None] * len(keys)
             for start, size in _chunks(len(keys)):
-                sought = [part for pair in zip(keys[start : start + size], names[start : start + size], strict=True)
+                parameters = [part for pair in zip(keys[start : start + size], names[start : start + size], strict=True)
                           for part in pair]  # fmt: skip
-                for key, name, value in connection.execute(_sought(size), (*sought, number)):
+                for key, name, value in connection.execute(_values_query(size), (*parameters, number)):
                     found[key, name] = value
         return [found.get(pair) for pair in zip(keys, names, strict=True)]
 
-    def below(self, space: str, keys: Sequence[bytes]) -> dict[bytes, dict[bytes, bytes]]:
-        """All entries of these keys, by key, then by name in order."""
+    def entries(self, space: str, keys: Sequence[bytes]) -> dict[bytes, dict[bytes, bytes]]:
+        """Returns all entries of these keys, by key, then in order of name."""
         found: dict[bytes, dict[bytes, bytes]] = {}
-        with self._reading() as connection:
+        with self._open_session() as connection:
             number = find_space(connection, self._query, space)
             for start, size in _chunks(len(keys) if number is not None else 0):
                 marks = ", ".join("?" * size)
@@ -55,10 +57,10 @@ class SqliteStates:
         return found
 
     def scan(
-        self, space: str, key: bytes, low: bytes, high: bytes | None, most: int | None, *, backwards: bool
+        self, space: str, key: bytes, low: bytes, high: bytes | None, limit: int | None, *, backwards: bool
     ) -> list[tuple[bytes, bytes]]:
-        """Entries of one key with names from `low` up to, not including, `high`, at most so many."""
-        with self._reading() as connection:
+        """Returns entries of one key with names in `[low, high)`, at most `limit` of them."""
+        with self._open_session() as connection:
             number = find_space(connection, self._query, space)
             if number is None:
                 return []
@@ -70,14 +72,14 @@ class SqliteStates:
             """
             bounds = () if high is None else (high,)
             return connection.execute(
-                query, (number, key, low, *bounds, -1 if most is None else most)
+                query, (number, key, low, *bounds, -1 if limit is None else limit)
             ).fetchall()
 
 
 def write_states(connection: sqlite3.Connection, query: str, writes: Sequence[StateWrite]) -> None:
-    """Change what operators remember; inside the caller's transaction."""
+    """Write changes of operator state; runs in the caller's transaction."""
     for write in writes:
-        number = make_space(connection, query, write.space, write.kinds)
+        number = ensure_space(connection, query, write.space, write.kinds)
         entries = sorted(write)  # neighbours share a page
         put = [entry for entry in entries if entry[2] is not None]
         connection.executemany(f"INSERT OR REPLACE INTO hw$state VALUES ({number}, ?, ?, ?, ?)", put)
@@ -88,7 +90,7 @@ def write_states(connection: sqlite3.Connection, query: str, writes: Sequence[St
             )
 
 
-def _sought(size: int) -> str:
+def _values_query(size: int) -> str:
     pairs = ", ".join(["(?, ?)"] * size)
     return f"""
         WITH sought(key, name) AS (VALUES {pairs})
@@ -98,14 +100,14 @@ def _sought(size: int) -> str:
 
 
 def _chunks(count: int) -> Iterator[tuple[int, int]]:
-    """Where each statement begins, and how many entries it asks for.
+    """Returns the start of each statement and the number of entries it reads.
 
     Example:
         >>> list(_chunks(138))
         [(0, 128), (128, 8), (136, 1), (137, 1)]
     """
     start = 0
-    for size in _SIZES:
+    for size in _CHUNK_SIZES:
         while count - start >= size:
             yield start, size
             start += size

@@ -1,4 +1,4 @@
-"""Views in SQLite as readers see them. Reads never wait for a commit."""
+"""Reads views in SQLite; reads never wait for a commit."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from typing import Any
 
 import pyarrow as pa
 
-from headwater.log.wakeup import Waiter
-from headwater.store.bookkeeping.registry import current_table, current_tables, table_name
-from headwater.store.definition import ViewTable
-from headwater.store.query import Answer, QueryLimits, checked_condition
-from headwater.store.slots import slots
-from headwater.store.sqlite.columns import to_slots
-from headwater.store.sqlite.connection import quoted, reading, translated
-from headwater.store.sqlite.sandbox import Sandbox
+from headwater.log.notifier import Waiter
+from headwater.store.columns import storage_columns
+from headwater.store.commit import ViewTable
+from headwater.store.protocol import QueryLimits, SqlResult, check_condition
+from headwater.store.sqlite.columns import encode_columns
+from headwater.store.sqlite.connection import open_reader, quote, translate_store_errors
+from headwater.store.sqlite.sandbox import SqliteSandbox
 from headwater.store.sqlite.store import SqliteStore
-from headwater.store.sqlite.upsert import table_of
-from headwater.store.view_reader import ViewReader, key_row, one_of, sorting
+from headwater.store.sqlite.upsert import rows_to_table
+from headwater.store.view_registry import current_table, current_tables, table_name
+from headwater.store.views.view_reader import ViewReader, find_view, key_table, sort_column
 
-__all__ = ["Views"]
+__all__ = ["SqliteViewReader"]
 
-_READS = QueryLimits(time=timedelta(seconds=30), memory=1 << 30, cell=64 << 20, columns=2_000)
-_IDLE = 4  # connections kept for the next reader
+_READ_LIMITS = QueryLimits(time=timedelta(seconds=30), memory=1 << 30, cell=64 << 20, columns=2_000)
+_MAX_IDLE = 4  # connections kept for the next reader
 
 
-class Views(ViewReader):
-    """The views in a SQLite file, for reading; may be used from several threads.
+class SqliteViewReader(ViewReader):
+    """Reads the views in a SQLite file; thread-safe.
 
     Args:
         store: Where they are.
@@ -40,7 +40,7 @@ class Views(ViewReader):
         >>> from pathlib import Path
         >>> store = SqliteStore(Path(tempfile.mkdtemp()))
         >>> store.create(ViewTable("totals", 1, pa.schema([("k", pa.string()), ("n", pa.int64())]), ("k",)))
-        >>> views = Views(store)
+        >>> views = SqliteViewReader(store)
         >>> views.names(), views.rows("totals"), views.sql("select count(*) as n from totals").rows
         (['totals'], [], [(0,)])
         >>> views.close(); store.close()
@@ -50,7 +50,7 @@ class Views(ViewReader):
         self._store = store
         self._path = store.path
         self._idle: list[sqlite3.Connection] = []
-        self._lock = Lock()
+        self._lock = Lock()  # guards only the list of idle connections, never a query
 
     def sql(
         self,
@@ -59,73 +59,75 @@ class Views(ViewReader):
         *,
         limits: QueryLimits | None = None,
         cancel: Event | None = None,
-    ) -> Answer:
-        """The answer to one SELECT over views and system views, as SQLite has it; see `ViewReader.sql`."""
-        with Sandbox(self._path, QueryLimits() if limits is None else limits, cancel) as sandbox:
-            return sandbox.ask(text, parameters)
+    ) -> SqlResult:
+        """Returns the result of one SELECT over views and system views, in SQLite's SQL; see `ViewReader.sql`."""
+        with SqliteSandbox(self._path, QueryLimits() if limits is None else limits, cancel) as sandbox:
+            return sandbox.query(text, parameters)
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         with self._lock:
             while self._idle:
                 self._idle.pop().close()
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
-    def _plain(self, name: str, key: Any, limit: int | None) -> pa.Table:
+    def _read_rows(self, name: str, key: Any, limit: int | None) -> pa.Table:
         with self._session() as connection:
-            table = current_table(connection, name) or one_of(current_tables(connection), name)
-            columns = ", ".join(quoted(slot.name) for slot in slots(table))
-            same, values = ("", []) if key is None else _condition(table, key_row(table, key))
-            query = f"SELECT {columns} FROM {quoted(table_name(table))} {same} LIMIT ?"
+            table = current_table(connection, name) or find_view(current_tables(connection), name)
+            columns = ", ".join(quote(slot.name) for slot in storage_columns(table))
+            same, values = ("", []) if key is None else _key_condition(table, key_table(table, key))
+            query = f"SELECT {columns} FROM {quote(table_name(table))} {same} LIMIT ?"
             found = connection.execute(query, (*values, -1 if limit is None else limit)).fetchall()
-            return table_of(table, found)
+            return rows_to_table(table, found)
 
-    def _sought(
+    def _query_rows(
         self, name: str, where: str | None, order: Sequence[str], limit: int | None, cancel: Event | None
     ) -> pa.Table:
-        with Sandbox(self._path, _READS, cancel) as sandbox:
-            table = one_of(sandbox.tables, name)
-            columns = slots(table)
-            parts = ["SELECT", ", ".join(quoted(slot.name) for slot in columns), "FROM", quoted(table.name)]
+        with SqliteSandbox(self._path, _READ_LIMITS, cancel) as sandbox:
+            table = find_view(sandbox.tables, name)
+            columns = storage_columns(table)
+            parts = ["SELECT", ", ".join(quote(slot.name) for slot in columns), "FROM", quote(table.name)]
             if where is not None:
-                parts += ["WHERE (\n", checked_condition(where), "\n)"]
+                parts += ["WHERE (\n", check_condition(where), "\n)"]
             if order:
-                parts += ["ORDER BY", ", ".join(_ordering(table, column) for column in order)]
+                parts += ["ORDER BY", ", ".join(_order_by(table, column) for column in order)]
             parts.append("LIMIT ?")
-            asked = sandbox.each(" ".join(parts), (-1 if limit is None else limit,))
-            return pa.concat_tables([table.schema.empty_table(), *(table_of(table, rows) for rows in asked)])
+            chunks = sandbox.query_chunks(" ".join(parts), (-1 if limit is None else limit,))
+            return pa.concat_tables(
+                [table.schema.empty_table(), *(rows_to_table(table, rows) for rows in chunks)]
+            )
 
     def _watch(self) -> Waiter:
         return self._store.watch()
 
     @contextlib.contextmanager
     def _session(self) -> Iterator[sqlite3.Connection]:
-        """A connection that sees one state of the store until it is given back."""
+        """Yields a connection that sees one snapshot of the store."""
         with self._lock:
             connection = self._idle.pop() if self._idle else None
-        connection = reading(self._path) if connection is None else connection
+        connection = open_reader(self._path) if connection is None else connection
         try:
-            with translated(self._path):
+            with translate_store_errors(self._path):
                 connection.execute("BEGIN")
                 yield connection
         finally:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             with self._lock:
-                keep = len(self._idle) < _IDLE
+                keep = len(self._idle) < _MAX_IDLE
                 if keep:
                     self._idle.append(connection)
             if not keep:
                 connection.close()
 
 
-def _condition(table: ViewTable, row: pa.Table) -> tuple[str, list[Any]]:
-    names = [slot.name for slot in slots(table) if slot.column in table.key]
-    condition = " AND ".join(f"{quoted(name)} IS ?" for name in names)
-    return f"WHERE {condition}", [column[0] for column in to_slots(table, row)]
+def _key_condition(table: ViewTable, row: pa.Table) -> tuple[str, list[Any]]:
+    names = [slot.name for slot in storage_columns(table) if slot.view_column in table.key]
+    condition = " AND ".join(f"{quote(name)} IS ?" for name in names)
+    return f"WHERE {condition}", [column[0] for column in encode_columns(table, row)]
 
 
-def _ordering(table: ViewTable, column: str) -> str:
-    name, descending = sorting(table, column)
-    return f"{quoted(name)} DESC" if descending else quoted(name)
+def _order_by(table: ViewTable, column: str) -> str:
+    name, descending = sort_column(table, column)
+    return f"{quote(name)} DESC" if descending else quote(name)

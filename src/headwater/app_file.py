@@ -1,0 +1,98 @@
+"""Loads the app that a user's file defines: checks the file, imports it as a module, and finds its `App`."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+
+from headwater.app import App
+from headwater.errors import BadAppError, HeadwaterError, SourceLocation
+
+__all__ = ["check_app_file", "load_app", "module_name"]
+
+
+def load_app(path: str | Path) -> App:
+    """Returns the app that a Python file defines.
+
+    The file runs as a module: what stands under `if __name__ == "__main__"` does not. Its folder is on the path, so it
+    may import its neighbours.
+
+    Raises:
+        BadAppError: The file is missing, does not run, or defines no app, or several.
+    """
+    module = _import_file(check_app_file(path))
+    apps = {id(value): (name, value) for name, value in vars(module).items() if isinstance(value, App)}
+    if not apps:
+        raise BadAppError(f"{path} defines no app", fix='app = hw.App("shop")', path=str(path))
+    if len(apps) > 1:
+        names = ", ".join(name for name, _ in apps.values())
+        what = f"{path} defines {len(apps)} apps: {names}"
+        raise BadAppError(what, detail="one file is one app", fix="keep one of them", path=str(path))
+    return next(iter(apps.values()))[1]
+
+
+def check_app_file(path: str | Path) -> Path:
+    """Check that a file exists and is Python, without running it.
+
+    Raises:
+        BadAppError: The file is missing or has a syntax error.
+    """
+    file = Path(path)
+    if not file.is_file():
+        near = sorted(name.name for name in file.parent.glob("*.py"))[:5]
+        detail = f"files here: {', '.join(near)}" if near else "there is no Python file in that folder"
+        raise BadAppError(f"no file {str(path)!r}", detail=detail, fix="headwater run app.py", path=str(path))
+    try:
+        compile(file.read_bytes(), str(file.absolute()), "exec")
+    except (SyntaxError, ValueError) as error:
+        raise _load_error(file, error) from error
+    return file
+
+
+def module_name(file: Path) -> str:
+    """Returns the name under which an app's file is a module of this process, and of no other.
+
+    Example:
+        >>> module_name(Path("shop/orders.py"))
+        'headwater_app_orders'
+    """
+    return f"headwater_app_{file.stem}"
+
+
+def _import_file(file: Path) -> ModuleType:
+    name = module_name(file)
+    spec = importlib.util.spec_from_file_location(name, file.absolute())
+    if spec is None or spec.loader is None:
+        raise BadAppError(f"{file} is not a Python file", fix="headwater run app.py", path=str(file))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # type hints of the user's classes are looked up there
+    sys.path.insert(0, str(file.absolute().parent))
+    try:
+        spec.loader.exec_module(module)
+    except HeadwaterError:
+        raise
+    except Exception as error:
+        raise _load_error(file, error) from error
+    return module
+
+
+def _load_error(file: Path, error: Exception) -> BadAppError:
+    kind = type(error).__name__
+    if isinstance(error, SyntaxError):
+        line = (error.text or "").strip()
+        location = SourceLocation.at(error.filename or str(file), error.lineno or 1, line)
+        return BadAppError(f"{file} has a syntax error: {error.msg}", location=location, path=str(file))
+    frames = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file.absolute())
+    ]
+    found = frames[-1] if frames else None
+    location = (
+        SourceLocation.at(found.filename, found.lineno or 1, found.line or "")
+        if found
+        else SourceLocation(str(file), 1)
+    )
+    what = f"{file} cannot be loaded: {kind}: {error}".rstrip(": ")
+    return BadAppError(what, fix=f"python {file}", location=location, path=str(file))

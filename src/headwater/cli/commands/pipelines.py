@@ -1,0 +1,207 @@
+"""The commands `backfill`, `late` and `replay`: rebuild a view, show late and quarantined events, re-run batches."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from headwater.cli.formatting import format_count, format_time, plural
+from headwater.cli.options import DEFAULTS, Options, engine_folder, open_client
+from headwater.cli.output import Column, Output, Progress
+from headwater.errors import UnknownViewError, UsageError
+from headwater.events import Codec
+
+if TYPE_CHECKING:
+    from headwater.client import Client
+
+__all__ = [
+    "backfill",
+    "late",
+    "replay",
+]
+
+_EVENT_COLUMNS = [
+    Column("PIPELINE", "pipeline"),
+    Column("TOPIC", "topic"),
+    Column("PARTITION", "partition", right=True),
+    Column("OFFSET", "offset", right=True),
+    Column("OCCURRED AT", "occurred_at", format_time),
+    Column("RECEIVED AT", "received_at", format_time),
+    Column("REASON", "reason"),
+    Column("VALUE", "value"),
+]
+
+
+def late(
+    pipeline: str | None = None,
+    /,
+    *,
+    quarantine: Annotated[bool, Parameter(negative="", show_default=False)] = False,
+    limit: Annotated[int, Parameter(name=["--limit", "-n"])] = 100,
+    to: str | None = None,
+    options: Options = DEFAULTS,
+) -> int:
+    """Print events that came late, or that could not be used, or send them again.
+
+    Each is shown with its reason: how late it was, or the error that it caused. The newest come first.
+
+    With `--to` they are sent to a topic instead: to the one they came from, once the code that failed is
+    mended, or to another one that a pipeline of its own reads. Each is sent once, however often the command
+    is given.
+
+    Args:
+        pipeline: Only those of this view or stream.
+        quarantine: Those that could not be used, rather than those that came late.
+        limit: At most so many are printed.
+        to: Send all of them, oldest first, to this topic.
+        options: Options of every command.
+    """
+    output = Output(options)
+    name = "hw_quarantine" if quarantine else "hw_late"
+    with open_client(options) as client:
+        known = _pipeline_names(client)
+        if pipeline is not None and pipeline not in known:
+            raise _unknown_pipeline(pipeline, known)
+        where = None if pipeline is None else "pipeline = '" + pipeline.replace("'", "''") + "'"
+        if to is not None:
+            return _resend(client, to, name, where, output) if known else 0
+        rows = (
+            client.view(name).rows(where=where, order=["-received_at", "-offset"], limit=limit)
+            if known
+            else []
+        )
+        total = _count_events(client, name, where) if rows else 0
+    output.print_rows(_EVENT_COLUMNS, rows)
+    word = "quarantined event" if quarantine else "late event"
+    if total > len(rows):
+        output.note(f"the newest {len(rows):,} of {plural(total, word)}; --limit shows more")
+    elif not rows:
+        output.note(f"no {word}s" + (f" of {pipeline}" if pipeline else ""))
+    return 0
+
+
+def _resend(client: Client, to: str, name: str, where: str | None, output: Output) -> int:
+    """Send late or quarantined events to a topic; the original offset is the sequence number, so each is sent once."""
+    codec = Codec(client.topic(to).schema)
+    rows = client.view(name).rows(where=where, order=["topic", "partition", "offset"])
+    once = {
+        (row["topic"], row["partition"], row["offset"]): row for row in rows
+    }  # several pipelines may have it
+    progress, sent = Progress(output, "send"), 0
+    for place, places in itertools.groupby(once, key=lambda place: place[:2]):
+        some = [once[place] for place in places]
+        values = codec.rows(codec.decode_json([row["value"].encode() for row in some]))
+        with client.producer(to, id=".".join(map(str, ("hw.again", name, *place)))) as producer:
+            for row, value in zip(some, values, strict=True):
+                producer.send(value, sequence=row["offset"], occurred_at=row["occurred_at"])
+            sent += sum(not receipt.duplicate for receipt in producer.flush())
+        progress.update(sent, len(once))
+    progress.close()
+    output.print_record(
+        {"sent": sent, "found": len(once), "topic": to}, [f"sent {plural(sent, 'event')} to {to}"]
+    )
+    return 0
+
+
+def _pipeline_names(client: Client) -> list[str]:
+    if not client.view_source.views():
+        return []
+    return [row[0] for row in client.sql("select name from hw_pipelines order by name").rows]
+
+
+def _count_events(client: Client, name: str, where: str | None) -> int:
+    ((number,),) = client.sql(f"select count(*) from {name} where {where or 'true'}").rows
+    return int(number)
+
+
+def _unknown_pipeline(name: str, known: list[str]) -> UnknownViewError:
+    near = difflib.get_close_matches(name, known, 1)
+    return UnknownViewError(
+        f'no pipeline "{name}"',
+        detail=f"pipelines: {', '.join(known)}" if known else "there are no pipelines yet",
+        fix=f"headwater late {near[0]}" if near else "headwater view hw_pipelines",
+        view=name,
+        near=near,
+    )
+
+
+_REPLAY_COLUMNS = [
+    Column("PIPELINE", "pipeline"),
+    Column("EVENTS", "events", format_count, right=True),
+    Column("BATCHES", "batches", format_count, right=True),
+    Column("KEPT", "before"),
+    Column("AGAIN", "now"),
+    Column("", "verdict"),
+]
+
+
+def replay(
+    *pipelines: str, verify: bool = False, app: str | None = None, rows: int = 0, options: Options = DEFAULTS
+) -> int:
+    """Run what pipelines have committed once more, apart from everything, and compare the rows by hash.
+
+    The same offsets are read again, cut into other batches. Nothing is written to the data folder. The exit code is 1
+    when a pipeline gives other rows than it did.
+
+    Args:
+        pipelines: Names; all views and streams of the app, if left out.
+        verify: Compare; the only way so far.
+        app: The app's file [default: the one that was last run on this folder].
+        rows: About how many events a batch takes.
+        options: Options of every command.
+    """
+    if not verify:
+        what = "a replay needs something to do with the rows"
+        raise UsageError(what, fix="headwater replay --verify")
+    from headwater.runner import replay as again
+
+    folder = engine_folder(options)
+    file = find_app_file(app, folder)
+    output = Output(options)
+    output.note("Spark is starting; then each pipeline is run again from where it began")
+    found = [
+        document | {"verdict": "same" if document["before"] == document["now"] else "DIFFERENT"}
+        for document in again(file, folder, pipelines, rows, options.profile, output.note)
+    ]
+    output.print_rows(_REPLAY_COLUMNS, found)
+    return 0 if all(document["verdict"] == "same" for document in found) else 1
+
+
+def find_app_file(app: str | None, folder: Path) -> Path:
+    """The app's file as given, or as it was last run."""
+    from headwater.runner import last_app
+
+    file = Path(app) if app is not None else last_app(folder)
+    if file is None:
+        what = f"no app was run on {folder} yet"
+        raise UsageError(what, fix="--app app.py")
+    return file
+
+
+def backfill(
+    view: str, /, *, from_: str = "earliest", app: str | None = None, options: Options = DEFAULTS
+) -> int:
+    """Make a view anew from the log, beside the present one, then let it take its place.
+
+    The same function runs over history as over live events, so the rows are those that a run from the beginning would
+    have made. Readers see the old rows until the new ones are complete. No engine may run on the folder meanwhile.
+
+    Args:
+        view: The view.
+        from_: Where to begin: "earliest", an offset, or a time such as 2026-01-01T00:00:00Z or -2h.
+        app: The app's file [default: the one that was last run on this folder].
+        options: Options of every command.
+    """
+    from headwater.runner import catch_up
+
+    folder = engine_folder(options)
+    file = find_app_file(app, folder)
+    output = Output(options)
+    output.note("Spark is starting; then the view is made from the log")
+    catch_up(file, folder, [view], from_, options.profile, output.note)
+    output.print_record({"view": view, "from": from_, "current": True}, [f"{view} is made anew and current"])
+    return 0

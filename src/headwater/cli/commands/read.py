@@ -1,0 +1,304 @@
+"""The commands `cat` and `tail`: print a range of a topic, or events as they arrive.
+
+Both resolve positions, apply a condition batch by batch, and print lines for people or NDJSON of values or
+whole events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from cyclopts import Parameter
+
+from headwater.cli.formatting import escape, format_time, plural
+from headwater.cli.options import DEFAULTS, Options, PositionText, open_client, parse_position
+from headwater.cli.output import Output
+from headwater.errors import BadOffsetError, BadSettingError
+from headwater.events import key_bytes
+from headwater.log import LogBatch
+from headwater.log.reader import TopicReader
+
+if TYPE_CHECKING:
+    from headwater.events import Event
+    from headwater.log import Start, Topic
+    from headwater.log.protocol import Log
+    from headwater.sql.filter import Filter
+
+__all__ = [
+    "EventPrinter",
+    "TopicSelection",
+    "cat",
+    "parse_filter",
+    "read_batches",
+    "tail",
+]
+
+
+def cat(
+    topic: str,
+    /,
+    *,
+    from_: Annotated[PositionText, Parameter(name="--from")] = "earliest",
+    to: PositionText = "end",
+    where: str | None = None,
+    partition: int | None = None,
+    limit: Annotated[int | None, Parameter(name=["--limit", "-n"])] = None,
+    envelope: Annotated[bool, Parameter(negative="", show_default=False)] = False,
+    options: Options = DEFAULTS,
+) -> int:
+    """Print a range of a topic, then stop.
+
+    In a pipe each line is an event's value as JSON, as `headwater send` takes it. Events are in order within each
+    partition.
+
+    Args:
+        topic: The topic to read.
+        from_: Where to begin: earliest, an offset, a time with zone, or relative like -10m.
+        to: Where to stop, exclusive: end, an offset or a time.
+        where: Only events for which this holds, such as "amount > 100" or "headers['tenant'] = 'a'".
+        partition: Only this partition.
+        limit: At most so many events.
+        envelope: Print whole events as CloudEvents documents, with key, times and headers.
+        options: Options of every command.
+    """
+    start, stop = parse_position(from_), parse_position(to)
+    with open_client(options) as client:
+        printer = EventPrinter(Output(options), envelope=envelope)
+        for batch in read_batches(
+            client.log, TopicSelection(topic, start, stop, parse_filter(where), partition, limit)
+        ):
+            printer.print_batch(batch)
+        printer.close()
+    return 0
+
+
+def tail(
+    topic: str,
+    /,
+    *,
+    from_: Annotated[PositionText, Parameter(name="--from")] = "latest",
+    where: str | None = None,
+    partition: int | None = None,
+    limit: Annotated[int | None, Parameter(name=["--limit", "-n"])] = None,
+    envelope: Annotated[bool, Parameter(negative="", show_default=False)] = False,
+    options: Options = DEFAULTS,
+) -> int:
+    """Follow a topic and print each event as it comes.
+
+    Starts with the next event unless told otherwise, and runs until Ctrl-C.
+
+    Args:
+        topic: The topic to follow.
+        from_: Where to begin: latest, earliest, an offset, a time with zone, or relative like -10m.
+        where: Only events for which this holds, such as "amount > 100".
+        partition: Only this partition.
+        limit: Stop after so many events.
+        envelope: Print whole events as CloudEvents documents, with key, times and headers.
+        options: Options of every command.
+    """
+    start = parse_position(from_)
+    output = Output(options)
+    with open_client(options) as client:
+        printer = EventPrinter(output, envelope=envelope)
+        chosen = TopicSelection(topic, start, None, parse_filter(where), partition, limit)
+        if output.terminal:
+            output.note(f"following {topic}; Ctrl-C ends")
+        for batch in read_batches(client.log, chosen):
+            printer.print_batch(batch)
+    return 0
+
+
+class EventPrinter:
+    """Prints batches of events.
+
+    In a pipe, and with `--json`, a line is the event's value as JSON. With `envelope` it is the whole event as a
+    CloudEvents document, which `headwater send` takes back with key, times and headers. On a terminal a line begins
+    with when, where and key.
+
+    Args:
+        output: How the command prints.
+        envelope: Whole events rather than values.
+    """
+
+    def __init__(self, output: Output, *, envelope: bool) -> None:
+        self._output = output
+        self._envelope = envelope
+        self._tombstones = 0
+
+    def print_batch(self, batch: LogBatch) -> None:
+        """Print the events of a batch."""
+        if self._envelope:
+            self._output.print_lines(msgspec.json.encode(event.cloud_event()) for event in batch.events())
+        elif self._output.terminal:
+            values = batch.codec.to_json(batch.values)
+            lines = map(self._format_event, batch.events(), values)
+            self._output.print_text("\n".join(lines))
+        else:
+            self._print_values(batch)
+
+    def close(self) -> None:
+        """Say what was left out."""
+        if self._tombstones:
+            left_out = plural(self._tombstones, "tombstone")
+            self._output.note(f"{left_out} left out: a deletion has no value; --envelope shows it")
+
+    def _print_values(self, batch: LogBatch) -> None:
+        if "_hw.deleted" in batch.envelope:
+            deleted = batch.tombstones
+            self._tombstones += int(np.count_nonzero(deleted))
+            batch = batch.select(~deleted)
+        self._output.print_lines(batch.codec.to_json(batch.values))
+
+    def _format_event(self, event: Event, value: bytes) -> str:
+        key = "" if event.key is None else key_bytes(event.key).decode(errors="replace")
+        prefix = f"{format_time(event.occurred_at)}  {event.partition}:{event.offset}  {key}".rstrip()
+        late = "  late" if event.late else ""
+        text = "deleted" if event.tombstone else event.error or value.decode()
+        return (
+            f"{self._output.style(escape(prefix), 'dim')}{self._output.style(late, 'yellow')}  {escape(text)}"
+        )
+
+
+_FOLLOW_TIMEOUT = 3600.0  # seconds of one wait while following
+_TIMESTAMP = pa.timestamp("us", "UTC")
+_HEADERS = pa.map_(pa.string(), pa.string())
+
+
+@dataclass(frozen=True)
+class TopicSelection:
+    """What to read.
+
+    Args:
+        topic: Its topic.
+        start: Where to begin.
+        stop: Where to end; None to follow for ever.
+        where: Which events; all if None.
+        partition: One partition; all if None.
+        limit: How many events at most.
+    """
+
+    topic: str
+    start: Start
+    stop: Start | None = None
+    where: Filter | None = None
+    partition: int | None = None
+    limit: int | None = None
+
+
+def parse_filter(text: str | None) -> Filter | None:
+    """The condition behind `--where`."""
+    if text is None:
+        return None
+    from headwater.sql.filter import Filter
+
+    return Filter(text)
+
+
+def read_batches(log: Log, selection: TopicSelection) -> Iterator[LogBatch]:
+    """Batches of the selection, in order within each partition; those in which nothing fits are left out.
+
+    Raises:
+        BadFilterError: The condition does not fit the topic, which is found out before anything is read.
+        BadOffsetError: The topic has no such partition, or no such offset.
+    """
+    topic = log.topic(selection.topic)
+    if selection.limit is not None and selection.limit < 1:
+        raise BadSettingError(f"a limit of {selection.limit} events", fix="--limit 10")
+    if selection.where is not None:
+        selection.where.mask(_empty_batch(topic.schema), _empty_envelope(topic))
+    numbers = _select_partitions(topic, selection.partition)
+    positions = {number: log.find_offset(topic.name, number, selection.start) for number in numbers}
+    stops = None
+    if selection.stop is not None:
+        stops = {number: log.find_offset(topic.name, number, selection.stop) for number in numbers}
+    reader = TopicReader(log, topic.name, positions, stops)
+    try:
+        yield from _limit_rows(
+            _filter_batches(_batches(reader, follow=stops is None), selection.where), selection.limit
+        )
+    finally:
+        reader.close()
+
+
+def _select_partitions(topic: Topic, chosen: int | None) -> list[int]:
+    if chosen is None:
+        return list(range(topic.partitions))
+    if not 0 <= chosen < topic.partitions:
+        what = f'topic "{topic.name}" has no partition {chosen}'
+        raise BadOffsetError(what, detail=f"it has 0 to {topic.partitions - 1}", partition=chosen)
+    return [chosen]
+
+
+def _batches(reader: TopicReader, *, follow: bool) -> Iterator[LogBatch]:
+    if not follow:
+        yield from reader
+        return
+    while True:
+        yield from reader.next(_FOLLOW_TIMEOUT)
+
+
+def _filter_batches(batches: Iterator[LogBatch], where: Filter | None) -> Iterator[LogBatch]:
+    for batch in batches:
+        if not batch.values.num_rows:
+            continue  # an idle marker
+        if where is None:
+            yield batch
+            continue
+        mask = where.mask(batch.values, _envelope(batch))
+        if mask.any():
+            yield batch if mask.all() else batch.select(mask)
+
+
+def _limit_rows(batches: Iterator[LogBatch], limit: int | None) -> Iterator[LogBatch]:
+    if limit is None:
+        yield from batches
+        return
+    left = limit
+    for batch in batches:
+        rows = batch.values.num_rows
+        yield batch if rows <= left else batch.select(np.arange(rows) < left)
+        left -= rows
+        if left <= 0:
+            return
+
+
+def _envelope(batch: LogBatch) -> dict[str, pa.Array]:
+    """What a condition may name besides the fields of the value."""
+    rows = batch.values.num_rows
+    headers = batch.envelope.get("_hw.headers")
+    return {
+        "key": _keys(batch),
+        "partition": pa.array(np.full(rows, batch.partition)),
+        "offset": pa.array(batch.offsets),
+        "occurred_at": pa.array(batch.event_times).cast(_TIMESTAMP),
+        "received_at": pa.array(batch.arrival_times).cast(_TIMESTAMP),
+        "headers": pa.nulls(rows, _HEADERS) if headers is None else headers,
+        "late": pa.array(batch.late()),
+    }
+
+
+def _keys(batch: LogBatch) -> pa.Array:
+    if len(batch.topic.key) == 1:
+        return batch.values.column(batch.topic.key[0])
+    keys = batch.key_bytes
+    if keys is None:
+        return pa.nulls(batch.values.num_rows, pa.string())
+    return pa.array(
+        [None if key is None else key.decode(errors="replace") for key in keys.to_pylist()], pa.string()
+    )
+
+
+def _empty_envelope(topic: Topic) -> dict[str, pa.Array]:
+    key = topic.schema.field(topic.key[0]).type if len(topic.key) == 1 else pa.string()
+    kinds = {"key": key, "partition": pa.int64(), "offset": pa.int64(), "occurred_at": _TIMESTAMP}
+    kinds |= {"received_at": _TIMESTAMP, "headers": _HEADERS, "late": pa.bool_()}
+    return {name: pa.nulls(0, kind) for name, kind in kinds.items()}
+
+
+def _empty_batch(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], names=schema.names)

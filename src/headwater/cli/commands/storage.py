@@ -1,0 +1,187 @@
+"""The commands `verify` and `bench`: compare all checksums of a log; measure a disk and a log on it."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from headwater.cli.formatting import format_bytes, format_count, plural
+from headwater.cli.options import DEFAULTS, Options, data_folder, local_folder
+from headwater.cli.output import Column, Output, Progress
+from headwater.errors import DamagedError
+
+if TYPE_CHECKING:
+    from headwater.client import Client
+    from headwater.log.maintenance.verify import VerifyReport
+
+__all__ = [
+    "bench",
+    "verify",
+]
+
+_FIGURES = [
+    Column("FIGURE", "figure"),
+    Column(
+        "VALUE",
+        "value",
+        lambda value: f"{value:,.2f}" if value < 100 else format_count(round(value)),
+        right=True,
+    ),
+    Column("UNIT", "unit"),
+]
+_TYPE = (
+    "order_id string, customer_id bigint, product_id bigint, quantity int, amount decimal(12,2), note string"
+)
+_BATCH_SIZE = 1_000  # events in one append
+_SAMPLES = 50
+_MIN_DURATION = 0.5  # seconds for one figure
+
+
+def bench(what: Literal["log"], /, *, options: Options = DEFAULTS) -> int:
+    """Measure this disk and a log on it.
+
+    Takes a few seconds, in a temporary folder beside the data folder. It gives an idea, not a comparison: the
+    project's `make bench-log` measures with care.
+
+    Args:
+        what: What to measure: log.
+        options: Options of every command.
+    """
+    output = Output(options)
+    beside = local_folder(options).absolute().parent
+    with tempfile.TemporaryDirectory(prefix=f"headwater-bench-{what}-", dir=beside) as folder:
+        names = ("figure", "value", "unit")
+        output.print_rows(
+            _FIGURES, [dict(zip(names, figure, strict=True)) for figure in _measurements(Path(folder))]
+        )
+    return 0
+
+
+def _measurements(folder: Path) -> Iterator[tuple[str, float, str]]:
+    from headwater.client import connect
+
+    yield "bare write and sync, 200 bytes, median", _measure_sync(folder), "ms"
+    with connect(folder / "log") as client:
+        for durability in ("durable", "fast"):
+            client.create_topic(durability, _TYPE, key="customer_id", durability=durability)
+        one = _sample_order(0)
+        yield "durable append of one event, median", _median_time(lambda: client.send("durable", one)), "ms"
+        rows = [_sample_order(number) for number in range(_BATCH_SIZE)]
+        for durability in ("durable", "fast"):
+            rate = _measure_rate(partial(_send, client, durability, rows))
+            yield f"{durability} append, groups of {_BATCH_SIZE:,}", rate, "events/s"
+        yield (
+            "read as Arrow",
+            _measure_rate(lambda: sum(batch.num_rows for batch in client.read_arrow("fast"))),
+            "events/s",
+        )
+        yield "read as Python events", _measure_rate(lambda: sum(1 for _ in client.read("fast"))), "events/s"
+
+
+def _send(client: Client, topic: str, rows: list[dict[str, Any]]) -> int:
+    return len(client.send_many(topic, rows))
+
+
+def _measure_sync(folder: Path) -> float:
+    handle = os.open(folder / "bare", os.O_WRONLY | os.O_CREAT)
+    data = os.urandom(200)
+
+    def write_and_sync() -> None:
+        os.write(handle, data)
+        os.fdatasync(handle)
+
+    try:
+        return _median_time(write_and_sync)
+    finally:
+        os.close(handle)
+
+
+def _median_time(work: Callable[[], Any]) -> float:
+    """Milliseconds that one call takes."""
+    times = []
+    for _ in range(_SAMPLES):
+        begun = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - begun)
+    return round(statistics.median(times) * 1000, 3)
+
+
+def _measure_rate(work: Callable[[], int]) -> float:
+    """Events per second of calls that return how many they did."""
+    work()
+    done, begun = 0, time.perf_counter()
+    while time.perf_counter() - begun < _MIN_DURATION:
+        done += work()
+    return round(done / (time.perf_counter() - begun))
+
+
+def _sample_order(number: int) -> dict[str, Any]:
+    return {
+        "order_id": f"order-{number:08d}",
+        "customer_id": number % 997,
+        "product_id": number % 89,
+        "quantity": 1 + number % 5,
+        "amount": f"{number % 500}.90",
+        "note": "delivered to the neighbour on the second floor, who signed for it " * 2,
+    }
+
+
+_FAULTS = [
+    Column("TOPIC", "topic"),
+    Column("PARTITION", "partition", right=True),
+    Column("SEGMENT", "segment"),
+    Column("OFFSET", "offset", lambda offset: "" if offset is None else format_count(offset), right=True),
+    Column(
+        "BYTE", "position", lambda position: "" if position is None else format_count(position), right=True
+    ),
+    Column("WHAT", "what"),
+]
+
+
+def verify(*, options: Options = DEFAULTS) -> int:
+    """Read every byte of the log and compare every checksum.
+
+    Appends and reads may go on meanwhile. The exit code is 5 when something is damaged.
+
+    Args:
+        options: Options of every command.
+    """
+    folder = data_folder(options)
+    from headwater.log import EventLog
+    from headwater.log.maintenance.verify import verify as verify_log
+
+    output = Output(options)
+    progress = Progress(output, "verify", format_bytes)
+    with EventLog(folder) as log:
+        report = verify_log(log, progress.update)
+    progress.close()
+    _print_report(output, report)
+    return 0 if report.ok else DamagedError.exit_code
+
+
+def _print_report(output: Output, report: VerifyReport) -> None:
+    found = [*report.faults, *report.notes]
+    if found and not output.json:
+        output.print_rows(_FAULTS, [asdict(fault) for fault in found])
+    read = f"{plural(report.topics, 'topic')}, {plural(report.segments, 'segment')}, {plural(report.events, 'event')}"
+    verdict = "sound" if report.ok else plural(len(report.faults), "fault")
+    document = {
+        "sound": report.ok,
+        "topics": report.topics,
+        "segments": report.segments,
+        "events": report.events,
+        "bytes": report.bytes,
+        "faults": [asdict(fault) for fault in report.faults],
+        "notes": [asdict(note) for note in report.notes],
+    }
+    if output.json:
+        output.print_rows([], [document])
+    else:
+        output.note(f"{verdict}: {read}, {format_bytes(report.bytes)} read")

@@ -1,0 +1,202 @@
+"""The asyncio client: each call runs the synchronous one in a thread, so there is one implementation."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+from headwater.client.client import Client, connect
+from headwater.client.consumer import Consumer
+from headwater.client.producer import Producer
+from headwater.client.queue import OpenQueue
+from headwater.events import Event, Receipt
+from headwater.events.envelope import Receipts
+from headwater.log import Start, Topic
+from headwater.queues import Message, PublishConfirm, Queue
+
+__all__ = ["AsyncClient", "AsyncConsumer", "AsyncProducer", "AsyncQueue", "connect_async"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+_CHUNK_SIZE = 500
+
+
+def connect_async(where: str | Path | None = None, **options: Any) -> AsyncClient:
+    """Returns an asyncio client for the log in a folder, or for a node.
+
+    Example:
+        >>> import asyncio, tempfile
+        >>> async def main():
+        ...     async with connect_async(tempfile.mkdtemp()) as client:
+        ...         await client.create_topic("orders", "order_id string")
+        ...         receipt = await client.send("orders", {"order_id": "a"})
+        ...         return receipt.offset, [event.value async for event in client.read("orders")]
+        >>> asyncio.run(main())
+        (0, [{'order_id': 'a'}])
+    """
+    return AsyncClient(connect(where, **options))
+
+
+class AsyncClient:
+    """`Client` for asyncio; has its own threads, so that waiting readers do not starve other code."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self._threads = ThreadPoolExecutor(max_workers=64, thread_name_prefix="headwater")
+
+    async def _run(self, call: Callable[P, R], *args: P.args, **options: P.kwargs) -> R:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: call(*args, **options))
+
+    async def create_topic(self, name: str, type_: object, **options: Any) -> Topic:
+        """Create a topic or update it to this type."""
+        return await self._run(self.client.create_topic, name, type_, **options)
+
+    async def send(self, topic: str, value: Any, *, key: Any = None, **attributes: Any) -> Receipt:
+        """Send one event; returns when it is safe."""
+        return await self._run(self.client.send, topic, value, key=key, **attributes)
+
+    async def send_many(self, topic: str, rows: Any, *, keys: Any = None) -> Receipts:
+        """Send many events at once."""
+        return await self._run(self.client.send_many, topic, rows, keys=keys)
+
+    async def delete(self, topic: str, key: Any) -> Receipt:
+        """Delete a key from a compacted topic."""
+        return await self._run(self.client.delete, topic, key)
+
+    async def read(
+        self, topic: str, start: Start = "earliest", stop: Start | None = "end", **options: Any
+    ) -> AsyncIterator[Event]:
+        """Yields the events of a topic; with `stop=None` it follows without an end."""
+        events = self.client.read(topic, start, stop, **options)
+        most = 1 if stop is None else _CHUNK_SIZE  # a follower must not wait for a full hand
+        while chunk := await self._run(_next_chunk, events, most):
+            for event in chunk:
+                yield event
+
+    def consumer(self, topic: str, *, group: str, **options: Any) -> AsyncConsumer:
+        """Returns a member of a consumer group, for `async with`."""
+        return AsyncConsumer(self._run, lambda: self.client.consumer(topic, group=group, **options))
+
+    def producer(self, topic: str, *, id: str | None = None) -> AsyncProducer:
+        """Returns a producer, for `async with`."""
+        return AsyncProducer(self._run, lambda: self.client.producer(topic, id=id))
+
+    def queue(self, name: str, **options: Any) -> AsyncQueue:
+        """Returns a queue, for `async with`; options as of `Client.queue`."""
+        return AsyncQueue(self._run, lambda: self.client.queue(name, **options))
+
+    async def create_queue(self, name: str, type_: object = None, /, **options: Any) -> Queue:
+        """Create a queue, or bring it up to this type and these options."""
+        return await self._run(self.client.create_queue, name, type_, **options)
+
+    async def ask(self, subject: str, value: Any = None, **options: Any) -> Any:
+        """Send a request; cancelling the task cancels the request."""
+        request = self.client.request(subject, value, **options)
+        try:
+            return await self._run(request.answer)
+        except asyncio.CancelledError:
+            request.cancel()
+            raise
+
+    async def close(self) -> None:
+        """Finish pending sends and close files and connections."""
+        await self._run(self.client.close)
+        self._threads.shutdown(wait=False)
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+class AsyncConsumer:
+    """Like `Consumer`: `async for event in consumer`, `await consumer.commit()`."""
+
+    def __init__(self, run: Callable[..., Any], make: Callable[[], Consumer]) -> None:
+        self._run = run
+        self._make = make
+
+    async def __aenter__(self) -> AsyncConsumer:
+        self._consumer: Consumer = await self._run(self._make)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._run(self._consumer.close)
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        events = iter(self._consumer)
+        while chunk := await self._run(_next_chunk, events, 1):
+            yield chunk[0]
+
+    async def poll(self, timeout: float = 0, most: int = _CHUNK_SIZE) -> list[Event]:
+        """Returns up to `most` events; waits up to `timeout` seconds for the first."""
+        events: list[Event] = await self._run(self._consumer.poll, timeout, most)
+        return events
+
+    async def commit(self) -> None:
+        """Commit everything delivered so far."""
+        await self._run(self._consumer.commit)
+
+
+class AsyncProducer:
+    """Like `Producer`: `await producer.send(...)`, `await producer.flush()`."""
+
+    def __init__(self, run: Callable[..., Any], make: Callable[[], Producer]) -> None:
+        self._run = run
+        self._make = make
+
+    async def __aenter__(self) -> AsyncProducer:
+        self._producer: Producer = await self._run(self._make)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._run(self._producer.close)
+
+    async def send(self, value: Any, **attributes: Any) -> None:
+        """Send one event; waits only when the append buffer is full."""
+        await self._run(self._producer.send, value, **attributes)
+
+    async def flush(self) -> list[Receipt]:
+        """Wait until everything sent so far is safe."""
+        receipts: list[Receipt] = await self._run(self._producer.flush)
+        return receipts
+
+
+class AsyncQueue:
+    """Like `OpenQueue`: `await queue.publish(...)`, `async for message in queue`; a message's calls are short."""
+
+    def __init__(self, run: Callable[..., Any], make: Callable[[], OpenQueue]) -> None:
+        self._run = run
+        self._make = make
+
+    async def __aenter__(self) -> AsyncQueue:
+        self._queue: OpenQueue = await self._run(self._make)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._run(self._queue.close)
+
+    async def publish(self, value: Any, **options: Any) -> PublishConfirm:
+        """Publish one message; done when it is safe."""
+        confirmed: PublishConfirm = await self._run(self._queue.publish, value, **options)
+        return confirmed
+
+    async def receive(self, timeout: float | None = 0) -> Message | None:
+        """Returns the next message; None after `timeout` seconds without any."""
+        message: Message | None = await self._run(self._queue.receive, timeout)
+        return message
+
+    async def __aiter__(self) -> AsyncIterator[Message]:
+        messages = iter(self._queue)
+        while chunk := await self._run(_next_chunk, messages, 1):
+            yield chunk[0]
+
+
+def _next_chunk(events: Iterator[T], most: int) -> list[T]:
+    return list(islice(events, most))

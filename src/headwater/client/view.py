@@ -1,0 +1,242 @@
+"""Views and compacted topics in a client: rows, one row by key, and changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime, timedelta
+from typing import Any, Literal, TypedDict, Unpack, cast
+
+import pyarrow as pa
+
+from headwater.events import Change, Event, Position, Receipt, Transaction, key_bytes
+from headwater.events.envelope import Receipts
+from headwater.log import Start
+from headwater.log.protocol import Log
+from headwater.log.reader import TopicReader
+from headwater.store import ViewTable
+from headwater.store.views.changes import ChangelogReader, read_snapshot, resolve_position, start_offset
+from headwater.store.views.view_query import ViewQuery, ViewSource, normalize_receipts
+from headwater.units import duration
+
+__all__ = [
+    "ReadOptions",
+    "TableReader",
+    "View",
+]
+
+
+class TableReader:
+    """Reads a topic of upserts and tombstones as a table; the log is complete, so no snapshot is needed.
+
+    Example:
+        >>> import headwater as hw, tempfile
+        >>> client = hw.connect(tempfile.mkdtemp())
+        >>> _ = client.create_topic("products", "product_id int, name string", key="product_id", compact=True)
+        >>> _ = client.send("products", {"product_id": 7, "name": "pen"})
+        >>> _ = client.send("products", {"product_id": 7, "name": "fountain pen"})
+        >>> client.table("products").rows()
+        [{'product_id': 7, 'name': 'fountain pen'}]
+        >>> [change.op for change in client.table("products").changes()]
+        ['insert', 'update']
+    """
+
+    def __init__(self, log: Log, topic: str) -> None:
+        self._log = log
+        self._topic = topic
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Returns the current rows, in the order their keys first appeared."""
+        rows: dict[bytes, dict[str, Any]] = {}
+        for event in self._events("latest"):
+            _apply(rows, event)
+        return list(rows.values())
+
+    def get(self, key: Any) -> dict[str, Any] | None:
+        """Returns the current row of a key; None when there is none."""
+        rows: dict[bytes, dict[str, Any]] = {}
+        for event in self._events("latest"):
+            _apply(rows, event)
+        return rows.get(key_bytes(key))
+
+    def changes(self, since: Position | None = None, stop: Start | None = "end") -> Iterator[Change]:
+        """Yields every change as insert, update or delete with the row before and after.
+
+        Args:
+            since: The position of the last change seen; from the beginning if left out.
+            stop: "end" for the changes there are now, None to follow for ever.
+        """
+        rows: dict[bytes, dict[str, Any]] = {}
+        seen: dict[int, int] = {}
+        version = self._log.topic(self._topic).version
+        for event in self._events(None if stop is None else "latest" if stop == "end" else stop):
+            seen[event.partition] = event.offset
+            change = self._to_change(rows, event, Position.of(self._topic, seen), version)
+            here = Position.of(self._topic, {event.partition: event.offset})
+            if change is not None and not (since is not None and here <= since):
+                yield change
+
+    def _to_change(
+        self, rows: dict[bytes, dict[str, Any]], event: Event, position: Position, version: int
+    ) -> Change | None:
+        before = rows.get(key_bytes(event.key))
+        _apply(rows, event)
+        if before is None and event.value is None:
+            return None
+        op: Literal["insert", "update", "delete"] = (
+            "insert" if before is None else "delete" if event.value is None else "update"
+        )
+        key = event.key if isinstance(event.key, tuple) else (event.key,)
+        return Change(
+            op=op,
+            table=self._topic,
+            key=key,
+            before=before,
+            before_holds="nothing" if before is None else "row",
+            after=event.value,
+            unchanged=frozenset(),
+            position=position,
+            transaction=Transaction(
+                id=event.id, committed_at=cast(datetime, event.received_at), index=0, last=True
+            ),
+            schema=version,
+        )
+
+    def _events(self, stop: Start | None) -> Iterator[Event]:
+        numbers = range(self._log.topic(self._topic).partitions)
+        positions = {number: self._log.find_offset(self._topic, number, "earliest") for number in numbers}
+        stops = None if stop is None else {n: self._log.find_offset(self._topic, n, stop) for n in numbers}
+        reader = TopicReader(self._log, self._topic, positions, stops)
+        try:
+            for batch in reader:
+                yield from (event for event in batch.events() if event.error is None)
+        finally:
+            reader.close()
+
+
+def _apply(rows: dict[bytes, dict[str, Any]], event: Event) -> None:
+    if event.value is None:
+        rows.pop(key_bytes(event.key), None)
+    else:
+        rows[key_bytes(event.key)] = event.value
+
+
+class ReadOptions(TypedDict, total=False):
+    """Options of a read of a view."""
+
+    after: Receipt | Receipts | Iterable[Receipt] | str | None
+    """Wait until the view has taken in this event, or these; text is topic/partition/offset."""
+    timeout: float | str | timedelta
+    """How long to wait for that: seconds, or text such as "1 minute"; 10 seconds if left out."""
+    where: str | None
+    """Only rows that meet this condition in SQL, such as "n > 10 and category = 'books'"."""
+    key: Any
+    """Only the row with this key: a value, several in the order of the view's key, or a dict."""
+    limit: int | None
+    """So many rows at most."""
+    as_of: datetime | str | None
+    """As the view was then: a time, or text such as "-10m"."""
+    open: bool | None
+    """Only rows of windows that are still open (True), or of closed ones (False)."""
+    order: Iterable[str] | None
+    """Columns to sort by, with "-" before one that falls; the order of the key, if left out."""
+
+
+class View:
+    """A table with one row per key, kept up to date by a pipeline. Made by `client.view`.
+
+    A view of a window has rows of windows that are still open, too: they may change. `open_windows` has only those, and
+    `rows(open=False)` only those that are done.
+
+    Example:
+        >>> import headwater as hw, tempfile
+        >>> client = hw.connect(tempfile.mkdtemp())
+        >>> client.view("revenue").rows()
+        Traceback (most recent call last):
+        headwater.errors.UnknownViewError: UNKNOWN_VIEW: no view "revenue"
+        ...
+    """
+
+    def __init__(self, source: ViewSource, log: Log, name: str) -> None:
+        self.name = name
+        self._source = source
+        self._log = log
+
+    def rows(self, **options: Unpack[ReadOptions]) -> list[dict[str, Any]]:
+        """Returns rows as dicts with exactly the view's columns, in key order.
+
+        Times are aware datetimes in UTC, decimals are Decimal, a window is {"start": …, "end": …}.
+
+        Args:
+            options: See `ReadOptions`: `after`, `timeout`, `where`, `key`, `limit`, `as_of`, `open`, `order`.
+
+        Raises:
+            UnknownViewError: There is no such view.
+            BadQueryError: The condition is wrong or takes too much, or a column is not there.
+            UnknownTopicError: The view does not read the topic of the event it is to wait for.
+            ViewBehindError: It had not taken that event in when the time was over.
+        """
+        return self._source.read(self._query(options)).rows()
+
+    def table(self, **options: Unpack[ReadOptions]) -> pa.Table:
+        """Returns the rows as Arrow columns."""
+        return self._source.read(self._query(options)).table
+
+    def get(self, key: Any, /, **options: Unpack[ReadOptions]) -> dict[str, Any] | None:
+        """Returns the row with this key; None when there is none.
+
+        Args:
+            key: A value, several in the order of the view's key, or a dict.
+            options: `after` and `timeout`, or `as_of`.
+        """
+        found = self.rows(**{**options, "key": key})
+        return found[0] if found else None
+
+    def open_windows(self) -> list[dict[str, Any]]:
+        """Returns the rows whose windows are open: more events may arrive for them."""
+        return self.rows(open=True)
+
+    def changes(
+        self, since: Position | str | None = None, *, follow: bool = False, snapshot: bool = False
+    ) -> Iterator[Change]:
+        """Yields each change with the row before and after, in commit order.
+
+        Args:
+            since: The position of the last change seen, or "latest"; from the beginning if left out.
+            follow: Go on for ever; else stop at the changes there are now.
+            snapshot: Begin with all rows as they are, as changes with the op "read", and go on behind them.
+
+        Raises:
+            UnknownViewError: There is no such view.
+            RefusedError: The view was built anew since: its changes do not go on from there.
+        """
+        table = self._definition()
+        if snapshot:
+            start = start_offset(self._log, table, "latest")
+            yield from read_snapshot(self._log, table, start)
+        else:
+            start = start_offset(self._log, table, since)
+        reader = ChangelogReader(self._log, table, start)
+        position = Position.of(reader.topic, {0: start})
+        for change in reader.changes(follow):
+            if change is None:
+                resolve_position(self._definition(), position)
+            else:
+                yield change
+                position = change.position
+
+    def _definition(self) -> ViewTable:
+        return self._source.read(ViewQuery(self.name, limit=0)).definition
+
+    def _query(self, options: Mapping[str, Any]) -> ViewQuery:
+        given = dict(options)
+        after = normalize_receipts(given.pop("after", None))
+        timeout = given.pop("timeout", 10.0)
+        seconds = (
+            duration(timeout).total_seconds() if isinstance(timeout, str | timedelta) else float(timeout)
+        )
+        order = given.pop("order", None)
+        columns = None if order is None else tuple([order] if isinstance(order, str) else order)
+        return ViewQuery(self.name, after=after, timeout=seconds, order=columns, **given)
+
+    def __repr__(self) -> str:
+        return f"View({self.name!r})"

@@ -1,0 +1,311 @@
+"""Runs the demo: starts the node, producers and pipelines, shows them, stops them, and checks the numbers."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import multiprocessing
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final
+
+from headwater.app import App
+from headwater.client import Client, connect
+from headwater.demo.audit import Audit, PipelineFacts, TopicFacts
+from headwater.demo.producers import PROGRAMS, ProducerJob, SendCounts, produce
+from headwater.errors import HeadwaterError, UnreachableError
+from headwater.events import SystemClock
+from headwater.runner import EngineProcess
+from headwater.store.status import EngineStatus, read_engine_status, write_engine_status
+
+if TYPE_CHECKING:
+    from headwater.server import Node
+
+__all__ = [
+    "SHOP",
+    "DemoResult",
+    "DemoRun",
+    "DemoSettings",
+    "serve_node",
+]
+
+
+def serve_node(folder: str, port: int, control: Connection) -> None:
+    """Serve a folder until `control` says anything, or closes.
+
+    Args:
+        folder: The log.
+        port: 0 takes a free one.
+        control: Says the node's address once it answers, or the problem that kept it from starting.
+    """
+    from headwater.server import Node  # the process in front needs no web server
+
+    os.setsid()  # Ctrl-C goes to the processes of the terminal; this one ends when it is told to
+    try:
+        node = Node(folder, port)
+    except HeadwaterError as error:
+        control.send(error.problem())
+        return
+    threading.Thread(target=_stop_on_message, args=(node, control), daemon=True).start()
+    node.serve(lambda: control.send(node.url))
+
+
+def _stop_on_message(node: Node, control: Connection) -> None:
+    with contextlib.suppress(EOFError, OSError):
+        control.recv()
+    node.stop()
+
+
+SHOP: Final = Path(__file__).with_name("shop.py")
+"""The app that is run."""
+_RECEIVE_TIMEOUT: Final = 60.0  # seconds for a process to answer on a busy machine
+_STOP_TIMEOUT: Final = 15.0  # seconds for a process to end; the node waits 8 for requests under way
+_SETTLE_TIMEOUT: Final = 60.0  # seconds in which rows that wait for time may still come
+_PRELOADED: Final = ["headwater.demo.producers", "headwater.server.node"]
+# Tills go through the node, the other programs open the folder: both ways lead into the same log.
+_VIA_NODE: Final = frozenset(["tills"])
+
+
+@dataclass(frozen=True)
+class DemoSettings:
+    """What is played.
+
+    Args:
+        rate: Events a second.
+        seed: Decides what the producers send.
+        failing_events: Whether some events make a pipeline's function fail.
+    """
+
+    rate: float = 300.0
+    seed: int = 1
+    failing_events: bool = False
+
+
+@dataclass(frozen=True)
+class DemoResult:
+    """How a run of the shop ended; `missing` says why no pipelines ran."""
+
+    topics: list[TopicFacts]
+    pipelines: list[PipelineFacts]
+    failures: list[str]
+    missing: str = ""
+
+    @property
+    def faults(self) -> list[str]:
+        """Everything that does not add up or went wrong."""
+        facts: list[TopicFacts | PipelineFacts] = [*self.topics, *self.pipelines]
+        return [*self.failures, *(fault for one in facts for fault in one.faults())]
+
+
+@dataclass
+class _ChildProcess:
+    """A process of the shop, and the line to it."""
+
+    name: str
+    process: Any
+    pipe: Connection
+
+    def receive(self) -> Any:
+        """Returns what it says next.
+
+        Raises:
+            UnreachableError: It died, or says nothing.
+        """
+        with contextlib.suppress(EOFError, OSError):
+            if self.pipe.poll(_RECEIVE_TIMEOUT):
+                return self.pipe.recv()
+        raise UnreachableError(f"the demo's process {self.name!r} gave no answer", process=self.name)
+
+
+class DemoRun:
+    """The whole shop: a node, the engine with its pipelines, and producers, each in a process of its own.
+
+    Args:
+        folder: Where the log is, or will be.
+        port: The node's port; 0 takes a free one.
+        settings: What is played.
+    """
+
+    def __init__(self, folder: Path, port: int, settings: DemoSettings | None = None) -> None:
+        self.folder = folder
+        self.url = ""
+        self.missing = ""
+        self.settings = settings or DemoSettings()
+        self._port = port
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(_PRELOADED)
+        self._node: _ChildProcess | None = None
+        self._producers: list[_ChildProcess] = []
+        self._engine: EngineProcess | None = None
+        self._run = f"{time.time_ns():x}"
+        self._initial_counts: dict[str, int] = {}
+        self._sent: dict[str, SendCounts] = {}
+        self._failures: list[str] = []
+        self._expected: dict[str, int] = {}
+        self.client: Client = connect(folder)
+
+    # -- begin ---------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the node, create the topics, start the engine, then the producers."""
+        self._node = self._spawn("node", serve_node, (str(self.folder), self._port))
+        self.app, self.missing = _load_shop()
+        for topic in self.app.topics.values():
+            self.client.log.create(topic)
+        starts = {
+            name: {part.partition: part.end for part in self.client.log.ends(name)}
+            for name in self.app.topics
+        }
+        self._initial_counts = {name: self.client.log.counts(name)["appended"] for name in self.app.topics}
+        self._audit = Audit(self.client, self.app, starts)
+        answer = self._node.receive()
+        if isinstance(answer, dict):
+            raise HeadwaterError.from_problem(answer)
+        self.url = answer
+        self._start_engine()
+        for process in PROGRAMS:
+            target = self.url if process in _VIA_NODE else str(self.folder)
+            job = ProducerJob(
+                target,
+                process,
+                self._journals,
+                self._run,
+                self.settings.rate,
+                self.settings.seed,
+                self.settings.failing_events,
+            )
+            self._producers.append(self._spawn(process, produce, (job,)))
+
+    @property
+    def _journals(self) -> Path:
+        return self.folder / "demo" / self._run
+
+    def _start_engine(self) -> None:
+        if self.missing:
+            write_engine_status(self.folder, EngineStatus("failed", SystemClock().micros(), self.missing))
+            return
+        self._engine = EngineProcess(SHOP, self.folder)
+        self._engine.start()
+
+    # -- watch ---------------------------------------------------------------------------------------------------
+
+    def count_appended(self) -> dict[str, int]:
+        """Returns how many events each topic took in this run."""
+        return {
+            name: self.client.log.counts(name)["appended"] - before
+            for name, before in self._initial_counts.items()
+        }
+
+    def pipelines(self) -> list[PipelineFacts]:
+        """Returns all pipelines as they are."""
+        return self._audit.pipelines()
+
+    def engine_status(self) -> EngineStatus:
+        """How Spark is doing."""
+        return read_engine_status(self.folder) or EngineStatus("starting", SystemClock().micros())
+
+    # -- end -----------------------------------------------------------------------------------------------------
+
+    def stop_producers(self) -> None:
+        """Stop the producers, and hear what they sent."""
+        for _, report in self._collect_reports(self._producers):
+            for topic, counts in report.items():
+                self._sent[topic] = self._sent.get(topic, SendCounts()) + counts
+        self._expected = {name: self._audit.input_events(name) for name in self.app.pipelines}
+
+    def is_caught_up(self) -> bool:
+        """Whether every pipeline has taken in all there is, or never will."""
+        if self.missing or self.engine_status().state == "failed":
+            return True
+        if self._lagging():
+            return False
+        chained = [one for one in self.app.pipelines.values() if not set(one.inputs) <= set(self.app.topics)]
+        self._expected |= {one.name: self._audit.input_events(one.name) for one in chained}
+        return not self._lagging()
+
+    def _lagging(self) -> list[str]:
+        return [
+            facts.name
+            for facts in self.pipelines()
+            if facts.state != "failed" and facts.counts["in_"] < self._expected[facts.name]
+        ]
+
+    def result(self) -> DemoResult:
+        """Compare everything with everything."""
+        topics = self._audit.topics(self._sent, self._journals)
+        if self.missing:
+            return DemoResult(topics, [], self._failures, self.missing)
+        state = self.engine_status()
+        failures = [*self._failures, *([f"Spark: {state.detail}"] if state.state == "failed" else [])]
+        pipelines = [self._compare(facts) for facts in self.pipelines()]
+        return DemoResult(topics, pipelines, failures)
+
+    def _compare(self, facts: PipelineFacts) -> PipelineFacts:
+        """Compare a pipeline's rows; retry for a while if they differ, because windows may close meanwhile."""
+        if facts.state == "failed":
+            return replace(facts, events=self._audit.input_events(facts.name))
+        end = time.monotonic() + _SETTLE_TIMEOUT
+        while (compared := self._audit.compare(facts)).faults() and time.monotonic() < end:
+            time.sleep(0.5)
+            facts = next(now for now in self.pipelines() if now.name == facts.name)
+        return compared
+
+    def close(self) -> None:
+        """End every process that is still there."""
+        if self._engine is not None:
+            self._engine.stop()
+        processes = [*self._producers, *([self._node] if self._node else [])]
+        for process in processes:
+            process.pipe.close()
+        for process in processes:
+            process.process.join(_STOP_TIMEOUT)
+            if process.process.is_alive():
+                process.process.kill()
+        self.client.close()
+
+    def _collect_reports(self, processes: list[_ChildProcess]) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yields what processes report once they are told to stop."""
+        for process in processes:
+            with contextlib.suppress(OSError):
+                process.pipe.send("stop")
+        for process in processes:
+            try:
+                report, faults = process.receive()
+            except HeadwaterError as error:
+                self._failures.append(error.what)
+                continue
+            self._failures.extend(f"{process.name}: {fault}" for fault in faults)
+            yield process.name, report
+
+    def _spawn(self, name: str, work: Callable[..., None], arguments: tuple[Any, ...]) -> _ChildProcess:
+        here, there = self._context.Pipe()
+        process = self._context.Process(target=work, args=(*arguments, there), name=name, daemon=True)
+        process.start()
+        there.close()
+        return _ChildProcess(name, process, here)
+
+
+def _load_shop() -> tuple[App, str]:
+    """Returns the shop, and what is missing to run its pipelines; its topics are there in any case."""
+    try:
+        importlib.import_module("pyspark.sql")
+        from headwater.engine.spark.java import find_java
+
+        find_java()
+        missing = ""
+    except ImportError:
+        missing = "the package pyspark is not installed: pip install pyspark"
+        stand_in = ModuleType("pyspark.sql")
+        stand_in.__dict__.update(DataFrame=None, functions=None)
+        sys.modules.update({"pyspark": ModuleType("pyspark"), "pyspark.sql": stand_in})
+    except HeadwaterError as error:
+        missing = f"{error.what}: {error.fix}"
+    app: App = importlib.import_module("headwater.demo.shop").app
+    return app, missing

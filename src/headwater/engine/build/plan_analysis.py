@@ -1,0 +1,309 @@
+"""Analysis and rewriting of Spark's logical plan.
+
+The first part answers questions about a plan: which steps keep state, which output modes are allowed, which column has
+the event time.
+
+The second part restores the event position. Operators identify events by partition and offset and process them in order
+of event time. A user's `select` usually drops these columns. For steps that return one row per event (`select`,
+`where`, a union of these), `restore_position` walks down the plan to a step that still has the columns and rebuilds
+every step above it with the hidden columns appended.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, Final, Literal
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType, TimestampType
+
+from headwater.engine.state.state import INPUT_SHIFT, OFFSET, PARTITION
+
+__all__ = [
+    "EVENT_TIME",
+    "HIDDEN_PREFIX",
+    "WATERMARK_DELAY_KEY",
+    "Mode",
+    "count_reads",
+    "event_time_column",
+    "join_delay",
+    "join_wait_times",
+    "output_mode_error",
+    "plan_of",
+    "restore_position",
+    "split_partition",
+    "state_text",
+    "stateful_steps",
+    "tag_input",
+    "window_column",
+]
+
+Mode = Literal["append", "update"]
+_STATEFUL: Final = {
+    "Aggregate": "aggregate",
+    "Deduplicate": "deduplicate",
+    "DeduplicateWithinWatermark": "deduplicate",
+    "Distinct": "distinct",
+    "FlatMapGroupsInPandasWithState": "state per key",
+    "GlobalLimit": "limit",
+    "Join": "join",
+    "TransformWithStateInPySpark": "state per key",
+}
+_SOME_TIME: Final = 1_000_000_000_000
+WATERMARK_DELAY_KEY: Final = "spark.watermarkDelayMs"
+"""The word in a column's metadata by which Spark knows the event time."""
+
+
+def plan_of(frame: DataFrame) -> Any:
+    """Returns the analysed plan, a Java object."""
+    return frame._jdf.queryExecution().analyzed()
+
+
+def stateful_steps(plan: Any) -> Iterator[str]:
+    """Returns descriptions of the steps that keep state, from the last to the first."""
+    return (_STATEFUL[step.nodeName()] for step in _steps(plan) if step.nodeName() in _STATEFUL)
+
+
+def join_wait_times(frame: DataFrame) -> Iterator[tuple[str, int | None]]:
+    """Returns how long rows of each side of each stream join wait for a partner, in milliseconds.
+
+    None when its condition sets no limit: rows wait for ever, and the unmatched rows of an outer join never come.
+    """
+    jvm: Any = frame.sparkSession.sparkContext._jvm
+    helper = jvm.org.apache.spark.sql.catalyst.analysis.StreamingJoinHelper
+    moment = jvm.scala.Option.apply(_SOME_TIME)
+    for join in (step for step in _steps(plan_of(frame)) if step.nodeName() == "Join"):
+        by_time = helper.isWatermarkInJoinKeys(join)
+        sides = (join.left().outputSet(), join.right().outputSet())
+        for name, mine, other in (("left", *sides), ("right", *reversed(sides))):
+            border = helper.getStateValueWatermark(mine, other, join.condition(), moment)
+            if border.isDefined():
+                yield name, max(0, _SOME_TIME - border.get())
+            else:
+                yield name, 0 if by_time else None
+
+
+def join_delay(frame: DataFrame) -> int:
+    """Returns how much older than the watermark result rows may be because of joins, in microseconds."""
+    return sum(wait for _, wait in join_wait_times(frame) if wait) * 1_000
+
+
+def _steps(plan: Any) -> Iterator[Any]:
+    """Returns all steps on streams; a join is included if both sides are streams."""
+    children = [plan.children().apply(number) for number in range(plan.children().size())]
+    streams = [child for child in children if child.isStreaming()]
+    if plan.nodeName() != "Join" or len(streams) == 2:
+        yield plan
+    for child in streams:
+        yield from _steps(child)
+
+
+def count_reads(plan: Any, number: int) -> int:
+    """Returns how often a plan reads an input."""
+    return len(re.findall(rf"\bnumber={number}\b", plan.toString()))
+
+
+def output_mode_error(frame: DataFrame, mode: Mode) -> str | None:
+    """Returns Spark's error for the plan in this output mode; None if Spark accepts it."""
+    jvm: Any = frame.sparkSession.sparkContext._jvm
+    checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
+    modes = jvm.org.apache.spark.sql.streaming.OutputMode
+    try:
+        checker.checkForStreaming(plan_of(frame), modes.Append() if mode == "append" else modes.Update())
+    except PySparkException as error:
+        return str(error).splitlines()[0]
+    return None
+
+
+def state_text(plan: Any) -> str:
+    """Returns the stateful steps with their expressions, without the ids that Spark assigns anew each time."""
+    lines = [line.lstrip(" +-:|~!'") for line in plan.toString().splitlines()]
+    kept = [line for line in lines if line.split(" ")[0].rstrip(",") in _STATEFUL]
+    # For Headwater's operators the text also has the result columns, which are not state.
+    kept = [re.sub(r"(, \d+, \[).*(\], Append, EventTime)", r"\1\2", line) for line in kept]
+    return "\n".join(re.sub(r"#\d+L?|-T\d+ms", "", line) for line in kept)
+
+
+def window_column(schema: StructType) -> str | None:
+    """Returns the first column that is a window: a struct of start and end."""
+    for field in schema:
+        kind = field.dataType
+        if not isinstance(kind, StructType) or kind.names != ["start", "end"]:
+            continue
+        if all(isinstance(part.dataType, TimestampType) for part in kind):
+            return field.name
+    return None
+
+
+def event_time_column(schema: StructType) -> str | None:
+    """Returns the column that carries the event time, if there is one."""
+    marked = [
+        f.name for f in schema if WATERMARK_DELAY_KEY in f.metadata and isinstance(f.dataType, TimestampType)
+    ]
+    return marked[0] if marked else None
+
+
+HIDDEN_PREFIX: Final = "_hw_"
+EVENT_TIME: Final = "_hw_at"
+"""The event time, if the user's columns no longer have it."""
+_CARRIED: Final = {
+    "_hw_carried_partition": PARTITION,
+    "_hw_carried_offset": OFFSET,
+    "_hw_carried_at": EVENT_TIME,
+}
+"""Temporary names of hidden columns: a user's `select("*")` may include those of the source as well."""
+_ROW_PRESERVING: Final = (
+    "Filter",
+    "Project",
+    "Repartition",
+    "RepartitionByExpression",
+    "ResolvedHint",
+    "SubqueryAlias",
+    "Union",
+)
+"""Steps whose rows are each one row of the step below."""
+_BRANCH_SHIFT: Final = 48
+
+
+def tag_input(frame: DataFrame, number: int) -> DataFrame:
+    """Encode the input's number in the partition, so that positions stay unique in a union."""
+    return frame.withColumn(PARTITION, F.col(PARTITION).cast("bigint") + F.lit(number << INPUT_SHIFT))
+
+
+def split_partition(partition: int) -> tuple[int, int]:
+    """Returns the number of the input, and the partition there.
+
+    Example:
+        >>> split_partition(3), split_partition((2 << 32) + 3), split_partition((7 << 48) + (2 << 32) + 3)
+        ((0, 3), (2, 3), (2, 3))
+    """
+    return partition >> INPUT_SHIFT & 0xFFFF, partition & 0xFFFFFFFF
+
+
+def restore_position(events: DataFrame) -> DataFrame:
+    """Returns the events with partition, offset and time, where they can be recovered.
+
+    They cannot be told where a row is not one event: where it comes from several, is one of several that come from one,
+    or is made by code that Spark does not look into. Then the events come back without a place.
+    """
+    walk = _PlanRewriter(events)
+    carried = walk.rewrite(_inline_ctes(events))
+    frame = events if carried is None else _to_frame(events, carried)
+    found = {name: hidden for name, hidden in _CARRIED.items() if name in frame.columns}
+    known = {PARTITION, OFFSET} & set(events.columns)
+    if not found or not known <= set(found.values()):
+        return events.drop(*known)  # a position that several rows share identifies none
+    timed = event_time_column(events.schema) is not None
+    if timed and (known or len(found) == 1) and walk.branches < 2:
+        return events
+    if timed:
+        frame = frame.drop("_hw_carried_at")
+        del found["_hw_carried_at"]
+    return frame.drop(*found.values()).withColumnsRenamed(found)
+
+
+class _PlanRewriter:
+    """Rewrites one plan from its root down to the hidden columns."""
+
+    def __init__(self, events: DataFrame) -> None:
+        self._events = events
+        self._logical: Any = events.sparkSession.sparkContext._jvm.org.apache.spark.sql.catalyst.plans.logical  # type: ignore[union-attr]
+        self.branches = 0
+        self._lost = False  # missing in one branch of a union, so the other branches cannot use it
+
+    def rewrite(self, plan: Any) -> Any | None:
+        """Returns the plan with the hidden columns appended; None where they cannot be recovered."""
+        kind, children = plan.nodeName(), list(_scala_items(plan.children()))
+        if kind == "View":  # of a SQL query: an alias
+            return self.rewrite(children[0])
+        if kind not in _ROW_PRESERVING or not _preserves_rows(plan):
+            return self._rewrite_leaf(plan)
+        below = [self.rewrite(child) for child in children]
+        if None in below or len({len(_hidden_columns(one)) for one in below}) > 1:
+            self._lost |= kind == "Union"
+            return None if self._lost else self._rewrite_leaf(plan)
+        if kind == "Project":
+            return self._logical.Project(_append_all(plan.projectList(), _hidden_columns(below[0])), below[0])
+        if kind == "Union":
+            both = zip(children, below, strict=True)
+            below = [
+                self._logical.Project(_append_all(old.output(), _hidden_columns(new)), new)
+                for old, new in both
+            ]
+        return plan.withNewChildren(_append_all(plan.children().take(0), below))
+
+    def _rewrite_leaf(self, plan: Any) -> Any | None:
+        """Returns a leaf step with its own hidden columns under their temporary names."""
+        frame = _to_frame(self._events, plan)
+        time = event_time_column(frame.schema)
+        if time is None:
+            return None
+        branch, self.branches = self.branches, self.branches + 1
+        columns = {"_hw_carried_at": F.col(f"`{time}`")}
+        if all(frame.columns.count(name) == 1 for name in (PARTITION, OFFSET)) and _preserves_rows(
+            plan, deep=True
+        ):
+            # An event may come through two branches of a union.
+            partition = F.col(PARTITION).cast("bigint") + F.lit(branch << _BRANCH_SHIFT)
+            columns |= {"_hw_carried_partition": partition, "_hw_carried_offset": F.col(OFFSET)}
+        return plan_of(frame.withColumns(columns))
+
+
+def _preserves_rows(plan: Any, *, deep: bool = False) -> bool:
+    """Returns whether each row of a step is one event; with `deep`, also of all steps below it.
+
+    A join of streams gives pairs, and `explode` several rows for an event. To `distinct` the place would be a part of
+    the row, so that no two are equal.
+    """
+    kind, below = str(plan.nodeName()), list(_scala_items(plan.children()))
+    if kind == "Generate" and _is_operator(below[0]):
+        return True  # the rows that an operator gives, in lists
+    streams = [child for child in below if child.isStreaming()]
+    if kind in ("Distinct", "Generate") or (kind == "Join" and len(streams) > 1):
+        return False
+    if kind.startswith("Deduplicate") and PARTITION in [
+        column.name() for column in _scala_items(plan.keys())
+    ]:
+        return False
+    return not deep or all(_preserves_rows(child, deep=True) for child in streams)
+
+
+def _is_operator(plan: Any) -> bool:
+    """Returns whether a step is one of Headwater's operators, with its observed metrics."""
+    return bool(
+        plan.nodeName() == "CollectMetrics"
+        and str(plan.children().apply(0).nodeName()).startswith("TransformWithState")
+    )
+
+
+def _inline_ctes(events: DataFrame) -> Any:
+    """Returns the analysed plan with WITH queries inlined where they are used."""
+    jvm: Any = events.sparkSession.sparkContext._jvm
+    return jvm.org.apache.spark.sql.catalyst.optimizer.InlineCTE(True, False, False).apply(plan_of(events))
+
+
+def _to_frame(like: DataFrame, plan: Any) -> DataFrame:
+    """Returns an analysed plan as a DataFrame."""
+    session = like.sparkSession
+    jvm: Any = session.sparkContext._jvm
+    return DataFrame(jvm.org.apache.spark.sql.classic.Dataset.ofRows(session._jsparkSession, plan), session)
+
+
+def _hidden_columns(plan: Any) -> list[Any]:
+    """Returns the temporary hidden columns of a plan, in a fixed order."""
+    by_name = {column.name(): column for column in _scala_items(plan.output())}
+    return [by_name[name] for name in _CARRIED if name in by_name]
+
+
+def _append_all(sequence: Any, more: list[Any]) -> Any:
+    """Returns a Scala sequence with more elements appended."""
+    for one in more:
+        sequence = sequence.appended(one)
+    return sequence
+
+
+def _scala_items(sequence: Any) -> Iterator[Any]:
+    return (sequence.apply(number) for number in range(sequence.size()))

@@ -1,0 +1,326 @@
+"""The engine context, query directories and checkpoint folders.
+
+`EngineContext` holds what all queries of a process share: log, store, clock and scheduling. `QueryDirectory` is the
+folder of one query: its manifest, its start offsets and its checkpoint. `CheckpointFolder` is where checkpoints are
+stored: a local or mounted folder (`LocalFolder`), or any URL that Hadoop can open (`HadoopFolder`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import msgspec
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark.sql import SparkSession
+
+from headwater.errors import FencedError, UnreachableError
+from headwater.events import Clock
+from headwater.log.protocol import TimedLog
+from headwater.profiles import redact
+from headwater.store import SideOutput, Store
+
+__all__ = [
+    "CheckpointFolder",
+    "EngineContext",
+    "HadoopFolder",
+    "LocalFolder",
+    "QueryDirectory",
+    "QueryManifest",
+]
+
+
+class CheckpointFolder(Protocol):
+    """A folder that outlives its driver; file names are relative to it."""
+
+    @property
+    def address(self) -> str:
+        """The folder, as Spark takes it."""
+
+    def subfolder(self, name: str) -> CheckpointFolder:
+        """Returns a folder in this one; it need not exist."""
+
+    def list_names(self, name: str = ".") -> list[str]:
+        """Returns the names in a subfolder; empty if it does not exist."""
+
+    def read(self, name: str) -> bytes:
+        """Returns the content of a file.
+
+        Raises:
+            FileNotFoundError: There is none.
+        """
+
+    def write(self, name: str, data: bytes) -> None:
+        """Replace a file atomically: after a crash it is the old one or the new one."""
+
+    def sync(self) -> None:
+        """Return when everything that Spark has written here survives a power failure."""
+
+
+class LocalFolder:
+    """A folder that this machine has mounted.
+
+    Example:
+        >>> import tempfile
+        >>> folder = LocalFolder(Path(tempfile.mkdtemp())).subfolder("revenue")
+        >>> folder.write("made.json", b"{}")
+        >>> folder.read("made.json"), folder.list_names(), folder.list_names("checkpoint")
+        (b'{}', ['made.json'], [])
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def address(self) -> str:
+        """The folder, as Spark takes it."""
+        return str(self.path)
+
+    def subfolder(self, name: str) -> LocalFolder:
+        """Returns a folder in this one; it need not exist."""
+        return LocalFolder(self.path / name)
+
+    def list_names(self, name: str = ".") -> list[str]:
+        """Returns the names in a subfolder; empty if it does not exist."""
+        folder = self.path / name
+        return [path.name for path in folder.iterdir()] if folder.is_dir() else []
+
+    def read(self, name: str) -> bytes:
+        """Returns the content of a file."""
+        return (self.path / name).read_bytes()
+
+    def write(self, name: str, data: bytes) -> None:
+        """Replace a file atomically: after a crash it is the old one or the new one."""
+        path = self.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(".new")
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+
+    def sync(self) -> None:
+        """Sync the whole file system of this folder to disk; Spark itself never does."""
+        handle = os.open(self.path, os.O_RDONLY)
+        try:
+            libc = ctypes.CDLL(None, use_errno=True)
+            if hasattr(libc, "syncfs"):
+                if libc.syncfs(handle) != 0:
+                    raise OSError(ctypes.get_errno(), "the checkpoint could not be synced")
+            else:
+                os.sync()
+        finally:
+            os.close(handle)
+
+
+class HadoopFolder:
+    """A folder at a URL, accessed with the file system client that Spark uses for its checkpoints.
+
+    Args:
+        address: Such as `s3a://bucket/checkpoints` or `hdfs://name/checkpoints`.
+        spark: Gives the session; asked when something is read or written.
+    """
+
+    def __init__(self, address: str, spark: Callable[[], SparkSession]) -> None:
+        self.address = address.rstrip("/")
+        self._spark = spark
+
+    def subfolder(self, name: str) -> HadoopFolder:
+        """Returns a folder in this one; it need not exist."""
+        return HadoopFolder(f"{self.address}/{name}", self._spark)
+
+    def list_names(self, name: str = ".") -> list[str]:
+        """Returns the names in a subfolder; empty if it does not exist."""
+        try:
+            with self._file_manager(name) as (files, path):
+                return [str(found.getPath().getName()) for found in files.list(path)]
+        except FileNotFoundError:
+            return []
+
+    def read(self, name: str) -> bytes:
+        """Returns the content of a file."""
+        with self._file_manager(name) as (files, path):
+            stream = files.open(path)
+            try:
+                return bytes(stream.readAllBytes())
+            finally:
+                stream.close()
+
+    def write(self, name: str, data: bytes) -> None:
+        """Replace a file atomically: after a crash it is the old one or the new one."""
+        with self._file_manager(name) as (files, path):
+            files.mkdirs(path.getParent())
+            stream = files.createAtomic(path, True)
+            stream.write(data)
+            stream.close()
+
+    def sync(self) -> None:
+        """Do nothing: such storage is durable once a write returns."""
+
+    @contextmanager
+    def _file_manager(self, name: str) -> Iterator[tuple[Any, Any]]:
+        """Returns Spark's checkpoint file manager and the path of a file; translates Java's errors."""
+        session = self._spark()
+        jvm: Any = session._jvm
+        address = self.address if name == "." else f"{self.address}/{name}"
+        try:
+            path = jvm.org.apache.hadoop.fs.Path(address)
+            settings = session._jsparkSession.sessionState().newHadoopConf()
+            managers = jvm.org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFileManager
+            yield managers.create(path, settings), path
+        except Py4JJavaError as error:
+            java = error.java_exception
+            if java.getClass().getName() == "java.io.FileNotFoundException":
+                raise FileNotFoundError(address) from None
+            what = f"checkpoints cannot be reached at {redact(self.address)}"
+            raise UnreachableError(what, detail=redact(java.toString()), fix="docs/profiles.md") from None
+
+
+class QueryManifest(msgspec.Struct, frozen=True):
+    """The definition that a query was started with, for comparison with the app's current definition.
+
+    `facts` are those of the pipeline (see `Pipeline.facts`). `state` is the description of its state, `schema` its
+    columns as DDL, `rows` the behaviour of its rows (see `RowBehaviour`). `starts` has the start offsets of each input,
+    `topic_ids` the id of each input's topic (see `TimedLog.topic_id`).
+    """
+
+    facts: dict[str, str]
+    state: str
+    schema: str
+    mode: str
+    rows: str
+    starts: dict[str, dict[int, int]]
+    topic_ids: dict[str, str] = msgspec.field(name="incarnations", default_factory=dict)
+
+
+class QueryDirectory:
+    """The files of one version of a pipeline.
+
+    Files that the next driver needs, on any machine, are below `shared`: the manifest and Spark's checkpoint. Files
+    that each run creates again are in `engine/NAME/VERSION` of the data folder, which is also the default of `shared`.
+
+    Example:
+        >>> import tempfile
+        >>> directory = QueryDirectory(Path(tempfile.mkdtemp()), "revenue", 1)
+        >>> directory.query_id, directory.load_manifest() is None
+        ('revenue@1', True)
+    """
+
+    def __init__(self, data: Path, name: str, version: int, shared: CheckpointFolder | None = None) -> None:
+        self.query_id = f"{name}@{version}"
+        self._local = data / "engine" / name / str(version)
+        self._shared = (shared or LocalFolder(data / "engine")).subfolder(f"{name}/{version}")
+        self.checkpoint = self._shared.subfolder("checkpoint")
+        self.pacing_file = self._local / "notes"
+        self.barrier_file = self._local / "loaded"
+
+    @property
+    def staging_folder(self) -> Path | None:
+        """Where workers put large results for the driver; None when they share no folder with it."""
+        return self._shared.path / "staged" if isinstance(self._shared, LocalFolder) else None
+
+    def load_manifest(self) -> QueryManifest | None:
+        """Returns the manifest of the query; None if it has never run."""
+        try:
+            return msgspec.json.decode(self._shared.read("made.json"), type=QueryManifest, strict=False)
+        except FileNotFoundError:
+            return None
+
+    def prepare(self, manifest: QueryManifest, inputs: int) -> None:
+        """Create the folders and write the manifest."""
+        self._local.mkdir(parents=True, exist_ok=True)
+        for shared in (self.pacing_file, self.barrier_file):
+            shared.write_bytes(bytes(inputs))
+        for path in self._local.glob("*.decided"):
+            path.unlink()
+        if manifest != self.load_manifest():
+            self._shared.write("made.json", msgspec.json.format(msgspec.json.encode(manifest), indent=2))
+
+    def skips_file(self, input_: str) -> Path:
+        """Returns the file with the offsets to skip of an input; it is written from the store at each start."""
+        return self._local / f"skips-{input_}.json"
+
+    def write_skips(self, topics: Mapping[str, str], skipped: Sequence[SideOutput]) -> None:
+        """Write the events that the inputs skip; `topics` has the topic of each input."""
+        for name, topic in topics.items():
+            positions = sorted({(aside.partition, aside.offset) for aside in skipped if aside.topic == topic})
+            self.skips_file(name).write_bytes(msgspec.json.encode(positions))
+
+
+_OWNER: Final = "@driver"
+"""The name under which a driver claims an epoch in the store, before it claims the queries one by one."""
+
+
+@dataclass(frozen=True)
+class EngineContext:
+    """Log, store, clock and settings that all queries of a process share.
+
+    Args:
+        data: The folder of this engine's own files.
+        log: Where events come from.
+        store: Where results go.
+        clock: The source of the current time.
+        rows: About how many events a batch takes while catching up.
+        stage_above: Results that are expected to have more rows than this are staged by the workers.
+        cores: Into how many tasks a batch is cut.
+        wait: The longest wait of an input for events, in seconds.
+        checkpoints: A folder that driver and workers both reach, for checkpoints; the data folder, if omitted.
+        dry_run_log: Where the log would be, if this is a dry run.
+        jars: A folder with the jars of Spark's Kafka connector; they are fetched, if omitted.
+        realtime_batch: How long a batch of a real-time query is: what it may do again after a crash.
+        scratch: A folder for queries that are run apart from everything: what they make goes nowhere else.
+        owner: The epoch under which this process has taken all pipelines (see `claim_ownership`); None, when it
+            needs none.
+    """
+
+    data: Path
+    log: TimedLog
+    store: Store
+    clock: Clock
+    rows: int = 1_000_000
+    stage_above: int = 200_000
+    cores: int = 2
+    wait: float = 1.0
+    checkpoints: CheckpointFolder | None = None
+    dry_run_log: str = ""
+    jars: str | None = None
+    realtime_batch: timedelta = timedelta(seconds=30)
+    scratch: Path | None = None
+    owner: int | None = None
+
+    def claim_ownership(self) -> EngineContext:
+        """Returns the context of a driver that takes over all pipelines from any earlier driver."""
+        return replace(self, owner=self.store.open_epoch(_OWNER))
+
+    def check_owner(self) -> None:
+        """Check that no other driver has taken over the pipelines.
+
+        Raises:
+            FencedError: One has.
+        """
+        if self.owner is None:
+            return
+        try:
+            self.store.check_epoch(_OWNER, self.owner)
+        except FencedError as newer:
+            what, fix = "another driver runs these pipelines now", "end this one; the other goes on"
+            raise FencedError(what, detail=newer.detail, fix=fix, **newer.data) from None
+
+    @property
+    def kafka(self) -> str | None:
+        """The address of the log, if it is on Kafka."""
+        where = self.dry_run_log or self.log.url
+        return where if where.startswith("kafka://") else None
+
+    def query_directory(self, name: str, version: int) -> QueryDirectory:
+        """Returns the directory of a query."""
+        return QueryDirectory(
+            self.scratch or self.data, name, version, self.checkpoints if self.scratch is None else None
+        )

@@ -1,1 +1,0 @@
-"""Events beside the rows of tables: as they are now, as they were at the event's time; and a table's history."""

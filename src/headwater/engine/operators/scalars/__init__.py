@@ -1,1 +1,0 @@
-"""Scalar expressions of a query: from Spark's dialect to DuckDB's, where both mean the same."""

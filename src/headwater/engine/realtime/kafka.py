@@ -1,0 +1,294 @@
+"""Kafka for real-time mode: client settings, Spark's Kafka connector, and record encoding in Spark SQL.
+
+`java_settings` translates the librdkafka settings of a `kafka://` address to settings of Kafka's Java clients.
+
+`load_connector` adds the jars of Spark's Kafka connector to a running session. Spark resolves them with its built-in
+Ivy; Ivy's output goes to spark.log. There is no connector of version 4.3 yet; the connector of 4.2 runs on Spark 4.3.
+Each jar is loaded without its declared dependencies, because one of them was not published.
+
+`decode_records` and `encode_records` convert between Kafka records and typed columns (docs/kafka.md, "Records"). No
+Python code runs per record. Records that do not match the topic's type are dropped and not counted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from headwater.engine.build.inputs import Input
+from headwater.errors import BadSettingError, MissingConnectorError
+from headwater.log import Topic
+from headwater.log.kafka.brokers import KafkaAddress
+from headwater.pipelines import Pipeline
+from headwater.pipelines.graph import not_realtime_error
+
+__all__ = [
+    "JARS",
+    "RECORD",
+    "decode_records",
+    "encode_records",
+    "java_settings",
+    "load_connector",
+]
+
+_SAME_NAME: Final = (
+    "client.id",
+    "client.rack",
+    "connections.max.idle.ms",
+    "metadata.max.age.ms",
+    "receive.buffer.bytes",
+    "reconnect.backoff.max.ms",
+    "reconnect.backoff.ms",
+    "request.timeout.ms",
+    "retry.backoff.ms",
+    "security.protocol",
+    "ssl.endpoint.identification.algorithm",
+)
+_FILES: Final = {"ssl.ca.location": ("ssl.truststore.location", "ssl.truststore.type")}
+_LOGIN_MODULES: Final = {
+    "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
+    "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
+    "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
+}
+_IGNORED: Final = ("session.timeout.ms",)
+"""Settings of group members, which Spark's source is not."""
+
+
+def java_settings(address: KafkaAddress) -> dict[str, str]:
+    """Returns the settings as options of Spark's source and sink.
+
+    Raises:
+        BadSettingError: A setting has no counterpart in Java.
+
+    Example:
+        >>> java_settings(KafkaAddress.parse("kafka://a:9092?client.id=till"))
+        {'kafka.bootstrap.servers': 'a:9092', 'kafka.client.id': 'till'}
+        >>> sorted(java_settings(KafkaAddress.parse("kafka://ada:pw@a:9092")))[1:3]
+        ['kafka.sasl.jaas.config', 'kafka.sasl.mechanism']
+    """
+    given = {name: value for name, value in address.settings.items() if name not in _IGNORED}
+    found = {"bootstrap.servers": address.servers}
+    mechanism = given.pop("sasl.mechanism", None) or given.pop("sasl.mechanisms", None)
+    user, password = given.pop("sasl.username", None), given.pop("sasl.password", None)
+    if mechanism is not None:
+        if mechanism not in _LOGIN_MODULES or user is None:
+            raise _setting_error(f"sasl.mechanism={mechanism}")
+        login = f"username={_quote_jaas(user)} password={_quote_jaas(password or '')}"
+        found["sasl.mechanism"] = mechanism
+        found["sasl.jaas.config"] = f"{_LOGIN_MODULES[mechanism]} required {login};"
+    for name, value in given.items():
+        if name in _FILES:
+            location, kind = _FILES[name]
+            found |= {location: value, kind: "PEM"}
+        elif name in _SAME_NAME:
+            found[name] = value
+        else:
+            raise _setting_error(name)
+    return {f"kafka.{name}": value for name, value in found.items()}
+
+
+def _quote_jaas(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _setting_error(setting: str) -> BadSettingError:
+    what = f"real-time mode cannot use {setting} of the log's address"
+    supported = ", ".join((*_SAME_NAME, *_FILES))
+    detail = f"Spark's source uses Kafka's Java client; supported settings of the address: {supported}"
+    return BadSettingError(what, detail=detail, fix='leave out the setting, or latency="realtime"')
+
+
+JARS: Final = {
+    "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0": (
+        "64539c45e5d39f7ddb747312c239f38f5208d08c1a0ddf7d70beb2fbd9373705"
+    ),
+    "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0": (
+        "f2be3b76f9e6cbe63379d4e4e0dc14f59dbf056ae2ad16ff15ac108004c86767"
+    ),
+    "org.apache.kafka:kafka-clients:3.9.2": "014b4ef36884478a932641818b080c36a8f8e2e92dc771e800c9d2694f4f83d8",
+    "org.apache.commons:commons-pool2:2.13.1": "f77a5060d6936a9144023584232f9de3f2248f1abfe156e9d31795f18770674f",
+    "org.scala-lang.modules:scala-parallel-collections_2.13:1.2.0": (
+        "4eae6e68cf44e9f709970355590ae981883edf6484608d747376a56cbb285432"
+    ),
+}
+"""Coordinates and SHA-256 of every jar."""
+_CONNECTOR_JAR: Final = "spark-sql-kafka"
+_FIX: Final = "HEADWATER_JARS=/a/folder/with/the/jars"
+_load_lock = threading.Lock()  # held for the whole download, so that only the first query loads the jars
+
+
+def load_connector(spark: SparkSession, folder: str | None, report: Callable[[str], None]) -> None:
+    """Load the connector into Spark, once for all its sessions and workers.
+
+    Args:
+        spark: Any session.
+        folder: Where the jars are as files; fetched, if omitted.
+        report: Called with a description of slow steps.
+
+    Raises:
+        MissingConnectorError: The jars are not available, or are not the ones in `JARS`.
+    """
+    with _load_lock:
+        if any(_CONNECTOR_JAR in row[0] for row in spark.sql("LIST JARS").collect()):
+            return
+        if not folder:
+            report("fetching Spark's Kafka connector: five jars, once for this machine")
+        for path in _local_jars(folder) if folder else _fetch_jars(spark):
+            _add_jar(spark, path)
+
+
+def _add_jar(spark: SparkSession, path: str) -> None:
+    """Add a jar to all workers and to all threads of the driver.
+
+    ADD JAR would give it to one thread of the driver: those that take in results of tasks would not know its classes,
+    and the first batch would fail when it ends. The loader that Spark itself was loaded by serves all threads.
+    """
+    jvm = _jvm(spark)
+    loader = spark._jsparkSession.sharedState().jarClassLoader().getParent()
+    loader.addURL(jvm.java.io.File(path).toURI().toURL())
+    spark.sparkContext._jsc.addJar(path)
+
+
+def _local_jars(folder: str) -> list[str]:
+    """Returns the jars of the user's folder, unverified."""
+    found = sorted(str(path.absolute()) for path in Path(folder).expanduser().glob("*.jar"))
+    if not any(_CONNECTOR_JAR in path for path in found):
+        what = f"there is no connector in {folder}"
+        raise MissingConnectorError(what, detail="\n".join(["it needs:", *JARS]), fix=_FIX, folder=folder)
+    return found
+
+
+def _fetch_jars(spark: SparkSession) -> list[str]:
+    return [
+        _verify_jar(_resolve_jar(spark, coordinate), coordinate, known) for coordinate, known in JARS.items()
+    ]
+
+
+def _resolve_jar(spark: SparkSession, coordinate: str) -> str:
+    """Returns the file of one jar from Ivy's cache."""
+    jvm = _jvm(spark)
+    try:
+        uri = jvm.java.net.URI(f"ivy://{coordinate}?transitive=false")
+        return str(jvm.org.apache.spark.util.DependencyUtils.resolveMavenDependencies(uri).head())
+    except Exception as error:  # whatever Java says
+        said = next((line for line in str(error).splitlines()[1:] if line.strip()), "").strip()
+        what = f"Spark could not fetch {coordinate}"
+        raise MissingConnectorError(what, detail=said[:300], fix=_FIX, jar=coordinate) from None
+
+
+def _verify_jar(path: str, coordinate: str, known: str) -> str:
+    found = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    if found != known:
+        what = f"{coordinate} is not the jar that was tried"
+        detail = f"its SHA-256 is {found}, not {known}\n{path}"
+        raise MissingConnectorError(what, detail=detail, fix=f"remove {path}, or {_FIX}", jar=coordinate)
+    return path
+
+
+def _jvm(spark: SparkSession) -> Any:
+    return spark.sparkContext._jvm
+
+
+RECORD: Final = (
+    "key binary, value binary, timestamp timestamp, headers array<struct<key: string, value: binary>>"
+)
+"""What is used of the columns of Spark's Kafka source."""
+_CORRUPT: Final = "_hw_bad"
+_TIME_FORMAT: Final = "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"
+_UNQUOTED_TYPES: Final = (T.IntegralType, T.BooleanType)
+_TEXT_TYPES: Final = (T.StringType, T.DateType)
+
+
+def decode_records(records: DataFrame, input_: Input) -> DataFrame:
+    """Returns the columns of a topic for the pipeline's function, without tombstones and unreadable records."""
+    kinds = from_arrow_schema(input_.topic.schema)
+    wanted = T.StructType([T.StructField(kind.name, kind.dataType) for kind in kinds])
+    wanted = wanted.add(_CORRUPT, T.StringType())
+    event = F.from_json(F.col("value").cast("string"), wanted, {"columnNameOfCorruptRecord": _CORRUPT})
+    rows = records.select(event.alias("event"), "value", "timestamp", "headers")
+    rows = rows.where(F.col("value").isNotNull() & F.col(f"event.{_CORRUPT}").isNull())
+    for kind in kinds:
+        if not kind.nullable:
+            rows = rows.where(_field(kind.name).isNotNull())
+    return rows.select(*(_event_column(name, input_).alias(name) for name in input_.schema.names))
+
+
+def _event_column(name: str, input_: Input) -> Column:
+    own = [_field(name)] if name in input_.topic.schema.names else []
+    if name != input_.time:
+        return own[0]
+    header = F.filter("headers", lambda header: header["key"] == "hw.occurred_at")
+    text = F.try_element_at(header, F.lit(1))["value"].cast("string")
+    return F.coalesce(*own, F.try_to_timestamp(text), F.col("timestamp"))
+
+
+def _field(name: str) -> Column:
+    return F.col("event").getField(name)
+
+
+def encode_records(rows: DataFrame, pipeline: Pipeline, topic: Topic) -> DataFrame:
+    """Returns rows as records: JSON value, canonical key bytes, and the type's version in a header."""
+    plain = [
+        _json_form(F.col(_quote_name(field.name)), field.dataType).alias(field.name) for field in rows.schema
+    ]
+    options = {"timestampFormat": _TIME_FORMAT, "ignoreNullFields": "false"}
+    version = F.struct(
+        F.lit("hw.version").alias("key"), F.lit(str(topic.version)).cast("binary").alias("value")
+    )
+    columns = [
+        F.to_json(F.struct(*plain), options).cast("binary").alias("value"),
+        F.array(version).alias("headers"),
+    ]
+    if pipeline.key:
+        columns.append(_record_key(rows, pipeline).alias("key"))
+    return rows.select(*columns)
+
+
+def _json_form(column: Column, kind: T.DataType) -> Column:
+    """Returns a column in its JSON form; decimals are text."""
+    if "decimal" not in kind.simpleString():
+        return column
+    if isinstance(kind, T.StructType):
+        whole = F.struct(*(_json_form(column.getField(f.name), f.dataType).alias(f.name) for f in kind))
+        return F.when(column.isNotNull(), whole)
+    if isinstance(kind, T.ArrayType):
+        return F.transform(column, lambda element: _json_form(element, kind.elementType))
+    if isinstance(kind, T.MapType):
+        return F.transform_values(column, lambda _, value: _json_form(value, kind.valueType))
+    return column.cast("string")
+
+
+def _record_key(rows: DataFrame, pipeline: Pipeline) -> Column:
+    """Returns the same bytes as `events/key.py`."""
+    kinds: dict[str, Any] = {field.name: field.dataType for field in rows.schema}
+    for name in pipeline.key:
+        if not isinstance(kinds[name], (*_UNQUOTED_TYPES, *_TEXT_TYPES)):
+            detail = "its bytes would not be those that other producers give the same key"
+            fix = f"cast {name} to text"
+            raise not_realtime_error(
+                pipeline, f'its key "{name}" is a {kinds[name].simpleString()}', detail, fix
+            )
+    if len(pipeline.key) == 1:
+        return F.col(_quote_name(pipeline.key[0])).cast("string").cast("binary")
+    parts = [_key_part(F.col(_quote_name(name)), kinds[name]) for name in pipeline.key]
+    return F.concat(F.lit("["), F.concat_ws(",", *parts), F.lit("]")).cast("binary")
+
+
+def _key_part(column: Column, kind: T.DataType) -> Column:
+    text = column.cast("string")
+    if isinstance(kind, _UNQUOTED_TYPES):
+        return text
+    return F.regexp_extract(F.to_json(F.array(text)), r"^\[(.*)\]$", 1)
+
+
+def _quote_name(column: str) -> str:
+    return "`" + column.replace("`", "``") + "`"

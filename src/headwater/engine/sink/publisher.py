@@ -1,0 +1,121 @@
+"""Publishes the output of a pipeline to its topic: the changes of a view, or the rows of a stream."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.engine.build.build import BuiltQuery
+from headwater.engine.failpoints import failpoint
+from headwater.events import storage_schema
+from headwater.log import Topic, WriteBatch
+from headwater.log.protocol import TimedLog, TimedPartition
+from headwater.log.write_batch import Origin
+from headwater.pipelines import PipelineKind
+from headwater.store import OutboxEntry, Store
+
+__all__ = ["changelog_topic", "output_topic", "publish"]
+
+_TIME: Final = pa.timestamp("us", "UTC")
+_BATCH_STEP: Final = 1 << 32
+
+
+def changelog_topic(view: str, version: int = 1) -> str:
+    """Returns the topic with every change of a version of a view.
+
+    Example:
+        >>> changelog_topic("revenue"), changelog_topic("revenue", 2)
+        ('revenue.changes', 'revenue.changes.2')
+    """
+    return f"{view}.changes" if version == 1 else f"{view}.changes.{version}"
+
+
+def output_topic(built: BuiltQuery, version: int) -> Topic | None:
+    """Returns the definition of the pipeline's output topic; None if it has none.
+
+    If rows carry event time, the topic's event time is kept externally: it is the pipeline's watermark, which covers
+    all upstream partitions, and not the time of the topic's own rows.
+    """
+    pipeline, timed = (
+        built.pipeline,
+        built.window is not None or built.time is not None or built.emits_versions,
+    )
+    if pipeline.kind is PipelineKind.FILES:
+        return None
+    location = pipeline.location
+    if pipeline.kind is PipelineKind.STREAM:
+        return Topic.declare(
+            pipeline.name, built.schema, location=location, key=pipeline.key or None, time=built.time,
+            lateness="0 seconds", external_time=timed,
+        )  # fmt: skip
+    row = pa.struct(list(built.schema))
+    schema = pa.schema(
+        [
+            pa.field("op", pa.string(), nullable=False),
+            pa.field("before", row),
+            pa.field("after", row),
+            pa.field("at", _TIME, nullable=False),
+        ]
+    )
+    lateness = "0 seconds" if timed else "10 seconds"
+    return Topic.declare(
+        changelog_topic(pipeline.name, version),
+        schema,
+        location=location,
+        time="at",
+        lateness=lateness,
+        external_time=timed,
+    )
+
+
+def publish(store: Store, log: TimedLog, built: BuiltQuery, topic: Topic | None, query: str) -> None:
+    """Append the outbox to the pipeline's topic, each batch once, and advance the topic's event time."""
+    if topic is None:
+        return
+    partition = log.open_topic(topic.name).partitions[0]
+    for outgoing in store.outbox(query):
+        _append(log, log.topic(topic.name), built, outgoing)
+        failpoint("in-publish")
+        _advance_time(partition, topic, outgoing.watermark)
+        store.mark_published(query, outgoing.batch, {0: partition.state().next_offset})
+    last = store.last_entry(query) if topic.external_time else None
+    _advance_time(partition, topic, last.watermark if last else None)
+
+
+def _advance_time(partition: TimedPartition, topic: Topic, watermark: int | None) -> None:
+    if topic.external_time and watermark is not None and watermark > partition.state().max_event_time:
+        partition.append_idle_marker(watermark)
+
+
+def _append(log: TimedLog, topic: Topic, built: BuiltQuery, outgoing: OutboxEntry) -> None:
+    rows = _to_topic_batch(outgoing.changes, storage_schema(topic.schema), built)
+    envelope: dict[str, Any] = {}
+    if built.pipeline.kind is PipelineKind.STREAM and topic.time is None and built.window is not None:
+        ends = pc.struct_field(rows.column(built.window), "end")
+        envelope["_hw.occurred_at"] = pc.cast(pc.subtract(pc.cast(ends, pa.int64()), 1), _TIME)
+    first, entry = outgoing.batch * _BATCH_STEP, outgoing.entry
+    origin = (
+        None
+        if entry is None
+        else Origin(entry.batch, entry.epoch, msgspec.json.encode(entry.ranges()).decode())
+    )
+    batch = WriteBatch(
+        rows, topic.version, envelope, 0, outgoing.query, first, sent_at=outgoing.committed_at, origin=origin
+    )
+    log.append(topic.name, batch)
+
+
+def _to_topic_batch(changes: pa.Table, schema: pa.Schema, built: BuiltQuery) -> pa.RecordBatch:
+    """Returns one batch with exactly the topic's columns; a change has the event time of its row, if any."""
+    if built.pipeline.kind is PipelineKind.VIEW and built.time is not None and built.window is None:
+        rows = pc.coalesce(
+            *(pc.struct_field(changes.column(side), built.time) for side in ("after", "before"))
+        )
+        times = pc.coalesce(rows.cast(_TIME), changes.column("at"))
+        changes = changes.set_column(changes.schema.get_field_index("at"), "at", times)
+    whole = changes.select(schema.names).cast(schema).combine_chunks()
+    batches = whole.to_batches()
+    return batches[0] if batches else pa.RecordBatch.from_pylist([], schema)

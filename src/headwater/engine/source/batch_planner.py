@@ -1,0 +1,217 @@
+"""Batch planning: how far a batch goes, how it is divided into tasks, and the watermark at its end.
+
+`plan_batch` and `split_into_tasks` work on offset ranges of a topic. `BatchPacer` decides when a query plans its next
+batch: at once while there is input and CPU capacity, otherwise after a wait.
+"""
+
+from __future__ import annotations
+
+import heapq
+import mmap
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+from headwater.log.protocol import TimedLog, TimedTopic
+from headwater.log.storage.frame import LOWEST_TIME, Frame
+
+__all__ = [
+    "BatchPacer",
+    "Span",
+    "plan_batch",
+    "split_into_tasks",
+    "watermark_at",
+]
+
+_MAX_WAIT = 1.0
+_MAX_PAUSE = 5.0
+_PRESSURE_FILE = Path("/proc/pressure/cpu")
+
+
+class BatchPacer:
+    """Coordinates the inputs of one query: the first input waits on behalf of all.
+
+    Spark asks each input in turn for new offsets, and asks again at once if there are none. So the first input waits
+    until a topic of the query changes, and then lets one round of requests pass, in any order. Each input records in a
+    shared file whether it stopped before its topic's end; while one did, no input waits.
+
+    After a batch that reached the end, the first input pauses for the duration of the batch times the CPU pressure. An
+    idle machine has the lowest latency, a busy one fewer and larger batches.
+
+    Args:
+        log: The log with the topics.
+        topics: All topics of the query.
+        number: The number of this input in the query; input 0 waits.
+        notes: A file with one byte per input.
+        wait: The longest wait in seconds; Spark can end the query between two waits.
+    """
+
+    def __init__(
+        self, log: TimedLog, topics: list[str], number: int, notes: str, wait: float = _MAX_WAIT
+    ) -> None:
+        self._number = number
+        self._wait = wait
+        self._waiter = log.watch_event_times(topics) if number == 0 and wait else None
+        self._file = os.open(notes, os.O_RDWR)
+        self._backlog = mmap.mmap(self._file, len(topics))
+        self._planned_at: float | None = None
+        self._woken = False
+
+    def before_planning(self) -> None:
+        """Pause after a batch, in proportion to the CPU load."""
+        if self._planned_at is None:
+            return
+        took = time.monotonic() - self._planned_at
+        self._planned_at = None
+        if self._number == 0 and self._wait:
+            time.sleep(min(_MAX_PAUSE, took * _cpu_pressure()))
+
+    def wait(self) -> None:
+        """Wait for events of any input, unless one of them has more already."""
+        if self._waiter is None:
+            return
+        if self._woken or any(self._backlog[:]):
+            self._woken = False
+        else:
+            self._woken = self._waiter.wait(self._wait)
+
+    def record_plan(self, *, new: bool, more: bool) -> None:
+        """Record whether this input stopped before its topic's end."""
+        self._backlog[self._number] = more
+        if new and not more:
+            self._planned_at = time.monotonic()
+
+
+def _cpu_pressure() -> float:
+    """Returns the CPU pressure of the machine: 0 if no work waits for a CPU, 1 if some always does."""
+    try:
+        fields = _PRESSURE_FILE.read_text().split()
+        return float(fields[1].removeprefix("avg10=")) / 100
+    except (OSError, ValueError, IndexError):
+        return min(1.0, max(0.0, os.getloadavg()[0] / (os.cpu_count() or 1) - 0.5))
+
+
+_SINGLE_TASK_ROWS = 20_000
+_MAX_BATCH_BYTES = 96 << 20
+_MILLISECOND = 1_000
+_MICROSECOND = timedelta(microseconds=1)
+
+
+@dataclass(frozen=True)
+class Span:
+    """Offsets `[start, end)` of one partition."""
+
+    partition: int
+    start: int
+    end: int
+
+
+def watermark_at(max_event_times: Mapping[int, int], lateness: int, topic_lateness: timedelta) -> int:
+    """Returns the watermark for these max event times: no event in time is below it.
+
+    Args:
+        max_event_times: Highest event time so far, per partition.
+        lateness: How long the query waits, in microseconds; negative: as long as the topic says.
+        topic_lateness: What the topic says.
+
+    Whole milliseconds, because Spark counts in them.
+
+    Example:
+        >>> watermark_at({0: 9_000, 1: 7_100}, 2_000, timedelta())
+        5000
+    """
+    lowest = min(max_event_times.values())
+    allowed = topic_lateness // _MICROSECOND if lateness < 0 else lateness
+    if lowest <= LOWEST_TIME + allowed:
+        return LOWEST_TIME
+    return (lowest - allowed) // _MILLISECOND * _MILLISECOND
+
+
+def plan_batch(
+    topic: TimedTopic, positions: Mapping[int, int], rows: int, target: Mapping[int, int] | None = None
+) -> tuple[dict[int, int], dict[int, int], bool]:
+    """Returns where a batch from these positions ends.
+
+    All there is, if that is about `rows` at most. Otherwise partitions move forward together in event time, frame by
+    frame, the one that is furthest behind first: so a backlog keeps no more windows open than live events do. A
+    partition that the topic was given since then is read from its start.
+
+    Returns:
+        The new positions, the max event times there, and whether there is more.
+    """
+    states = {partition.number: partition.state() for partition in topic.partitions}
+    ends = {number: slot.next_offset for number, slot in states.items()}
+    positions = {number: positions.get(number, 0) for number in states}
+    if target is not None:
+        ends = {number: min(end, target.get(number, 0)) for number, end in ends.items()}
+    elif sum(ends[number] - positions[number] for number in ends) <= rows:
+        return ends, {number: slot.max_event_time for number, slot in states.items()}, False
+    return _plan_by_event_time(topic, positions, ends, rows)
+
+
+def _plan_by_event_time(
+    topic: TimedTopic, positions: Mapping[int, int], ends: Mapping[int, int], rows: int
+) -> tuple[dict[int, int], dict[int, int], bool]:
+    reached, max_event_times = dict(positions), {}
+    waiting: list[tuple[int, int, Frame, Iterator[Frame]]] = []
+    for number, position in positions.items():
+        headers = topic.partitions[number].frame_headers(position, ends[number])
+        first = next(headers, None)
+        max_event_times[number] = (
+            first.max_event_time_before if first else topic.partitions[number].state().max_event_time
+        )
+        if first is not None:
+            heapq.heappush(waiting, (first.max_event_time_before, number, first, headers))
+    count = size = 0
+    while waiting and count < rows and size < _MAX_BATCH_BYTES:
+        _, number, frame, headers = heapq.heappop(waiting)
+        reached[number], max_event_times[number] = frame.next_offset, frame.max_event_time
+        count, size = count + frame.count, size + frame.length
+        following = next(headers, None)
+        if following is not None:
+            heapq.heappush(waiting, (following.max_event_time_before, number, following, headers))
+    return reached, max_event_times, bool(waiting)
+
+
+def split_into_tasks(
+    topic: TimedTopic, start: Mapping[int, int], end: Mapping[int, int], cores: int
+) -> list[list[Span]]:
+    """Split a range into one task per core; a small range stays whole, because each task has a fixed cost."""
+    spans = [
+        Span(number, start.get(number, 0), end[number])
+        for number in sorted(end)
+        if start.get(number, 0) < end[number]
+    ]
+    total = sum(span.end - span.start for span in spans)
+    if total <= _SINGLE_TASK_ROWS or cores == 1:
+        return [spans]
+    return _balance_tasks(
+        [piece for span in spans for piece in _split_span(topic, span, total // (2 * cores))], cores
+    )
+
+
+def _split_span(topic: TimedTopic, span: Span, rows: int) -> Iterator[Span]:
+    """Split the span between frames into pieces of about so many rows."""
+    start = at = span.start
+    count = 0
+    for frame in topic.partitions[span.partition].frame_headers(span.start, span.end):
+        at, count = frame.next_offset, count + frame.count
+        if count >= rows:
+            yield Span(span.partition, start, at)
+            start, count = at, 0
+    if start < span.end:
+        yield Span(span.partition, start, span.end)
+
+
+def _balance_tasks(spans: list[Span], tasks: int) -> list[list[Span]]:
+    """Assign each piece to the task with the fewest rows."""
+    loads: list[tuple[int, int, list[Span]]] = [(0, number, []) for number in range(tasks)]
+    for piece in sorted(spans, key=lambda piece: piece.start - piece.end):
+        load, number, assigned = heapq.heappop(loads)
+        assigned.append(piece)
+        heapq.heappush(loads, (load + piece.end - piece.start, number, assigned))
+    order = sorted(loads, key=lambda load: load[1])
+    return [sorted(mine, key=lambda piece: (piece.partition, piece.start)) for _, _, mine in order if mine]

@@ -1,0 +1,101 @@
+"""Translates Spark's errors: what failed, in which line of the user's file, and what to do."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from typing import Any
+
+from pyspark.errors import PySparkException
+
+from headwater.errors import BadPipelineError, EngineFailedError, HeadwaterError, SourceLocation, by_code
+from headwater.pipelines import Pipeline
+
+__all__ = ["first_line", "source_error", "translate_error"]
+
+_PROCESS_LOST = re.compile(
+    "failed to connect back|Broken pipe|Connection reset|worker exited|Answer from Java|Connection refused"
+)
+"""What Spark says when one of its processes is gone: nothing in the user's file is the cause."""
+_SOURCE_ERROR = re.compile(
+    r"log_source\.py.*^headwater\.errors\.\w+: ([A-Z_]+): (.*?)$", re.DOTALL | re.MULTILINE
+)
+"""An error of ours that the source raised in one of Spark's processes, of which only the text comes back."""
+
+
+def source_error(error: BaseException) -> HeadwaterError | None:
+    r"""Returns the Headwater error that ended a query in a planning or reading process; None for other errors.
+
+    Example:
+        >>> text = 'File "log_source.py", line 1\nheadwater.errors.UnreachableError: UNREACHABLE: no broker\n    at 1'
+        >>> source_error(RuntimeError(text))
+        UnreachableError('no broker')
+    """
+    if isinstance(error, HeadwaterError):
+        return None
+    found = _SOURCE_ERROR.search(str(error))
+    return by_code()[found[1]](found[2]) if found and found[1] in by_code() else None
+
+
+def translate_error(error: BaseException, pipeline: Pipeline) -> HeadwaterError:
+    """Returns the error of a pipeline's function, with the line of the function that raised it."""
+    if isinstance(error, HeadwaterError):
+        error.location = error.location or pipeline.location
+        return error
+    ours = source_error(error)
+    if ours is not None:
+        return ours
+    line = first_line(error)
+    if _PROCESS_LOST.search(line):
+        detail = "what was not committed is run again"
+        return EngineFailedError(
+            f"{pipeline} lost a process of Spark: {line}", detail=detail, pipeline=pipeline.name
+        )
+    return BadPipelineError(
+        f"{pipeline} fails: {line}",
+        detail=_suggestion(error),
+        location=_location(error, pipeline) or pipeline.location,
+        pipeline=pipeline.name,
+    )
+
+
+def first_line(error: BaseException) -> str:
+    """Returns the line of Spark's message that says what happened."""
+    text = (isinstance(error, PySparkException) and error.getMessage()) or str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if text.startswith("An error occurred while calling"):
+        return _cause(lines)
+    raised = [line for line in lines if re.match(r"^[A-Za-z_.]*(Error|Exception)\b.*", line)]
+    line = (raised[-1] if "Traceback" in text and raised else lines[0]) if lines else type(error).__name__
+    line = re.sub(r"\s*SQLSTATE: \w+.*$", "", line)
+    line = re.sub(r"^\[STREAM_FAILED\] .* terminated with exception: ", "", line)
+    line = re.sub(r"^\[[A-Z_.]+\] ", "", line)
+    if isinstance(error, PySparkException) or "Traceback" in text:
+        return line
+    return f"{type(error).__name__}: {line}" if str(error) else line
+
+
+def _cause(lines: list[str]) -> str:
+    """Returns the first cause of a Java exception that has a message, without class names."""
+    causes = [line for line in lines if line.startswith("Caused by: ")]
+    for line in (*causes, *lines[1:2]):
+        found = re.search(r".*(?:Exception|Error): (?=\S)(.*)", line)
+        if found:
+            return re.sub(r"^\[[A-Z_.]+\] |\.? Consider setting .*|\s*SQLSTATE: \w+.*$", "", found[1])
+    return lines[0]
+
+
+def _suggestion(error: BaseException) -> str | None:
+    parameters: Any = error.getMessageParameters() if isinstance(error, PySparkException) else None
+    proposal = (parameters or {}).get("proposal") if isinstance(parameters, dict) else None
+    return f"columns: {str(proposal).replace('`', '')}" if proposal else None
+
+
+def _location(error: BaseException, pipeline: Pipeline) -> SourceLocation | None:
+    code = getattr(pipeline.function, "__code__", None)
+    if code is None:
+        return None
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if frame.filename == code.co_filename:
+            return SourceLocation.at(frame.filename, frame.lineno or 1, frame.line or "")
+    return None

@@ -1,0 +1,339 @@
+"""Accumulators of a group that support retraction.
+
+`Total` is a sum from which values can be subtracted exactly: integers and decimals are integers, floats are exact
+binary fractions. `OrderedValues` keeps the values of a column in order with their weights, for min, max and count
+distinct.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from headwater.engine.state.encoding import decode_keys, encode_keys, kinds_of
+from headwater.engine.state.state import WEIGHT, State
+from headwater.engine.tables.evaluation import evaluate, quote
+from headwater.engine.tables.zset import decode_weight, encode_weight
+
+__all__ = [
+    "OrderedValues",
+    "Total",
+    "ValueMoves",
+    "total_of",
+]
+
+_SIGN: Final = np.uint64(1 << 63)
+
+
+@dataclass
+class ValueMoves:
+    """The changed values of one group: added and removed.
+
+    Example:
+        >>> ValueMoves(added=[b"a"]).removed
+        []
+    """
+
+    added: list[bytes] = field(default_factory=list)
+    removed: list[bytes] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class OrderedValues:
+    """Stores the values of one column under the key of their group, in order.
+
+    Args:
+        space: Where in the state.
+        column: The column.
+
+    Example:
+        >>> from headwater.engine.state.state import MemoryState
+        >>> values, state = OrderedValues("values.x", pa.field("x", pa.int64())), MemoryState()
+        >>> moves = values.apply(state, pa.table({"x": [5, 3, 3], WEIGHT: [1, 1, 1]}), ())[b""]
+        >>> lowest = values.find_extreme(state, b"", moves, None, highest=False)
+        >>> values.decode([lowest, None]).to_pylist(), len(moves.added)
+        ([3, None], 2)
+    """
+
+    space: str
+    column: pa.Field
+
+    def apply(self, state: State, rows: pa.Table, by: tuple[str, ...]) -> dict[bytes, ValueMoves]:
+        """Apply changes; returns the added and removed values of each changed group."""
+        keys, names, weights = self._delta(rows, by)
+        before = [decode_weight(value) for value in state.values(self.space, keys, names)]
+        after = [old + more for old, more in zip(before, weights, strict=True)]
+        kinds = kinds_of([rows.column(each) for each in by])
+        state.put(self.space, keys, names, [encode_weight(weight) for weight in after], kinds=kinds)
+        moves = {key: ValueMoves() for key in keys}
+        for key, name, old, new in zip(keys, names, before, after, strict=True):
+            if not old:
+                moves[key].added.append(name)
+            elif not new:
+                moves[key].removed.append(name)
+        return moves
+
+    def find_extreme(
+        self, state: State, key: bytes, moves: ValueMoves, old: bytes | None, *, highest: bool
+    ) -> bytes | None:
+        """Returns the lowest or highest value of a group; reads the state only if the old one was removed."""
+        if old in moves.removed:
+            found = state.entries(self.space, key, limit=1, reverse=highest)
+            return found[0][0] if found else None
+        values = moves.added if old is None else [*moves.added, old]
+        return (max if highest else min)(values, default=None)
+
+    def decode(self, values: list[bytes | None]) -> pa.Array:
+        """Decode stored values to a column."""
+        there = [value for value in values if value is not None]
+        if pa.types.is_signed_integer(self.column.type) or pa.types.is_timestamp(self.column.type):
+            column = _decode_integers(there, self.column.type)
+        else:
+            (column,) = decode_keys(there, pa.schema([self.column]))
+        if len(there) == len(values):
+            return column
+        places = iter(range(len(there)))
+        return column.take(
+            pa.array([None if value is None else next(places) for value in values], pa.int64())
+        )
+
+    def _delta(self, rows: pa.Table, by: tuple[str, ...]) -> tuple[list[bytes], list[bytes], list[int]]:
+        """Returns keys, values and weights of the changes."""
+        name, weight = quote(self.column.name), quote(WEIGHT)
+        columns = ", ".join([*(quote(each) for each in by), name])
+        total = f"cast(sum({weight}) as bigint) as {weight}"
+        where = f"where {name} is not null group by {columns} having sum({weight}) <> 0"
+        delta = evaluate(f"select {columns}, {total} from t {where}", {"t": rows})
+        keys = encode_keys([delta.column(each) for each in by]) if by else [b""] * len(delta)
+        value = delta.column(self.column.name).cast(self.column.type)
+        return keys, encode_keys([value]), delta.column(WEIGHT).to_pylist()
+
+
+def _decode_integers(values: list[bytes], kind: pa.DataType) -> pa.Array:
+    """Decode integers of `encode_keys`, vectorized: one byte, then eight with the sign bit inverted."""
+    wide = np.frombuffer(b"".join(values), np.uint8).reshape(-1, 9)
+    numbers = np.ascontiguousarray(wide[:, 1:]).view(">u8").astype(np.uint64).reshape(-1) ^ _SIGN
+    return pa.array(numbers.view(np.int64)).cast(kind)
+
+
+_LIMB: Final = 1 << 62
+_SMALLEST: Final = 1074
+"""The smallest float above 0 is 2 ** -1074: in units of it every float is a whole number."""
+
+
+class Total(Protocol):
+    """The sum of the values of one column, with exact retraction."""
+
+    @property
+    def sql(self) -> tuple[str, ...]:
+        """What is computed of each group of changes."""
+
+    @property
+    def zero(self) -> Any:
+        """What is kept of no values."""
+
+    @property
+    def type(self) -> pa.DataType:
+        """The type of the sum."""
+
+    @property
+    def average_type(self) -> pa.DataType:
+        """The type of the average."""
+
+    def prepare(self, rows: pa.Table) -> pa.Table:
+        """Returns the rows with what `sql` reads."""
+
+    def add(self, old: list[Any], more: Sequence[pa.ChunkedArray]) -> list[Any]:
+        """What is kept, with the results of `sql` added."""
+
+    def result(self, kind: str, totals: list[Any], counts: list[int]) -> pa.Array:
+        """Returns the sum or average, null where no value was counted."""
+
+
+def total_of(name: str, kind: pa.DataType) -> Total:
+    """Returns the `Total` for a column type.
+
+    Raises:
+        TypeError: Values of this type cannot be added.
+
+    Example:
+        >>> total_of("x", pa.int32()).type, total_of("x", pa.decimal128(10, 2)).average_type
+        (DataType(int64), Decimal128Type(decimal128(14, 6)))
+    """
+    if pa.types.is_floating(kind):
+        return _FloatTotal(name)
+    if pa.types.is_decimal(kind):
+        return _IntegerTotal(name, kind.precision, kind.scale)
+    if pa.types.is_integer(kind):
+        return _IntegerTotal(name, None, 0)
+    message = f"values of type {kind} cannot be added up"
+    raise TypeError(message)
+
+
+@dataclass(frozen=True)
+class _IntegerTotal:
+    """A sum of integers; decimals are unscaled integers."""
+
+    name: str
+    precision: int | None
+    scale: int
+
+    zero = 0
+
+    @property
+    def _column(self) -> str:
+        return f"total.{self.name}"
+
+    @property
+    def type(self) -> pa.DataType:
+        return (
+            pa.int64() if self.precision is None else pa.decimal128(min(38, self.precision + 10), self.scale)
+        )
+
+    @property
+    def average_type(self) -> pa.DataType:
+        if self.precision is None:
+            return pa.float64()
+        return pa.decimal128(min(38, self.precision + 4), min(38, self.scale + 4))
+
+    @property
+    def sql(self) -> tuple[str, ...]:
+        value = quote(self._column if self.precision is not None else self.name)
+        value = f"cast({value} as hugeint)"
+        if self.precision is not None and self.precision > 18:
+            value += f" + 18446744073709551616::hugeint * {quote(self._column + '.high')}"
+        total = f"coalesce(sum(({value}) * {quote(WEIGHT)}), 0::hugeint)"
+        limb = f"{_LIMB}::hugeint"
+        return f"cast({total} // {limb} as bigint)", f"cast({total} % {limb} as bigint)"
+
+    def prepare(self, rows: pa.Table) -> pa.Table:
+        if self.precision is None:
+            return rows
+        low, high = _limbs(rows.column(self.name))
+        if self.precision <= 18:
+            return rows.append_column(self._column, low.cast(pa.int64(), safe=False))
+        return rows.append_column(self._column, low).append_column(self._column + ".high", high)
+
+    def add(self, old: list[int | str], more: Sequence[pa.ChunkedArray]) -> list[int | str]:
+        high, low = (column.to_pylist() for column in more)
+        news = [int(one) + two * _LIMB + three for one, two, three in zip(old, high, low, strict=True)]
+        # MessagePack's integers have at most 64 bits; larger ones are stored as text.
+        return [new if -_LIMB < new < _LIMB else str(new) for new in news]
+
+    def result(self, kind: str, totals: list[int | str], counts: list[int]) -> pa.Array:
+        pairs = list(zip(map(int, totals), counts, strict=True))
+        if kind == "sum":
+            return _to_array(self.type, [total if count else None for total, count in pairs])
+        if self.precision is None:
+            return pa.array([total / count if count else None for total, count in pairs], pa.float64())
+        more: int = 10 ** (self.average_type.scale - self.scale)
+        return _to_array(
+            self.average_type,
+            [_divide_half_up(total * more, count) if count else None for total, count in pairs],
+        )
+
+
+@dataclass(frozen=True)
+class _FloatTotal:
+    """A sum of floats in units of the smallest float; nan, inf and -inf are counted separately."""
+
+    name: str
+
+    type = pa.float64()
+    average_type = pa.float64()
+    zero = ("0", 0, 0, 0)
+
+    @property
+    def sql(self) -> tuple[str, ...]:
+        there = f"filter ({quote(self.name)} is not null)"
+        return f"list(cast({quote(self.name)} as double)) {there}", f"list({quote(WEIGHT)}) {there}"
+
+    def prepare(self, rows: pa.Table) -> pa.Table:
+        return rows
+
+    def add(self, old: list[Any], more: Sequence[pa.ChunkedArray]) -> list[Any]:
+        values, weights = (column.to_pylist() for column in more)
+        rows = zip(old, values, weights, strict=True)
+        return [_add_floats(kept, value or (), weight or ()) for kept, value, weight in rows]
+
+    def result(self, kind: str, totals: list[Any], counts: list[int]) -> pa.Array:
+        if kind == "sum":
+            sums = [
+                _to_float(total, 1) if count else None for total, count in zip(totals, counts, strict=True)
+            ]
+        else:
+            sums = [
+                _to_float(total, count) if count else None
+                for total, count in zip(totals, counts, strict=True)
+            ]
+        return pa.array(sums, pa.float64())
+
+
+def _add_floats(
+    kept: Sequence[Any], values: Sequence[float], weights: Sequence[int]
+) -> tuple[str, int, int, int]:
+    text, *others = kept
+    total = _parse_total(text)
+    for value, weight in zip(values, weights, strict=True):
+        if math.isfinite(value):
+            upper, lower = value.as_integer_ratio()
+            total += upper * weight << (_SMALLEST + 1 - lower.bit_length())
+        else:
+            others[0 if math.isnan(value) else 1 if value > 0 else 2] += weight
+    return _format_total(total), others[0], others[1], others[2]
+
+
+def _format_total(total: int) -> str:
+    """Returns the text of a number, short for numbers with many trailing zero bits."""
+    zeros = (total & -total).bit_length() - 1 if total else 0
+    return f"{total >> zeros:x}p{zeros}"
+
+
+def _parse_total(text: str) -> int:
+    digits, _, zeros = text.partition("p")
+    return int(digits, 16) << int(zeros or 0)
+
+
+def _to_float(kept: Sequence[Any], count: int) -> float:
+    text, nan, above, below = kept
+    if nan or (above and below):
+        return math.nan
+    if above or below:
+        return math.inf if above else -math.inf
+    try:
+        return _parse_total(text) / (count << _SMALLEST)
+    except OverflowError:
+        return math.copysign(math.inf, _parse_total(text))
+
+
+def _limbs(column: pa.ChunkedArray) -> tuple[pa.Array, pa.Array]:
+    """Returns the low and high 64 bits of unscaled decimals."""
+    array = column.combine_chunks()
+    array = array.chunk(0) if isinstance(array, pa.ChunkedArray) else array
+    halves = np.frombuffer(array.buffers()[1], np.int64)[2 * array.offset : 2 * (array.offset + len(array))]
+    empty = ~np.asarray(array.is_valid())
+    low, high = halves[0::2].view(np.uint64), halves[1::2]
+    return pa.array(low, pa.uint64(), mask=empty), pa.array(high, pa.int64(), mask=empty)
+
+
+def _to_array(kind: pa.DataType, values: list[int | None]) -> pa.Array:
+    """Returns integers as a column; for decimals the unscaled values."""
+    if not pa.types.is_decimal(kind):
+        return pa.array(values, kind)
+    highest = max((abs(value) for value in values if value is not None), default=0)
+    if highest >= 10**kind.precision:
+        message = f"a sum has more than {kind.precision} digits"
+        raise OverflowError(message)
+    raw = b"".join((value or 0).to_bytes(16, "little", signed=True) for value in values)
+    empty = pa.array([value is not None for value in values], pa.bool_())
+    return pa.Array.from_buffers(kind, len(values), [empty.buffers()[1], pa.py_buffer(raw)])
+
+
+def _divide_half_up(upper: int, lower: int) -> int:
+    sign = -1 if upper < 0 else 1
+    return sign * ((2 * abs(upper) + lower) // (2 * lower))

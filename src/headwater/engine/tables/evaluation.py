@@ -1,0 +1,200 @@
+"""Evaluates SQL over Arrow tables with DuckDB: one thread, in memory, without external access."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from threading import local
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import pyarrow as pa
+
+from headwater.engine.state.grouping import group_by_key
+from headwater.engine.state.state import WEIGHT
+
+if TYPE_CHECKING:
+    import duckdb
+
+__all__ = [
+    "cast_columns",
+    "consolidate",
+    "evaluate",
+    "plain_schema",
+    "quote",
+    "result_schema",
+    "result_type",
+    "utc_schema",
+]
+
+_SETTINGS = {
+    "threads": "1",
+    "enable_external_access": "false",
+    "python_enable_replacements": "false",
+    "temp_directory": "",
+    "autoinstall_known_extensions": "false",
+    "autoload_known_extensions": "false",
+}
+_THREAD = local()
+
+
+def evaluate(sql: str, tables: Mapping[str, pa.Table]) -> pa.Table:
+    """Returns the result of a query over tables.
+
+    Example:
+        >>> evaluate("select x + 1 as y from t", {"t": pa.table({"x": [1, 2]})}).to_pylist()
+        [{'y': 2}, {'y': 3}]
+    """
+    connection = _connection()
+    for name, table in tables.items():
+        connection.register(name, table)
+    try:
+        return connection.sql(sql).to_arrow_table()
+    finally:
+        for name in tables:
+            connection.unregister(name)
+
+
+def result_schema(sql: str, tables: Mapping[str, pa.Schema]) -> pa.Schema:
+    """Returns the columns that a query would have.
+
+    Example:
+        >>> result_schema("select x / 2 as y from t", {"t": pa.schema([("x", pa.int32())])})
+        y: double
+    """
+    return evaluate(sql, {name: schema.empty_table() for name, schema in tables.items()}).schema
+
+
+def result_type(sql: str, tables: Mapping[str, pa.Schema]) -> str:
+    """DuckDB's name for the type of the only column of a query.
+
+    Example:
+        >>> result_type("select coalesce(a, b) from t", {"t": pa.schema([("a", pa.int32()), ("b", pa.int64())])})
+        'BIGINT'
+    """
+    connection = _connection()
+    for name, schema in tables.items():
+        connection.register(name, schema.empty_table())
+    try:
+        (kind,) = connection.sql(sql).types
+        return str(kind)
+    finally:
+        for name in tables:
+            connection.unregister(name)
+
+
+def consolidate(rows: pa.Table) -> pa.Table:
+    """Sum the weights of equal rows, and drop rows of weight 0.
+
+    Example:
+        >>> consolidate(pa.table({"x": [1, 1, 2], WEIGHT: [1, -1, 1]})).to_pylist()
+        [{'x': 2, '_hw_weight': 1}]
+    """
+    if len(rows) < 2:
+        return rows
+    columns = [field.name for field in rows.schema if field.name != WEIGHT]
+    if columns and not any(pa.types.is_nested(rows.schema.field(name).type) for name in columns):
+        return _consolidate_by_key(rows, columns)
+    names, weight = ", ".join(map(quote, columns)), quote(WEIGHT)
+    by = f" group by {names}" if names else ""
+    total = f"cast(sum({weight}) as bigint)"
+    sql = f"select {names}{', ' if names else ''}{total} as {weight} from t{by} having sum({weight}) <> 0"
+    return cast_columns(evaluate(sql, {"t": rows}), rows.schema)
+
+
+def _consolidate_by_key(rows: pa.Table, columns: list[str]) -> pa.Table:
+    """Consolidate few rows without a query, whose fixed cost would dominate."""
+    found = group_by_key(rows, columns)
+    totals = np.zeros(len(found.key_columns), np.int64)
+    np.add.at(totals, found.codes, rows.column(WEIGHT).to_numpy())
+    added = found.key_columns.append_column(WEIGHT, pa.array(totals)).filter(pa.array(totals != 0))
+    return added.select(rows.column_names).cast(rows.schema)
+
+
+def cast_columns(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Cast the rows, column by column.
+
+    Example:
+        >>> cast_columns(pa.table({"x": [1]}), pa.schema([("x", pa.int32())])).schema
+        x: int32
+    """
+    if rows.schema.equals(schema):
+        return rows
+    columns = [column.cast(field.type) for column, field in zip(rows.columns, schema, strict=True)]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def quote(name: str) -> str:
+    """Quote a name for SQL.
+
+    Example:
+        >>> quote("order")
+        '"order"'
+    """
+    return '"' + name.replace('"', '""') + '"'
+
+
+def plain_schema(schema: pa.Schema) -> pa.Schema:
+    """Returns the types for computation: UTC times without a zone, common types for text and binary.
+
+    Example:
+        >>> plain_schema(pa.schema([("at", pa.timestamp("us", "UTC"))]))
+        at: timestamp[us]
+    """
+    return pa.schema([pa.field(field.name, _plain_type(field.type)) for field in schema])
+
+
+def utc_schema(schema: pa.Schema) -> pa.Schema:
+    """Returns the types that a result has: times with their zone, UTC.
+
+    Example:
+        >>> utc_schema(pa.schema([("at", pa.timestamp("us"))]))
+        at: timestamp[us, tz=UTC]
+    """
+    return pa.schema([pa.field(field.name, _utc_type(field.type)) for field in schema])
+
+
+def _utc_type(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us", "UTC")
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(field.name, _utc_type(field.type)) for field in kind])
+    return kind
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_dictionary(kind):
+        return _plain_type(kind.value_type)
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us")
+    if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return pa.string()
+    if pa.types.is_large_binary(kind):
+        return pa.binary()
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(field.name, _plain_type(field.type)) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_plain_type(kind.key_type), _plain_type(kind.item_type))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return pa.list_(_plain_type(kind.value_type))
+    return kind
+
+
+def _connection() -> duckdb.DuckDBPyConnection:
+    """Returns the connection of this thread; a connection serves one thread at a time."""
+    import duckdb
+
+    found: duckdb.DuckDBPyConnection | None = getattr(_THREAD, "connection", None)
+    if found is None:
+        found = _THREAD.connection = duckdb.connect(":memory:", config=dict(_SETTINGS))
+        for name, change in (("hw_upper", str.upper), ("hw_lower", str.lower)):
+            cast(Any, found).create_function(name, _elementwise(change), ["VARCHAR"], "VARCHAR", type="arrow")
+    return found
+
+
+def _elementwise(change: Callable[[str], str]) -> Callable[[pa.Array], pa.Array]:
+    """Map text value by value in Python, whose case rules match Java's; DuckDB knows fewer."""
+
+    def run(column: pa.Array) -> pa.Array:
+        return pa.array([None if text is None else change(text) for text in column.to_pylist()], pa.string())
+
+    return run

@@ -1,0 +1,372 @@
+"""Scalar functions with the same value in Spark and DuckDB, and the writer that translates them.
+
+`ScalarWriter` has one handler per kind of syntax node. `type_family`, `spark_decimal` and `duckdb_type` describe types:
+their family, how Spark widens them, and their name in DuckDB.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Final
+
+import pyarrow as pa
+from sqlglot import exp
+
+from headwater.engine.tables.evaluation import result_schema
+from headwater.pipelines.tables.sql_nodes import QueryRefusal
+
+__all__ = [
+    "FUNCTIONS",
+    "Handler",
+    "ScalarWriter",
+    "duckdb_type",
+    "spark_decimal",
+    "type_family",
+]
+
+_DUCKDB_NAMES: Final = {
+    "TINYINT": "tinyint", "SMALLINT": "smallint", "INT": "integer", "BIGINT": "bigint", "FLOAT": "float",
+    "DOUBLE": "double", "TEXT": "varchar", "VARCHAR": "varchar", "CHAR": "varchar", "BOOLEAN": "boolean",
+    "DATE": "date", "TIMESTAMP": "timestamp", "TIMESTAMPTZ": "timestamp", "TIMESTAMPLTZ": "timestamp",
+    "TIMESTAMPNTZ": "timestamp",
+}  # fmt: skip
+_DIGITS: Final = {8: 3, 16: 5, 32: 10, 64: 20}
+
+
+def type_family(kind: pa.DataType) -> str:
+    """Returns the family of a type, such as number, text or time.
+
+    Example:
+        >>> type_family(pa.int32()), type_family(pa.date32()), type_family(pa.large_binary())
+        ('number', 'time', 'large_binary')
+    """
+    checks = {
+        "null": pa.types.is_null,
+        "boolean": pa.types.is_boolean,
+        "number": lambda kind: (
+            pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+        ),
+        "text": pa.types.is_string,
+        "bytes": pa.types.is_binary,
+        "time": lambda kind: pa.types.is_timestamp(kind) or pa.types.is_date(kind),
+    }
+    return next((name for name, check in checks.items() if check(kind)), str(kind))
+
+
+def spark_decimal(kind: pa.DataType, node: exp.Expr) -> tuple[int, int]:
+    """Returns precision and scale that Spark gives a number beside a decimal.
+
+    Example:
+        >>> spark_decimal(pa.int32(), exp.column("x")), spark_decimal(pa.int32(), exp.Literal.number(12))
+        ((10, 0), (2, 0))
+    """
+    if pa.types.is_decimal(kind):
+        return kind.precision, kind.scale
+    if isinstance(node, exp.Literal):
+        return len(node.name), 0
+    return _DIGITS[kind.bit_width], 0
+
+
+def duckdb_type(target: exp.Expr) -> str | None:
+    """Returns DuckDB's name of a Spark type; None if there is no equivalent.
+
+    Example:
+        >>> duckdb_type(exp.DataType.build("decimal(10, 2)")), duckdb_type(exp.DataType.build("binary"))
+        ('decimal(10, 2)', None)
+    """
+    name = target.this.name if hasattr(target.this, "name") else str(target.this)
+    if name == "DECIMAL":
+        sizes = [int(each.name) for each in target.expressions] or [10]
+        return f"decimal({sizes[0]}, {sizes[1] if len(sizes) > 1 else 0})"
+    return _DUCKDB_NAMES.get(name)
+
+
+_NONDETERMINISTIC = ("Rand", "Randn", "Uuid", "CurrentTimestamp", "CurrentDate", "CurrentTime", "CurrentUser")
+
+
+class ScalarWriter:
+    """Translates expressions over columns of a schema to DuckDB's dialect.
+
+    Args:
+        schema: The columns.
+        query: For error messages.
+        handlers: How each kind of node is written.
+
+    Example:
+        >>> handlers = {exp.Column: lambda scalar, node: node.name}
+        >>> writer = ScalarWriter(pa.schema([("x", pa.int32())]), QueryRefusal("view", None), handlers)
+        >>> writer.value_type(exp.column("x"))
+        DataType(int32)
+    """
+
+    def __init__(
+        self, schema: pa.Schema, query: QueryRefusal, handlers: Mapping[type[exp.Expr], Handler]
+    ) -> None:
+        self._handlers = handlers
+        self._schema = schema
+        self._kinds: dict[str, pa.DataType] = {}
+        self.query = query
+
+    def to_sql(self, node: exp.Expr) -> str:
+        """Returns the expression in DuckDB's dialect.
+
+        Raises:
+            BadSqlError: A part of it has no equal in DuckDB, or its types do not fit.
+        """
+        handler = self._handlers.get(type(node))
+        if type(node).__name__ in _NONDETERMINISTIC:
+            self.query.refuse(node, "its value is another each time")
+        if handler is None:
+            self.query.refuse(node, "this function or operator is not supported in views over tables")
+        return handler(self, node)
+
+    def value_type(self, node: exp.Expr) -> pa.DataType:
+        """Returns the type of its value."""
+        text = self.to_sql(node)
+        if text not in self._kinds:
+            import duckdb
+
+            try:
+                shape = result_schema(f"select {text} as x from t", {"t": self._schema})
+            except duckdb.Error as error:
+                self.query.refuse(node, str(error).splitlines()[0])
+            self._kinds[text] = shape.field("x").type
+        return self._kinds[text]
+
+    def family(self, node: exp.Expr) -> str:
+        """Returns the family of its value: number, text, time and so on."""
+        return type_family(self.value_type(node))
+
+    def require_same_family(self, node: exp.Expr, *parts: exp.Expr | None) -> None:
+        """Refuse mixed type families, which Spark and DuckDB cast by different rules."""
+        sorts = {
+            self.family(part)
+            for part in parts
+            if part is not None and not _is_time_literal(self, part, parts)
+        }
+        if len(sorts - {"null"}) > 1:
+            self.query.refuse(node, f"it mixes {' and '.join(sorted(sorts))}", fix="cast(… as …)")
+
+
+Handler = Callable[[ScalarWriter, exp.Expr], str]
+
+
+def _is_time_literal(scalar: ScalarWriter, part: exp.Expr, parts: tuple[exp.Expr | None, ...]) -> bool:
+    """Returns whether it is text compared with times, as in `at > '2026-01-01'`: both parse it as a time."""
+    times = any(other is not None and other is not part and scalar.family(other) == "time" for other in parts)
+    return isinstance(part, exp.Literal) and part.is_string and times
+
+
+_UNITS: Final = {
+    "MICROSECOND": timedelta(microseconds=1),
+    "MILLISECOND": timedelta(milliseconds=1),
+    "SECOND": timedelta(seconds=1),
+    "MINUTE": timedelta(minutes=1),
+    "HOUR": timedelta(hours=1),
+    "DAY": timedelta(days=1),
+    "WEEK": timedelta(weeks=1),
+}
+_TRUNC_UNITS: Final = ("SECOND", "MINUTE", "HOUR", "DAY", "WEEK", "MONTH", "QUARTER", "YEAR")
+
+
+def _unary(template: str, *sorts: str) -> Handler:
+    """Returns a handler for a function of one value of these families."""
+
+    def write(scalar: ScalarWriter, node: exp.Expr) -> str:
+        _require_family(scalar, node, node.this, *sorts)
+        return template.format(scalar.to_sql(node.this))
+
+    return write
+
+
+def _require_family(scalar: ScalarWriter, node: exp.Expr, part: exp.Expr, *sorts: str) -> None:
+    found = scalar.family(part)
+    if found not in (*sorts, "null"):
+        scalar.query.refuse(node, f"{part.sql('spark')} is {found}, not {' or '.join(sorts)}")
+
+
+def _variadic(template: str) -> Handler:
+    """Returns a handler for a function of values of one family."""
+
+    def write(scalar: ScalarWriter, node: exp.Expr) -> str:
+        parts = [part for part in (node.this, *node.expressions) if part is not None]
+        scalar.require_same_family(node, *parts)
+        return template.format(", ".join(scalar.to_sql(part) for part in parts))
+
+    return write
+
+
+def _nullif(scalar: ScalarWriter, node: exp.Expr) -> str:
+    scalar.require_same_family(node, node.this, node.expression)
+    return f"nullif({scalar.to_sql(node.this)}, {scalar.to_sql(node.expression)})"
+
+
+def _concat(scalar: ScalarWriter, node: exp.Expr) -> str:
+    parts = node.expressions if isinstance(node, exp.Concat) else [node.this, node.expression]
+    for part in parts:
+        _require_family(scalar, node, part, "text")
+    return "(" + " || ".join(scalar.to_sql(part) for part in parts) + ")"
+
+
+def _like(scalar: ScalarWriter, node: exp.Expr) -> str:
+    _require_family(scalar, node, node.this, "text")
+    pattern = node.expression
+    if not isinstance(pattern, exp.Literal) or "\\" in pattern.name:
+        scalar.query.refuse(node, "the pattern of LIKE must be a text without backslashes")
+    return f"({scalar.to_sql(node.this)} like {scalar.to_sql(pattern)})"
+
+
+def _substring(scalar: ScalarWriter, node: exp.Expr) -> str:
+    _require_family(scalar, node, node.this, "text")
+    start, length = node.args.get("start"), node.args.get("length")
+    for part in (start, length):
+        if part is not None and not (isinstance(part, exp.Literal) and part.name.isdigit()):
+            scalar.query.refuse(node, "start and length of a substring must be plain numbers")
+    if start is None or int(start.name) < 1:
+        scalar.query.refuse(node, "a substring starts at 1 or later")
+    end = f", {length.name}" if length is not None else ""
+    return f"substring({scalar.to_sql(node.this)}, {start.name}{end})"
+
+
+def _trim(scalar: ScalarWriter, node: exp.Expr) -> str:
+    if node.expression is not None or node.args.get("collation"):
+        scalar.query.refuse(node, "only spaces can be trimmed")
+    _require_family(scalar, node, node.this, "text")
+    word = {"LEADING": "ltrim", "TRAILING": "rtrim"}.get(str(node.args.get("position") or "").upper(), "trim")
+    return f"{word}({scalar.to_sql(node.this)}, ' ')"
+
+
+def _round(scalar: ScalarWriter, node: exp.Expr) -> str:
+    kind = scalar.value_type(node.this)
+    digits = node.args.get("decimals")
+    if not pa.types.is_decimal(kind):
+        scalar.query.refuse(
+            node, "only decimals are rounded the same everywhere", fix="round(cast(… as decimal(18, 6)), 2)"
+        )
+    if digits is not None and not (isinstance(digits, exp.Literal) and digits.name.isdigit()):
+        scalar.query.refuse(node, "the number of digits must be a plain number")
+    places = min(int(digits.name) if digits is not None else 0, kind.scale)
+    wide = min(38, kind.precision - kind.scale + places + 1)
+    return f"cast({scalar.to_sql(node.this)} as decimal({wide}, {places}))"
+
+
+def _rounding(word: str) -> Handler:
+    def write(scalar: ScalarWriter, node: exp.Expr) -> str:
+        kind = scalar.value_type(node.this)
+        if node.args.get("decimals") is not None or node.args.get("to") is not None:
+            scalar.query.refuse(node, f"{word} has one argument")
+        if pa.types.is_decimal(kind):
+            wide = min(38, kind.precision - kind.scale + 1)
+            return f"cast({word}({scalar.to_sql(node.this)}) as decimal({wide}, 0))"
+        _require_family(scalar, node, node.this, "number")
+        return f"cast({word}({scalar.to_sql(node.this)}) as bigint)"
+
+    return write
+
+
+def _date(scalar: ScalarWriter, node: exp.Expr) -> str:
+    _require_family(scalar, node, node.this, "time")
+    if node.args.get("format"):
+        scalar.query.refuse(node, "a format is not supported")
+    return f"cast({scalar.to_sql(node.this)} as date)"
+
+
+def _date_add(scalar: ScalarWriter, node: exp.Expr) -> str:
+    _require_family(scalar, node, node.this, "time")
+    unit = node.args.get("unit")
+    if unit is not None and unit.name.upper() != "DAY":
+        scalar.query.refuse(node, "only days can be added to a date", fix="at + interval 1 hour")
+    return f"(cast({scalar.to_sql(node.this)} as date) + cast({scalar.to_sql(node.expression)} as integer))"
+
+
+def _date_difference(scalar: ScalarWriter, node: exp.Expr) -> str:
+    if node.args.get("unit") is not None:
+        scalar.query.refuse(node, "only the difference in days is supported", fix="datediff(a, b)")
+    ends = [f"cast({scalar.to_sql(each)} as date)" for each in (node.expression, node.this)]
+    return f"cast(date_diff('day', {', '.join(ends)}) as integer)"
+
+
+def _date_trunc(scalar: ScalarWriter, node: exp.Expr) -> str:
+    unit = node.args["unit"].name.upper()
+    if unit not in _TRUNC_UNITS or node.args.get("zone"):
+        scalar.query.refuse(node, f"not one of {', '.join(_TRUNC_UNITS)}")
+    _require_family(scalar, node, node.this, "time")
+    return f"cast(date_trunc('{unit.lower()}', {scalar.to_sql(node.this)}) as timestamp)"
+
+
+def _interval(scalar: ScalarWriter, node: exp.Expr) -> str:
+    length = _parse_interval(
+        f"{node.this.name if node.this else ''} {node.args['unit'].name if node.args.get('unit') else ''}"
+    )
+    if length is None:
+        scalar.query.refuse(
+            node, f"an interval is a number of {', '.join(_UNITS).lower()}", fix="interval 1 hour"
+        )
+    return f"to_microseconds({length // timedelta(microseconds=1)})"
+
+
+def _parse_interval(text: str) -> timedelta | None:
+    """Parse a fixed duration: `1 hour`, `15 minutes`."""
+    found = re.fullmatch(r"\s*(-?\d+)\s+([a-zA-Z]+?)s?\s*", text)
+    unit = _UNITS.get(found[2].upper()) if found else None
+    return int(found[1]) * unit if found and unit else None
+
+
+def _window(scalar: ScalarWriter, node: exp.Expr) -> str:
+    """Translate `window(at, '1 hour')`: the interval, aligned to 1970, that contains a time."""
+    if node.name.lower() != "window":
+        scalar.query.refuse(node, "this function is not known")
+    if len(node.expressions) != 2:
+        scalar.query.refuse(
+            node, "only windows that follow one another are supported", fix="window(at, '1 hour')"
+        )
+    time, length = node.expressions
+    found = _parse_interval(length.name) if isinstance(length, exp.Literal) else None
+    if found is None or found <= timedelta(0):
+        scalar.query.refuse(node, "the length of a window is a text such as '1 hour'")
+    if not pa.types.is_timestamp(scalar.value_type(time)):
+        scalar.query.refuse(node, f"{time.sql('spark')} is not a time")
+    size = found // timedelta(microseconds=1)
+    now = f"epoch_us({scalar.to_sql(time)})"
+    start = f"({now} - (({now} % {size}) + {size}) % {size})"
+    members = f'"start" := make_timestamp({start}), "end" := make_timestamp({start} + {size})'
+    return f"(case when {scalar.to_sql(time)} is not null then struct_pack({members}) end)"
+
+
+FUNCTIONS: Final[dict[type[exp.Expr], Handler]] = {
+    exp.Abs: _unary("abs({})", "number"),
+    exp.Anonymous: _window,
+    exp.Ceil: _rounding("ceil"),
+    exp.Coalesce: _variadic("coalesce({})"),
+    exp.Concat: _concat,
+    exp.DPipe: _concat,
+    exp.DateDiff: _date_difference,
+    exp.Day: _unary("cast(day({}) as integer)", "time"),
+    exp.DayOfMonth: _unary("cast(day({}) as integer)", "time"),
+    exp.Floor: _rounding("floor"),
+    exp.Greatest: _variadic("greatest({})"),
+    exp.Hour: _unary("cast(hour({}) as integer)", "time"),
+    exp.Interval: _interval,
+    exp.IsNan: _unary("coalesce(isnan({}), false)", "number"),
+    exp.Least: _variadic("least({})"),
+    exp.Lower: _unary("hw_lower({})", "text"),
+    exp.Upper: _unary("hw_upper({})", "text"),
+    exp.Length: _unary("cast(length({}) as integer)", "text"),
+    exp.Like: _like,
+    exp.Minute: _unary("cast(minute({}) as integer)", "time"),
+    exp.Month: _unary("cast(month({}) as integer)", "time"),
+    exp.Nullif: _nullif,
+    exp.Quarter: _unary("cast(quarter({}) as integer)", "time"),
+    exp.Round: _round,
+    exp.Second: _unary("cast(second({}) as integer)", "time"),
+    exp.Sqrt: _unary("sqrt({})", "number"),
+    exp.Substring: _substring,
+    exp.TimestampTrunc: _date_trunc,
+    exp.Trim: _trim,
+    exp.TsOrDsAdd: _date_add,
+    exp.TsOrDsToDate: _date,
+    exp.Year: _unary("cast(year({}) as integer)", "time"),
+}
+"""How each function is written; one that is not here is refused."""

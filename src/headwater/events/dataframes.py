@@ -1,0 +1,297 @@
+"""Converts Arrow, pandas and Polars frames to a schema, column by column, without loss.
+
+A column may hold what a field of a dict may hold: text for times and decimals, any integer in range, floats
+for decimals by their shortest digits. Text never becomes a number, and nothing is rounded.
+"""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.events.validator import (
+    InvalidValueError,
+    RowValidator,
+    exponent_too_large,
+    field_default,
+    first_out_of_range,
+)
+from headwater.events.values import preview
+
+__all__ = ["fit_dataframe"]
+
+
+def fit_dataframe(frame: Any, schema: pa.Schema) -> list[pa.Array]:
+    """Returns the columns of a frame in the order, types and nullability of a schema.
+
+    Example:
+        >>> schema = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("note", pa.string())])
+        >>> [str(column.type) for column in fit_dataframe(pa.table({"id": pa.array([1], pa.int8())}), schema)]
+        ['int64', 'string']
+
+    Raises:
+        MisfitError: A column is unknown, missing, of another kind, or holds what does not fit.
+    """
+    batch = _to_batch(frame)
+    return _fit_fields(batch.schema.names, batch.columns, list(schema), batch.num_rows)
+
+
+def _to_batch(frame: Any) -> pa.RecordBatch:
+    if isinstance(frame, pa.RecordBatch):
+        return frame
+    try:
+        table = frame if isinstance(frame, pa.Table) else _to_table(frame)
+        batches = table.combine_chunks().to_batches()
+    except InvalidValueError:
+        raise
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise InvalidValueError(f"{type(frame).__name__} cannot be read as a frame: {error}", None) from None
+    if len(batches) == 1:
+        return batches[0]
+    return pa.concat_batches(batches) if batches else _empty_batch(table.schema)
+
+
+def _empty_batch(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
+
+
+def _to_table(frame: Any) -> pa.Table:
+    """From whatever speaks Arrow's stream protocol; pandas also brings its unnamed index, which is no column."""
+    if not hasattr(frame, "__arrow_c_stream__"):
+        raise TypeError("it has no Arrow stream")
+    if type(frame).__module__.partition(".")[0] == "pandas":
+        _check_decimals(frame)
+    table = pa.table(frame)
+    indexes = [name for name in table.schema.names if name.startswith("__index_level_")]
+    return table.drop_columns(indexes) if indexes else table
+
+
+def _check_decimals(frame: Any) -> None:
+    """Finds decimals in a pandas frame that would end the process when Arrow looks at them."""
+    for place, kind in enumerate(frame.dtypes):
+        for row, value in enumerate(frame.iloc[:, place] if kind.kind == "O" else ()):
+            if isinstance(value, Decimal) and exponent_too_large(value):
+                raise InvalidValueError(
+                    f"{preview(value)} has too many digits", row, str(frame.columns[place])
+                )
+
+
+def _fit_fields(
+    names: list[str], columns: list[pa.Array], fields: list[pa.Field], rows: int
+) -> list[pa.Array]:
+    """One array per field: given, or made of the field's default."""
+    given = dict(zip(names, columns, strict=True))
+    if len(given) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidValueError("the column stands twice", None, twice)
+    known = {field.name for field in fields}
+    for name in names:
+        if name not in known:
+            raise InvalidValueError("unknown to the type", None, name)
+    return [_fit_field(field, given.get(field.name), rows) for field in fields]
+
+
+def _fit_field(field: pa.Field, column: pa.Array | None, rows: int) -> pa.Array:
+    if column is None:
+        return missing_column(field, rows)
+    try:
+        fit = _fit_column(column, field.type)
+        if not field.nullable and fit.null_count:
+            raise InvalidValueError("null, and the type requires a value", _first_true(fit.is_null()))
+    except InvalidValueError as misfit:
+        raise misfit.with_parent(field.name) from None
+    return fit
+
+
+def missing_column(field: pa.Field, rows: int) -> pa.Array:
+    """Returns the column of a field that the rows do not have: its default, or nulls.
+
+    Raises:
+        MisfitError: The field is required and has no default.
+    """
+    default = field_default(field)
+    if default is None and not field.nullable:
+        raise InvalidValueError("missing, and the type requires it", None, field.name)
+    if default is None:
+        return pa.nulls(rows, field.type)
+    shape = RowValidator([field])
+    one = shape.to_columns([msgspec.convert({}, shape.struct)])[0]
+    return one.take(pa.array(np.zeros(rows, np.int64)))
+
+
+def _fit_column(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if pa.types.is_null(column.type):
+        return pa.nulls(len(column), kind)
+    if pa.types.is_nested(kind):
+        return _fit_nested(column, kind)
+    if column.type != kind:
+        column = _cast(column, kind)
+    row = first_out_of_range(column)
+    if row is not None:
+        raise InvalidValueError(f"{_format_scalar(column[row])} does not fit {kind}", row)
+    return column
+
+
+def _format_scalar(value: pa.Scalar) -> str:
+    try:
+        return str(value)
+    except (OverflowError, ValueError):  # a time that Python has no datetime for
+        return f"{value.value} {value.type}"
+
+
+def _first_true(mask: pa.Array) -> int:
+    return int(np.flatnonzero(mask.to_numpy(zero_copy_only=False))[0])
+
+
+def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """A safe cast between types that mean the same.
+
+    Numbers become decimals by their shortest digits, so that 12.1 is 12.10 and not 12.0999999999999996.
+    """
+    if not _is_convertible(column.type, kind):
+        naive = pa.types.is_timestamp(column.type) and pa.types.is_timestamp(kind)
+        raise InvalidValueError(
+            "it has no zone" if naive else f"a column of {column.type} does not fit {kind}", None
+        )
+    if pa.types.is_decimal(kind) and (pa.types.is_floating(column.type) or pa.types.is_integer(column.type)):
+        row = first_out_of_range(column)
+        if row is not None:
+            raise InvalidValueError(f"{_format_scalar(column[row])} does not fit {kind}", row)
+        column = column.cast(pa.string())
+    if pa.types.is_decimal(kind) and _is_text(column.type):
+        column = column.cast(pa.string())
+        far = pc.match_substring_regex(column, r"[eE][+-]?0*[1-9][0-9]{3}")
+        if pc.any(far).as_py():
+            raise InvalidValueError(f"a number does not fit {kind}", _first_true(far.fill_null(False)))
+    try:
+        return column.cast(kind)
+    except (pa.ArrowException, ValueError):
+        raise _cast_error(column, kind) from None
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return any(test(kind) for test in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view))
+
+
+def _is_convertible(source: pa.DataType, kind: pa.DataType) -> bool:
+    text = _is_text(source)
+    if pa.types.is_timestamp(source) and source.tz is None:
+        return False
+    for test, sources in _CONVERSIONS:
+        if test(kind):
+            return any(found(source) for found in sources) or (text and test in _FROM_TEXT)
+    return False
+
+
+_BINARIES = (pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
+_NUMBERS = (pa.types.is_integer, pa.types.is_floating)
+# What a column of each kind may be made of, besides text where the kind is in _FROM_TEXT.
+_CONVERSIONS: tuple[tuple[Any, tuple[Any, ...]], ...] = (
+    (pa.types.is_integer, (pa.types.is_integer,)),
+    (pa.types.is_floating, _NUMBERS),
+    (pa.types.is_decimal, (*_NUMBERS, pa.types.is_decimal)),
+    (pa.types.is_timestamp, (pa.types.is_timestamp,)),
+    (pa.types.is_date, (pa.types.is_date,)),
+    (pa.types.is_string, ()),
+    (pa.types.is_binary, _BINARIES),
+)
+_FROM_TEXT = (pa.types.is_decimal, pa.types.is_timestamp, pa.types.is_date, pa.types.is_string)
+
+
+def _cast_error(column: pa.Array, kind: pa.DataType) -> InvalidValueError:
+    """Returns the first value that cannot be cast, by halving."""
+    low, high = 0, len(column)
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            column.slice(low, middle - low).cast(kind)
+        except (pa.ArrowException, ValueError):
+            high = middle
+        else:
+            low = middle
+    return InvalidValueError(f"{_format_scalar(column[low])} does not fit {kind}", low)
+
+
+def _fit_nested(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Structs member by member; lists and maps by their items, which must fit in turn."""
+    if pa.types.is_struct(kind) and pa.types.is_struct(column.type):
+        return _fit_struct(column, kind)
+    if pa.types.is_map(kind):
+        return _fit_map(column, kind)
+    if pa.types.is_list(kind) and _is_list(column.type):
+        column = _drop_hidden(_as_list(column))
+        items = _fit_items(column, column.flatten(), kind.value_field)
+        return pa.ListArray.from_arrays(_offsets(column), items, type=kind, mask=_mask(column))
+    raise InvalidValueError(f"a column of {column.type} does not fit {kind}", None)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return any(test(kind) for test in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list))
+
+
+def _fit_struct(column: pa.Array, kind: pa.StructType) -> pa.Array:
+    names = [field.name for field in column.type]
+    # Only the rows that have the struct must have its members.
+    present = column.drop_null() if column.null_count else column
+    members = _fit_fields(names, present.flatten(), list(kind), len(present))
+    whole = pa.StructArray.from_arrays(members, fields=list(kind))
+    if not column.null_count:
+        return whole
+    places = pc.subtract(pc.cumulative_sum(column.is_valid().cast(pa.int64())), 1)
+    return whole.take(pc.if_else(column.is_valid(), places, pa.scalar(None, pa.int64())))
+
+
+def _fit_map(column: pa.Array, kind: pa.MapType) -> pa.Array:
+    if pa.types.is_map(column.type):
+        column = _drop_hidden(column)
+        keys, items = column.keys, column.items
+    elif _is_list(column.type) and pa.types.is_struct(column.type.value_type):
+        column = _drop_hidden(_as_list(column))
+        keys, items = column.values.flatten()[:2]
+    else:
+        raise InvalidValueError(
+            f"a column of {column.type} does not fit {kind}: send such rows as dicts", None
+        )
+    start, end = column.offsets[0].as_py(), column.offsets[-1].as_py()
+    keys = _fit_items(column, keys.slice(start, end - start), kind.key_field)
+    items = _fit_items(column, items.slice(start, end - start), kind.item_field)
+    return pa.MapArray.from_arrays(_offsets(column), keys, items, type=kind, mask=_mask(column))
+
+
+def _as_list(column: pa.Array) -> pa.Array:
+    return column if pa.types.is_list(column.type) else column.cast(pa.list_(column.type.value_field))
+
+
+def _drop_hidden(column: pa.Array) -> pa.Array:
+    """Returns the column with nothing hidden behind its nulls: a null list may still span values."""
+    return column.take(pa.array(np.arange(len(column)))) if column.null_count else column
+
+
+def _offsets(column: pa.Array) -> pa.Array:
+    return pc.subtract(column.offsets, column.offsets[0])
+
+
+def _mask(column: pa.Array) -> pa.Array | None:
+    return column.is_null() if column.null_count else None
+
+
+def _fit_items(column: pa.Array, items: pa.Array, field: pa.Field) -> pa.Array:
+    try:
+        fit = _fit_column(items, field.type)
+        if not field.nullable and fit.null_count:
+            raise InvalidValueError("null, and the type requires a value", _first_true(fit.is_null()))
+    except InvalidValueError as misfit:
+        row = None
+        if misfit.row is not None:
+            row = int(np.searchsorted(_offsets(column).to_numpy(), misfit.row, side="right")) - 1
+        raise misfit.with_parent("[]", row) from None
+    return fit

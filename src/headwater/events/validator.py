@@ -1,0 +1,397 @@
+"""Validates rows against a schema with msgspec and converts them to columns.
+
+A `RowValidator` is built once per schema. Its `struct` is what msgspec converts rows and JSON lines to
+(fast, strict, and with the path of what does not fit); `to_columns` turns the structs into Arrow arrays,
+nested ones included.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from itertools import accumulate, chain
+from operator import attrgetter
+from types import GenericAlias
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from msgspec import UNSET, Meta, UnsetType
+
+from headwater.errors import BadTypeError
+from headwater.events.values import preview
+
+__all__ = [
+    "InvalidValueError",
+    "RowValidator",
+    "check_fields",
+    "exponent_too_large",
+    "field_default",
+    "first_out_of_range",
+]
+
+ColumnBuilder = Callable[[list[Any]], pa.Array]
+
+
+def _integer(bits: int) -> Any:
+    return Annotated[int, Meta(ge=-(2 ** (bits - 1)), le=2 ** (bits - 1) - 1)]
+
+
+_SCALAR_TYPES: dict[pa.DataType, Any] = {
+    pa.bool_(): bool,
+    pa.int8(): _integer(8),
+    pa.int16(): _integer(16),
+    pa.int32(): _integer(32),
+    pa.int64(): _integer(64),
+    pa.float32(): float,
+    pa.float64(): float,
+    pa.string(): str,
+    pa.binary(): bytes,
+    pa.date32(): date,
+    pa.timestamp("us", "UTC"): Annotated[datetime, Meta(tz=True)],
+}
+_ALLOWED = f"allowed: {', '.join(map(str, _SCALAR_TYPES))}, decimal128, and list, struct, map with string keys of those"
+_MAX_DEPTH = 64
+# Arrow looks for memory, or falls over, on exponents far outside of any column (1E-99999999 ends the process).
+_MAX_EXPONENT = 100
+_MIN_TIMESTAMP = -62_135_596_800_000_000  # 0001-01-01 and 9999-12-31, what a Python datetime can hold
+_MAX_TIMESTAMP = 253_402_300_799_999_999
+_YEAR = 366 * 86_400_000_000
+_MIN_DATE = -719_162
+_MAX_DATE = 2_932_896
+
+
+class InvalidValueError(ValueError):
+    """A value passed the type check and still does not fit its column; `row` counts from 0."""
+
+    def __init__(self, reason: str, row: int | None, path: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.row = row
+        self.path = path
+
+    def with_parent(self, name: str, row: int | None = None) -> InvalidValueError:
+        """The same misfit, as seen from the column that contains this one."""
+        return InvalidValueError(
+            self.reason, self.row if row is None else row, f"{name}.{self.path}".rstrip(".")
+        )
+
+
+@dataclass(frozen=True)
+class _FieldSpec:
+    """One field. Its attribute is m0, m1, ...: the user may call the field `class` or `two words`."""
+
+    attribute: str
+    field: pa.Field
+    hint: Any
+    build: ColumnBuilder
+    required: bool
+    default: Any
+
+    @property
+    def declaration(self) -> tuple[Any, ...]:
+        """For msgspec: what is missing from a row stays UNSET, so that its default is filled in by the column."""
+        if self.required:
+            return self.attribute, self.hint
+        return self.attribute, self.hint | UnsetType, UNSET
+
+
+class RowValidator:
+    """What the rows of a schema, or of a struct inside one, must look like.
+
+    Example:
+        >>> shape = RowValidator([pa.field("id", pa.int64(), nullable=False)])
+        >>> structs = msgspec.convert([{"id": 7}], list[shape.struct])
+        >>> [column.to_pylist() for column in shape.to_columns(structs)]
+        [[7]]
+    """
+
+    def __init__(self, fields: Sequence[pa.Field]) -> None:
+        check_fields(fields, "the schema")
+        self._fields = [_field_spec(index, field) for index, field in enumerate(fields)]
+        self._by_name = {member.field.name: member for member in self._fields}
+        self.struct: Any = msgspec.defstruct(
+            "Row",
+            [member.declaration for member in self._fields],
+            rename={m.attribute: m.field.name for m in self._fields},
+            forbid_unknown_fields=True,
+            frozen=True,
+            gc=False,
+            kw_only=True,  # optional fields may stand before required ones
+        )
+
+    def field_value(self, struct: Any, name: str) -> Any:
+        """One field of a struct, its default where the row had none."""
+        member = self._by_name[name]
+        value = getattr(struct, member.attribute)
+        return member.default if value is UNSET else value
+
+    def to_columns(self, structs: Sequence[Any]) -> list[pa.Array]:
+        """Returns the structs as one array per field.
+
+        Raises:
+            MisfitError: A value is out of its column's range.
+        """
+        return [self._build_column(member, structs) for member in self._fields]
+
+    @staticmethod
+    def _build_column(member: _FieldSpec, structs: Sequence[Any]) -> pa.Array:
+        values = list(map(attrgetter(member.attribute), structs))
+        if not member.required and UNSET in values:
+            values = [member.default if value is UNSET else value for value in values]
+        try:
+            return member.build(values)
+        except InvalidValueError as misfit:
+            raise misfit.with_parent(member.field.name) from None
+
+    def to_struct_column(self, values: list[Any], kind: pa.StructType) -> pa.Array:
+        """Returns the structs as one struct column; None gives a null."""
+        absent = [value is None for value in values]
+        if not any(absent):
+            return pa.StructArray.from_arrays(self.to_columns(values), fields=list(kind))
+        present = [value for value in values if value is not None]
+        rows = [row for row, value in enumerate(values) if value is not None]
+        try:
+            dense = self.to_columns(present)
+        except InvalidValueError as misfit:
+            row = None if misfit.row is None else rows[misfit.row]
+            raise InvalidValueError(misfit.reason, row, misfit.path) from None
+        indices = pa.array(np.where(absent, 0, np.cumsum(~np.array(absent)) - 1), pa.int64())
+        spread = [_expand(column, indices, len(present)) for column in dense]
+        return pa.StructArray.from_arrays(spread, fields=list(kind), mask=pa.array(absent))
+
+
+def _expand(column: pa.Array, indices: pa.Array, count: int) -> pa.Array:
+    return column.take(indices) if count else pa.nulls(len(indices), column.type)
+
+
+def _field_spec(index: int, field: pa.Field) -> _FieldSpec:
+    hint, build = _compile_type(field.type)
+    default = field_default(field)
+    hint = _optional(hint, field)
+    if default is not None:
+        default = msgspec.convert(default, hint)
+    required = not field.nullable and default is None
+    return _FieldSpec(f"m{index}", field, hint, build, required, default)
+
+
+def field_default(field: pa.Field) -> Any:
+    """Returns the declared default of a field as JSON holds it, or None.
+
+    Example:
+        >>> field_default(pa.field("n", pa.int64(), metadata={"default": "3"}))
+        3
+    """
+    text = (field.metadata or {}).get(b"default")
+    return None if text is None else json.loads(text)
+
+
+def check_fields(fields: Sequence[pa.Field], owner: str, depth: int = 1) -> None:
+    """Refuses fields no event can have: of other types, without names, or with names that differ only by case.
+
+    To Spark two names that differ only by case are the same.
+
+    Example:
+        >>> check_fields([pa.field("id", pa.int64())], "Order")
+
+    Raises:
+        BadTypeError: `data` has the `field`.
+    """
+    if not fields:
+        raise BadTypeError(f"{owner} has no fields", type=owner)
+    seen: set[str] = set()
+    for field in fields:
+        name = field.name.casefold()
+        if not name or name in seen:
+            reason = "differs from another only by case, or not at all" if name else "is empty"
+            raise BadTypeError(f"{owner}: the name {field.name!r} {reason}", field=field.name, type=owner)
+        seen.add(name)
+        _check_type(field.type, f"{owner}.{field.name}", field.name, depth + 1)
+
+
+def _check_type(kind: pa.DataType, where: str, name: str, depth: int) -> None:
+    if depth > _MAX_DEPTH:
+        raise BadTypeError(f"{where} is nested deeper than {_MAX_DEPTH} levels", field=name)
+    if pa.types.is_struct(kind):
+        check_fields(list(kind), where, depth)
+    elif pa.types.is_map(kind) and kind.key_type == pa.string():
+        _check_type(kind.item_type, where, name, depth + 1)
+    elif pa.types.is_list(kind):
+        _check_type(kind.value_type, where, name, depth + 1)
+    elif kind not in _SCALAR_TYPES and not (
+        pa.types.is_decimal128(kind) and 0 <= kind.scale <= kind.precision
+    ):
+        raise BadTypeError(
+            f"{where}: no event can hold the Arrow type {kind}", detail=_ALLOWED, field=name, type=str(kind)
+        )
+
+
+def _compile_type(kind: pa.DataType) -> tuple[Any, ColumnBuilder]:
+    """Returns the annotation msgspec checks a value against, and the function that makes the column."""
+    if pa.types.is_struct(kind):
+        shape = RowValidator(list(kind))
+        return shape.struct, lambda values: shape.to_struct_column(values, kind)
+    if pa.types.is_map(kind):
+        return _compile_map(kind)
+    if pa.types.is_list(kind):
+        hint, build = _compile_type(kind.value_type)
+        return GenericAlias(list, (_optional(hint, kind.value_field),)), lambda values: _list_column(
+            values, kind, build
+        )
+    return _scalar_hint(kind), lambda values: _scalar_column(values, kind)
+
+
+def _compile_map(kind: pa.MapType) -> tuple[Any, ColumnBuilder]:
+    hint, build = _compile_type(kind.item_type)
+    return GenericAlias(dict, (str, _optional(hint, kind.item_field))), lambda values: _map_column(
+        values, kind, build
+    )
+
+
+def _optional(hint: Any, field: pa.Field) -> Any:
+    return hint | None if field.nullable else hint
+
+
+def _scalar_hint(kind: pa.DataType) -> Any:
+    return Decimal if pa.types.is_decimal(kind) else _SCALAR_TYPES[kind]
+
+
+def _list_column(values: list[Any], kind: pa.ListType, build: ColumnBuilder) -> pa.Array:
+    offsets = _offsets(values)
+    items = _build_items(values, list(chain.from_iterable(value or () for value in values)), build)
+    return pa.ListArray.from_arrays(offsets, items, type=kind, mask=_mask(values))
+
+
+def _map_column(values: list[Any], kind: pa.MapType, build: ColumnBuilder) -> pa.Array:
+    offsets = _offsets(values)
+    keys = _build_items(values, list(chain.from_iterable(value or () for value in values)), _map_keys)
+    flat = list(chain.from_iterable(value.values() for value in values if value))
+    items = _build_items(values, flat, build)
+    mask = _mask(values)
+    return pa.MapArray.from_arrays(offsets, keys, items, type=kind, mask=mask)
+
+
+def _map_keys(values: list[Any]) -> pa.Array:
+    return _scalar_column(values, pa.string())
+
+
+def _offsets(values: list[Any]) -> pa.Array:
+    return pa.array(accumulate((len(value) if value else 0 for value in values), initial=0), pa.int32())
+
+
+def _mask(values: list[Any]) -> pa.Array | None:
+    absent = [value is None for value in values]
+    return pa.array(absent) if any(absent) else None
+
+
+def _build_items(values: list[Any], flat: list[Any], build: ColumnBuilder) -> pa.Array:
+    try:
+        return build(flat)
+    except InvalidValueError as misfit:
+        ends = np.cumsum([len(value) if value else 0 for value in values])
+        row = None if misfit.row is None else int(np.searchsorted(ends, misfit.row, side="right"))
+        raise misfit.with_parent("[]", row) from None
+
+
+def _scalar_column(values: list[Any], kind: pa.DataType) -> pa.Array:
+    if pa.types.is_decimal(kind):
+        _check_exponents(values, kind)
+    try:
+        column = pa.array(values, kind)
+    except (pa.ArrowException, ValueError, OverflowError, TypeError):
+        row = _first_invalid(values, kind)
+        raise InvalidValueError(f"{preview(values[row])} does not fit {kind}", row) from None
+    if pa.types.is_timestamp(kind) and _near_limits(column):
+        _check_years(values, kind)
+    elif pa.types.is_floating(kind):
+        strange = first_out_of_range(column)
+        if strange is not None:
+            raise InvalidValueError(f"{preview(values[strange])} does not fit {kind}", strange)
+    return column
+
+
+def _check_exponents(values: list[Decimal | None], kind: pa.DataType) -> None:
+    for row, value in enumerate(values):
+        if value is not None and exponent_too_large(value):
+            raise InvalidValueError(f"{preview(value)} does not fit {kind}", row)
+
+
+def _near_limits(column: pa.Array) -> bool:
+    """Whether a moment lies in the first or the last year there is."""
+    ends = pc.min_max(column.cast(pa.int64())).as_py()
+    return ends["min"] is not None and (
+        ends["min"] < _MIN_TIMESTAMP + _YEAR or ends["max"] > _MAX_TIMESTAMP - _YEAR
+    )
+
+
+def _check_years(values: list[datetime | None], kind: pa.DataType) -> None:
+    """In the first and the last year, a moment may leave what Python can hold once it is turned to UTC."""
+    for row, value in enumerate(values):
+        if value is not None and not 1 < value.year < 9999:
+            try:
+                value.astimezone(UTC)
+            except OverflowError:
+                raise InvalidValueError(f"{preview(value)} does not fit {kind}", row) from None
+
+
+def exponent_too_large(value: Decimal) -> bool:
+    """Whether a decimal has digits so far from the point that Arrow must not see it.
+
+    Example:
+        >>> exponent_too_large(Decimal("1E-99999999")), exponent_too_large(Decimal("12.50"))
+        (True, False)
+    """
+    return not -_MAX_EXPONENT < value.adjusted() < _MAX_EXPONENT
+
+
+def _first_invalid(values: list[Any], kind: pa.DataType) -> int:
+    """Returns the first row Arrow refuses, by halving."""
+    low, high = 0, len(values)
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            pa.array(values[low:middle], kind)
+        except (pa.ArrowException, ValueError, OverflowError, TypeError):
+            high = middle
+        else:
+            low = middle
+    return low
+
+
+def first_out_of_range(column: pa.Array) -> int | None:
+    """Returns the first row with a number that is not finite, or a date outside of the years 1 to 9999.
+
+    JSON and Python cannot hold those, so no event does.
+
+    Example:
+        >>> first_out_of_range(pa.array([1.0, float("nan")])), first_out_of_range(pa.array([1.0]))
+        (1, None)
+    """
+    kind = column.type
+    if pa.types.is_floating(kind):
+        sound = pc.is_finite(column)
+    elif pa.types.is_timestamp(kind):
+        sound = _in_range(column.view(pa.int64()), _MIN_TIMESTAMP, _MAX_TIMESTAMP)
+    elif pa.types.is_date32(kind):
+        sound = _in_range(column.view(pa.int32()), _MIN_DATE, _MAX_DATE)
+    else:
+        return None
+    if sound is None:
+        return None
+    if pc.all(sound).as_py() in (True, None):
+        return None
+    return int(pc.index(sound, False).as_py())
+
+
+def _in_range(column: pa.Array, low: int, high: int) -> pa.Array | None:
+    """Returns which values are in range; None when all are, which one pass over the column tells."""
+    ends = pc.min_max(column)
+    lowest, highest = ends["min"].as_py(), ends["max"].as_py()
+    if lowest is None or (low <= lowest and highest <= high):
+        return None
+    return pc.and_(pc.greater_equal(column, low), pc.less_equal(column, high))

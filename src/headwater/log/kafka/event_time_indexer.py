@@ -1,0 +1,343 @@
+"""Indexes the event time of a Kafka topic: reads new records once and writes offset ranges.
+
+One process indexes a topic, under a transactional id that fences its predecessor. Others stand by and take
+over when the index does not advance although there are events. The ranges and the indexer's progress commit
+in one transaction, so every event is in exactly one range after any crash.
+
+A partition that is added later starts with an idle marker at the lowest event time of the other partitions.
+Its on-time events are therefore never behind a watermark that was reached without it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from msgspec.structs import replace
+
+from headwater.errors import DataGoneError, FencedError, HeadwaterError, UnknownTopicError, UnreachableError
+from headwater.log.kafka.event_time_index import INDEX_CONFIG, EventTimeEnd, EventTimeWalk, OffsetRange
+from headwater.log.kafka.producers import TransactionalProducer
+from headwater.log.maintenance.idle_markers import IdleDetector
+from headwater.log.storage.frame import LOWEST_TIME
+
+if TYPE_CHECKING:
+    from headwater.log.batch import LogBatch
+    from headwater.log.kafka.kafka_log import KafkaLog
+
+__all__ = ["EventTimeIndexer"]
+
+logger = logging.getLogger("headwater.kafka")
+_READ_BYTES: Final = 8 << 20  # bytes of one read
+_UNREAD_RANGE: Final = 20_000  # offsets of a range whose rows were not read
+_ROW_BYTES: Final = 250  # bytes that such a row is taken for
+_POLL_INTERVAL: Final = 0.25  # seconds between two polls of an idle topic
+_TAKEOVER_TIMEOUT: Final = 5.0  # seconds without progress after which another indexer counts as dead
+_CHECK_INTERVAL: Final = (
+    1.0  # seconds between two looks whether the topic is the same, and has the same partitions
+)
+_IDLE_TIMEOUT: Final = 10.0  # seconds of silence after which marks of commits at the end are passed over
+
+
+@dataclass
+class _Progress:
+    """The progress of the indexer in one partition."""
+
+    next_offset: int
+    max_event_time: int = LOWEST_TIME
+
+
+class EventTimeIndexer:
+    """Indexes the event time of one topic in a thread of this process.
+
+    Args:
+        log: Where the topic is.
+        name: The topic.
+        index: Its side topic.
+    """
+
+    def __init__(self, log: KafkaLog, name: str, index: str) -> None:
+        self._log = log
+        self._name = name
+        self._index = index
+        self._idle_detector = IdleDetector(log.clock)
+        self._producer = self._create_producer()
+        self._progress: dict[int, _Progress] = {}
+        self._indexed_to: dict[int, int] = {}
+        self._changed = threading.Condition(threading.RLock())
+        self._is_leader = False
+        self._stopped = threading.Event()
+        self._failure: HeadwaterError | None = None
+        self._requested = threading.Event()
+        self._checked_at = self._last_event_at = 0.0
+        topic = log.topic(name)
+        self._external_time = topic.external_time
+        log.kafka_topics.create(index, topic.partitions, INDEX_CONFIG)
+        self._thread = threading.Thread(target=self._run, name=f"headwater-time-{name}", daemon=True)
+        self._thread.start()
+
+    def _create_producer(self) -> TransactionalProducer:
+        return TransactionalProducer(self._log.brokers, self._log.kafka_topics, self._index)
+
+    # -- what others ask -----------------------------------------------------------------------------------------
+
+    def await_event_time(self, timeout: float = 60.0) -> None:
+        """Wait until the event time of all present events is known.
+
+        Raises:
+            UnreachableError: The brokers do not answer, or the indexer in another process is too slow.
+        """
+        ends = {part.partition: part.end for part in self._log.ends(self._name)}
+        self._requested.set()
+        with self._changed:
+            done = self._changed.wait_for(
+                lambda: all(self._indexed_to.get(p, -1) >= end for p, end in ends.items() if end), timeout
+            )
+        if not done:
+            raise self._failure or UnreachableError(f'the time of topic "{self._name}" stands still')
+
+    def append_idle_marker(self, partition: int, time_: int) -> None:
+        """Append an idle marker behind all present events of a partition."""
+        self.await_event_time()
+        with self._changed:
+            if self._is_leader and partition in self._progress:
+                self._write([self._idle_marker(partition, time_)])
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stopped.set()
+        self._thread.join(timeout=10)
+        self._producer.close()
+
+    # -- the thread ----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                self._run_as_leader()
+            except FencedError:
+                logger.info("%s: another process keeps the time", self._name)
+                self._producer.close()
+                self._producer = self._create_producer()
+                self._stand_by()
+            except UnknownTopicError:
+                if self._is_deleted():
+                    return
+            except DataGoneError as error:
+                logger.warning(
+                    "%s: event time continues from the remaining events: %s", self._name, error.what
+                )
+            except HeadwaterError as error:
+                self._failure = error
+                logger.warning("%s: its time is not kept: %s", self._name, error.what)
+                self._producer.close()
+                self._stopped.wait(1.0)
+            finally:
+                self._is_leader = False
+
+    def _is_deleted(self) -> bool:
+        """Whether the topic is gone, and not only a partition that the driver has not heard of yet."""
+        try:
+            self._check_topic()
+        except UnknownTopicError as error:
+            self._failure = error
+            logger.warning("%s: %s", self._name, error.what)
+            return True
+        except HeadwaterError:
+            logger.debug("%s: nobody answers", self._name, exc_info=True)
+        self._stopped.wait(0.2)
+        return False
+
+    def _run_as_leader(self) -> None:
+        self._check_topic()
+        with self._changed:
+            known = self._producer.state.get("reached", {})
+            starts = {part.partition: part.start for part in self._log.ends(self._name)}
+            # Pipelines that have not read what retention removed fail by themselves; event time advances.
+            self._progress = {
+                int(number): _Progress(max(next_, starts[int(number)]), running_max)
+                for number, (next_, running_max) in known.items()
+            }
+            self._add_partitions(starts)
+            self._is_leader = True
+        if self._log.batch_cache is not None:
+            self._log.batch_cache.clear(self._name)
+        self._checked_at = self._last_event_at = time.monotonic()
+        while not self._stopped.is_set():
+            if self._external_time:
+                self._index_ends()
+            else:
+                self._index_new_events()
+            if time.monotonic() - self._checked_at > _CHECK_INTERVAL:
+                self._check_topic()
+
+    def _index_ends(self) -> None:
+        """Index ends without reading rows: with externally kept event time only markers advance it."""
+        self._requested.wait(_POLL_INTERVAL)
+        self._requested.clear()
+        ends = self._log.kafka_topics.end_offsets(self._name, list(self._progress))
+        with self._changed:
+            self._write(
+                [(number, each) for number, end in ends.items() for each in self._unread_ranges(number, end)]
+            )
+            self._indexed_to = ends
+            self._changed.notify_all()
+
+    def _unread_ranges(self, partition: int, end: int) -> Iterator[OffsetRange]:
+        """Returns ranges without details of their rows; readers that count must read the rows."""
+        progress = self._progress[partition]
+        time_, unknown = progress.max_event_time, LOWEST_TIME
+        for base in range(progress.next_offset, end, _UNREAD_RANGE):
+            count = min(_UNREAD_RANGE, end - base)
+            size = count * _ROW_BYTES
+            yield OffsetRange(base, base + count, count, size, True, unknown, unknown, time_, time_)
+
+    def _index_new_events(self) -> None:
+        positions = {number: reached.next_offset for number, reached in self._progress.items()}
+        found = self._log.fetch(
+            self._name, positions, max_bytes=_READ_BYTES, timeout=_POLL_INTERVAL, envelope=False
+        )
+        if found:
+            self._last_event_at = time.monotonic()
+            with self._changed:
+                self._write([self._index_batch(batch) for batch in found])
+            return
+        ends = self._log.kafka_topics.end_offsets(self._name, list(positions))
+        if self._log.fetch(self._name, positions, max_bytes=1, timeout=0):
+            return
+        with self._changed:
+            self._indexed_to = ends
+            self._changed.notify_all()
+            self._write([*self._commit_marker_ranges(ends), *self._idle_markers()])
+
+    def _index_batch(self, batch: LogBatch) -> tuple[int, OffsetRange]:
+        progress = self._progress[batch.partition]
+        annotated = EventTimeWalk(progress.max_event_time).annotate(batch)
+        frame = annotated.frame
+        if self._log.batch_cache is not None:
+            self._log.batch_cache.put(progress.next_offset, annotated)
+        needs_read = bool(batch.tombstones.any() or batch.bad.any())
+        return batch.partition, OffsetRange(
+            progress.next_offset,
+            batch.next_offset,
+            batch.values.num_rows,
+            int(batch.values.nbytes),
+            needs_read,
+            frame.lowest,
+            frame.highest,
+            frame.max_event_time_before,
+            frame.max_event_time,
+        )
+
+    def _idle_marker(self, partition: int, time_: int) -> tuple[int, OffsetRange]:
+        progress = self._progress[partition]
+        after = max(progress.max_event_time, time_)
+        lowest = LOWEST_TIME
+        return partition, OffsetRange(
+            progress.next_offset,
+            progress.next_offset,
+            0,
+            0,
+            False,
+            lowest,
+            lowest,
+            progress.max_event_time,
+            after,
+        )
+
+    def _commit_marker_ranges(self, ends: dict[int, int]) -> list[tuple[int, OffsetRange]]:
+        """Returns commit markers behind the last events as empty ranges: retention may remove them too."""
+        if time.monotonic() - self._last_event_at < _IDLE_TIMEOUT:
+            return []
+        return [
+            (number, replace(self._idle_marker(number, LOWEST_TIME)[1], next_offset=end))
+            for number, end in ends.items()
+            if end > self._progress[number].next_offset
+        ]
+
+    def _idle_markers(self) -> list[tuple[int, OffsetRange]]:
+        topic = self._log.topic(self._name)
+        ends = {number: EventTimeEnd(r.next_offset, r.max_event_time) for number, r in self._progress.items()}
+        # Other topics may be indexed by other processes, perhaps on other machines.
+        waits = (lambda _: True) if topic.is_table else None
+        due = self._idle_detector.due_markers(self._name, ends, topic.idle, width=0, table_awaited=waits)
+        return [self._idle_marker(number, at) for number, at in due]
+
+    def _write(self, ranges: list[tuple[int, OffsetRange]]) -> None:
+        """Write ranges and progress in one transaction."""
+        if not ranges:
+            return
+        after = {
+            number: _Progress(progress.next_offset, progress.max_event_time)
+            for number, progress in self._progress.items()
+        }
+        for number, offset_range in ranges:
+            after[number] = _Progress(offset_range.next_offset, offset_range.max_event_time)
+
+        newest: dict[int, int] = {}
+
+        def on_delivery(_: Any, message: Any) -> None:
+            newest[message.partition()] = message.offset()
+
+        def write(producer: Any) -> None:
+            for number, stretch in ranges:
+                value = msgspec.json.encode(replace(stretch, partitions=len(after)))
+                producer.produce(
+                    self._index,
+                    value,
+                    partition=number,
+                    timestamp=stretch.next_offset,
+                    on_delivery=on_delivery,
+                )
+
+        state = {
+            "reached": {str(number): [r.next_offset, r.max_event_time] for number, r in sorted(after.items())}
+        }
+        self._producer.commit(write, state)
+        self._log.kafka_topics.wait_until_visible(self._index, newest)
+        self._progress = after
+        for number, offset_range in ranges:
+            self._indexed_to[number] = max(self._indexed_to.get(number, 0), offset_range.next_offset)
+        self._changed.notify_all()
+
+    def _check_topic(self) -> None:
+        self._checked_at = time.monotonic()
+        id, number = self._log.kafka_topics.describe(self._name)
+        if not self._index.endswith(f".{id}"):
+            raise UnknownTopicError(f'topic "{self._name}" was deleted and made again', topic=self._name)
+        if self._is_leader and number > len(self._progress):
+            with self._changed:
+                self._add_partitions(self._log.kafka_topics.start_offsets(self._name, list(range(number))))
+
+    def _add_partitions(self, starts: dict[int, int]) -> None:
+        """Add new partitions, from their start and with the lowest time of the others."""
+        if self._log.kafka_topics.partition_counts(self._index)[self._index] < len(starts):
+            self._log.kafka_topics.add_partitions(self._index, len(starts))
+        lowest = min((reached.max_event_time for reached in self._progress.values()), default=LOWEST_TIME)
+        new = {number: _Progress(start) for number, start in starts.items() if number not in self._progress}
+        self._progress |= new
+        if lowest > LOWEST_TIME:
+            self._write([self._idle_marker(number, lowest) for number in new])
+
+    def _stand_by(self) -> None:
+        """Watch the active indexer; return when it makes no progress although there is work."""
+        index = self._log.open_topic(self._name).index
+        moved_at = time.monotonic()
+        seen: dict[int, EventTimeEnd] = {}
+        while not self._stopped.wait(0.2):
+            index.refresh()
+            ends = self._log.kafka_topics.end_offsets(self._name, list(self._progress))
+            now = {number: index.end(number) for number in ends}
+            if now != seen:
+                moved_at, seen = time.monotonic(), now
+            with self._changed:
+                self._indexed_to = {number: end.next_offset for number, end in now.items()}
+                self._changed.notify_all()
+            behind = any(now[number].next_offset < end for number, end in ends.items())
+            if behind and time.monotonic() - moved_at > _TAKEOVER_TIMEOUT:
+                return

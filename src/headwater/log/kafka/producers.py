@@ -1,0 +1,467 @@
+"""Producers on Kafka.
+
+`IdempotentProducer` is shared by all sends without a producer id. `NamedProducer` serves a producer id: its
+events and its last sequence numbers commit in one transaction, so no number is used twice.
+`TransactionalProducer` owns one transactional id: what it writes and the record of its progress become
+visible together or not at all. The record is in a compacted side topic under the id as its key. The next
+process that opens the id aborts the unfinished transaction, fences the previous owner, and reads the
+record. `ProducedBatch` collects the delivery reports of rows produced together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from headwater.errors import FencedError, HeadwaterError, LedgerMismatchError, UnreachableError
+from headwater.events import partition_of
+from headwater.log.kafka.brokers import Brokers, close_quietly, driver
+from headwater.log.kafka.records import EncodedRecords
+from headwater.log.kafka.topics import COMPACTED_CONFIG, KafkaTopics, PartitionTail
+from headwater.log.storage.frame_builder import count_duplicates
+from headwater.log.write_batch import Origin, WriteBatch
+
+__all__ = [
+    "COMMITS_TOPIC",
+    "IdempotentProducer",
+    "NamedProducer",
+    "NamedProducerPool",
+    "ProducedBatch",
+    "SequencedRecords",
+    "TransactionalProducer",
+]
+
+logger = logging.getLogger("headwater.kafka")
+OffsetArray = npt.NDArray[np.int64]
+_QUEUE_FULL_PAUSE: Final = 0.005  # seconds to wait while the driver's own queue is full
+
+
+class ProducedBatch:
+    """What became of rows that were produced together; the driver reports them in order within a partition."""
+
+    def __init__(self, brokers: Brokers) -> None:
+        self._brokers = brokers
+        self._kafka = driver()
+        self._sent: list[OffsetArray] = []
+        self._pending = 0
+        self._offsets: dict[int, list[int]] = {}
+        self._errors: dict[int, Any] = {}
+        self._finished = threading.Event()
+
+    def produce(self, producer: Any, topic: str, rows: EncodedRecords, partitions: OffsetArray) -> None:
+        """Give rows to the driver; the partition of each is known."""
+        self._sent.append(partitions)
+        self._pending += len(rows.values)
+        keys, headers, report, give = rows.keys, rows.headers, self._on_delivery, producer.produce
+        one = headers[0] if len(headers) == 1 else None
+        for row, (value, partition) in enumerate(zip(rows.values, partitions.tolist(), strict=True)):
+            about = headers[row] if one is None else one
+            try:
+                give(topic, value, keys[row], partition, report, headers=about)
+            except (BufferError, self._kafka.KafkaException):
+                self._retry_produce(producer, topic, value, keys[row], partition, about)
+
+    def _retry_produce(
+        self, producer: Any, topic: str, value: Any, key: Any, partition: int, headers: Any
+    ) -> None:
+        """Offer a row again: the driver's queue was full, or it did not know the partition yet."""
+        deadline = time.monotonic() + self._brokers.patience
+        while True:
+            try:
+                producer.produce(topic, value, key, partition, self._on_delivery, headers=headers)
+                return
+            except BufferError:
+                time.sleep(_QUEUE_FULL_PAUSE)
+            except self._kafka.KafkaException as error:
+                fault = error.args[0]
+                if fault.code() != self._kafka.KafkaError._UNKNOWN_PARTITION or time.monotonic() > deadline:
+                    self._fail(partition, fault)
+                    return
+                self._brokers.retry(lambda seconds: producer.list_topics(topic, timeout=seconds))
+
+    def _on_delivery(self, error: Any, message: Any) -> None:
+        if error is None:
+            self._offsets.setdefault(message.partition(), []).append(message.offset())
+            self._count_down()
+        else:
+            self._fail(message.partition(), error)
+
+    def _fail(self, partition: int, fault: Any) -> None:
+        self._errors[partition] = fault
+        self._count_down()
+
+    def _count_down(self) -> None:
+        self._pending -= 1
+        if not self._pending:
+            self._finished.set()
+
+    def wait(self) -> None:
+        """Come back when every row was reported; the driver gives up by itself when its time is over."""
+        while self._pending and not self._finished.wait(1):
+            pass
+
+    @property
+    def last_offsets(self) -> dict[int, int]:
+        """The highest offset in each partition."""
+        return {partition: max(offsets) for partition, offsets in self._offsets.items()}
+
+    def outcomes(self) -> list[OffsetArray | HeadwaterError]:
+        """For each `produce` its offsets, or why they are not known."""
+        taken = dict.fromkeys(self._offsets, 0)
+        found: list[OffsetArray | HeadwaterError] = []
+        for partitions in self._sent:
+            failed = [number for number in np.unique(partitions).tolist() if number in self._errors]
+            if failed:
+                found.append(self._delivery_error(self._errors[failed[0]]))
+                continue
+            offsets = np.empty(len(partitions), np.int64)
+            for number in np.unique(partitions).tolist():
+                mine = np.flatnonzero(partitions == number)
+                offsets[mine] = self._offsets[number][taken[number] : taken[number] + len(mine)]
+                taken[number] += len(mine)
+            found.append(offsets)
+        return found
+
+    def _delivery_error(self, fault: Any) -> HeadwaterError:
+        error = self._brokers.translate_error(fault)
+        if isinstance(error, UnreachableError):
+            error.what = f"{self._brokers.address} did not acknowledge the events"
+            error.detail = f"they may or may not be in the log: {error.detail}"
+            error.fix = 'send through client.producer(topic, id="…"): it repeats a send without writing twice'
+            error.data["sent"] = True
+        return error
+
+
+class IdempotentProducer:
+    """The producer that all unnamed sends of a process share, and the thread that hears what became of them."""
+
+    def __init__(self, brokers: Brokers) -> None:
+        self._brokers = brokers
+        self._lock = threading.Lock()
+        self._producer: Any = None
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def get(self) -> Any:
+        """Returns the driver's producer; a new one after an error that the old one cannot get over."""
+        with self._lock:
+            if self._producer is None:
+                self._producer = self._brokers.create_producer({})
+                self._thread = threading.Thread(
+                    target=self._poll, args=(self._producer,), name="headwater-kafka", daemon=True
+                )
+                self._thread.start()
+            return self._producer
+
+    def _poll(self, producer: Any) -> None:
+        while not self._closed.is_set():
+            try:
+                producer.poll(0.5)
+            except (
+                Exception
+            ) as error:  # the driver raises here what ends this producer: the next send makes a new one
+                logger.warning("a new Kafka producer is needed: %s", error)
+                with self._lock:
+                    if self._producer is producer:
+                        self._producer = None
+            if self._producer is not producer and not len(producer):
+                return
+
+    def close(self) -> None:
+        """Send what waits and end the thread."""
+        with self._lock:
+            if self._producer is not None:
+                self._producer.flush(self._brokers.patience)
+                self._closed.set()
+                if self._thread is not None:
+                    self._thread.join()
+                self._producer = None
+
+
+COMMITS_TOPIC: Final = "__headwater.commits"
+_COMMITS_PARTITIONS: Final = 8
+_TRANSACTION_TIMEOUT_MS: Final = (
+    30_000  # milliseconds after which the brokers abort what a dead process left open
+)
+
+
+class TransactionalProducer:
+    """Writes under one transactional id; one thread at a time.
+
+    Args:
+        brokers: Where to write.
+        topics: Makes the side topic when it is missing.
+        id: The transactional id; a second process under it shuts the first out.
+    """
+
+    def __init__(self, brokers: Brokers, topics: KafkaTopics, id: str) -> None:
+        self.id = id
+        self.lock = threading.RLock()
+        self._brokers = brokers
+        self._topics = topics
+        self._kafka = driver()
+        self._producer: Any = None
+        self._state: dict[str, Any] = {}
+        self._fenced: FencedError | None = None
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What the newest record under this id says; empty when there is none."""
+        with self.lock:
+            if self._producer is None:
+                self._open()
+            return self._state
+
+    def commit(self, write: Callable[[Any], None], state: dict[str, Any]) -> None:
+        """Do `write` with the driver's producer and keep `state`, together.
+
+        When it is not known whether a commit came through, the id is opened anew, which decides it; what was not
+        committed is written once more. So `write` may be called twice, and its first rows are then never seen.
+
+        Raises:
+            FencedError: Another process has opened the id.
+            UnreachableError: The brokers did not answer; nothing was committed, or the next `state` says that it was.
+        """
+        with self.lock:
+            before = self.state
+            if before == state:
+                return
+            try:
+                self._attempt(write, state)
+            except UnreachableError:
+                self.close()
+                now = self.state
+                if now not in (before, state):  # a successor has written: what we hold is old
+                    raise self._fence("its record is newer than ours") from None
+                if now == before:
+                    self._attempt(write, state)
+
+    def _fence(self, reason: str | None) -> FencedError:
+        self._fenced = FencedError(
+            f"another process writes under {self.id!r} now",
+            detail=f"or this one took longer than {_TRANSACTION_TIMEOUT_MS // 1000} s over a transaction: {reason}",
+            fix="stop one of them",
+            id=self.id,
+        )
+        return self._fenced
+
+    def _attempt(self, write: Callable[[Any], None], state: dict[str, Any]) -> None:
+        if self._fenced is not None:
+            raise self._fenced
+        producer = self._producer
+        try:
+            producer.begin_transaction()
+            write(producer)
+            value = msgspec.json.encode(state)
+            producer.produce(COMMITS_TOPIC, key=self.id.encode(), value=value, partition=self._partition)
+            producer.flush(self._brokers.patience)
+            producer.commit_transaction(self._brokers.patience)
+            self._state = state
+        except self._kafka.KafkaException as error:
+            raise self._translate_error(error) from None
+        except SystemError as error:  # how the driver raises what came while it did something else
+            raise self._translate_error(error.__cause__ or error.__context__ or error) from None
+        except HeadwaterError:
+            with contextlib.suppress(self._kafka.KafkaException):
+                producer.abort_transaction(self._brokers.patience)
+            raise
+
+    def _translate_error(self, error: Any) -> HeadwaterError:
+        found = self._brokers.translate_error(error)
+        if isinstance(found, FencedError):
+            return self._fence(found.detail)
+        if getattr(error.args[0], "txn_requires_abort", bool)():
+            with contextlib.suppress(self._kafka.KafkaException):
+                self._producer.abort_transaction(self._brokers.patience)
+        return (
+            found
+            if isinstance(found, UnreachableError)
+            else UnreachableError(found.what, detail=found.detail)
+        )
+
+    def _open(self) -> None:
+        if self._fenced is not None:
+            raise self._fenced
+        self._topics.create(COMMITS_TOPIC, _COMMITS_PARTITIONS, COMPACTED_CONFIG)
+        settings = {
+            "transactional.id": self.id,
+            "transaction.timeout.ms": _TRANSACTION_TIMEOUT_MS,
+            "linger.ms": 1,
+        }
+        producer = self._brokers.create_producer(settings | {"delivery.timeout.ms": _TRANSACTION_TIMEOUT_MS})
+        self._brokers.retry(producer.init_transactions)
+        tail = PartitionTail(self._topics, COMMITS_TOPIC, self._partition)
+        try:
+            mine = [message.value() for message in tail.read() if message.key() == self.id.encode()]
+        finally:
+            tail.close()
+        self._state = msgspec.json.decode(mine[-1]) if mine and mine[-1] else {}
+        self._producer = producer
+
+    @property
+    def _partition(self) -> int:
+        return partition_of(self.id.encode(), _COMMITS_PARTITIONS)
+
+    def close(self) -> None:
+        """Let go of the connection; what was not committed is aborted when the id is opened again."""
+        with self.lock:
+            if self._producer is not None:
+                producer, self._producer = self._producer, None
+                close_quietly(producer)
+
+
+_MAX_OPEN: Final = 64
+_MAX_KNOWN_OFFSETS: Final = 20_000  # numbers whose offsets are known, for the receipts of repeats
+
+
+@dataclass(frozen=True)
+class SequencedRecords:
+    """Rows of a named producer for one partition."""
+
+    rows: WriteBatch
+    records: EncodedRecords
+    partition: int
+
+    def skip(self, count: int) -> EncodedRecords:
+        """Returns the rows after the first `count`."""
+        headers = self.records.headers[count:] if len(self.records.headers) > 1 else self.records.headers
+        return EncodedRecords(self.records.values[count:], self.records.keys[count:], headers)
+
+
+class NamedProducer:
+    """One producer id on one topic; a second process under the same id shuts this one out."""
+
+    def __init__(self, brokers: Brokers, topics: KafkaTopics, topic: str, id: str) -> None:
+        self._topic = topic
+        self._brokers = brokers
+        self._topics = topics
+        self._producer = TransactionalProducer(brokers, topics, f"headwater/{topic}/{id}")
+        self._known_offsets: OrderedDict[tuple[int, int], int] = OrderedDict()
+
+    def last_sequences(self, partitions: int) -> list[int]:
+        """Returns the highest number in each partition; -1 where there is none."""
+        known = self._producer.state.get("sequences", {})
+        return [known.get(str(partition), -1) for partition in range(partitions)]
+
+    def append(self, parts: list[SequencedRecords]) -> list[tuple[OffsetArray, int]]:
+        """Append in one transaction; for each part the offsets of its rows and how many at its start were repeats.
+
+        The last numbers are in the same transaction, and what a pipeline made the rows of.
+
+        Raises:
+            FencedError: Another process, or a newer runner of the pipeline, writes under this id.
+            LedgerMismatchError: The same batch comes again, made of other offsets.
+        """
+        with self._producer.lock:
+            state = dict(self._producer.state)
+            for part in parts:
+                if part.rows.origin is not None:
+                    self._check_origin(part.rows.origin, state.get("origin"))
+                    state["origin"] = asdict(part.rows.origin)
+            sequences = dict(state.get("sequences", {}))
+            repeats = []
+            for part in parts:
+                last = sequences.get(str(part.partition), -1)
+                repeats.append(count_duplicates(part.rows, last))
+                count = part.rows.values.num_rows
+                newest = part.rows.sequence + (count - 1 if part.rows.per_row else 0)
+                sequences[str(part.partition)] = max(last, newest)
+            fresh = [p.skip(again) for p, again in zip(parts, repeats, strict=True)]
+            deliveries: list[ProducedBatch] = []
+
+            def write(producer: Any) -> None:
+                deliveries.append(ProducedBatch(self._brokers))
+                for part, rows in zip(parts, fresh, strict=True):
+                    partitions = np.full(len(rows.values), part.partition, np.int64)
+                    deliveries[-1].produce(producer, self._topic, rows, partitions)
+
+            if any(rows.values for rows in fresh):
+                self._producer.commit(write, state | {"sequences": sequences})
+                self._topics.wait_until_visible(self._topic, deliveries[-1].last_offsets)
+            found = deliveries[-1].outcomes() if deliveries else [np.empty(0, np.int64)] * len(parts)
+            return [
+                (self._resolve_offsets(part, again, new), again)
+                for part, again, new in zip(parts, repeats, found, strict=True)
+            ]
+
+    def _check_origin(self, origin: Origin, last: dict[str, Any] | None) -> None:
+        if last is None or origin.batch < last["batch"]:
+            return
+        if origin.batch == last["batch"] and origin.span == last["span"]:
+            return
+        if origin.epoch < last["epoch"]:
+            what = f"epoch {origin.epoch} of {self._producer.id!r} is over: {last['epoch']} has published"
+            raise FencedError(what, epoch=last["epoch"])
+        if origin.batch == last["batch"]:
+            what = (
+                f"batch {origin.batch} was published from {last['span']}, and comes again from {origin.span}"
+            )
+            raise LedgerMismatchError(what, batch=origin.batch)
+
+    def _resolve_offsets(self, part: SequencedRecords, repeats: int, new: Any) -> OffsetArray:
+        if isinstance(new, Exception):
+            raise new
+        rows, partition = part.rows, part.partition
+        if not rows.per_row:
+            if len(new):
+                self._remember_offset(partition, rows.sequence, int(new[0]))
+                return np.asarray(new)
+            first = self._known_offsets.get((partition, rows.sequence), -1)
+            return np.full(repeats, -1) if first < 0 else first + np.arange(repeats)
+        for index, offset in enumerate(new.tolist()):
+            self._remember_offset(partition, rows.sequence + repeats + index, offset)
+        old = [self._known_offsets.get((partition, rows.sequence + index), -1) for index in range(repeats)]
+        return np.concatenate((np.array(old, np.int64), new))
+
+    def _remember_offset(self, partition: int, sequence: int, offset: int) -> None:
+        self._known_offsets[partition, sequence] = offset
+        if len(self._known_offsets) > _MAX_KNOWN_OFFSETS:
+            self._known_offsets.popitem(last=False)
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._producer.close()
+
+
+class NamedProducerPool:
+    """The named producers that this process uses; the least recently used one is closed when there are too many.
+
+    Args:
+        brokers: Where they write.
+        topics: Knows the topics there.
+    """
+
+    def __init__(self, brokers: Brokers, topics: KafkaTopics) -> None:
+        self._brokers = brokers
+        self._topics = topics
+        self._lock = threading.Lock()
+        self._open: OrderedDict[tuple[str, str], NamedProducer] = OrderedDict()
+
+    def get(self, topic: str, id: str) -> NamedProducer:
+        """Returns the producer of this id on this topic."""
+        with self._lock:
+            found = self._open.pop((topic, id), None)
+            if found is None:
+                found = NamedProducer(self._brokers, self._topics, topic, id)
+            self._open[topic, id] = found
+            spare = self._open.popitem(last=False)[1] if len(self._open) > _MAX_OPEN else None
+        if spare is not None:
+            spare.close()
+        return found
+
+    def close(self) -> None:
+        """Close all."""
+        with self._lock:
+            named, self._open = list(self._open.values()), OrderedDict()
+        for each in named:
+            each.close()

@@ -1,0 +1,215 @@
+"""Compaction: keeps only the last event of each key in the closed segments of a compacted topic.
+
+Reads and appends continue meanwhile: new files are written beside the old ones and replace them by a rename
+under the partition's lock. It runs when at least half of the closed bytes are new since the last run, so
+its cost per event does not grow with the topic. Tombstones are kept for a day, for readers that are behind,
+and then removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from headwater.errors import LockedError
+from headwater.log.batch import LogBatch
+from headwater.log.open_topic import OpenTopic
+from headwater.log.storage import Frame, FrameKind, Partition, PartitionState, Segment
+from headwater.log.storage.frame import ENVELOPE, encode_frame, envelope_bits
+from headwater.log.storage.segment import SegmentHeader
+
+__all__ = ["CompactionResult", "compact"]
+
+_FRAME_ROWS = 50_000
+_FRAME_BYTES = 16 << 20
+_KEEP_TOMBSTONES = timedelta(days=1)
+
+
+@dataclass(frozen=True)
+class CompactionResult:
+    """How many events compaction looked at in a partition, and how many it kept."""
+
+    partition: int
+    seen: int = 0
+    kept: int = 0
+
+
+def compact(topic: OpenTopic, number: int, now: int, *, eager: bool = False) -> CompactionResult:
+    """Compact one partition, if enough is new.
+
+    Args:
+        topic: A topic with a key.
+        number: Which partition.
+        now: Microseconds since 1970.
+        eager: However little is new.
+
+    Raises:
+        LockedError: Another process compacts it right now.
+    """
+    partition = topic.partitions[number]
+    with _compaction_lock(partition):
+        state = partition.state()
+        closed = [base for base in partition.files.bases(fresh=True) if base < state.segment]
+        clean = [base for base in closed if partition.files.segment(base).header()[1].covers_until]
+        dirty = [base for base in closed if base not in clean]
+        new, old = (sum(map(partition.files.file_size, bases)) for bases in (dirty, clean))
+        if not dirty or (new < old and not eager):
+            return CompactionResult(number)
+        try:
+            return _CompactionPass(topic, partition, state, now).run(closed, dirty)
+        except FileNotFoundError:  # retention removed some of them meanwhile: the next pass sees what is left
+            return CompactionResult(number)
+
+
+@contextlib.contextmanager
+def _compaction_lock(partition: Partition) -> Iterator[None]:
+    handle = partition.disk.open(partition.folder / "compaction.lock")
+    try:
+        if not partition.disk.lock(handle, wait=False):
+            pid = partition.disk.read(handle, 0, 20).decode(errors="replace").strip()
+            what = f"process {pid} compacts {partition.folder.parent.name}/{partition.number}"
+            raise LockedError(what, detail="only one may at a time", pid=pid)
+        partition.disk.write(handle, 0, str(os.getpid()).encode().ljust(20))
+        yield
+    finally:
+        partition.disk.close(handle)
+
+
+class _CompactionPass:
+    """One run over the closed segments `[first, end)` of a partition."""
+
+    def __init__(self, topic: OpenTopic, partition: Partition, state: PartitionState, now: int) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.state = state
+        self.oldest_tombstone = now - _KEEP_TOMBSTONES // timedelta(microseconds=1)
+        self.last: dict[bytes, int] = {}
+        self.seen = self.kept = 0
+
+    def run(self, closed: list[int], dirty: list[int]) -> CompactionResult:
+        for base in dirty:
+            for batch in self._read_batches(base):
+                keys = [] if batch.key_bytes is None else batch.key_bytes.to_pylist()
+                self.last.update(zip(keys, batch.offsets.tolist(), strict=True))
+        for bases in self._group_segments(closed):
+            self._rewrite(bases, self._end_offset(bases[-1], closed))
+        return CompactionResult(self.partition.number, self.seen, self.kept)
+
+    def _end_offset(self, base: int, closed: list[int]) -> int:
+        return min((other for other in closed if other > base), default=self.state.segment)
+
+    def _group_segments(self, closed: list[int]) -> Iterator[list[int]]:
+        """Neighbours whose bytes together make one segment at most."""
+        run: list[int] = []
+        size = 0
+        for base in closed:
+            size += self.partition.files.file_size(base)
+            if run and size > self.topic.definition.segment_size:
+                yield run
+                run, size = [], self.partition.files.file_size(base)
+            run.append(base)
+        if run:
+            yield run
+
+    def _read_batches(self, base: int) -> Iterator[LogBatch]:
+        for frame, data in self.partition.files.read_frames(base, self.state):
+            if frame.kind is FrameKind.EVENTS:
+                yield self.topic.decode(self.partition.number, frame, data)
+
+    def _rewrite(self, bases: list[int], until: int) -> None:
+        """Write the retained events of these segments into one file, then replace the segments with it."""
+        first = self.partition.files.segment(bases[0])
+        frame, header = first.header()
+        new = Segment(self.partition.disk, self.partition.folder, bases[0])
+        new_header = SegmentHeader(covers_until=until, previous=header.previous, producers=header.producers)
+        length = new.create(new_header, frame.max_event_time_before, temporary=True)
+        for data in self._surviving_frames(bases):
+            self.partition.disk.write(new.handle, length, data)
+            length += len(data)
+        self.partition.disk.sync(new.handle)
+        self._replace_files(new.temporary_path, first, bases[1:])
+
+    def _replace_files(self, temporary_path: Path, first: Segment, leftovers: list[int]) -> None:
+        with self.partition.lock() as state:
+            if state.start_offset > first.base:  # retention was quicker: what it removed must not come back
+                self.partition.disk.remove(temporary_path)
+                return
+            # A crash between these steps is safe: the dirty flag makes the next process recover, and the header's
+            # `covers_until` marks old files that are still there as leftovers. Until the rename, the old files count.
+            self.partition.publish(replace(state, dirty=True))
+            self.partition.disk.replace(temporary_path, first.path)
+            for base in leftovers:
+                self.partition.disk.remove(self.partition.files.segment(base).path)
+            self.partition.disk.sync_folder(self.partition.folder)
+            self.partition.publish(replace(state, files_version=state.files_version + 1))
+            self.partition.invalidate()
+
+    def _surviving_frames(self, bases: list[int]) -> Iterator[bytes]:
+        waiting: list[LogBatch] = []
+        rows = nbytes = 0
+        for base in bases:
+            for frame, data in self.partition.files.read_frames(base, self.state):
+                if frame.kind is FrameKind.EVENTS:
+                    batch = self.topic.decode(self.partition.number, frame, data)
+                    waiting.append(batch.select(self._survivors(batch)))
+                    rows += waiting[-1].values.num_rows
+                    nbytes += waiting[-1].values.nbytes
+                if frame.kind is FrameKind.IDLE_MARKER or rows >= _FRAME_ROWS or nbytes >= _FRAME_BYTES:
+                    yield from self._merge(waiting)
+                    waiting, rows, nbytes = [], 0, 0
+                if frame.kind is FrameKind.IDLE_MARKER:
+                    yield bytes(data)
+        yield from self._merge(waiting)
+
+    def _survivors(self, batch: LogBatch) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        keys = [] if batch.key_bytes is None else batch.key_bytes.to_pylist()
+        newest = np.fromiter((self.last.get(key, -1) for key in keys), np.int64, len(keys))
+        keep: np.ndarray[tuple[int], np.dtype[np.bool_]] = (newest < 0) | (newest == batch.offsets)
+        keep &= ~(batch.tombstones & (batch.arrival_times < self.oldest_tombstone))
+        self.seen += len(keep)
+        self.kept += int(keep.sum())
+        return keep
+
+    def _merge(self, batches: list[LogBatch]) -> Iterator[bytes]:
+        """Returns one frame of several batches; each row keeps its offset, arrival and max event time."""
+        rows = sum(batch.values.num_rows for batch in batches)
+        if not rows:
+            return
+        names = [f.name for f in ENVELOPE if any(f.name in batch.envelope for batch in batches)]
+        values = pa.concat_batches([batch.values for batch in batches])
+        envelope = {
+            field.name: pa.concat_arrays([_envelope_column(batch, field) for batch in batches])
+            for field in ENVELOPE
+            if field.name in names
+        }
+        times = np.concatenate([batch.event_times for batch in batches])
+        offsets = envelope["_hw.offset"]
+        frame = Frame(
+            FrameKind.EVENTS,
+            offsets[0].as_py(),
+            offsets[rows - 1].as_py() + 1,
+            count=rows,
+            schema=self.topic.definition.version,
+            columns=envelope_bits(envelope),
+            appended_at=batches[-1].frame.appended_at,
+            lowest=int(times.min()),
+            highest=int(times.max()),
+            max_event_time_before=batches[0].frame.max_event_time_before,
+            max_event_time=batches[-1].frame.max_event_time,
+        )
+        columns = pa.RecordBatch.from_arrays(
+            [*values.columns, *envelope.values()], [*values.schema.names, *envelope]
+        )
+        yield encode_frame(frame, columns.serialize())
+
+
+def _envelope_column(batch: LogBatch, field: pa.Field) -> pa.Array:
+    found = batch.envelope.get(field.name)
+    return pa.nulls(batch.values.num_rows, field.type) if found is None else found

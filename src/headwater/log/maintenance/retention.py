@@ -1,0 +1,106 @@
+"""Retention: removes the oldest segments of a partition once they are too old or too many.
+
+Offsets that a consumer group has not read are held back and reported, unless the topic's retention says
+`force`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+from headwater.events import Clock
+from headwater.log.storage import Partition, PartitionState
+from headwater.log.topic import Retention
+
+__all__ = ["RetentionResult", "apply_retention"]
+
+logger = logging.getLogger("headwater.log")
+_MICROSECOND = timedelta(microseconds=1)
+
+
+@dataclass(frozen=True)
+class RetentionResult:
+    """The result for a partition: offsets `[first, end)` were removed; `blocked_by` prevented more."""
+
+    partition: int
+    first: int
+    end: int
+    blocked_by: str | None = None
+
+
+def apply_retention(
+    partition: Partition, retention: Retention, clock: Clock, committed: Mapping[str, int]
+) -> RetentionResult:
+    """Apply a topic's retention to one partition.
+
+    Args:
+        partition: Where to remove.
+        retention: How long and how much to keep.
+        clock: What time it is.
+        committed: How far each consumer group has come in this partition.
+    """
+    start = partition.state().start_offset
+    if retention.time is None and retention.size is None:
+        return RetentionResult(partition.number, start, start)
+    with partition.lock() as state:
+        current = _roll_if_expired(partition, state, retention, clock)
+        wanted = _first_retained_offset(partition, current, retention, clock)
+        slowest = min(committed, key=committed.__getitem__, default=None)
+        blocked_by = None
+        if slowest is not None and not retention.force and committed[slowest] < wanted:
+            blocked_by = slowest
+            wanted = max((b for b in partition.files.bases() if b <= committed[slowest]), default=start)
+            logger.warning(
+                "%s: retention waits for group %s at offset %d", partition.folder, slowest, committed[slowest]
+            )
+        end = max(start, wanted)
+        if end > start:
+            _remove_segments(partition, current, end)
+        return RetentionResult(partition.number, start, end, blocked_by)
+
+
+def _roll_if_expired(
+    partition: Partition, state: PartitionState, retention: Retention, clock: Clock
+) -> PartitionState:
+    """Close the active segment when all in it is too old: the active segment is never removed."""
+    too_old = retention.time is not None and _age(state.appended_at, clock) > retention.time
+    return partition.roll(state) if too_old and state.next_offset > state.segment else state
+
+
+def _first_retained_offset(
+    partition: Partition, state: PartitionState, retention: Retention, clock: Clock
+) -> int:
+    """Returns the first offset to keep."""
+    bases = partition.files.bases(fresh=True)
+    sizes = [partition.files.file_size(base) for base in bases]
+    total = sum(sizes)
+    for base, after, length in zip(bases, bases[1:], sizes, strict=False):
+        previous = partition.files.segment(after).header()[1].previous
+        too_old = (
+            retention.time is not None
+            and previous is not None
+            and previous[0] >= base  # a compacted segment has the name of the first of those it stands for
+            and _age(previous[2], clock) > retention.time
+        )
+        if not too_old and (retention.size is None or total <= retention.size):
+            return base
+        total -= length
+    return state.segment
+
+
+def _age(appended_at: int, clock: Clock) -> timedelta:
+    return (clock.micros() - appended_at) * _MICROSECOND if appended_at else timedelta(0)
+
+
+def _remove_segments(partition: Partition, state: PartitionState, end: int) -> None:
+    """Remove segments, oldest first, so that a crash midway leaves a range without gaps."""
+    partition.publish(replace(state, dirty=True))
+    for base in partition.files.bases():
+        if base < end:
+            partition.disk.remove(partition.files.segment(base).path)
+            partition.disk.sync_folder(partition.folder)
+    partition.publish(replace(state, start_offset=end, files_version=state.files_version + 1))
+    partition.invalidate()

@@ -1,0 +1,293 @@
+"""Rows on their way into a topic: typed columns, keys and event times.
+
+`EventEncoder` turns what a caller passes (dicts, objects, JSON, Arrow, pandas, Polars) into a `WriteBatch`
+of checked columns. `PendingEvent` is a single event that waits to be written together with others;
+`coalesce` makes one batch of several. `EventTimes` decides the event time of each row once, before the
+append, so every reader sees the same time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from headwater.errors import BadEventError, BadKeyError
+from headwater.events import (
+    UNKNOWN_TIME,
+    Clock,
+    ClockOffsets,
+    Codec,
+    DeviceClock,
+    check_headers,
+    check_traceparent,
+    integers_of,
+    key_bytes,
+    storage_schema,
+    to_row,
+)
+from headwater.log.storage.frame import ENVELOPE, LOWEST_TIME
+from headwater.log.topic import Topic
+from headwater.units import micros, moment
+
+__all__ = [
+    "EventEncoder",
+    "EventTimes",
+    "Origin",
+    "PendingEvent",
+    "WriteBatch",
+    "coalesce",
+]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The source of a pipeline's rows: its batch, the epoch of its runner, and the offsets the batch read.
+
+    Kafka commits it in the transaction of the rows. The embedded log needs only the producer's sequence
+    numbers.
+    """
+
+    batch: int
+    epoch: int
+    span: str
+
+
+@dataclass(frozen=True)
+class WriteBatch:
+    """Columns of a topic's type at `version`, with envelope columns by name.
+
+    With a `producer`, sequence numbers count from `sequence`: one per row, or one for the whole batch with
+    `per_row=False`. Such a batch names its `partition`, because sequence numbers are kept per partition.
+    `sent_at` is the send time of all rows in microseconds, unless the envelope has a column for it.
+    `origin` names the pipeline batch that produced the rows.
+    """
+
+    values: pa.RecordBatch
+    version: int
+    envelope: dict[str, pa.Array]
+    partition: int | None = None
+    producer: str = ""
+    sequence: int = -1
+    per_row: bool = True
+    sent_at: int = LOWEST_TIME
+    origin: Origin | None = None
+
+
+@dataclass(slots=True)
+class PendingEvent:
+    """One event, checked by its codec; `envelope` holds its envelope by column name."""
+
+    struct: Any
+    version: int
+    envelope: dict[str, Any] = field(default_factory=dict)
+    partition: int | None = None
+    producer: str = ""
+    sequence: int = -1
+
+    def can_follow(self, previous: PendingEvent) -> bool:
+        """Whether both can be written as one batch."""
+        return (
+            self.version == previous.version
+            and self.producer == previous.producer
+            and (not self.producer or self.sequence == previous.sequence + 1)
+        )
+
+
+def coalesce(codec: Codec, events: list[PendingEvent]) -> WriteBatch:
+    """Returns several single events as one batch; events of a producer must have consecutive sequence numbers."""
+    names = {name for event in events for name in event.envelope}
+    sent = {row.envelope.get("_hw.sent_at") for row in events}
+    if len(sent) == 1:
+        names.discard("_hw.sent_at")
+    sent_at = sent.pop() if len(sent) == 1 else None
+    envelope = {
+        column.name: pa.array([row.envelope.get(column.name) for row in events], column.type)
+        for column in ENVELOPE
+        if column.name in names
+    }
+    first = events[0]
+    values = codec.batch([row.struct for row in events])
+    return WriteBatch(
+        values,
+        first.version,
+        envelope,
+        first.partition,
+        first.producer,
+        first.sequence,
+        sent_at=LOWEST_TIME if sent_at is None else sent_at,
+    )
+
+
+class EventEncoder:
+    """Encodes values as `WriteBatch` for one topic under one version of its type."""
+
+    def __init__(self, topic: Topic) -> None:
+        self.topic = topic
+        self.codec = Codec(topic.schema)
+        self._storage_schema = storage_schema(topic.schema)
+
+    def encode_one(self, value: Any, now: int, key: Any = None, /, **attributes: Any) -> PendingEvent:
+        """Encode a single event.
+
+        `about` may hold `id`, `occurred_at`, `sent_at`, `headers`, `traceparent` and `source`.
+        """
+        envelope: dict[str, Any] = {"_hw.sent_at": now}
+        if key is not None and self.topic.key:
+            value = self._fill_key(to_row(value), key)
+        elif key is not None:
+            envelope["_hw.key"] = key_bytes(key)
+        for name, attribute in attributes.items():
+            if name not in _ATTRIBUTES:
+                what = f"an event has no attribute {name!r}"
+                raise BadEventError(what, detail=f"it can have: {', '.join(_ATTRIBUTES)}", field=name)
+            if attribute is not None:
+                envelope[f"_hw.{name}"] = _ATTRIBUTES[name](attribute)
+        return PendingEvent(self.codec.validate([value])[0], self.topic.version, envelope)
+
+    def encode_many(self, values: Any, keys: Sequence[Any] | None, sent_at: int) -> WriteBatch:
+        """Encode a sequence of values, an Arrow table or batch, or a pandas or Polars frame."""
+        batch = self.codec.encode(values) if isinstance(values, list | tuple) else self._encode_values(values)
+        envelope = {} if keys is None else {"_hw.key": self._key_column(keys, batch.num_rows)}
+        return WriteBatch(batch, self.topic.version, envelope, sent_at=sent_at)
+
+    def encode_json(self, lines: Sequence[bytes], sent_at: int) -> WriteBatch:
+        """Encode JSON objects, one per line."""
+        batch = self.codec.decode_json(lines)
+        return WriteBatch(batch, self.topic.version, {}, sent_at=sent_at)
+
+    def encode_tombstone(self, key: Any, sent_at: int) -> WriteBatch:
+        """Encode the row that deletes a key."""
+        if not self.topic.key:
+            what = f'topic "{self.topic.name}" has no key, so nothing can be deleted from it'
+            raise BadKeyError(what, fix='create the topic with key="…"', topic=self.topic.name)
+        parts = dict(zip(self.topic.key, self._key_parts(key), strict=True))
+        columns = []
+        for column in self._storage_schema:
+            try:
+                columns.append(pa.array([parts.get(column.name)], column.type))
+            except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+                what = f"{parts[column.name]!r} cannot be a key of topic {self.topic.name!r}"
+                raise BadKeyError(what, detail=str(error), topic=self.topic.name) from None
+        values = pa.RecordBatch.from_arrays(columns, schema=self._storage_schema)
+        return WriteBatch(values, self.topic.version, {"_hw.deleted": pa.array([True])}, sent_at=sent_at)
+
+    def key_of(self, row: PendingEvent) -> bytes | None:
+        """Returns the canonical key of a single event."""
+        if not self.topic.key:
+            key: bytes | None = row.envelope.get("_hw.key")
+            return key
+        parts = self.codec.field_values(row.struct, self.topic.key)
+        return key_bytes(parts[0] if len(parts) == 1 else parts)
+
+    def _encode_values(self, values: Any) -> pa.RecordBatch:
+        if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__len__"):
+            values = (
+                list(values)
+                if hasattr(values, "__iter__") and not isinstance(values, str | bytes)
+                else values
+            )
+            if not isinstance(values, list) or not all(map(_is_row, values[:1])):
+                what = f"send_many takes rows or a frame, not {type(values).__name__}"
+                raise BadEventError(what, fix="client.send(topic, value) for one event")
+            return self.codec.encode(values)
+        return self.codec.encode_dataframe(values)
+
+    def _fill_key(self, row: dict[str, Any], key: Any) -> dict[str, Any]:
+        parts = self._key_parts(key)
+        for name, part in zip(self.topic.key, parts, strict=True):
+            if row.get(name) is not None and key_bytes(row[name]) != key_bytes(part):
+                raise BadKeyError(
+                    f'the key {part!r} is not the event\'s "{name}", which is {row[name]!r}',
+                    detail=f'topic "{self.topic.name}" is keyed by {", ".join(self.topic.key)}',
+                    fix="leave the key out: it is taken from the event",
+                    topic=self.topic.name,
+                )
+        return row | {
+            name: part if row.get(name) is None else row[name]
+            for name, part in zip(self.topic.key, parts, strict=True)
+        }
+
+    def _key_parts(self, key: Any) -> tuple[Any, ...]:
+        parts = tuple(key) if isinstance(key, tuple | list) else (key,)
+        if len(parts) != len(self.topic.key) or any(part is None for part in parts):
+            what = f"{key!r} is no key of topic {self.topic.name!r}"
+            raise BadKeyError(what, detail=f"its key is ({', '.join(self.topic.key)})", topic=self.topic.name)
+        return parts
+
+    def _key_column(self, keys: Sequence[Any], rows: int) -> pa.Array:
+        if self.topic.key:
+            what = f'topic "{self.topic.name}" takes its keys from {", ".join(self.topic.key)}'
+            raise BadKeyError(what, fix="leave keys= out", topic=self.topic.name)
+        if len(keys) != rows:
+            raise BadKeyError(f"{len(keys)} keys for {rows} events", topic=self.topic.name)
+        return pa.array([None if key is None else key_bytes(key) for key in keys], pa.binary())
+
+
+def _is_row(value: Any) -> bool:
+    return not isinstance(value, str | bytes | int | float)
+
+
+def _parse_micros(at: datetime | str) -> int:
+    return micros(moment(at))
+
+
+_ATTRIBUTES: dict[str, Callable[[Any], Any]] = {
+    "id": str,
+    "occurred_at": _parse_micros,
+    "sent_at": _parse_micros,
+    "headers": lambda headers: list(check_headers(headers).items()),
+    "traceparent": check_traceparent,
+    "source": str,
+}
+
+
+Times = np.ndarray[Any, np.dtype[np.int64]]
+_OCCURRED_AT: Final = "_hw.occurred_at"
+_MICROSECOND = timedelta(microseconds=1)
+_ZONED = pa.timestamp("us", "UTC")
+
+
+class EventTimes:
+    """Finds the event time of rows: a time column, a corrected device clock, or what the sender stated.
+
+    Args:
+        clock: The current time when rows arrive.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._clock_offsets = ClockOffsets()
+
+    def resolve(self, topic: Topic, batch: WriteBatch) -> tuple[Times | None, dict[str, pa.Array]]:
+        """Returns the rows' times in microseconds, and the envelope to store with them.
+
+        A row without a time has `UNKNOWN_TIME`. None instead of times means that arrival is the event time.
+        Computed times are stored in the envelope.
+        """
+        if topic.device_clock is not None:
+            times = self._correct_device_times(topic, topic.device_clock, batch.values)
+            stored = pa.array(times, pa.int64(), mask=times == UNKNOWN_TIME).cast(_ZONED)
+            return times, batch.envelope | {_OCCURRED_AT: stored}
+        column = batch.values.column(topic.time) if topic.time else batch.envelope.get(_OCCURRED_AT)
+        return None if column is None else _to_micros(column), batch.envelope
+
+    def _correct_device_times(self, topic: Topic, clock: DeviceClock, values: pa.RecordBatch) -> Times:
+        columns = [values.column(name).to_pylist() for name in clock.device or topic.key]
+        devices = [None if None in device else device for device in zip(*columns, strict=True)]
+        return self._clock_offsets.correct(
+            devices,
+            _to_micros(values.column(clock.column)),
+            _to_micros(values.column(clock.sent)),
+            self._clock.micros(),
+            None if clock.limit is None else clock.limit // _MICROSECOND,
+        )
+
+
+def _to_micros(column: pa.Array) -> Times:
+    times = integers_of(column)
+    return times if not column.null_count else np.where(column.is_valid().to_pylist(), times, UNKNOWN_TIME)

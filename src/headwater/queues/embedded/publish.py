@@ -1,0 +1,169 @@
+"""Publishing: known ids are skipped, the overload policy applies, then each selected group gets a row."""
+
+from __future__ import annotations
+
+import random
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import msgspec
+
+from headwater.log.topic import WhenFull
+from headwater.queues.embedded.delivery import append_to_key, drop_oldest
+from headwater.queues.embedded.transaction import DELAYED, READY, QueueTransaction, delete_expired_ids
+from headwater.queues.protocol import OutgoingMessage, PublishConfirm
+from headwater.queues.queue import Queue
+
+__all__ = ["PublishRequest", "QueueFull", "add_to_group", "insert_message", "publish", "to_micros"]
+
+_rng = random.Random()
+_INSERT_DELIVERY = (
+    "INSERT INTO delivery (grp, state, rank, at, id, priority, due, expires, key, claims)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
+
+
+@dataclass(frozen=True)
+class PublishRequest:
+    """Messages of one call, and for each the numbers of the groups of `queue` that choose it."""
+
+    queue: Queue
+    messages: Sequence[OutgoingMessage]
+    routes: Sequence[tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class QueueFull:
+    """There is no room for all messages of a call; nothing was taken."""
+
+    group: str
+    waiting: int
+    limit: int
+
+
+def publish(
+    transaction: QueueTransaction, request: PublishRequest
+) -> list[PublishConfirm] | QueueFull | None:
+    """Take the messages of one call; None when the queue's definition has changed since the groups were chosen."""
+    queue = transaction.queue
+    if queue is not request.queue:
+        return None
+    numbers = [transaction.groups[group.name] for group in queue.groups]
+    duplicates = _find_duplicates(transaction, request.messages)
+    if queue.limit is not None and queue.overload.when_full is WhenFull.WAIT:
+        full = _find_full_group(transaction, request, duplicates, queue.limit)
+        if full is not None:
+            return full
+    confirmed = []
+    for message, chosen in zip(request.messages, request.routes, strict=True):
+        if message.id is not None and message.id in duplicates:
+            confirmed.append(PublishConfirm(message.id, duplicate=True, groups=0))
+            continue
+        taken = [numbers[at] for at in chosen if _admit(transaction, numbers[at])]
+        uid = _insert(transaction, message, taken)
+        if message.id is not None and (taken or not chosen):
+            duplicates.add(message.id)
+            _record_id(transaction, message.id)
+        confirmed.append(PublishConfirm(uid, dropped=len(taken) < len(chosen), groups=len(taken)))
+    return confirmed
+
+
+def _find_duplicates(transaction: QueueTransaction, messages: Sequence[OutgoingMessage]) -> set[str]:
+    sql = "SELECT 1 FROM seen WHERE uid = ? AND until > ?"
+    ids = {message.id for message in messages}
+    return {uid for uid in ids if uid is not None and transaction.fetch_one(sql, (uid, transaction.now))}
+
+
+def _record_id(transaction: QueueTransaction, uid: str) -> None:
+    delete_expired_ids(transaction, 3)  # more than comes in
+    until = transaction.now + to_micros(transaction.queue.deduplication_window)
+    transaction.execute("INSERT OR REPLACE INTO seen (uid, until) VALUES (?, ?)", (uid, until))
+
+
+def _find_full_group(
+    transaction: QueueTransaction, request: PublishRequest, duplicates: set[str], limit: int
+) -> QueueFull | None:
+    """Whether a group that must take messages of this call cannot take all of them."""
+    wanted: dict[int, int] = {}
+    for message, chosen in zip(request.messages, request.routes, strict=True):
+        for at in () if message.id in duplicates else chosen:
+            wanted[at] = wanted.get(at, 0) + 1
+    for at, number in wanted.items():
+        name = transaction.queue.groups[at].name
+        waiting = transaction.backlog(transaction.groups[name])
+        if waiting + number > limit:
+            return QueueFull(name, waiting, limit)
+    return None
+
+
+def _admit(transaction: QueueTransaction, group: int) -> bool:
+    """Whether a group has room for one more message, or makes room; what it loses is counted."""
+    limit, policy = transaction.queue.limit, transaction.queue.overload
+    transaction.count(group, "published")
+    if limit is None or policy.when_full is WhenFull.WAIT:
+        return True
+    waiting = transaction.backlog(group)
+    sampled = policy.when_full is WhenFull.DROP_SAMPLED and waiting * 2 >= limit
+    if waiting < limit and not (sampled and _rng.randrange(policy.one_in)):
+        return True
+    if policy.when_full is WhenFull.DROP_OLDEST and drop_oldest(transaction, group):
+        return True
+    transaction.count(group, "dropped")
+    return False
+
+
+def _insert(transaction: QueueTransaction, message: OutgoingMessage, groups: Sequence[int]) -> str:
+    uid = message.id if message.id is not None else secrets.token_hex(16)
+    if groups:
+        number = insert_message(transaction, uid, message, transaction.wall, len(groups))
+        for group in groups:
+            add_to_group(transaction, group, number, message)
+    return uid
+
+
+def add_to_group(
+    transaction: QueueTransaction, group: int, number: int, message: OutgoingMessage, claims: int = 0
+) -> None:
+    """Put a message that is stored into the line of a group; `claims` is how often the group has had it before."""
+    queue = transaction.queue
+    key = message.key if queue.ordered else None
+    due = transaction.now + to_micros(message.delay)
+    ttl = message.ttl if message.ttl is not None else queue.ttl
+    expires = None if ttl is None else transaction.now + to_micros(ttl)
+    state = append_to_key(transaction, group, number, key, due)
+    rank, at = (9 - message.priority if state == READY else 0), (due if state == DELAYED else 0)
+    values = (group, state, rank, at, number, message.priority, due, expires, key, claims)
+    transaction.execute(_INSERT_DELIVERY, values)
+    transaction.count_move(group, None, state)
+    if expires is not None:
+        waits = (expires, group, number, message.priority, due)
+        transaction.execute("INSERT INTO expiry VALUES (?, ?, ?, ?, ?)", waits)
+
+
+def insert_message(
+    transaction: QueueTransaction, uid: str | None, message: OutgoingMessage, published_at: int, refs: int
+) -> int:
+    """Store a message that so many groups are to get; its number."""
+    headers = msgspec.json.encode(message.headers) if message.headers else None
+    ttl = None if message.ttl is None else to_micros(message.ttl)
+    values = (uid, message.body, message.routing_key, message.key, headers, message.priority)
+    cursor = transaction.execute(
+        "INSERT INTO message (uid, body, words, key, headers, priority, delay, ttl, traceparent, published_at, refs)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (*values, to_micros(message.delay), ttl, message.traceparent, published_at, refs),
+    )
+    number = cursor.lastrowid
+    assert number is not None
+    return number
+
+
+def to_micros(span: timedelta) -> int:
+    """Returns a length of time in microseconds.
+
+    Example:
+        >>> to_micros(timedelta(milliseconds=2))
+        2000
+    """
+    return span // timedelta(microseconds=1)

@@ -1,0 +1,87 @@
+"""An event loop in a thread of its own, so that callers need not know of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from headwater.errors import UsageError
+
+__all__ = ["EventLoopThread"]
+
+T = TypeVar("T")
+
+
+class EventLoopThread:
+    """Runs coroutines for other threads.
+
+    Args:
+        name: Of the thread.
+
+    Example:
+        >>> loop = EventLoopThread("example")
+        >>> loop.run(asyncio.sleep(0, "done"))
+        'done'
+        >>> loop.close()
+    """
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._process = os.getpid()
+        self.closed = False
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Wait for a coroutine; when the wait is interrupted, as by Ctrl-C, the coroutine is cancelled.
+
+        Raises:
+            UsageError: The loop was closed, or this process was forked from the one that has it.
+        """
+        if self.closed or os.getpid() != self._process:
+            work.close()
+            raise self._usage_error()
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def submit(self, work: Coroutine[Any, Any, object]) -> None:
+        """Run a coroutine for which nobody waits; nothing happens when the loop is closed."""
+        if self.closed or os.getpid() != self._process:
+            work.close()
+        else:
+            asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def close(self) -> None:
+        """Cancel what runs, and end the thread."""
+        if self.closed:
+            return
+        self.run(_cancel_others())
+        self.closed = True
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _usage_error(self) -> UsageError:
+        if self.closed:
+            return UsageError("the broker is closed", fix="open it again")
+        return UsageError(
+            "this process was forked from one that is connected to RabbitMQ",
+            detail="its threads and connections are not here",
+            fix='start it afresh, such as multiprocessing.get_context("spawn")',
+        )
+
+
+async def _cancel_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await asyncio.gather(*others, return_exceptions=True)

@@ -1,0 +1,167 @@
+"""Requeueing on RabbitMQ: retries, delays, dead letters and their redrive.
+
+AMQP cannot change a message, so each step publishes a copy and then acknowledges the original. A crash
+between the two leaves the message twice, with the same id.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Final
+
+from headwater.errors import OverloadedError, UnknownQueueError
+from headwater.queues.protocol import DeadLetter
+from headwater.queues.rabbitmq.channel import GroupCounters
+from headwater.queues.rabbitmq.connection import RabbitConnection, driver
+from headwater.queues.rabbitmq.envelope import Envelope
+from headwater.queues.rabbitmq.publisher import Publication, Publisher, PublishOutcome
+from headwater.queues.rabbitmq.topology import Topology, dead_letter_queue, group_queue, round_delay
+
+if TYPE_CHECKING:
+    from aio_pika.abc import AbstractIncomingMessage
+
+__all__ = [
+    "Requeuer",
+    "read_dead_letters",
+    "redrive",
+]
+
+_FULL_DELAY: Final = 1_000  # milliseconds after which a message looks again for room in a queue that is full
+
+
+class Requeuer:
+    """Sends copies of messages of one group; whoever calls acknowledges the original when the copy is safe.
+
+    If the process dies between the two, the message is there twice, with the same id.
+
+    Args:
+        queue: The queue's name.
+        group: The group's.
+        publisher: Sends.
+        topology: Makes the queues where messages rest.
+        counters: Counts of the group.
+    """
+
+    def __init__(
+        self, queue: str, group: str, publisher: Publisher, topology: Topology, counters: GroupCounters
+    ) -> None:
+        self._name = group_queue(queue, group)
+        self._dead_letter_queue = dead_letter_queue(queue, group)
+        self._publisher = publisher
+        self._topology = topology
+        self._counters = counters
+        self._driver = driver()
+
+    async def requeue(
+        self, envelopes: Sequence[Envelope], delay: timedelta = timedelta(0), *, exact: bool = True
+    ) -> None:
+        """To the end of the line, after a rest if one is given."""
+        milliseconds = round_delay(delay, exact=exact)
+        if milliseconds:
+            await self._delay(envelopes, milliseconds)
+            return
+        publications = [Publication("", self._name, envelope.to_amqp(self._driver)) for envelope in envelopes]
+        outcomes = await self._publisher.send(publications)
+        if PublishOutcome.UNROUTABLE in outcomes:
+            raise self._unknown_queue(self._name)
+        pairs = zip(envelopes, outcomes, strict=True)
+        if late := [envelope for envelope, outcome in pairs if outcome is PublishOutcome.FULL]:
+            # It was in line before. From where it rests, RabbitMQ moves it on as soon as there is room.
+            await self._delay(late, _FULL_DELAY)
+
+    async def move_to_dead_letters(self, envelope: Envelope) -> None:
+        """To the dead letters."""
+        (outcome,) = await self._publisher.send(
+            [Publication("", self._dead_letter_queue, envelope.to_amqp(self._driver))]
+        )
+        if outcome is not PublishOutcome.CONFIRMED:
+            raise self._unknown_queue(self._dead_letter_queue)
+
+    async def _delay(self, envelopes: Sequence[Envelope], milliseconds: int) -> None:
+        exchange = await self._topology.declare_delay_queue(milliseconds)
+        publications = [
+            Publication(exchange, self._name, envelope.to_amqp(self._driver)) for envelope in envelopes
+        ]
+        for outcome in await self._publisher.send(publications):
+            if outcome is not PublishOutcome.CONFIRMED:
+                what = f'RabbitMQ does not take a message that is to rest in "{exchange}"'
+                raise OverloadedError(what, fix="look at the policies of RabbitMQ for that queue")
+            self._counters.add_delayed(milliseconds)
+
+    def _unknown_queue(self, queue: str) -> UnknownQueueError:
+        what = f'RabbitMQ has no queue "{queue}" any more, or takes nothing for it'
+        return UnknownQueueError(what, fix="declare the queue again", queue=queue)
+
+
+async def read_dead_letters(connection: RabbitConnection, queue: str, group: str) -> list[DeadLetter]:
+    """Returns the dead letters of a group, oldest first. While they are read, nobody else sees them."""
+    async with _open_dead_letters(connection, queue, group) as letters:
+        return [_to_dead_letter(queue, group, incoming) async for incoming in letters]
+
+
+async def redrive(
+    connection: RabbitConnection, queue: str, group: str, wanted: Mapping[int, DeadLetter], requeuer: Requeuer
+) -> int:
+    """Redrive dead letters with the given messages; returns how many there were.
+
+    Args:
+        connection: The connection.
+        queue: The queue's name.
+        group: The group's.
+        wanted: What to put back, by the letters' numbers.
+        requeuer: Sends messages of the group on.
+    """
+    left = dict(wanted)
+    async with _open_dead_letters(connection, queue, group) as letters:
+        async for incoming in letters:
+            letter = left.pop(_to_dead_letter(queue, group, incoming).number, None)
+            if letter is not None:
+                found = Envelope.from_amqp(incoming, queue)
+                fresh = replace(
+                    found,
+                    message=replace(letter.message, id=letter.message.id or found.message.id),
+                    expires_at=None,
+                    failures=0,
+                    why="",
+                    died_at=None,
+                )
+                await requeuer.requeue([fresh])
+                await incoming.ack()
+            if not left:
+                break
+    return len(wanted) - len(left)
+
+
+@contextlib.asynccontextmanager
+async def _open_dead_letters(
+    connection: RabbitConnection, queue: str, group: str
+) -> AsyncIterator[AsyncIterator[AbstractIncomingMessage]]:
+    """All letters that are there, each once; those that are not acknowledged go back when the block ends."""
+    channel = await connection.open_channel()
+    source = await channel.get_queue(dead_letter_queue(queue, group), ensure=False)
+
+    async def letters() -> AsyncIterator[AbstractIncomingMessage]:
+        while (incoming := await source.get(fail=False, timeout=connection.patience)) is not None:
+            yield incoming
+
+    try:
+        yield letters()
+    finally:
+        if not channel.is_closed:
+            await channel.close()
+
+
+def _to_dead_letter(queue: str, group: str, incoming: AbstractIncomingMessage) -> DeadLetter:
+    envelope = Envelope.from_amqp(incoming, queue)
+    died_at = envelope.died_at or datetime.now(UTC)
+    # A number that stays the same however often it is looked at, since RabbitMQ gives none.
+    death = incoming.headers.get("hw-died-at") or incoming.headers.get("x-death")
+    facts = f"{group}\n{envelope.message.id}\n{death!r}"
+    number = int.from_bytes(hashlib.blake2b(facts.encode(), digest_size=5).digest())
+    return DeadLetter(
+        number, group, envelope.message, envelope.published_at, died_at, envelope.why, envelope.history
+    )

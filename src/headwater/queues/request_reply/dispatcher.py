@@ -1,0 +1,223 @@
+"""Answers requests on one subject, with bounds on running and waiting requests.
+
+`Answer` is what the user declares: a subject and a function. `Dispatcher` calls the function for each
+request of one process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from headwater.errors import (
+    AnswerFailedError,
+    BadEventError,
+    BadWorkerError,
+    HeadwaterError,
+    OverloadedError,
+    SourceLocation,
+)
+from headwater.events import to_row
+from headwater.events.values import preview, to_json_value
+from headwater.log.topic import check_name
+from headwater.queues.declarations import WorkerArguments, inspect_arguments, location_of
+from headwater.queues.message import MessageCodec, format_traceback
+from headwater.queues.request_reply.wire import Reply, Request
+
+__all__ = [
+    "Answer",
+    "Dispatcher",
+    "encode_json",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """A function that answers requests on a subject. Made by `@app.answer`.
+
+    Args:
+        subject: What the questions are about, such as "prices.quote".
+        function: Called with the question's value; what it returns is the answer.
+        arguments: What it is called with.
+        threads: How many questions are answered at a time in each process.
+        processes: How many processes there are for it alone; 0 shares one with the app's other workers.
+        limit: How many questions may wait in a process, or on RabbitMQ for all of them; more are refused at once.
+        location: Where the user wrote it.
+    """
+
+    subject: str
+    function: Callable[..., Any] = field(compare=False)
+    arguments: WorkerArguments
+    threads: int = 4
+    processes: int = 0
+    limit: int = 1_000
+    location: SourceLocation | None = field(default=None, compare=False)
+
+    @classmethod
+    def from_function(cls, function: Callable[..., Any], subject: str, **options: Any) -> Answer:
+        """Check what the user wrote.
+
+        Raises:
+            BadWorkerError: The function cannot answer, or a number is below one.
+
+        Example:
+            >>> def quote(question: dict) -> dict: ...
+            >>> Answer.from_function(quote, "prices.quote").subject
+            'prices.quote'
+        """
+        location = location_of(function)
+        given = {name: value for name, value in options.items() if value is not None}
+        for name, value in given.items():
+            if not isinstance(value, int) or value < 1:
+                raise BadWorkerError(
+                    f"{value!r} {name} of an answer", fix=f"{name}=1 or more", location=location
+                )
+        arguments = inspect_arguments(function, location=location)
+        if arguments.parameters != ("value",):
+            what = "a function that answers is called with the question's value and nothing else"
+            raise BadWorkerError(what, fix="def quote(question: Question) -> Quote: …", location=location)
+        return cls(
+            subject=check_name(subject, what="subject"),
+            function=function,
+            arguments=arguments,
+            location=location,
+            **given,
+        )
+
+    @property
+    def is_async(self) -> bool:
+        """Whether its function is to be awaited."""
+        return inspect.iscoroutinefunction(self.function)
+
+
+def encode_json(value: Any) -> bytes:
+    """Any value that JSON can hold: a number, a text, a list, a dict, an instance of a class with fields.
+
+    Example:
+        >>> from decimal import Decimal
+        >>> encode_json({"price": Decimal("9.90")}), encode_json(None)
+        (b'{"price":"9.9"}', b'null')
+
+    Raises:
+        BadEventError: It holds what JSON cannot.
+    """
+    try:
+        return msgspec.json.encode(to_json_value(to_row({"": value})[""]))
+    except ValueError as error:
+        raise BadEventError(f"{preview(value)} has no JSON form: {error}") from None
+
+
+class Dispatcher:
+    """Answers requests on one subject in one process; each runs in the thread that brings it.
+
+    Args:
+        answer: What the user declared.
+
+    Example:
+        >>> dispatcher = Dispatcher(Answer.from_function(lambda question: question * 2, "double"))
+        >>> bytes(dispatcher.dispatch(Request(1, "double", msgspec.Raw(b"21"), left=5), is_wanted=lambda: True).value)
+        b'42'
+        >>> dispatcher.close(deadline=0)
+    """
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+        self._codec = MessageCodec(as_=answer.arguments.as_)
+        self._slots = threading.Semaphore(answer.threads)
+        self._lock = threading.Lock()
+        self._pending = 0
+        self._loop = _EventLoop() if answer.is_async else None
+
+    def dispatch(self, request: Request, is_wanted: Callable[[], bool]) -> Reply | None:
+        """Returns the reply; None when nobody waits for it any more, in which case the function was not called.
+
+        Args:
+            request: The question; the time that is left for it runs from now.
+            is_wanted: Whether somebody still waits for the answer; asked when it is the question's turn.
+        """
+        try:
+            return self._dispatch(request, is_wanted)
+        except HeadwaterError as error:
+            return Reply(request.number, problem=error.problem())
+
+    def close(self, deadline: float) -> None:
+        """Wait for what runs, until the deadline on the monotonic clock."""
+        for _ in range(self.answer.threads):
+            self._slots.acquire(timeout=max(0.0, deadline - time.monotonic()))
+        if self._loop is not None:
+            self._loop.close()
+
+    def _dispatch(self, request: Request, is_wanted: Callable[[], bool]) -> Reply | None:
+        deadline = time.monotonic() + request.left
+        with self._lock:
+            if self._pending >= self.answer.limit + self.answer.threads:
+                raise OverloadedError(
+                    f'too many questions wait at "{request.subject}"', subject=request.subject
+                )
+            self._pending += 1
+        try:
+            if not self._slots.acquire(timeout=max(0.0, request.left)):
+                return None
+            try:
+                if time.monotonic() >= deadline or not is_wanted():
+                    return None
+                return Reply(request.number, msgspec.Raw(self._call(request, deadline)))
+            finally:
+                self._slots.release()
+        finally:
+            with self._lock:
+                self._pending -= 1
+
+    def _call(self, request: Request, deadline: float) -> bytes:
+        value = self._codec.decode(bytes(request.value))
+        try:
+            result = self.answer.function(value)
+            if self._loop is not None:
+                result = self._loop.run(result, deadline)
+            return encode_json(result)
+        except (Exception, SystemExit) as error:
+            raise _wrap_error(request.subject, error) from None
+
+
+class _EventLoop:
+    """An event loop in a thread, for async functions."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="headwater-answers-loop", daemon=True
+        )
+        self._thread.start()
+
+    def run(self, coroutine: Any, deadline: float) -> Any:
+        """Run a coroutine and return its result; cancelled when the requester stops waiting."""
+
+        async def run_with_timeout() -> Any:
+            async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+                return await coroutine
+
+        return asyncio.run_coroutine_threadsafe(run_with_timeout(), self._loop).result()
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+def _wrap_error(subject: str, error: BaseException) -> AnswerFailedError:
+    kind, message = type(error).__name__, str(error)
+    return AnswerFailedError(
+        f'the answer to "{subject}" failed: {kind}: {message}'.rstrip(": "),
+        detail=format_traceback(error).strip(),
+        subject=subject,
+        type=kind,
+        message=message,
+        stack=format_traceback(error),
+    )

@@ -1,0 +1,135 @@
+"""Wire format of request/reply: JSON documents, one per line over a local socket."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import time
+from typing import Any, Final
+
+import msgspec
+
+from headwater.errors import NoAnswerError, TooLargeError
+
+__all__ = ["LineConnection", "Reply", "Request", "decline", "encode_document", "is_disconnected"]
+
+_MAX_DOCUMENT: Final = 16 << 20
+_CHUNK_SIZE: Final = 1 << 16
+_MIN_TIMEOUT: Final = 0.001  # seconds; 0 would mean not to wait at all
+
+
+class Request(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A request: its number on this connection, subject, value, and remaining seconds."""
+
+    number: int
+    subject: str
+    value: msgspec.Raw
+    left: float
+
+
+class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The answer to a request, or the error that prevented it."""
+
+    number: int
+    value: msgspec.Raw = msgspec.Raw(b"null")
+    problem: dict[str, Any] | None = None
+
+
+def encode_document(document: msgspec.Struct) -> bytes:
+    """Returns a question or a reply as it goes over the wire.
+
+    Example:
+        >>> encode_document(Reply(1, msgspec.Raw(b"42")))
+        b'{"number":1,"value":42}'
+
+    Raises:
+        TooLargeError: It is over the limit.
+    """
+    data = msgspec.json.encode(document)
+    if len(data) > _MAX_DOCUMENT:
+        raise TooLargeError(
+            f"{len(data)} bytes in a question or answer, more than {_MAX_DOCUMENT}", limit=_MAX_DOCUMENT
+        )
+    return data
+
+
+def decline(request: Request) -> Reply:
+    """Returns the reply of a stopping responder to a request it has not started; the requester may try others."""
+    error = NoAnswerError(
+        f'"{request.subject}" is not answered here any more', subject=request.subject, sent=False
+    )
+    return Reply(request.number, problem=error.problem())
+
+
+class LineConnection:
+    """Documents over one connection; one thread reads, one thread writes."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self._buffer = bytearray()
+
+    def send(self, document: msgspec.Struct) -> None:
+        """Write one document.
+
+        Raises:
+            TooLargeError: It is over the limit; nothing was sent.
+            OSError: The other side is gone.
+        """
+        self.connection.sendall(encode_document(document) + b"\n")
+
+    def greet(self) -> None:
+        """Say that the connection was taken: an empty document, before which nobody sends a question.
+
+        A process that is ending has connections that it will not take; what was sent there would seem to be asked.
+        """
+        self.connection.sendall(b"\n")
+
+    def receive(self, deadline: float | None = None) -> bytes | None:
+        """Returns the next document; None when the other side is gone.
+
+        Args:
+            deadline: How long to wait for it, on the monotonic clock; None waits for ever.
+
+        Raises:
+            TimeoutError: It did not come in time.
+        """
+        while (end := self._buffer.find(b"\n")) < 0:
+            self.set_deadline(deadline)
+            chunk = self.connection.recv(_CHUNK_SIZE)
+            if not chunk or len(self._buffer) > _MAX_DOCUMENT + _CHUNK_SIZE:
+                return None
+            self._buffer += chunk
+        document = bytes(self._buffer[:end])
+        del self._buffer[: end + 1]
+        return document
+
+    def set_deadline(self, deadline: float | None) -> None:
+        """Let what follows take until the deadline at most."""
+        left = None if deadline is None else max(_MIN_TIMEOUT, deadline - time.monotonic())
+        self.connection.settimeout(left)
+
+    def close(self) -> None:
+        """End the connection, also under a reader in another thread."""
+        with contextlib.suppress(OSError):  # the other side may have been faster
+            self.connection.shutdown(socket.SHUT_RDWR)
+        self.connection.close()
+
+
+def is_disconnected(connection: socket.socket) -> bool:
+    """Whether the other side has ended the connection and left nothing to read.
+
+    Example:
+        >>> one, other = socket.socketpair()
+        >>> is_disconnected(one)
+        False
+        >>> other.close(); is_disconnected(one)
+        True
+        >>> one.close()
+    """
+    readable = select.poll()
+    try:
+        readable.register(connection, select.POLLIN)
+        return bool(readable.poll(0)) and not connection.recv(1, socket.MSG_PEEK)
+    except (OSError, ValueError):  # the number of a connection that is closed is no number
+        return True

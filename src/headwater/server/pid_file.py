@@ -1,0 +1,84 @@
+"""The pid file of a node: one node serves a data folder, and other processes find it through this file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from headwater.errors import LockedError
+from headwater.log.storage import Disk
+
+__all__ = ["NodeInfo", "PidFile", "find_node"]
+
+
+class NodeInfo(msgspec.Struct, frozen=True):
+    """A node as it describes itself in its folder's node.json."""
+
+    pid: int
+    url: str
+    started_at: str
+    version: str
+
+
+class PidFile:
+    """The exclusive right to serve a folder; the kernel releases it when the process dies."""
+
+    def __init__(self, disk: Disk, folder: Path) -> None:
+        self._disk = disk
+        self._folder = folder
+        self._handle = disk.open(folder / "node.lock")
+        if not disk.lock(self._handle, wait=False):
+            pid = _parse_pid(disk.read(self._handle, 0, 32))
+            disk.close(self._handle)
+            known = _read_info(disk, folder)
+            raise LockedError(
+                f"another node serves {folder}",
+                detail=f"process {pid}" + (f" at {known.url}" if known else ""),
+                fix=f'hw.connect("{known.url}"), or choose another folder with --data' if known else None,
+                pid=pid,
+                url=known.url if known else None,
+            )
+        disk.truncate(self._handle, 0)
+        disk.write(self._handle, 0, str(os.getpid()).encode())
+
+    def publish(self, node: NodeInfo) -> None:
+        """Write the node's address for other processes."""
+        self._disk.write_file(self._folder / "node.json", msgspec.json.encode(node), sync=False)
+
+    def release(self) -> None:
+        """Release the folder."""
+        self._disk.remove(self._folder / "node.json")
+        self._disk.close(self._handle)
+
+
+def find_node(folder: str | Path) -> NodeInfo | None:
+    """Returns the node that serves a folder now; None when there is none, or the last one died.
+
+    Example:
+        >>> import tempfile
+        >>> find_node(tempfile.mkdtemp()) is None
+        True
+    """
+    disk, path = Disk(), Path(folder).absolute()
+    try:
+        handle = disk.open_readonly(path / "node.lock")
+    except FileNotFoundError:
+        return None
+    try:
+        return None if disk.lock(handle, wait=False) else _read_info(disk, path)
+    finally:
+        disk.close(handle)
+
+
+def _read_info(disk: Disk, folder: Path) -> NodeInfo | None:
+    data = disk.read_file(folder / "node.json")
+    try:
+        return None if data is None else msgspec.json.decode(data, type=NodeInfo)
+    except msgspec.MsgspecError:
+        return None
+
+
+def _parse_pid(data: bytes) -> int:
+    return int(data) if data.isdigit() else 0

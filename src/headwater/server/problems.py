@@ -1,0 +1,103 @@
+"""Renders every error as application/problem+json."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException as AnyHTTPException
+
+from headwater.errors import HeadwaterError, TooLargeError, UsageError
+
+__all__ = [
+    "PROBLEM",
+    "headers_too_long",
+    "http_problem",
+    "install",
+    "internal_error",
+    "problem_bytes",
+    "problem_response",
+]
+
+PROBLEM = "application/problem+json"
+logger = logging.getLogger("headwater.server")
+_RETRY_AFTER = {429: "1", 503: "1", 507: "5"}  # seconds
+_MESSAGES = {404: "there is nothing at this address", 405: "this address does not take that method"}
+
+
+def http_problem(
+    status: int, what: str, *, detail: str | None = None, fix: str | None = None
+) -> HTTPException:
+    """Returns a refusal for which HTTP has a finer status than our errors have, such as 415."""
+    return HTTPException(status, UsageError(what, detail=detail, fix=fix))
+
+
+def problem_bytes(error: HeadwaterError, status: int | None = None) -> bytes:
+    """Returns the error's document, under another status if one is given."""
+    document = error.problem()
+    if status is not None:
+        document["status"] = status
+    return msgspec.json.encode(document, enc_hook=str)
+
+
+def problem_response(
+    error: HeadwaterError, status: int | None = None, headers: Mapping[str, str] | None = None
+) -> Response:
+    """Returns the error as an answer; one that may pass says when to try again."""
+    code = status or error.status
+    extra = dict(headers or {})
+    if code in _RETRY_AFTER:
+        extra["retry-after"] = _RETRY_AFTER[code]
+    return Response(problem_bytes(error, code), code, extra, PROBLEM)
+
+
+def headers_too_long(limit: int) -> TooLargeError:
+    """Returns the error for a request whose line and headers exceed the limit."""
+    return TooLargeError(f"the request's line and headers are longer than {limit:,} bytes", limit=limit)
+
+
+def internal_error() -> HeadwaterError:
+    """Returns what a client is told of a fault of ours: nothing that could be secret."""
+    return HeadwaterError("the node failed on this request", detail="its diagnostics say why")
+
+
+def install(app: FastAPI) -> None:
+    """Let the app answer all of its errors in this form."""
+    app.add_exception_handler(HeadwaterError, _handle_headwater_error)
+    app.add_exception_handler(AnyHTTPException, _handle_http_error)
+    app.add_exception_handler(RequestValidationError, _handle_validation_error)
+    app.add_exception_handler(Exception, _handle_unexpected)
+
+
+async def _handle_headwater_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HeadwaterError)
+    return problem_response(error)
+
+
+async def _handle_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, AnyHTTPException)
+    reported: Any = error.detail
+    if not isinstance(reported, HeadwaterError):
+        what = _MESSAGES.get(error.status_code, str(error.detail))
+        reported = UsageError(
+            what, detail=f"{request.method} {request.url.path}", fix="see /api/openapi.json"
+        )
+    return problem_response(reported, error.status_code, error.headers)
+
+
+async def _handle_validation_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    field = ".".join(str(part) for part in first["loc"][1:])
+    what = f"the parameter {field!r} cannot be used: {first['msg']}"
+    return problem_response(UsageError(what, fix="see /api/openapi.json", parameter=field))
+
+
+async def _handle_unexpected(request: Request, error: Exception) -> Response:
+    # Names come from outside: repr keeps control characters out of the diagnostics.
+    logger.error("%s %r failed", request.method, request.url.path, exc_info=error)
+    return problem_response(internal_error())

@@ -1,0 +1,336 @@
+"""The JSON documents of the API: requests and answers; the OpenAPI description is generated from them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from headwater.events import Receipt
+from headwater.events.schema_export import schema_document
+from headwater.log import GroupState, Membership, Topic
+
+__all__ = [
+    "AppendDocument",
+    "CommitRequest",
+    "CountsDocument",
+    "EndsDocument",
+    "FetchRequest",
+    "GroupChangeDocument",
+    "GroupChangeRequest",
+    "GroupState",
+    "Health",
+    "JoinRequest",
+    "LagDocument",
+    "Membership",
+    "NewTopic",
+    "OffsetDocument",
+    "OffsetResetDocument",
+    "Problem",
+    "Receipt",
+    "ResetRequest",
+    "RowsDocument",
+    "SchemaDocument",
+    "SequencesDocument",
+    "SqlRequest",
+    "SqlResponse",
+    "TopicDocument",
+    "TopicSummary",
+    "Version",
+    "ViewDocument",
+    "topic_document",
+]
+
+
+class Problem(msgspec.Struct):
+    """An error (RFC 9457): what failed, the detail, and what to do next."""
+
+    type: str
+    title: str
+    status: int
+    code: str
+    retryable: bool
+    detail: str | None = None
+    fix: str | None = None
+    location: str | None = None
+    data: dict[str, Any] = {}
+
+
+class SchemaDocument(msgspec.Struct):
+    """A topic's type at one version; `arrow` is an Arrow IPC schema message in base64."""
+
+    version: int
+    ddl: str
+    json_schema: dict[str, Any]
+    arrow: str
+
+
+class RetentionDocument(msgspec.Struct, forbid_unknown_fields=True):
+    """How long events are kept: seconds, bytes."""
+
+    time: float | str | None = None
+    size: int | str | None = None
+    force: bool = False
+
+
+class OverloadDocument(msgspec.Struct, forbid_unknown_fields=True):
+    """What happens when producers are faster than the disk; `timeout` in seconds."""
+
+    when_full: str = "wait"
+    events: int = 10_000
+    timeout: float | str | None = None
+    one_in: int = 10
+
+
+class DeviceClockDocument(msgspec.Struct, forbid_unknown_fields=True):
+    """Whose clock says when events happened; `limit` in seconds."""
+
+    column: str
+    sent: str
+    device: list[str] = []
+    limit: float | str | None = None
+
+
+class TopicDocument(msgspec.Struct):
+    """A topic's definition; durations in seconds, sizes in bytes."""
+
+    name: str
+    version: int
+    key: list[str]
+    time: str | None
+    lateness: float
+    partitions: int
+    durability: str
+    retention: RetentionDocument
+    compact: bool
+    overload: OverloadDocument
+    idle: float
+    ahead: float
+    segment_size: int
+    clocked: bool
+    schema: SchemaDocument
+    device_clock: DeviceClockDocument | None = None
+    values: str = "json"
+
+
+def topic_document(topic: Topic) -> TopicDocument:
+    """Returns the document of a topic."""
+    fields = msgspec.json.decode(topic.to_json())
+    fields["schema"] = schema_document(topic.schema, topic.version, topic.name)
+    return msgspec.convert(fields, TopicDocument)
+
+
+class ArrowSchema(msgspec.Struct, forbid_unknown_fields=True):
+    """A type as an Arrow IPC schema message in base64."""
+
+    arrow: str
+
+
+class NewTopic(msgspec.Struct, forbid_unknown_fields=True):
+    """A topic to be created, or brought up to this definition.
+
+    `schema` is Spark DDL text or an Arrow schema; durations and sizes may be text such as "10 minutes" and "64 MB".
+    `given` names the options that change a topic which exists; all that are there if left out.
+    """
+
+    name: str
+    schema: str | ArrowSchema
+    key: str | list[str] | UnsetType | None = UNSET
+    time: str | UnsetType | None = UNSET
+    lateness: float | str | UnsetType = UNSET
+    partitions: int | UnsetType = UNSET
+    durability: str | UnsetType = UNSET
+    retention: str | RetentionDocument | UnsetType = UNSET
+    compact: bool | UnsetType = UNSET
+    overload: str | OverloadDocument | UnsetType = UNSET
+    idle: float | str | UnsetType = UNSET
+    ahead: float | str | UnsetType = UNSET
+    segment_size: int | str | UnsetType = UNSET
+    clocked: bool | UnsetType = UNSET
+    device_clock: DeviceClockDocument | UnsetType = UNSET
+    values: str | UnsetType = UNSET
+    given: list[str] | UnsetType = UNSET
+
+
+class TopicSummary(msgspec.Struct):
+    """A topic in the list of all: how many offsets it holds, and when the last batch came (microseconds since 1970)."""
+
+    name: str
+    partitions: int
+    events: int
+    end: int
+    appended_at: int
+
+
+class EndsDocument(msgspec.Struct):
+    """What a partition holds: offsets [start, end); times in microseconds since 1970."""
+
+    partition: int
+    start: int
+    end: int
+    max_event_time: int
+    appended_at: int
+
+
+class OffsetDocument(msgspec.Struct):
+    """The offset of a start."""
+
+    partition: int
+    offset: int
+
+
+class SequencesDocument(msgspec.Struct):
+    """Highest sequence of a producer in each partition, -1 where it has none."""
+
+    producer: str
+    sequences: list[int]
+
+
+class CountsDocument(msgspec.Struct):
+    """The append counters of a topic: offered = appended + duplicate + refused + dropped."""
+
+    counts: dict[str, int]
+
+
+class AppendDocument(msgspec.Struct):
+    """Where the events of a body went, in their order."""
+
+    topic: str
+    events: int
+    duplicates: int
+    dropped: str | None
+    partitions: list[int]
+    offsets: list[int]
+
+
+class FetchRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """What to fetch: offset per partition, about how many bytes of each, and how many seconds to wait for the first."""
+
+    positions: dict[int, int]
+    max_bytes: int = 1 << 20
+    wait: float = 0
+    group: str | None = None
+
+
+class JoinRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """How to join: where a new group begins, and after how many seconds without a sync a member is expelled."""
+
+    start: str | int = "earliest"
+    session: float = 300.0
+
+
+class CommitRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """What a member says: its generation and, for a commit, the next offset per partition."""
+
+    generation: int
+    offsets: dict[int, int] = {}
+
+
+class GroupChangeRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Members that are alive, the mark of the last answer, and how many seconds to wait for a change of the group."""
+
+    members: list[str] = []
+    mark: str | None = None
+    wait: float = 0
+
+
+class GroupChangeDocument(msgspec.Struct):
+    """Whether the group changed since the mark that was sent; without one, it is taken to have changed."""
+
+    changed: bool
+    mark: str
+
+
+class ResetRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Where a group is to go on: at a start for all partitions, or at an offset for each."""
+
+    to: str | int | None = None
+    offsets: dict[int, int] | None = None
+    dry_run: bool = False
+
+
+class OffsetResetDocument(msgspec.Struct):
+    """A committed offset before and after."""
+
+    partition: int
+    old: int | None
+    new: int
+
+
+class LagDocument(msgspec.Struct):
+    """How far a group is behind in a partition: events, and seconds the oldest of them has waited."""
+
+    group: str
+    topic: str
+    partition: int
+    committed: int
+    end: int
+    events: int
+    behind: float
+    gone: int
+    owner: str | None
+
+
+class ViewDocument(msgspec.Struct):
+    """A view: its key and columns, how many rows it has, and the event time up to which it is complete.
+
+    `schema` is Spark DDL text, `arrow` an Arrow IPC schema message in base64. System views count no rows.
+    """
+
+    name: str
+    kind: str
+    version: int
+    key: list[str]
+    schema: str
+    window: str | None
+    rows: int | None
+    watermark: str | None
+    changes_topic: str | None
+    arrow: str
+
+
+class RowsDocument(msgspec.Struct):
+    """Rows of a view; `open` says of each whether its window may still change, null where nothing closes."""
+
+    name: str
+    columns: list[str]
+    rows: list[dict[str, Any]]
+    open: list[bool | None]
+    watermark: str | None
+    position: str
+
+
+class SqlRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """One SELECT over views, values for its question marks, and how many rows at most."""
+
+    sql: str
+    parameters: list[Any] = []
+    limit: int = 1000
+
+
+class SqlResponse(msgspec.Struct):
+    """The rows of a query; `truncated` when there are more than were asked for or fit."""
+
+    columns: list[str]
+    rows: list[list[Any]]
+    truncated: bool
+
+
+class Health(msgspec.Struct):
+    """How the node is."""
+
+    status: str
+    pid: int
+    started_at: str
+    uptime: float
+    topics: int
+    members: int
+    connections: int
+
+
+class Version(msgspec.Struct):
+    """Which Headwater answers."""
+
+    name: str
+    version: str

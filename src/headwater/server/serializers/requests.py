@@ -1,0 +1,235 @@
+"""Decodes JSON requests into events: attributes from CloudEvents headers or the query, values from the body."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+from urllib.parse import unquote
+
+import msgspec
+import pyarrow as pa
+
+from headwater.errors import BadEventError, BadJsonError, BadKeyError, TooLargeError, UsageError
+from headwater.events import Receipt, partition_of, values_of
+from headwater.events.envelope import Receipts
+from headwater.events.values import to_json_value
+from headwater.log import EventLog, PendingEvent
+from headwater.log.write_batch import EventEncoder
+
+__all__ = ["EventAttributes", "EventIngest"]
+
+R = TypeVar("R")
+# Where the attributes of a CloudEvent have a place of their own here.
+_ATTRIBUTE_NAMES: Final = {
+    "id": "id",
+    "source": "source",
+    "time": "occurred_at",
+    "senttime": "sent_at",
+    "traceparent": "traceparent",
+    "partitionkey": "key",
+}
+_IGNORED: Final = frozenset({"specversion", "datacontenttype"})
+
+
+@dataclass
+class EventAttributes:
+    """What a request says about an event besides its value; the key is text."""
+
+    key: str | None = None
+    producer: str = ""
+    sequence: int | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+    attributes: dict[str, str] = field(default_factory=dict)
+    deleted: bool = False
+
+    def update_from_query(self, query: Mapping[str, str]) -> None:
+        """Take over what the query says; it goes before what headers or a document say."""
+        for name, value in query.items():
+            if name == "headers":
+                self.headers |= parse_headers(value)
+            elif name == "sequence":
+                self.sequence = int(value) if value.isascii() and value.isdigit() and len(value) < 19 else -1
+            elif name in ("key", "producer"):
+                setattr(self, name, value)
+            else:
+                self.attributes[name] = value
+
+    def set_attribute(self, name: str, value: str, topic: str) -> None:
+        """Take over an attribute of a CloudEvent; one without a place here is kept as a header."""
+        field_name = _ATTRIBUTE_NAMES.get(name)
+        if field_name == "key":
+            self.key = value
+        elif field_name is not None:
+            self.attributes[field_name] = value
+        elif name == "headers":
+            self.headers |= parse_headers(value)
+        elif name not in _IGNORED and not (name == "type" and value == topic):
+            self.headers[name] = value
+
+
+def parse_headers(text: str) -> dict[str, str]:
+    """Headers written as one JSON object of texts."""
+    try:
+        return msgspec.json.decode(text.encode(), type=dict[str, str])
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        what = f"the headers are not a JSON object of texts: {error}"
+        raise BadEventError(what, field="headers") from None
+
+
+def parse_ce_headers(headers: Mapping[str, str], topic: str) -> EventAttributes:
+    """Returns the attributes of a CloudEvent in binary mode; other requests have none."""
+    attributes = EventAttributes()
+    for name, value in headers.items():
+        if name.startswith("ce-"):
+            attributes.set_attribute(name[3:], unquote(value), topic)
+    if "traceparent" in headers:
+        attributes.attributes.setdefault("traceparent", headers["traceparent"])
+    return attributes
+
+
+def parse_cloud_event(body: bytes, topic: str) -> tuple[EventAttributes, bytes]:
+    """Returns the attributes and the value of a CloudEvent in structured mode."""
+    try:
+        document = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        what = f"the CloudEvent is not a JSON object: {error}"
+        raise BadJsonError(what, row=0) from None
+    attributes = EventAttributes()
+    data = bytes(document.pop("data", b""))
+    attributes.deleted = bytes(document.pop("tombstone", b"")) == b"true"
+    if "data_base64" in document:
+        raise BadEventError(
+            "the data of the CloudEvent is base64", fix="send it as JSON in data", field="data"
+        )
+    for name, raw in document.items():
+        value = msgspec.json.decode(raw)
+        if value is not None:
+            attributes.set_attribute(name, value if isinstance(value, str) else bytes(raw).decode(), topic)
+    return attributes, data
+
+
+class EventIngest:
+    """Appends JSON events, checked against the newest type of their topic."""
+
+    def __init__(self, log: EventLog, max_line: int) -> None:
+        self._log = log
+        self._max_line = max_line
+        self._encoders: dict[str, EventEncoder] = {}
+
+    def append_one(self, topic: str, body: bytes, attributes: EventAttributes) -> Receipt:
+        """Append a single event."""
+        if attributes.deleted:
+            return self.delete(topic, attributes.key)
+        if len(body) > self._max_line:
+            what = f"the event has {len(body):,} bytes, more than {self._max_line:,}"
+            raise TooLargeError(what, limit=self._max_line, size=len(body))
+        return self._log.append_one(
+            topic, self._encode(topic, lambda incoming, now: _encode_event(incoming, body, attributes, now))
+        )
+
+    def append_lines(self, topic: str, body: bytes) -> Receipts:
+        """Append NDJSON; those of one partition whole or not at all.
+
+        Raises:
+            BadEventError: `data` has the `max_line`, counted from 1; nothing was appended.
+        """
+        numbered = [(number, line) for number, line in enumerate(body.splitlines(), 1) if line.strip()]
+        if not numbered:
+            raise BadJsonError("the body has no lines", fix="one JSON object on each line", row=0)
+        lines = [line for _, line in numbered]
+        try:
+            rows = self._encode(topic, lambda incoming, now: incoming.encode_json(lines, now))
+        except (BadEventError, TooLargeError) as error:
+            row = error.data.get("row")
+            if row is not None:
+                error.data["line"] = numbered[row][0]
+                error.detail = "\n".join(filter(None, (f"line {numbered[row][0]} of the body", error.detail)))
+            raise
+        return self._log.append(topic, rows)
+
+    def delete(self, topic: str, key: str | None) -> Receipt:
+        """Append the tombstone of a key."""
+        if key is None:
+            raise BadKeyError("which key is to be deleted?", fix="?key=...", topic=topic)
+
+        def tombstone(encoder: EventEncoder, now: int) -> Any:
+            return encoder.encode_tombstone(_parse_key(encoder, key), now)
+
+        return self._log.append(topic, self._encode(topic, tombstone))[0]
+
+    def _encode(self, topic: str, encode: Callable[[EventEncoder, int], R]) -> R:
+        encoder = self._encoders.get(topic)
+        if encoder is not None:
+            try:
+                return encode(encoder, self._log.clock.micros())
+            except BadEventError:  # the type may have grown since
+                if self._log.topic(topic).version == encoder.topic.version:
+                    raise
+        encoder = self._encoders[topic] = EventEncoder(self._log.topic(topic))
+        return encode(encoder, self._log.clock.micros())
+
+
+def _encode_event(encoder: EventEncoder, body: bytes, attributes: EventAttributes, now: int) -> PendingEvent:
+    key: Any = attributes.key
+    if key is not None and encoder.topic.key:
+        key = _parse_key(encoder, key)
+        body = _add_key(body, encoder.topic.key, key)
+    value = encoder.codec.rows(encoder.codec.decode_json([body]))[0]
+    row = encoder.encode_one(value, now, key, **attributes.attributes, headers=attributes.headers or None)
+    if attributes.producer:
+        _set_sequence(encoder, row, attributes)
+    return row
+
+
+def _set_sequence(encoder: EventEncoder, row: PendingEvent, attributes: EventAttributes) -> None:
+    """Give the row its producer's number; a repeated send must find the same partition."""
+    if attributes.sequence is None or not 0 <= attributes.sequence < 2**62:
+        raise UsageError("a producer numbers its events", fix="?producer=till-7&sequence=0, then 1, 2, ...")
+    key = encoder.key_of(row)
+    partitions = encoder.topic.partitions
+    if key is None and partitions > 1:
+        what = f'topic "{encoder.topic.name}" has {partitions} partitions: an event of a producer needs a key there'
+        raise BadKeyError(what, fix="?key=...", topic=encoder.topic.name)
+    row.producer, row.sequence = attributes.producer, attributes.sequence
+    row.partition = 0 if key is None else partition_of(key, partitions)
+
+
+def _parse_key(encoder: EventEncoder, text: str) -> Any:
+    """Returns a key as text, such as "7", in the type of its column; several columns as a JSON array."""
+    names = encoder.topic.key
+    if not names:
+        return text
+    parts: Sequence[Any] = [text] if len(names) == 1 else _parse_key_parts(text)
+    columns = [encoder.topic.schema.field(name).type for name in names]
+    if len(parts) != len(columns):
+        raise BadKeyError(f"{text!r} is no key of ({', '.join(names)})", topic=encoder.topic.name)
+    try:
+        values = [
+            values_of(pa.array([str(part)]).cast(kind))[0] for part, kind in zip(parts, columns, strict=True)
+        ]
+    except (pa.ArrowException, ValueError, OverflowError) as error:
+        what = f"{text!r} cannot be a key of topic {encoder.topic.name!r}"
+        raise BadKeyError(what, detail=str(error), topic=encoder.topic.name) from None
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+def _parse_key_parts(text: str) -> list[Any]:
+    try:
+        return msgspec.json.decode(text.encode(), type=list[str | int | bool])
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        raise BadKeyError(f"{text!r} is not a JSON array of the key's parts", fix='["eu", 7]') from None
+
+
+def _add_key(body: bytes, names: Sequence[str], key: Any) -> bytes:
+    """Returns the body with the key's fields where it does not have them."""
+    try:
+        members = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return body  # what is wrong with it is said when it is decoded
+    missing = [name for name in names if name not in members]
+    if not missing:
+        return body
+    parts = dict(zip(names, key if isinstance(key, tuple) else (key,), strict=True))
+    added = b",".join(msgspec.json.encode({name: to_json_value(parts[name])})[1:-1] for name in missing)
+    return body.replace(b"{", b"{" + added + (b"," if members else b""), 1)

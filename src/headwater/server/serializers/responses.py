@@ -1,0 +1,311 @@
+"""Encodes answers: rows of views as JSON, NDJSON, CSV, Arrow or Parquet; events as JSON, CloudEvents or Arrow."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from headwater.errors import BadOffsetError, UsageError
+from headwater.events import Event, values_of
+from headwater.events.values import format_moment, to_json_value
+from headwater.log import EventLog, LogBatch, Start
+from headwater.log.reader import TopicReader
+from headwater.store.views.view_query import ViewResult, to_rows
+
+__all__ = [
+    "ARROW",
+    "CLOUD_EVENTS",
+    "CSV",
+    "EVENT_STREAM",
+    "JSON",
+    "MEDIA_TYPES",
+    "NDJSON",
+    "PARQUET",
+    "ReadRange",
+    "arrow_stream",
+    "csv_lines",
+    "encode_events",
+    "encode_rows",
+    "escape_newlines",
+    "format_micros",
+    "parse_start",
+]
+
+JSON: Final = "application/json"
+NDJSON: Final = "application/x-ndjson"
+CLOUD_EVENTS: Final = "application/cloudevents-batch+json"
+ARROW: Final = "application/vnd.apache.arrow.stream"
+EVENT_STREAM: Final = "text/event-stream"
+_LINE_ENDS: Final = tuple((end.encode(), f"\\u{ord(end):04x}".encode()) for end in "\x85\u2028\u2029")
+_encode = msgspec.json.Encoder().encode
+
+
+def parse_start(text: str) -> Start:
+    """Returns a start out of a query: "earliest", "latest", an offset or a time."""
+    if not text.isdigit():
+        return text
+    if not text.isascii() or len(text) > 18:
+        raise BadOffsetError(f"{text[:40]!r} is not an offset", offset=text[:40])
+    return int(text)
+
+
+def parse_partitions(text: str | None, count: int) -> list[int]:
+    """Partitions out of a query such as "0,2"; all of them if it says nothing."""
+    if text is None:
+        return list(range(count))
+    parts = text.split(",")
+    if not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
+        raise UsageError(f"{text[:40]!r} are no partitions", fix="partitions=0,2", parameter="partitions")
+    return [int(part) for part in parts]
+
+
+@dataclass
+class ReadRange:
+    """What a request wants to read: from where, and up to where (None: for ever)."""
+
+    positions: dict[int, int]
+    stops: dict[int, int] | None
+
+    @classmethod
+    def parse(
+        cls, log: EventLog, topic: str, start: str, stop: str | None, partitions: str | None
+    ) -> ReadRange:
+        """From the texts of a query."""
+        numbers = parse_partitions(partitions, log.topic(topic).partitions)
+        begin = parse_start(start)
+        positions = {number: log.find_offset(topic, number, begin) for number in numbers}
+        if stop is None:
+            return cls(positions, None)
+        end = parse_start("latest" if stop == "end" else stop)
+        return cls(positions, {number: log.find_offset(topic, number, end) for number in numbers})
+
+    def reader(self, log: EventLog, topic: str) -> TopicReader:
+        """Returns what reads it."""
+        return TopicReader(log, topic, self.positions, self.stops)
+
+
+def encode_events(batch: LogBatch) -> list[tuple[Event, bytes]]:
+    """Each event of a batch, and the same as one line of JSON."""
+    if not batch.values.num_rows:
+        return []
+    values = batch.codec.to_json(batch.values)
+    return [
+        (event, escape_newlines(_encode(_event_document(event, value))))
+        for event, value in zip(batch.events(), values, strict=True)
+    ]
+
+
+def escape_newlines(document: bytes) -> bytes:
+    """Escape characters that some readers take for a line end (U+0085, U+2028, U+2029)."""
+    if b"\xc2\x85" in document or b"\xe2\x80" in document:
+        for raw, escaped in _LINE_ENDS:
+            document = document.replace(raw, escaped)
+    return document
+
+
+def _event_document(event: Event, value: bytes) -> dict[str, Any]:
+    return {
+        "topic": event.topic,
+        "partition": event.partition,
+        "offset": event.offset,
+        "key": to_json_value(event.key)
+        if not isinstance(event.key, tuple)
+        else [to_json_value(k) for k in event.key],
+        "value": None if event.value is None else msgspec.Raw(value),
+        "id": event.id,
+        "occurred_at": event.occurred_at,
+        "sent_at": event.sent_at,
+        "received_at": event.received_at,
+        "headers": event.headers,
+        "traceparent": event.traceparent,
+        "source": event.source,
+        "late": event.late,
+    }
+
+
+def arrow_stream(schema: pa.Schema, batches: Iterator[LogBatch]) -> Iterator[bytes]:
+    """Yields the typed columns as an Arrow IPC stream; tombstones are left out."""
+    sink = _ChunkSink()
+    with pa.ipc.new_stream(sink, schema) as writer:
+        yield sink.drain()
+        for batch in batches:
+            living = batch.select(~batch.tombstones) if "_hw.deleted" in batch.envelope else batch
+            if living.values.num_rows:
+                writer.write_batch(living.values.cast(schema))
+                yield sink.drain()
+    yield sink.drain()
+
+
+class _ChunkSink:
+    """A file that hands on what was written to it."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self._written: list[bytes] = []
+
+    def write(self, data: bytes) -> int:
+        self._written.append(bytes(data))
+        return len(data)
+
+    def drain(self) -> bytes:
+        data, self._written = b"".join(self._written), []
+        return data
+
+    def flush(self) -> None:
+        pass
+
+    def writable(self) -> bool:
+        return True
+
+
+def parse_positions(text: str) -> Mapping[int, int]:
+    """Next offset per partition out of an event id such as "0:13,1:7".
+
+    Raises:
+        BadOffsetError: It is something else.
+    """
+    try:
+        pairs = [part.split(":") for part in text.split(",")]
+        if not all(
+            number.isascii() and number.isdigit() and len(number) < 19 for pair in pairs for number in pair
+        ):
+            raise ValueError
+        return {int(partition): int(offset) for partition, offset in pairs}
+    except ValueError:
+        raise BadOffsetError(
+            f"{text[:80]!r} is not the id of an event of this stream",
+            detail="an id looks like 0:13,1:7 (partition:next offset)",
+            offset=text[:80],
+        ) from None
+
+
+CSV: Final = "text/csv; charset=utf-8"
+PARQUET: Final = "application/vnd.apache.parquet"
+MEDIA_TYPES: Final = {"json": JSON, "ndjson": NDJSON, "csv": CSV, "arrow": ARROW, "parquet": PARQUET}
+"""The media type of each ending."""
+
+_CHUNK_ROWS: Final = 5_000  # rows
+_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "\n")
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def format_micros(micros: int | None) -> str | None:
+    """Microseconds since 1970 as RFC 3339 text; None for a time beyond what can be written.
+
+    Example:
+        >>> format_micros(0), format_micros(None)
+        ('1970-01-01T00:00:00Z', None)
+    """
+    try:
+        return None if micros is None else format_moment(_EPOCH + timedelta(microseconds=micros))
+    except OverflowError:
+        return None
+
+
+def encode_rows(result: ViewResult, form: str) -> Iterator[bytes]:
+    """Yields the rows as the bytes of a form, in pieces."""
+    return _ENCODERS[form](result)
+
+
+def _encode_json(result: ViewResult) -> Iterator[bytes]:
+    document = {
+        "name": result.definition.name,
+        "columns": result.table.column_names,
+        "rows": [to_json_value(row) for row in result.rows()],
+        "open": result.open,
+        "watermark": format_micros(result.watermark),
+        "position": result.position,
+    }
+    yield msgspec.json.encode(document)
+
+
+def _encode_ndjson(result: ViewResult) -> Iterator[bytes]:
+    encode = msgspec.json.Encoder().encode_lines
+    for start in range(0, result.table.num_rows, _CHUNK_ROWS):
+        yield encode([to_json_value(row) for row in to_rows(result.table.slice(start, _CHUNK_ROWS))])
+
+
+def csv_lines(table: pa.Table, window: str | None = None) -> Iterator[str]:
+    r"""A table as CSV text; no text of it is taken for a formula by a program that opens it.
+
+    Example:
+        >>> "".join(csv_lines(pa.table({"name": ["=1+1", "ink"], "n": [-1, 2]})))
+        "name,n\r\n'=1+1,-1\r\nink,2\r\n"
+    """
+    flat = _flatten_window(table, window)
+    yield _format_csv([[_escape_formula(name) for name in flat.column_names]])
+    for start in range(0, flat.num_rows, _CHUNK_ROWS):
+        part = flat.slice(start, _CHUNK_ROWS)
+        yield _format_csv(zip(*(_csv_cells(column.combine_chunks()) for column in part.columns), strict=True))
+
+
+def _flatten_window(table: pa.Table, window: str | None) -> pa.Table:
+    """Returns a window as two columns of their own."""
+    columns: dict[str, Any] = {}
+    for name in table.column_names:
+        column = table.column(name).combine_chunks()
+        if name == window:
+            members = column.flatten()
+            columns |= {f"{name}.{field.name}": members[at] for at, field in enumerate(column.type)}
+        else:
+            columns[name] = column
+    return pa.table(columns)
+
+
+def _format_csv(rows: Any) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\r\n").writerows(rows)
+    return text.getvalue()
+
+
+def _csv_cells(column: pa.Array) -> list[Any]:
+    plain = [to_json_value(value) for value in values_of(column)]
+    if pa.types.is_nested(column.type):
+        plain = [None if value is None else msgspec.json.encode(value).decode() for value in plain]
+    if _is_number(column.type):
+        return plain
+    return [_escape_formula(value) if isinstance(value, str) else value for value in plain]
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+
+
+def _escape_formula(text: str) -> str:
+    return f"'{text}" if text.startswith(_FORMULA) else text
+
+
+def _encode_csv(result: ViewResult) -> Iterator[bytes]:
+    for text in csv_lines(result.table, result.definition.window):
+        yield text.encode(errors="replace")
+
+
+def _encode_arrow(result: ViewResult) -> Iterator[bytes]:
+    sink, table = pa.BufferOutputStream(), result.to_annotated_table()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    yield sink.getvalue().to_pybytes()
+
+
+def _encode_parquet(result: ViewResult) -> Iterator[bytes]:
+    sink = pa.BufferOutputStream()
+    pq.write_table(result.to_annotated_table(), sink, compression="zstd")
+    yield sink.getvalue().to_pybytes()
+
+
+_ENCODERS: Final[dict[str, Callable[[ViewResult], Iterator[bytes]]]] = {
+    "json": _encode_json,
+    "ndjson": _encode_ndjson,
+    "csv": _encode_csv,
+    "arrow": _encode_arrow,
+    "parquet": _encode_parquet,
+}

@@ -1,0 +1,267 @@
+"""The web server: uvicorn with our signal handling, and the gateway's routes as one application.
+
+Streams end when the server stops. A connection is closed when its headers arrive too slowly, are too long,
+or are not HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import struct
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
+
+import h11
+import uvicorn
+from fastapi import FastAPI
+from starlette.types import ASGIApp
+from uvicorn.config import Config
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
+from uvicorn.server import ServerState
+
+from headwater import __version__
+from headwater.errors import HeadwaterError, OverloadedError, UsageError
+from headwater.server import problems
+from headwater.server.gateway import Gateway
+from headwater.server.limits import Limits
+from headwater.server.middleware import RequestGuard
+from headwater.server.problems import PROBLEM, headers_too_long, problem_bytes
+from headwater.server.routes import (
+    dashboard,
+    events,
+    frames,
+    groups,
+    node,
+    openapi,
+    topics,
+    views,
+)
+
+__all__ = [
+    "GuardedConnection",
+    "WebServer",
+    "connection_class",
+    "make_app",
+    "make_routes",
+]
+
+
+def make_routes(gateway: Gateway) -> FastAPI:
+    """Returns the routes without the middleware."""
+    app = FastAPI(
+        title="Headwater",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url="/api/openapi.json",
+        redirect_slashes=False,
+    )
+    for routes in (
+        topics.routes,
+        events.routes,
+        frames.routes,
+        events.follow_routes,
+        groups.routes,
+        views.routes,
+        views.change_routes,
+        views.sql_routes,
+        dashboard.routes,
+        node.routes,
+        node.page_routes,
+    ):
+        app.include_router(routes(gateway))
+    problems.install(app)
+    openapi.install(app)
+    return app
+
+
+def make_app(gateway: Gateway, hosts: Iterable[str]) -> ASGIApp:
+    """Returns the application with all middleware."""
+    return RequestGuard(make_routes(gateway), hosts, gateway.limits)
+
+
+_PROBLEM_HEADERS: Final = [
+    (b"content-type", PROBLEM.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"cache-control", b"no-store"),
+    (b"connection", b"close"),
+]
+
+
+class GuardedConnection(H11Protocol):
+    """Uvicorn's connection with a timeout for headers; the application finds it in its scope's state."""
+
+    limits = Limits()
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state | {"connection": self}, _loop)
+        self._header_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Accept the connection, unless there are too many."""
+        super().connection_made(transport)
+        self._start_timer()
+        if len(self.connections) > self.limits.connections:
+            error = OverloadedError("too many connections", limit=self.limits.connections)
+            self._refuse(503, error)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget it."""
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse the bytes; the timeout runs from the first byte of a request to the end of its headers."""
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._stop_timer()
+        elif self._header_timer is None and not self.transport.is_closing():
+            self._start_timer()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request of this client."""
+        super().on_response_complete()
+        if self.conn.trailing_data[0]:
+            self._start_timer()
+
+    def send_400_response(self, msg: str) -> None:
+        """Say what was wrong with bytes that are no request."""
+        error = sys.exc_info()[1]
+        if isinstance(error, h11.RemoteProtocolError) and error.error_status_hint == 431:
+            self._refuse(431, headers_too_long(self.limits.headers))
+        else:
+            self._refuse(400, UsageError("this is not an HTTP request", detail=str(error or msg)))
+
+    def abort(self) -> None:
+        """Close the connection at once; unread bytes are discarded, in the kernel too."""
+        connection = self.transport.get_extra_info("socket")
+        if connection is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.transport.abort()
+
+    def _start_timer(self) -> None:
+        self._stop_timer()
+        self._header_timer = self.loop.call_later(
+            self.limits.header_timeout.total_seconds(), self._on_timeout
+        )
+
+    def _stop_timer(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+
+    def _on_timeout(self) -> None:
+        self._header_timer = None
+        seconds = self.limits.header_timeout.total_seconds()
+        self._refuse(408, UsageError(f"no whole request came within {seconds:g} seconds"))
+
+    def _refuse(self, status: int, error: HeadwaterError) -> None:
+        """Answer outside of the application and close; where an answer is not possible any more, just close."""
+        if self.transport.is_closing():
+            return
+        body = problem_bytes(error, status)
+        headers = [*_PROBLEM_HEADERS, (b"content-length", str(len(body)).encode())]
+        try:
+            response = h11.Response(status_code=status, headers=headers, reason=STATUS_PHRASES[status])
+            for event in (response, h11.Data(data=body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        except h11.LocalProtocolError:
+            self.transport.abort()
+        self.transport.close()
+
+
+def connection_class(limits: Limits) -> type[GuardedConnection]:
+    """Returns the connection class for these limits; uvicorn makes its instances itself."""
+    return type("GuardedConnection", (GuardedConnection,), {"limits": limits})
+
+
+_DRAIN_TIMEOUT: Final = 8  # seconds for requests that are under way when the node stops
+
+
+class WebServer(uvicorn.Server):
+    """Serves a gateway on a socket.
+
+    Args:
+        gateway: What is served.
+        hosts: Each `host:port` that requests may name.
+        on_ready: Called once it answers.
+    """
+
+    def __init__(self, gateway: Gateway, hosts: Iterable[str], on_ready: Callable[[], None]) -> None:
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+        limits = gateway.limits
+        super().__init__(
+            uvicorn.Config(
+                make_app(gateway, hosts),
+                http=connection_class(limits),
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=int(limits.keep_alive_timeout.total_seconds()),
+                timeout_graceful_shutdown=_DRAIN_TIMEOUT,
+                h11_max_incomplete_event_size=limits.headers,
+            )
+        )
+        self._gateway = gateway
+        self._on_ready = on_ready
+
+    async def serve_until_stopped(self, listening: socket.socket) -> None:
+        """Serve until `request_stop`, SIGTERM or Ctrl-C."""
+        with self._handle_signals():
+            await self.serve(sockets=[listening])
+        await self._gateway.close()
+
+    def request_stop(self) -> None:
+        """Stop gracefully; a second call stops at once."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+    @contextlib.contextmanager
+    def _handle_signals(self) -> Iterator[None]:
+        """Only the main thread can listen to signals."""
+        loop = asyncio.get_running_loop()
+        mine = (
+            (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+        )
+        for number in mine:
+            loop.add_signal_handler(number, self.request_stop)
+        try:
+            yield
+        finally:
+            for number in mine:
+                loop.remove_signal_handler(number)
+
+    # -- what uvicorn calls ----------------------------------------------------------------------------------------
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to answer."""
+        await super().startup(sockets)
+        self._on_ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End live streams first: uvicorn waits for every connection for a while, then closes the rest."""
+        self._gateway.stop()
+        await super().shutdown(sockets)
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, GuardedConnection):
+                connection.abort()
+        await asyncio.sleep(0)  # only now they are closed
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals alone: uvicorn would raise them again when it is done."""
+        yield

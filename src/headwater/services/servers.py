@@ -1,0 +1,301 @@
+"""Local servers: start one, wait until it answers, record its process id, and stop it later."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from headwater.engine.spark.java import find_java
+from headwater.errors import DataError, ServiceFailedError
+
+__all__ = [
+    "LaunchedServer",
+    "ProgressCallback",
+    "ServerState",
+    "Service",
+    "free_ports",
+    "java_command",
+    "launch",
+    "process_start_time",
+]
+
+ProgressCallback = Callable[[str], None]
+_FIRST_REPORT: Final = 1.0  # seconds before anything is said
+_REPORT_INTERVAL: Final = 10.0  # seconds between two signs of life
+_LOGGING: Final = """\
+appender.console.type=Console
+appender.console.name=console
+appender.console.layout.type=PatternLayout
+appender.console.layout.pattern=%d %p %m (%c)%n
+rootLogger.level=INFO
+rootLogger.appenderRef.console.ref=console
+"""
+
+
+@dataclass(frozen=True)
+class LaunchedServer:
+    """A process that was started and may not answer yet.
+
+    Args:
+        name: What it is, in one word.
+        url: Where it will answer; without secrets.
+        ports: The ports it was given.
+        process: The server itself.
+        output: The file that takes what it prints.
+        ready: Whether it answers now.
+        stop_signal: The signal that asks it to end.
+    """
+
+    name: str
+    url: str
+    ports: tuple[int, ...]
+    process: subprocess.Popen[bytes]
+    output: Path
+    ready: Callable[[], bool]
+    stop_signal: int = signal.SIGTERM
+
+    @property
+    def address(self) -> str:
+        """Host and port."""
+        return f"127.0.0.1:{self.ports[0]}"
+
+    def wait(self, on_progress: ProgressCallback | None = None, timeout: float = 90.0) -> None:
+        """Wait until the server answers; stop it when it does not, or when the wait is interrupted.
+
+        Args:
+            on_progress: Told after a second, and from time to time, that it is still starting.
+            timeout: Seconds to wait at most.
+
+        Raises:
+            ServiceFailedError: It ended, or did not answer in time; the detail is what it printed last.
+        """
+        begun = time.monotonic()
+        next_word = _FIRST_REPORT
+        try:
+            while not self.ready():
+                waited = time.monotonic() - begun
+                if self.process.poll() is not None or waited > timeout:
+                    raise self._start_error(waited)
+                if on_progress is not None and waited > next_word:
+                    on_progress(f"{self.name} is starting, {waited:.0f} s")
+                    next_word = waited + _REPORT_INTERVAL
+                time.sleep(0.05)
+        except BaseException:
+            self.stop()
+            raise
+
+    def tail(self, lines: int = 30) -> str:
+        """Returns the last lines of its output."""
+        return "\n".join(self.output.read_text(errors="replace").splitlines()[-lines:])
+
+    def stop(self, timeout: float = 10.0) -> None:
+        """Stop the process: by signal first, by kill after some seconds."""
+        self.process.send_signal(self.stop_signal)
+        try:
+            self.process.wait(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def _start_error(self, waited: float) -> ServiceFailedError:
+        code = self.process.returncode
+        how = f"did not answer within {waited:.0f} s" if code is None else f"ended with code {code}"
+        fix = f"read {self.output}"
+        return ServiceFailedError(f"{self.name} {how}", detail=self.tail(8), fix=fix, service=self.name)
+
+
+def launch(
+    command: Iterable[str | Path],
+    output: Path,
+    *,
+    environment: Mapping[str, str] | None = None,
+    die_with_parent: bool = False,
+) -> subprocess.Popen[bytes]:
+    """Start a process in the background, in the folder where its output goes.
+
+    Args:
+        command: The program and its arguments.
+        output: The file that takes what it prints, behind what is there.
+        environment: Added to its environment.
+        die_with_parent: Let the kernel end it when this process is killed; otherwise it keeps running.
+    """
+    setpriv = shutil.which("setpriv")  # it becomes the program, so the process id stays
+    prefix = [setpriv, "--pdeathsig", "KILL"] if die_with_parent and setpriv else []
+    with output.open("ab") as sink:
+        # A session of its own, so that Ctrl-C in the terminal does not reach it.
+        return subprocess.Popen(
+            [*prefix, *map(str, command)],
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **(environment or {})},
+            cwd=output.parent,
+            start_new_session=True,
+        )
+
+
+def java_command(folder: Path, classpath: str, *options: str) -> list[str]:
+    """Returns the words that start a Java program which prints what it has to say; the class and its arguments follow.
+
+    Raises:
+        NoJavaError: There is no Java.
+    """
+    settings = folder / "log4j2.properties"
+    settings.write_text(_LOGGING)
+    return [str(find_java()), *options, f"-Dlog4j2.configurationFile={settings}", "-cp", classpath]
+
+
+def free_ports(count: int, preferred: tuple[int, ...] = ()) -> tuple[int, ...]:
+    """Ports of 127.0.0.1 that nobody listens on; of those wanted, each that still is free.
+
+    One that is taken does not cost the others: clients know the first, while the last may be held for some moments
+    more by a helper of a server that was killed.
+
+    Example:
+        >>> first, second = free_ports(2)
+        >>> first != second
+        True
+    """
+    known = preferred if len(preferred) == count else (0,) * count
+    kept = [port if port and _is_free(port) else 0 for port in known]
+    with contextlib.ExitStack() as held:
+        return tuple(port or _reserve_port(held, kept) for port in kept)
+
+
+def _reserve_port(held: contextlib.ExitStack, kept: list[int]) -> int:
+    """A port, held until all are known, so that no two are the same."""
+    while True:
+        tried = held.enter_context(socket.socket())
+        tried.bind(("127.0.0.1", 0))
+        port: int = tried.getsockname()[1]
+        if port not in kept:
+            return port
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the servers do
+        return tried.connect_ex(("127.0.0.1", port)) != 0
+
+
+_FILE = "services.json"
+
+
+class Service(msgspec.Struct, frozen=True):
+    """A server that was started.
+
+    Attributes:
+        name: What it is, in one word.
+        url: Where it answers; without secrets.
+        ports: The ports it has, and gets again the next time if they are free.
+        output: The file that takes what it prints.
+        ending: The signal that asks it to end.
+        pid: Its process; 0 after it was ended.
+        born: When that process began, in the kernel's words: another process may have the same id later.
+    """
+
+    name: str
+    url: str
+    ports: tuple[int, ...]
+    output: str
+    ending: int
+    pid: int
+    born: str
+
+    @property
+    def state(self) -> str:
+        """The state: running, ended or died."""
+        if not self.pid:
+            return "ended"
+        return "running" if process_start_time(self.pid) == self.born else "died"
+
+    def stop(self, timeout: float = 20.0) -> None:
+        """Stop the process if it is still the one that was started: by signal first, then by kill."""
+        for kind, seconds in ((self.ending, timeout), (signal.SIGKILL, timeout)):
+            deadline = time.monotonic() + seconds
+            with contextlib.suppress(ProcessLookupError):
+                if self.state == "running":
+                    os.kill(self.pid, kind)
+            while self.state == "running" and time.monotonic() < deadline:
+                time.sleep(0.02)
+
+
+class ServerState:
+    """The servers of a folder, by name.
+
+    Args:
+        folder: Where they keep everything; made when missing.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.resolve()
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the folder's lock: no other process starts or stops its servers."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def services(self) -> dict[str, Service]:
+        """Returns all that were ever started here.
+
+        Raises:
+            DataError: The file is not what was written.
+        """
+        file = self.folder / _FILE
+        try:
+            return msgspec.json.decode(file.read_bytes(), type=dict[str, Service])
+        except FileNotFoundError:
+            return {}
+        except msgspec.DecodeError as error:
+            raise DataError(f"{file} cannot be read: {error}", fix=f"remove {file}", file=str(file)) from None
+
+    def record(self, launched: LaunchedServer) -> None:
+        """Record a server as soon as it starts, so that it can be stopped whatever happens next."""
+        pid = launched.process.pid
+        output = str(launched.output)
+        self._write(
+            Service(
+                launched.name,
+                launched.url,
+                launched.ports,
+                output,
+                launched.stop_signal,
+                pid,
+                process_start_time(pid) or "gone",
+            )
+        )
+
+    def stop(self, service: Service) -> None:
+        """End a server and remember its ports."""
+        service.stop()
+        self._write(msgspec.structs.replace(service, pid=0, born=""))
+
+    def _write(self, service: Service) -> None:
+        services = self.services() | {service.name: service}
+        partial = self.folder / f"{_FILE}.partial"
+        partial.write_bytes(msgspec.json.format(msgspec.json.encode(services)) + b"\n")
+        partial.rename(self.folder / _FILE)
+
+
+def process_start_time(pid: int) -> str | None:
+    """Returns the start time of a process in clock ticks since boot; None if it is gone or a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] == "Z" else fields[19]

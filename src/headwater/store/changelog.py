@@ -1,0 +1,112 @@
+"""Changes of a view as one Arrow table, and its serialization in the outbox."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.store.commit import ViewTable
+
+__all__ = ["ChangeSet", "change_schema", "pack", "unpack"]
+
+_TIMESTAMP = pa.timestamp("us", "UTC")
+_LZ4 = pa.ipc.IpcWriteOptions(compression="lz4")
+
+
+def change_schema(table: ViewTable) -> pa.Schema:
+    """Returns the columns of a view's changes.
+
+    Example:
+        >>> change_schema(ViewTable("v", 1, pa.schema([("k", pa.string())]), ("k",))).names
+        ['op', 'before', 'after', 'at']
+    """
+    row = pa.struct(list(table.schema))
+    return pa.schema(
+        [
+            pa.field("op", pa.string(), nullable=False),
+            pa.field("before", row),
+            pa.field("after", row),
+            pa.field("at", _TIMESTAMP, nullable=False),
+        ]
+    )
+
+
+@dataclass(frozen=True)
+class ChangeSet:
+    """The changes of a batch to the rows of a view; `before` and `after` have the same length."""
+
+    inserted: pa.Table
+    before: pa.Table
+    after: pa.Table
+    deleted: pa.Table
+    final: pa.Table
+
+    @property
+    def rows(self) -> int:
+        """The number of changed rows; becoming final is not a change."""
+        return int(self.inserted.num_rows + self.after.num_rows + self.deleted.num_rows)
+
+    def to_table(self, view: ViewTable, committed_at: int) -> pa.Table:
+        """Returns all changes as one table: deleted, inserted, updated, final."""
+        parts = (
+            ("delete", self.deleted, None),
+            ("insert", None, self.inserted),
+            ("update", self.before, self.after),
+            ("final", None, self.final),
+        )
+        found = [_change_rows(view, committed_at, *part) for part in parts]
+        return pa.concat_tables([part for part in found if part is not None])
+
+    def __bool__(self) -> bool:
+        return bool(self.rows or self.final.num_rows)
+
+
+def _change_rows(
+    view: ViewTable, committed_at: int, op: str, before: pa.Table | None, after: pa.Table | None
+) -> pa.Table | None:
+    shown = before if after is None else after
+    if shown is None or not shown.num_rows:
+        return None
+    schema = change_schema(view)
+    nothing = pa.nulls(shown.num_rows, schema.field("after").type)
+    columns = [
+        pa.repeat(pa.scalar(op), shown.num_rows),
+        nothing if before is None else _to_structs(before),
+        nothing if after is None else _to_structs(after),
+        _change_times(view, shown, committed_at),
+    ]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _to_structs(rows: pa.Table) -> pa.Array:
+    columns = [column.combine_chunks() for column in rows.columns]
+    return pa.StructArray.from_arrays(columns, fields=list(rows.schema))
+
+
+def _change_times(view: ViewTable, rows: pa.Table, committed_at: int) -> pa.Array:
+    committed = pa.scalar(committed_at, pa.int64())
+    if view.window is None:
+        return pa.repeat(committed, rows.num_rows).cast(_TIMESTAMP)
+    ends = pc.struct_field(rows.column(view.window).combine_chunks(), "end").cast(_TIMESTAMP).cast(pa.int64())
+    return pc.fill_null(pc.subtract(ends, 1), committed).cast(_TIMESTAMP)
+
+
+def pack(changes: pa.Table) -> pa.Buffer:
+    """Returns a table as one Arrow IPC stream."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, changes.schema, options=_LZ4) as writer:
+        writer.write_table(changes)
+    return sink.getvalue()
+
+
+def unpack(data: bytes) -> pa.Table:
+    """Returns the table of an Arrow IPC stream.
+
+    Example:
+        >>> unpack(pack(pa.table({"n": [1]}))).to_pylist()
+        [{'n': 1}]
+    """
+    with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
+        return reader.read_all()

@@ -1,0 +1,304 @@
+"""Maps columns of a view to columns of a stored table, and nested values to JSON text.
+
+A window takes two stored columns, every other column one. Structs, lists and maps are JSON text. In that text decimals,
+times and dates are strings, binary is base64, and NaN and infinities are `"NaN"`, `"Infinity"` and `"-Infinity"`. A map
+is an object in the order of its entries.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from base64 import b64decode
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.errors import BadEventError, BadTypeError
+from headwater.events import values_of
+from headwater.events.values import to_json_value
+from headwater.store.commit import ViewTable
+
+__all__ = [
+    "TIMESTAMP",
+    "StoredColumn",
+    "cast_rows",
+    "from_arrays",
+    "from_json",
+    "storage_columns",
+    "to_arrays",
+    "to_dates",
+    "to_json",
+    "to_timestamps",
+]
+
+Decoder = Callable[[Any], Any]
+_INFINITIES = {math.inf: "Infinity", -math.inf: "-Infinity"}
+
+
+def to_json(array: pa.Array) -> list[str | None]:
+    """Returns a nested column as JSON text, row by row.
+
+    Example:
+        >>> to_json(pa.array([{"a": 1, "b": [float("nan")]}, None]))
+        ['{"a":1,"b":["NaN"]}', None]
+    """
+    return [
+        None
+        if value is None
+        else json.dumps(_replace_non_finite(to_json_value(value)), ensure_ascii=False, separators=(",", ":"))
+        for value in values_of(array, decimal=_DecimalText)
+    ]
+
+
+def from_json(texts: Sequence[str | None], kind: pa.DataType) -> pa.Array:
+    """Returns a nested column from its JSON texts.
+
+    Example:
+        >>> from_json(['{"a":"1.50"}'], pa.struct([("a", pa.decimal128(5, 2))])).to_pylist()
+        [{'a': Decimal('1.50')}]
+    """
+    decode = _decoder(kind)
+    return pa.array([None if text is None else decode(json.loads(text)) for text in texts], kind)
+
+
+class _DecimalText(str):
+    """The text of a decimal with all its digits, written out."""
+
+    __slots__ = ()
+
+    def __new__(cls, text: str) -> _DecimalText:
+        return super().__new__(cls, format(Decimal(text), "f") if "E" in text else text)
+
+
+def _replace_non_finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return _INFINITIES.get(value, "NaN")
+    if isinstance(value, dict):
+        return {name: _replace_non_finite(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_replace_non_finite(item) for item in value]
+    return value
+
+
+def _decoder(kind: pa.DataType) -> Decoder:
+    """Returns the function that converts a JSON value to Arrow's Python value; None stays None."""
+    if pa.types.is_struct(kind):
+        return _struct_decoder(kind)
+    if pa.types.is_map(kind):
+        return _map_decoder(kind)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        inner = _decoder(kind.value_type)
+        return lambda items: None if items is None else [inner(item) for item in items]
+    return _leaf_decoder(kind)
+
+
+def _struct_decoder(kind: pa.DataType) -> Decoder:
+    members = [(field.name, _decoder(field.type)) for field in kind]
+
+    def decode(value: Any) -> Any:
+        return None if value is None else {name: inner(value.get(name)) for name, inner in members}
+
+    return decode
+
+
+def _map_decoder(kind: pa.DataType) -> Decoder:
+    key, item = _key_decoder(kind.key_type), _decoder(kind.item_type)
+
+    def decode(value: Any) -> Any:
+        return None if value is None else [(key(name), item(inner)) for name, inner in value.items()]
+
+    return decode
+
+
+def _key_decoder(kind: pa.DataType) -> Decoder:
+    """Returns the decoder of a map key; object keys are always text in JSON."""
+    if pa.types.is_integer(kind):
+        return int
+    if pa.types.is_boolean(kind):
+        return lambda text: text == "True"
+    return _leaf_decoder(kind)
+
+
+def _leaf_decoder(kind: pa.DataType) -> Decoder:
+    make: Decoder = _identity
+    if pa.types.is_floating(kind):
+        make = float
+    elif pa.types.is_decimal(kind):
+        make = Decimal
+    elif pa.types.is_timestamp(kind):
+        make = datetime.fromisoformat
+    elif pa.types.is_date(kind):
+        make = date.fromisoformat
+    elif pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        make = b64decode
+    return lambda value: None if value is None else make(value)
+
+
+def _identity(value: Any) -> Any:
+    return value
+
+
+TIMESTAMP = pa.timestamp("us", "UTC")
+_WINDOW_FIELDS = ("start", "end")
+_MIN_MICROS = pa.scalar(
+    -62_135_596_800_000_000, pa.int64()
+)  # 0001-01-01 and 9999-12-31: years of four digits
+_MAX_MICROS = pa.scalar(253_402_300_799_999_999, pa.int64())
+_MIN_DAY = pa.scalar(-719_162, pa.int32())
+_MAX_DAY = pa.scalar(2_932_896, pa.int32())
+_SUPPORTED_TYPES = (
+    *(pa.types.is_boolean, pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal),
+    *(pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary),
+    *(pa.types.is_timestamp, pa.types.is_date, pa.types.is_null, pa.types.is_nested),
+)
+
+
+@dataclass(frozen=True)
+class StoredColumn:
+    """One column of a stored table.
+
+    Attributes:
+        name: Its name there.
+        view_column: The column of the view it belongs to.
+        window_field: "start" or "end" of a window.
+        kind: The Arrow type of what it holds.
+    """
+
+    name: str
+    view_column: str
+    kind: pa.DataType
+    window_field: str = ""
+
+
+def storage_columns(table: ViewTable) -> list[StoredColumn]:
+    """Returns the columns of a view's table.
+
+    Example:
+        >>> window = pa.struct([("start", TIMESTAMP), ("end", TIMESTAMP)])
+        >>> view = ViewTable("v", 1, pa.schema([("w", window), ("n", pa.int64())]), ("w",), "w")
+        >>> [slot.name for slot in storage_columns(view)]
+        ['w.start', 'w.end', 'n']
+
+    Raises:
+        BadTypeError: Two columns would have one name, or a type cannot be kept.
+    """
+    found: list[StoredColumn] = []
+    for field in table.schema:
+        if field.name == table.window:
+            _require_window(field)
+            found += [
+                StoredColumn(f"{field.name}.{member}", field.name, TIMESTAMP, member)
+                for member in _WINDOW_FIELDS
+            ]
+        elif any(is_supported(field.type) for is_supported in _SUPPORTED_TYPES):
+            found.append(StoredColumn(field.name, field.name, field.type))
+        else:
+            raise BadTypeError(f"the type {field.type} cannot be kept in a view", type=str(field.type))
+    names: set[str] = set()
+    for slot in found:
+        if slot.name.casefold() in names:
+            what = f'view "{table.name}" has two columns "{slot.name}"'
+            raise BadTypeError(what, detail="upper and lower case do not tell columns apart", field=slot.name)
+        names.add(slot.name.casefold())
+    return found
+
+
+def _require_window(field: pa.Field) -> None:
+    kind = field.type
+    names = [member.name for member in kind] if pa.types.is_struct(kind) else []
+    if names != list(_WINDOW_FIELDS) or not all(pa.types.is_timestamp(member.type) for member in kind):
+        what = f'column "{field.name}" is not a window'
+        raise BadTypeError(what, detail=f"it is {kind}, not a struct of start and end", field=field.name)
+
+
+def cast_rows(table: ViewTable, rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Returns the rows with exactly these columns of a view, in their order and type.
+
+    Raises:
+        BadTypeError: The rows have other columns.
+    """
+    if rows.schema.equals(schema):
+        return rows
+    if sorted(rows.column_names) != sorted(schema.names):
+        raise BadTypeError(
+            f'the rows for view "{table.name}" have other columns than the view',
+            detail=f"rows: {', '.join(rows.column_names)}\nview: {', '.join(schema.names)}",
+            view=table.name,
+        )
+    return rows.select(schema.names).cast(schema)
+
+
+def to_arrays(table: ViewTable, rows: pa.Table) -> list[tuple[StoredColumn, pa.Array]]:
+    """Returns the stored columns of a view's rows, or of a list of keys."""
+    arrays = {name: _combine_chunks(rows.column(name)) for name in rows.column_names}
+    return [
+        # Unlike .field(), struct_field heeds the nulls of the struct.
+        (
+            slot,
+            pc.struct_field(arrays[slot.view_column], slot.window_field)
+            if slot.window_field
+            else arrays[slot.view_column],
+        )
+        for slot in storage_columns(table)
+        if slot.view_column in arrays
+    ]
+
+
+def from_arrays(table: ViewTable, arrays: Sequence[pa.Array]) -> pa.Table:
+    """Returns the rows of a view from its stored columns."""
+    found: dict[str, Any] = {}
+    windows: dict[str, list[pa.Array]] = {}
+    for slot, array in zip(storage_columns(table), arrays, strict=True):
+        if slot.window_field:
+            windows.setdefault(slot.view_column, []).append(_combine_chunks(array))
+        else:
+            found[slot.view_column] = array
+    for name, members in windows.items():
+        found[name] = _build_windows(members, table.schema.field(name).type)
+    return pa.Table.from_arrays([found[name] for name in table.schema.names], schema=table.schema)
+
+
+def _build_windows(members: list[pa.Array], kind: pa.DataType) -> pa.Array:
+    absent = pc.and_(members[0].is_null(), members[1].is_null())
+    typed = [member.cast(field.type) for member, field in zip(members, kind, strict=True)]
+    return pa.StructArray.from_arrays(typed, fields=list(kind), mask=absent)
+
+
+def _combine_chunks(array: Any) -> pa.Array:
+    found = array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
+    return pa.concat_arrays(found.chunks) if isinstance(found, pa.ChunkedArray) else found
+
+
+def to_timestamps(array: pa.Array, name: str) -> pa.Array:
+    """Returns times in microseconds, without a zone.
+
+    Raises:
+        BadEventError: A time lies outside of the years 1 to 9999.
+    """
+    micros = array.cast(TIMESTAMP)
+    _check_range(micros.view(pa.int64()), _MIN_MICROS, _MAX_MICROS, name)
+    return micros.view(pa.timestamp("us"))
+
+
+def to_dates(array: pa.Array, name: str) -> pa.Array:
+    """Returns dates as days.
+
+    Raises:
+        BadEventError: A day lies outside of the years 1 to 9999.
+    """
+    days = array.cast(pa.date32())
+    _check_range(days.view(pa.int32()), _MIN_DAY, _MAX_DAY, name)
+    return days
+
+
+def _check_range(counts: pa.Array, first: pa.Scalar, last: pa.Scalar, name: str) -> None:
+    outside = pc.or_(pc.less(counts, first), pc.greater(counts, last))
+    if pc.any(outside, skip_nulls=True).as_py():
+        what = f'column "{name}" holds a time outside of the years 1 to 9999'
+        raise BadEventError(what, detail="such a time cannot be kept in a view", field=name)

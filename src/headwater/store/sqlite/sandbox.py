@@ -1,0 +1,404 @@
+"""Runs SQL of users on a separate connection that is closed after the query.
+
+Four parts protect the store. `Permissions` lets a statement read only known tables and call only known functions;
+SQLite refuses all else. Tables are recognised by what they are and not by the view they are read through, because a
+query can give any name to a part of itself. `apply_limits` sets SQLite's limits. `QueryWatchdog` ends a query that
+exceeds its time or memory. `add_functions` replaces functions of SQLite that cannot be interrupted.
+
+Decimals and times are stored as text. As text, 99.00 sorts after 100.00 and 12:00:00Z after 12:00:00.5Z. So their
+columns are shown with their own collations.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import sqlite3
+import sys
+import time
+from collections.abc import Collection, Iterator, Sequence
+from datetime import UTC, datetime
+from decimal import Decimal, InvalidOperation
+from functools import lru_cache
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pyarrow as pa
+
+from headwater.errors import BadQueryError, HeadwaterError
+from headwater.events.values import preview
+from headwater.store.columns import storage_columns
+from headwater.store.protocol import QueryLimits, SqlResult, StopReason, limit_error, row_size
+from headwater.store.sqlite.connection import open_reader, quote, translate_store_errors
+from headwater.store.sqlite.migrations import SYSTEM_TABLES
+from headwater.store.system_views import SYSTEM_VIEWS
+from headwater.store.view_registry import current_tables, table_name
+
+__all__ = [
+    "ALLOWED_FUNCTIONS",
+    "DECIMAL_COLLATION",
+    "TIMESTAMP_COLLATION",
+    "Permissions",
+    "QueryWatchdog",
+    "SqliteSandbox",
+    "add_functions",
+    "apply_limits",
+]
+
+DECIMAL_COLLATION = "hw_decimal"
+TIMESTAMP_COLLATION = "hw_moment"
+_TIMESTAMP_LENGTH = len("2026-01-01T00:00:00.000000Z")
+
+
+def add_functions(connection: sqlite3.Connection, max_length: int) -> None:
+    """Register Headwater's functions and collations; no text they return is longer than `max_length`."""
+
+    def replace(text: Any, old: Any, new: Any) -> Any:
+        if text is None or old is None:
+            return None
+        text, old = _to_text(text), _to_text(old)
+        if not old:
+            return text
+        if new is None:
+            return None
+        new = _to_text(new)
+        if len(text) + text.count(old) * (len(new) - len(old)) > max_length:
+            raise OverflowError  # SQLite is told: string or blob too big
+        return text.replace(old, new)
+
+    connection.create_collation(DECIMAL_COLLATION, _compare_decimals)
+    connection.create_collation(TIMESTAMP_COLLATION, _compare_timestamps)
+    connection.create_function("replace", 3, replace, deterministic=True)
+    connection.create_function("instr", 2, _instr, deterministic=True)
+    for name, sides in (("trim", "lr"), ("ltrim", "l"), ("rtrim", "r")):
+        trimming = _trim_function(sides)
+        connection.create_function(name, 1, trimming, deterministic=True)
+        connection.create_function(name, 2, trimming, deterministic=True)
+
+
+def _to_text(value: Any) -> str:
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    return value if isinstance(value, str) else str(value)
+
+
+def _instr(text: Any, part: Any) -> int | None:
+    if text is None or part is None:
+        return None
+    if isinstance(text, bytes) and isinstance(part, bytes):
+        return text.find(part) + 1
+    return _to_text(text).find(_to_text(part)) + 1
+
+
+def _trim_function(sides: str) -> Any:
+    def trim(text: Any, signs: Any = " ") -> str | None:
+        if text is None or signs is None:
+            return None
+        found, gone = _to_text(text), frozenset(_to_text(signs))
+        start, end = 0, len(found)
+        while "l" in sides and start < end and found[start] in gone:
+            start += 1
+        while "r" in sides and start < end and found[end - 1] in gone:
+            end -= 1
+        return found[start:end]
+
+    return trim
+
+
+def _compare_decimals(one: str, other: str) -> int:
+    """-1, 0 or 1, as numbers; text that is no number comes after all numbers, in its own order."""
+    first, second = _parse_decimal(one), _parse_decimal(other)
+    if first is None or second is None:
+        if first is None and second is None:
+            return (one > other) - (one < other)
+        return 1 if first is None else -1
+    return (first > second) - (first < second)
+
+
+@lru_cache(maxsize=4096)
+def _parse_decimal(text: str) -> Decimal | None:
+    try:
+        number = Decimal(text[:100])
+    except InvalidOperation:
+        return None
+    return number if number.is_finite() else None
+
+
+def _compare_timestamps(one: str, other: str) -> int:
+    first = one if len(one) == _TIMESTAMP_LENGTH and one[-1] == "Z" else _normalize_timestamp(one)
+    second = other if len(other) == _TIMESTAMP_LENGTH and other[-1] == "Z" else _normalize_timestamp(other)
+    return (first > second) - (first < second)
+
+
+@lru_cache(maxsize=4096)
+def _normalize_timestamp(text: str) -> str:
+    """Returns a time in its stored form, if it is one: any zone, a space for the T, no seconds, or a date alone."""
+    try:
+        read = datetime.fromisoformat(text[:40])
+    except ValueError:
+        return text
+    zoned = read if read.tzinfo else read.replace(tzinfo=UTC)
+    return zoned.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ").rjust(_TIMESTAMP_LENGTH, "0")
+
+
+_CHECK_INSTRUCTIONS = (
+    200  # instructions between two looks; each can make a cell of at most `QueryLimits.cell`
+)
+_MEMORY_CHECK_INTERVAL = 0.002  # seconds between two looks at memory, which cost more than one at the clock
+_PAGE_SIZE = resource.getpagesize()
+
+
+def apply_limits(limits: QueryLimits, connection: sqlite3.Connection) -> None:
+    """Set the limits that SQLite itself enforces."""
+    for category, limit in (
+        (sqlite3.SQLITE_LIMIT_LENGTH, limits.cell),
+        (sqlite3.SQLITE_LIMIT_SQL_LENGTH, 100_000),
+        (sqlite3.SQLITE_LIMIT_COLUMN, limits.columns),
+        (sqlite3.SQLITE_LIMIT_EXPR_DEPTH, 200),
+        (sqlite3.SQLITE_LIMIT_COMPOUND_SELECT, 50),
+        (sqlite3.SQLITE_LIMIT_VDBE_OP, 100_000),
+        (sqlite3.SQLITE_LIMIT_FUNCTION_ARG, 50),
+        (sqlite3.SQLITE_LIMIT_ATTACHED, 0),
+        (sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, 1_000),
+        (sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, 100),
+        (sqlite3.SQLITE_LIMIT_TRIGGER_DEPTH, 1),
+        (sqlite3.SQLITE_LIMIT_WORKER_THREADS, 0),
+    ):
+        connection.setlimit(category, limit)
+
+
+class QueryWatchdog:
+    """Ends a query that exceeds its time or memory limit, or is cancelled.
+
+    Args:
+        limits: The limits of the query.
+        cancel: An event that ends the query when set, from any thread.
+    """
+
+    def __init__(self, limits: QueryLimits, cancel: Event | None = None) -> None:
+        self._limits = limits
+        self._cancel = cancel
+        self._deadline = time.monotonic() + limits.time.total_seconds()
+        self._next_memory_check = 0.0
+        self._max_memory = _memory_usage() + limits.memory
+        self.reason: StopReason | None = None
+
+    def install(self, connection: sqlite3.Connection) -> None:
+        """Check the query periodically from now on."""
+        connection.set_progress_handler(self._should_stop, _CHECK_INSTRUCTIONS)
+
+    def _should_stop(self) -> bool:
+        now = time.monotonic()
+        if now > self._deadline:
+            self.reason = "time"
+        elif self._cancel is not None and self._cancel.is_set():
+            self.reason = "cancelled"
+        elif now > self._next_memory_check:
+            self._next_memory_check = now + _MEMORY_CHECK_INTERVAL
+            if _memory_usage() > self._max_memory:
+                self.reason = "memory"
+        return self.reason is not None
+
+    def error(self) -> BadQueryError | None:
+        """Returns why the query was ended, if it was."""
+        if self.reason is None:
+            return None
+        return limit_error(self._limits, self.reason)
+
+
+def _memory_usage() -> int:
+    """Returns the memory of this process in bytes, or its peak where the current value is not available."""
+    if sys.platform.startswith("linux"):
+        with contextlib.suppress(OSError):
+            handle = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                return int(os.read(handle, 128).split()[1]) * _PAGE_SIZE
+            finally:
+                os.close(handle)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak << 10
+
+
+def _word_set(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+ALLOWED_FUNCTIONS = _word_set(
+    """
+    abs acos acosh asin asinh atan atan2 atanh avg ceil ceiling char coalesce cos cosh count cume_dist
+    current_date current_time current_timestamp date datetime degrees dense_rank exp first_value floor format glob
+    group_concat hex ifnull iif instr json json_array json_array_length json_each json_extract json_group_array
+    json_group_object json_object json_quote json_tree json_type json_valid julianday lag last_value lead length like
+    likely ln log log10 log2 lower ltrim max min mod nth_value ntile nullif percent_rank pi pow power printf quote
+    radians random rank replace round row_number rtrim sign sin sinh sqrt strftime substr substring sum tan tanh time
+    total trim trunc typeof unicode unixepoch unlikely upper -> ->>
+    """
+)
+_TABLE_FUNCTIONS = frozenset({"json_each", "json_tree"})
+_REFUSED_PREFIXES = ("sqlite_", "pragma_", "hw$", "dbstat", "fts", "rtree", "bytecode", "tables_used")
+
+
+class Permissions:
+    """Authorizes every action of a statement while SQLite prepares it.
+
+    Args:
+        tables: Tables and views that may be read, in lower case.
+    """
+
+    def __init__(self, tables: Collection[str]) -> None:
+        self._tables = frozenset(tables) | _TABLE_FUNCTIONS
+        self.denial = ""
+
+    def install(self, connection: sqlite3.Connection) -> None:
+        """Authorize every statement that is prepared from now on."""
+        connection.set_authorizer(self._authorize)
+
+    def _authorize(
+        self, action: int, first: str | None, second: str | None, database: str | None, source: str | None
+    ) -> int:
+        if action in (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_RECURSIVE):
+            return sqlite3.SQLITE_OK
+        if action == sqlite3.SQLITE_READ:
+            return self._authorize_read((first or "").lower(), second, database)
+        if action == sqlite3.SQLITE_FUNCTION and (second or "").lower() in ALLOWED_FUNCTIONS:
+            return sqlite3.SQLITE_OK
+        self.denial = _describe_action(action, first, second)
+        return sqlite3.SQLITE_DENY
+
+    def _authorize_read(self, table: str, column: str | None, database: str | None) -> int:
+        if table in self._tables and database in ("main", "temp", None):
+            return sqlite3.SQLITE_OK
+        # Counting a part of the query itself, `with big as (...) select count(*) from big`, reads no column.
+        if not column and not table.startswith(_REFUSED_PREFIXES):
+            return sqlite3.SQLITE_OK
+        self.denial = f"{table} cannot be read"
+        return sqlite3.SQLITE_DENY
+
+
+def _describe_action(action: int, first: str | None, second: str | None) -> str:
+    match action:
+        case sqlite3.SQLITE_FUNCTION:
+            return f"the function {second} cannot be used"
+        case sqlite3.SQLITE_PRAGMA:
+            return f"PRAGMA {first} cannot be used"
+        case sqlite3.SQLITE_ATTACH | sqlite3.SQLITE_DETACH:
+            return "other databases cannot be used"
+        case sqlite3.SQLITE_TRANSACTION | sqlite3.SQLITE_SAVEPOINT:
+            return "a query has no transactions"
+    return "a query can only read"
+
+
+class SqliteSandbox:
+    """A separate connection for one query; a context manager.
+
+    Args:
+        path: The store's file.
+        limits: The limits of the query.
+        cancel: An event that ends the query when set, from any thread.
+    """
+
+    def __init__(self, path: Path, limits: QueryLimits, cancel: Event | None = None) -> None:
+        self._path = path
+        self._limits = limits
+        self._connection = open_reader(path)
+        self._watchdog = QueryWatchdog(limits, cancel)
+        try:
+            with translate_store_errors(path):
+                self._connection.execute("BEGIN")
+                self.tables = current_tables(self._connection)
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def __enter__(self) -> SqliteSandbox:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+    def query(self, text: str, parameters: Sequence[Any] = ()) -> SqlResult:
+        """Returns the result of one SELECT, cut off at the limits of rows and bytes.
+
+        Raises:
+            BadQueryError: The text is invalid, uses something forbidden, or exceeds a limit.
+        """
+        self._connection.text_factory = lambda data: data.decode(errors="replace")
+        rows: list[tuple[Any, ...]] = []
+        size = 0
+        with self._run(text) as cursor:
+            cursor.execute(text, parameters)
+            if cursor.description is None:
+                raise BadQueryError(
+                    "there is no query in the text", fix="write one SELECT", text=preview(text)
+                )
+            columns = tuple(column[0] for column in cursor.description)
+            for row in cursor:
+                size += row_size(row)
+                if len(rows) == self._limits.rows or size > self._limits.size:
+                    return SqlResult(columns, rows, complete=False)
+                rows.append(row)
+        return SqlResult(columns, rows, complete=True)
+
+    def query_chunks(self, text: str, parameters: Sequence[Any] = ()) -> Iterator[list[tuple[Any, ...]]]:
+        """Yields all rows of a SELECT that Headwater wrote around a user's condition, in lists of some thousands."""
+        with self._run(text) as cursor:
+            cursor.execute(text, parameters)
+            while rows := cursor.fetchmany(5_000):
+                yield rows
+
+    @contextlib.contextmanager
+    def _run(self, text: str) -> Iterator[sqlite3.Cursor]:
+        if not isinstance(text, str) or "\0" in text:
+            raise BadQueryError("a query is text without NUL", text=preview(text))
+        self._create_temp_views(text)
+        permissions = Permissions(self._readable_tables())
+        apply_limits(self._limits, self._connection)
+        permissions.install(self._connection)
+        self._watchdog.install(self._connection)
+        try:
+            yield self._connection.cursor()
+        except (sqlite3.Error, sqlite3.Warning, UnicodeError, OverflowError) as error:
+            raise self._translate_error(text, error, permissions.denial) from None
+
+    def _create_temp_views(self, text: str) -> None:
+        """Create temporary views with collations for decimals and times, only for views the query may name."""
+        add_functions(self._connection, self._limits.cell)
+        # SQLite makes these two tables when they are first read, which the permissions would take for a write.
+        self._connection.execute("SELECT 1 FROM json_each('1'), json_tree('1')").fetchone()
+        named = text.casefold()
+        for table in self.tables:
+            orders = [_collation(slot.kind) for slot in storage_columns(table)]
+            if table.name.casefold() in named and any(orders):
+                columns = ", ".join(
+                    f"{quote(slot.name)}{order} AS {quote(slot.name)}"
+                    for slot, order in zip(storage_columns(table), orders, strict=True)
+                )
+                source = f"main.{quote(table_name(table))}"
+                self._connection.execute(
+                    f"CREATE TEMP VIEW {quote(table.name)} AS SELECT {columns} FROM {source}"
+                )
+
+    def _readable_tables(self) -> set[str]:
+        own = {name.lower() for table in self.tables for name in (table.name, table_name(table))}
+        return own | set(SYSTEM_VIEWS) | set(SYSTEM_TABLES)
+
+    def _translate_error(self, text: str, error: Exception, denial: str) -> HeadwaterError:
+        ended = self._watchdog.error()
+        if ended is not None:
+            return ended
+        reason = denial or str(error)
+        if "too big" in reason or getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_TOOBIG:
+            what = f"a value of the query is longer than {self._limits.cell:,} bytes"
+            return BadQueryError(what, text=preview(text), limit="cell")
+        names = ", ".join([*(table.name for table in self.tables), *SYSTEM_VIEWS][:40])
+        return BadQueryError(
+            f"the query cannot be answered: {reason[:300]}", detail=f"views: {names}", text=preview(text)
+        )
+
+
+def _collation(kind: pa.DataType) -> str:
+    if pa.types.is_decimal(kind):
+        return f" COLLATE {DECIMAL_COLLATION}"
+    return f" COLLATE {TIMESTAMP_COLLATION}" if pa.types.is_timestamp(kind) else ""

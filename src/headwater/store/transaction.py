@@ -1,0 +1,209 @@
+"""The steps of one commit, in one transaction: epoch, ledger, rows, changes, late and quarantined events.
+
+Side outputs are late and quarantined events, and events to skip when a batch runs again. The outbox keeps the changes
+of a batch until they are in the topic of the view or stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
+
+import pyarrow as pa
+
+from headwater.errors import FencedError, LedgerMismatchError, TooLargeError, UnknownViewError
+from headwater.store.changelog import ChangeSet, pack, unpack
+from headwater.store.commit import Commit, OutboxEntry, SideOutput, StateWrite, ViewTable
+from headwater.store.dialect import Session
+from headwater.store.ledger import LedgerEntry, find_entry, write_ends, write_entry
+from headwater.store.state_table import write_state_sizes
+from headwater.store.view_registry import find_table
+
+__all__ = [
+    "MAX_OUTBOX_BYTES",
+    "ApplyRows",
+    "WriteStates",
+    "check_epoch",
+    "commit_batch",
+    "mark_published",
+    "open_epoch",
+    "read_outbox",
+    "read_side_outputs",
+    "write_outbox",
+    "write_side_outputs",
+]
+
+SideTable = Literal["late", "quarantine", "skips"]
+_COLUMNS = 'topic, partition, "offset", occurred_at, received_at, value, reason, data'
+
+
+def write_side_outputs(
+    session: Session, table: SideTable, query: str, batch: int, events: Sequence[SideOutput]
+) -> None:
+    """Write late or quarantined events, replacing existing ones; runs in the caller's transaction."""
+    rows = (
+        (
+            *(query, event.topic, event.partition, event.offset, event.occurred_at, event.received_at),
+            *(event.value, event.reason, event.data, batch),
+        )
+        for event in events
+    )
+    statement = f"""
+        INSERT INTO hw${table} VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+        ON CONFLICT (query, topic, partition, "offset") DO UPDATE SET
+            occurred_at = excluded.occurred_at, received_at = excluded.received_at,
+            value = excluded.value, reason = excluded.reason, data = excluded.data, batch = excluded.batch
+    """
+    session.executemany(statement, rows)
+
+
+def read_side_outputs(session: Session, table: SideTable, query: str) -> list[SideOutput]:
+    """Returns the side outputs of a query, by topic, partition and offset."""
+    order = 'topic, partition, "offset"'
+    rows = session.execute(
+        f"SELECT {_COLUMNS} FROM hw${table} WHERE query = ? ORDER BY {order}", (query,)
+    ).fetchall()
+    return [SideOutput(*row) for row in rows]
+
+
+MAX_OUTBOX_BYTES = 1_000_000_000
+"""The maximum size of a batch's changes in bytes: SQLite and PostgreSQL store no longer value."""
+
+
+def write_outbox(session: Session, entry: LedgerEntry, changes: pa.Table) -> None:
+    """Write the changes of a batch to the outbox; runs in the caller's transaction."""
+    data = pack(changes)
+    if data.size > MAX_OUTBOX_BYTES - 1_000:
+        what = f"batch {entry.batch} of {entry.query!r} makes {data.size >> 20:,} MB of changes"
+        raise TooLargeError(what, fix="use smaller batches", limit=MAX_OUTBOX_BYTES)
+    session.execute(
+        "INSERT INTO hw$outbox VALUES (?, ?, ?, ?, ?)",
+        (entry.query, entry.batch, entry.watermark, entry.committed_at, memoryview(data)),
+    )
+
+
+def read_outbox(session: Session, query: str) -> list[OutboxEntry]:
+    """Returns the unpublished entries, oldest first."""
+    found = "SELECT batch, changes, watermark, committed_at FROM hw$outbox WHERE query = ? ORDER BY batch"
+    rows = session.execute(found, (query,)).fetchall()
+    return [
+        OutboxEntry(query, batch, unpack(changes), watermark, at, find_entry(session, query, batch))
+        for batch, changes, watermark, at in rows
+    ]
+
+
+def mark_published(session: Session, query: str, batch: int, ends: Mapping[int, int]) -> None:
+    """Delete the outbox entries of a batch and record the end of its topic; idempotent."""
+    if session.execute("DELETE FROM hw$outbox WHERE query = ? AND batch = ?", (query, batch)).rowcount:
+        write_ends(session, query, batch, ends)
+
+
+ApplyRows = Callable[[tuple[int | None, int] | None], ChangeSet]
+"""Writes a view's rows and returns what changed; given the watermark before and now, also which rows became final."""
+WriteStates = Callable[[Sequence[StateWrite]], None]
+"""Writes the changed operator state of the query."""
+
+
+def commit_batch(session: Session, commit: Commit, apply: ApplyRows | None, write: WriteStates) -> bool:
+    """Write the batch; returns False and writes nothing if exactly this batch is in the ledger.
+
+    Args:
+        session: A session in a transaction that excludes other writers of the query.
+        commit: The commit of the batch.
+        apply: Writes the rows of the view; None for a stream.
+        write: Writes operator state.
+
+    Raises:
+        FencedError: A newer runner has opened an epoch of the query.
+        LedgerMismatchError: The batch is in the ledger with other offsets, or before the oldest entry kept.
+        UnknownViewError: The view's table was never created.
+    """
+    entry = commit.entry
+    # The epoch comes first: a fenced runner must not even learn that its batch is known. The ledger comes before any
+    # write: a batch that was committed before the crash of its runner is recognised by its offsets and skipped.
+    check_epoch(session, entry.query, entry.epoch)
+    known = find_entry(session, entry.query, entry.batch)
+    if known is not None and known.same_range(entry):
+        return False
+    before, last = _read_totals(session, entry.query)
+    if known is not None or entry.batch <= last:
+        raise _mismatch_error(known, entry, last)
+    rows, changes = _write_rows(session, commit, apply, before)
+    write_entry(session, replace(entry, rows=rows))
+    if changes is not None:
+        write_outbox(session, entry, changes)
+    write(commit.states)
+    write_state_sizes(session, entry.query, commit.state_sizes)
+    write_side_outputs(session, "late", entry.query, entry.batch, commit.late)
+    write_side_outputs(session, "quarantine", entry.query, entry.batch, commit.quarantined)
+    return True
+
+
+def _write_rows(
+    session: Session, commit: Commit, apply: ApplyRows | None, before: int | None
+) -> tuple[int, pa.Table | None]:
+    """Write the rows; returns the number of changed rows and the outbox entry."""
+    if apply is None or commit.table is None:
+        return commit.rows.num_rows, commit.rows if commit.rows.num_rows else None
+    _require_table(session, commit.table)
+    watermark = commit.entry.watermark
+    final = commit.finals and commit.table.window is not None and watermark is not None
+    changes = apply((before, watermark) if final and watermark is not None else None)
+    if commit.changes is not None:
+        return changes.rows, commit.changes if commit.changes.num_rows else None
+    found = changes.to_table(commit.table, commit.entry.committed_at) if changes else None
+    return changes.rows, found
+
+
+def open_epoch(session: Session, query: str) -> int:
+    """Open a new epoch of a query, larger than all before."""
+    statement = """
+        INSERT INTO hw$epochs AS e VALUES (?, 1) ON CONFLICT (query) DO UPDATE SET epoch = e.epoch + 1 RETURNING epoch
+    """
+    ((epoch,),) = session.execute(statement, (query,)).fetchall()
+    return int(epoch)
+
+
+def check_epoch(session: Session, query: str, epoch: int) -> None:
+    """Check that this is the newest epoch of the query.
+
+    Raises:
+        FencedError: A newer runner has opened an epoch of the query.
+    """
+    found = session.execute("SELECT epoch FROM hw$epochs WHERE query = ?", (query,)).fetchone()
+    current = found[0] if found else 0
+    if current != epoch:
+        raise FencedError(
+            f'query "{query}" is at epoch {current}: another runner has taken it',
+            detail=f"this runner has epoch {epoch}; nothing of its batch was taken",
+            fix="stop this runner; the other one goes on",
+            query=query,
+            epoch=current,
+        )
+
+
+def _require_table(session: Session, table: ViewTable) -> None:
+    if find_table(session, table.name, table.version) is None:
+        what = f'there is no version {table.version} of view "{table.name}" in the store'
+        raise UnknownViewError(what, fix="create it first", view=table.name, version=table.version)
+
+
+def _read_totals(session: Session, query: str) -> tuple[int | None, int]:
+    """Returns the watermark so far and the newest batch."""
+    totals = "SELECT watermark, last_batch FROM hw$totals WHERE query = ?"
+    watermark, last = session.execute(totals, (query,)).fetchone() or (None, -1)
+    return watermark, last
+
+
+def _mismatch_error(known: LedgerEntry | None, entry: LedgerEntry, last: int) -> LedgerMismatchError:
+    there = f"the ledger is at batch {last} already" if known is None else f"ledger: {known.ranges()}"
+    return LedgerMismatchError(
+        f'batch {entry.batch} of "{entry.query}" comes again with other offsets',
+        detail=f"{there}\noffered: {entry.ranges()}",
+        fix=f"headwater doctor, or rebuild {entry.query.rpartition('@')[0]} from the log",
+        query=entry.query,
+        batch=entry.batch,
+        ledger=None if known is None else known.ranges(),
+        offered=entry.ranges(),
+    )

@@ -1,0 +1,104 @@
+"""Lag of pipelines behind their inputs, in time and in events."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from headwater.errors import UnknownTopicError
+from headwater.events import Clock
+from headwater.log.protocol import Log
+from headwater.log.reader import age_of_oldest
+from headwater.store.views.changes import changelog_topic
+from headwater.store.views.view_query import ViewSource
+
+__all__ = ["PipelineLag", "pipeline_lags"]
+
+_PIPELINES = "select name, version, kind, state, inputs, latency from hw_pipelines order by name"
+_LAST_RANGES = "select ranges from hw_batches where pipeline = ? and version = ? order by batch desc limit 1"
+_MAX_PIPELINES = 10_000
+
+
+@dataclass(frozen=True)
+class PipelineLag:
+    """The lag of one pipeline on one of its inputs, over all partitions.
+
+    Attributes:
+        pipeline: Its name.
+        version: Which version of it.
+        kind: "view" or "stream"; None when nobody has said it.
+        state: Its current state; None when nobody has said it.
+        input: The topic it reads.
+        behind: How long the oldest event that it has not committed has waited.
+        events: How many events (and idle markers) it has not committed.
+    """
+
+    pipeline: str
+    version: int
+    kind: str | None
+    state: str | None
+    input: str
+    behind: timedelta
+    events: int
+
+
+def pipeline_lags(log: Log, clock: Clock, views: ViewSource) -> list[PipelineLag]:
+    """Returns the lag of every pipeline on each of its inputs, by name; real-time pipelines are not included.
+
+    Example:
+        >>> import headwater as hw, tempfile
+        >>> from headwater.events import SystemClock
+        >>> with hw.connect(tempfile.mkdtemp()) as client:
+        ...     pipeline_lags(client.log, SystemClock(), client.view_source)
+        []
+    """
+    if not views.views():
+        return []
+    result = views.sql(_PIPELINES, limit=_MAX_PIPELINES)
+    rows = [dict(zip(result.columns, row, strict=True)) for row in result.rows]
+    pipelines = {row["name"]: row for row in rows}
+    found = []
+    for row in rows:
+        if row["latency"] == "realtime":
+            continue  # it has no ledger, so its position is unknown
+        for topic, offsets in _next_offsets(views, row, pipelines):
+            lag = _input_lag(log, clock, row, topic, offsets)
+            if lag is not None:
+                found.append(lag)
+    return found
+
+
+def _next_offsets(
+    views: ViewSource, row: Mapping[str, Any], pipelines: Mapping[str, Mapping[str, Any]]
+) -> list[tuple[str, Mapping[int, int]]]:
+    """Returns topics and the next offset of each partition; none before the first batch."""
+    last = views.sql(_LAST_RANGES, (row["name"], row["version"]), limit=1).rows
+    if last:
+        ranges = json.loads(last[0][0])
+        return [(read["topic"], {int(p): end for p, end in read["end"].items()}) for read in ranges]
+    names: list[str] = json.loads(row["inputs"])
+    return [(_input_topic(name, pipelines.get(name)), {}) for name in names]
+
+
+def _input_topic(name: str, pipeline: Mapping[str, Any] | None) -> str:
+    is_view = pipeline is not None and pipeline["kind"] == "view"
+    return changelog_topic(name, pipeline["version"]) if pipeline is not None and is_view else name
+
+
+def _input_lag(
+    log: Log, clock: Clock, row: Mapping[str, Any], topic: str, offsets: Mapping[int, int]
+) -> PipelineLag | None:
+    try:
+        ends = log.ends(topic)
+    except UnknownTopicError:
+        return None
+    behind, events = timedelta(0), 0
+    for bounds in ends:
+        read = max(bounds.start, offsets.get(bounds.partition, bounds.start))
+        if read < bounds.end:
+            events += bounds.end - read
+            behind = max(behind, age_of_oldest(log, clock, topic, bounds.partition, read))
+    return PipelineLag(row["name"], row["version"], row["kind"], row["state"], topic, behind, events)

@@ -1,0 +1,350 @@
+"""`StoreViews`: views in the store of a data folder, or in a database."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.errors import BadQueryError, UnknownTopicError, UnknownViewError, ViewBehindError
+from headwater.events import Receipt
+from headwater.log.notifier import Waiter
+from headwater.log.protocol import TimedLog
+from headwater.store.commit import ViewTable
+from headwater.store.protocol import QueryLimits, SqlResult, Store, check_condition
+from headwater.store.system_views import SYSTEM_KEYS, system_table, system_view
+from headwater.store.views.as_of import read_rows_as_of, select_rows, version_as_of
+from headwater.store.views.changes import changelog_topic
+from headwater.store.views.view_query import ViewInfo, ViewQuery, ViewResult, key_dict, open_window_mask
+from headwater.store.views.view_reader import ViewReader
+from headwater.units import micros, moment
+
+__all__ = ["StoreViews"]
+
+_MAX_SYSTEM_ROWS: Final = 100_000
+_POLL_INTERVAL: Final = 0.2  # seconds between checks for a store that does not exist yet
+
+
+class StoreViews:
+    """The views of a data folder or database; opens the store when it exists. Thread-safe.
+
+    Args:
+        log: The log whose events the views are made of.
+        open_existing: Opens the store and a reader for it; None while there is no store yet.
+        where: Where the store is, for messages.
+    """
+
+    def __init__(
+        self, log: TimedLog, open_existing: Callable[[], tuple[Store, ViewReader] | None], where: str
+    ) -> None:
+        self._log = log
+        self._open_existing = open_existing
+        self._where = where
+        self._lock = threading.Lock()  # held while the store opens, so that it opens once
+        self._handles: tuple[Store, ViewReader] | None = None
+
+    @property
+    def store(self) -> Store | None:
+        """The store; None until something has been committed in the folder."""
+        found = self._open()
+        return None if found is None else found[0]
+
+    def _open(self) -> tuple[Store, ViewReader] | None:
+        with self._lock:
+            if self._handles is None:
+                self._handles = self._open_existing()
+            return self._handles
+
+    def _reader(self) -> ViewReader:
+        found = self._open()
+        if found is None:
+            raise BadQueryError("there are no views yet", fix="headwater run app.py", detail=self._where)
+        return found[1]
+
+    # -- what there is -------------------------------------------------------------------------------------------
+
+    def views(self) -> list[ViewInfo]:
+        """Returns all views, system views last."""
+        found = self._open()
+        if found is None:
+            return []
+        views = found[1]
+        own = [self._view_info(views, views.definition(name)) for name in sorted(views.names())]
+        return own + [_system_info(self._system_view(name)) for name in SYSTEM_KEYS]
+
+    def _view_info(self, views: ViewReader, table: ViewTable) -> ViewInfo:
+        quoted = '"' + table.name.replace('"', '""') + '"'
+        ((rows,),) = views.sql(f"select count(*) from {quoted}").rows
+        return ViewInfo(
+            table.name, "view", table.version, table.key, table.schema, table.window, rows,
+            views.watermark(table.name), changelog_topic(table.name, table.version),
+        )  # fmt: skip
+
+    def definition(self, name: str) -> ViewTable:
+        """Returns the columns and key of a view.
+
+        A view that a pipeline will keep but has not begun with has no columns yet.
+
+        Raises:
+            UnknownViewError: There is no such view; the message lists similar names.
+        """
+        found = self._open()
+        if found is not None and name in SYSTEM_KEYS:
+            return self._system_view(name)
+        names = [] if found is None else sorted(found[1].names())
+        if found is not None and name in names:
+            return found[1].definition(name)
+        pipelines = {} if found is None else self._pipeline_states()
+        if pipelines.get(name, {}).get("kind") == "view":
+            return ViewTable(name, pipelines[name]["version"], pa.schema([]), ())
+        known = [*names, *SYSTEM_KEYS] if found is not None else []
+        near = difflib.get_close_matches(name, known, 3)
+        if name in pipelines:
+            what = f'"{name}" is a {pipelines[name]["kind"]}, not a view'
+            raise UnknownViewError(what, detail=_list_names(names), fix=f"headwater tail {name}", view=name)
+        raise UnknownViewError(
+            f'no view "{name}"',
+            detail=f"did you mean {', '.join(near)}?" if near else _list_names(names),
+            fix=f"headwater view {near[0]}"
+            if near
+            else "headwater run app.py"
+            if not names
+            else "headwater view",
+            view=name,
+            near=near,
+        )
+
+    def _pipeline_states(self) -> dict[str, dict[str, Any]]:
+        """Returns the reported states of the pipelines, by name."""
+        answer = self._reader().sql("select name, version, kind, state, detail from hw_pipelines")
+        return {row[0]: dict(zip(answer.columns, row, strict=True)) for row in answer.rows}
+
+    def _system_view(self, name: str) -> ViewTable:
+        return system_view(name, self._reader().sql(f"select * from {name} limit 0").columns)
+
+    def watermark(self, name: str) -> int | None:
+        """Returns the event time up to which a view is complete, in microseconds since 1970."""
+        return self._reader().watermark(name)
+
+    # -- rows ----------------------------------------------------------------------------------------------------
+
+    def read(self, query: ViewQuery) -> ViewResult:
+        """Returns rows of a view, after waiting until it includes the events of `after`."""
+        if not self.has_events(query):
+            self._wait_for_events(query)
+        return self.read_now(query)
+
+    def _wait_for_events(self, query: ViewQuery) -> None:
+        deadline = time.monotonic() + query.timeout
+        watch: Waiter | None = None
+        try:
+            while True:
+                if watch is None and self.store is not None:
+                    watch = self.store.watch()
+                if self.has_events(query):
+                    return
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise self.behind_error(query)
+                if watch is None:
+                    time.sleep(min(left, _POLL_INTERVAL))
+                else:
+                    watch.wait(left)
+        finally:
+            if watch is not None:
+                watch.close()
+
+    def has_events(self, query: ViewQuery) -> bool:
+        """Returns whether the view includes all events to wait for.
+
+        Raises:
+            UnknownViewError: There is no such view.
+            UnknownTopicError: Neither the view nor anything before it reads the topic of one of them.
+        """
+        if not query.after:
+            return True
+        if not len(self.definition(query.name).schema):
+            return False
+        views, producers = self._reader(), self._producers()
+        return all(self._has_event(views, query.name, receipt, producers) for receipt in query.after)
+
+    def _has_event(self, views: ViewReader, name: str, receipt: Receipt, producers: dict[str, str]) -> bool:
+        event = (receipt.topic, receipt.partition, receipt.offset)
+        try:
+            return views.wait_for(name, *event, timeout=0, producers=producers)
+        except UnknownTopicError:
+            if views.position(name) or receipt.topic not in self._log.topics():
+                raise
+            return False  # it has not read anything yet, so nobody can say what it reads
+
+    def _producers(self) -> dict[str, str]:
+        """Returns the pipeline that writes each topic."""
+        found = {}
+        for name, state in self._pipeline_states().items():
+            found[name] = name
+            if state["kind"] == "view":
+                found[changelog_topic(name, state["version"])] = name
+        return found
+
+    def behind_error(self, query: ViewQuery) -> ViewBehindError:
+        """Returns the error for a view that does not include the events in time."""
+        missing = [
+            receipt for receipt in query.after if not self.has_events(replace(query, after=(receipt,)))
+        ]
+        receipt = (missing or query.after)[0]
+        event = f"{receipt.topic}/{receipt.partition}/{receipt.offset}"
+        state = self._pipeline_states().get(query.name, {})
+        position = self._position(query.name)
+        lines = [f"it has read: {position or 'nothing yet'}"]
+        if state.get("state") not in (None, "running", "idle"):
+            lines.append(
+                f"its pipeline is {state['state']}" + (f": {state['detail']}" if state["detail"] else "")
+            )
+        return ViewBehindError(
+            f'view "{query.name}" had not taken in {event} after {query.timeout:g} s',
+            detail="\n".join(lines),
+            fix="wait longer: timeout=60, or see headwater lag",
+            view=query.name, after=event, position=position, state=state.get("state"),
+        )  # fmt: skip
+
+    def read_now(self, query: ViewQuery) -> ViewResult:
+        """Returns rows of a view, without waiting."""
+        table = self.definition(query.name)
+        if query.name in SYSTEM_KEYS:
+            return self._read_system(table, query)
+        if not len(table.schema):
+            return ViewResult(table, table.schema.empty_table(), None, "")
+        if query.open is not None and table.window is None:
+            what = f'view "{table.name}" has no windows, so none of its rows is open or closed'
+            raise BadQueryError(what, fix="leave open= out", view=table.name)
+        if query.as_of is not None:
+            return self._read_as_of(table, query, micros(moment(query.as_of, now=self._log.clock.now())))
+        views = self._reader()
+        # The watermark is read before the rows, which may be newer: a window is never reported as closed too early.
+        watermark, position = views.watermark(table.name), self._position(table.name)
+        order = table.key if query.order is None else query.order
+        at_end = query.order is None and (query.limit is None or query.open is not None)
+        rows = views.table(
+            table.name,
+            key=None if query.key is None else key_dict(table, query.key),
+            where=query.where,
+            order=() if query.key is not None or (at_end and _is_sortable(table)) else order,
+            limit=query.limit if query.open is None else None,
+        )
+        rows = _sort_by_key(table, rows) if at_end and _is_sortable(table) and query.key is None else rows
+        return _filter_open(ViewResult(table, rows, watermark, position), query)
+
+    def _read_as_of(self, table: ViewTable, query: ViewQuery, when: int) -> ViewResult:
+        then = version_as_of(self._log, table, when)
+        known, watermark = self._watermark_as_of(then, when)
+        key = None if query.key is None else key_dict(then, query.key)
+        rows = select_rows(then, read_rows_as_of(self._log, then, when), replace(query, key=key))
+        if query.order is None and _is_sortable(then):
+            rows = _sort_by_key(then, rows)
+        return _filter_open(ViewResult(then, rows, watermark, "", known), query)
+
+    def _watermark_as_of(self, table: ViewTable, when: int) -> tuple[bool, int | None]:
+        """Returns whether the ledger still has the moment, and the watermark of a version then."""
+        text = "select watermark from hw_batches where pipeline = ? and version = ? and committed_at <= ?"
+        at = _timestamp_text(when)
+        found = (
+            self._reader().sql(f"{text} order by batch desc limit 1", (table.name, table.version, at)).rows
+        )
+        return bool(found), found[0][0] if found else None
+
+    def _read_system(self, table: ViewTable, query: ViewQuery) -> ViewResult:
+        if query.as_of is not None or query.open is not None or query.after:
+            what = f"{table.name} is read as it is now; it has no windows and no past"
+            raise BadQueryError(what, fix="leave as_of, after and open out", view=table.name)
+        condition, values = _system_condition(table, query)
+        order = ", ".join(_order_by(table, name) for name in query.order or table.key)
+        limit = _MAX_SYSTEM_ROWS if query.limit is None else min(query.limit, _MAX_SYSTEM_ROWS)
+        text = f"select * from {table.name} {condition} order by {order} limit {limit}"
+        limits = QueryLimits(rows=_MAX_SYSTEM_ROWS, size=256 << 20, cell=64 << 20)
+        answer = self._reader().sql(text, values, limits=limits)
+        return ViewResult(table, system_table(table, answer), None, "")
+
+    def _position(self, name: str) -> str:
+        """Returns the position of a view in its topics as text; empty before its first batch."""
+        found = self._open()
+        if found is None or name not in found[1].names():
+            return ""
+        return " ".join(str(position) for _, position in sorted(found[1].position(name).items()))
+
+    def sql(self, text: str, parameters: Sequence[Any] = (), limit: int = 1000) -> SqlResult:
+        """Returns the result of one SELECT over views and system views."""
+        return self._reader().sql(text, parameters, limits=QueryLimits(rows=limit))
+
+    def close(self) -> None:
+        """Close the store."""
+        with self._lock:
+            if self._handles is not None:
+                store, views = self._handles
+                views.close()
+                store.close()
+                self._handles = None
+
+
+def _list_names(names: Sequence[str]) -> str:
+    return f"views: {', '.join(names)}" if names else "there are no views yet"
+
+
+def _system_info(table: ViewTable) -> ViewInfo:
+    return ViewInfo(table.name, "system", table.version, table.key, table.schema, None, None, None, None)
+
+
+def _is_sortable(table: ViewTable) -> bool:
+    kinds = [table.schema.field(name).type for name in table.key if name != table.window]
+    return not any(pa.types.is_nested(kind) for kind in kinds)
+
+
+def _sort_by_key(table: ViewTable, rows: pa.Table) -> pa.Table:
+    columns = []
+    for name in table.key:
+        column = rows.column(name)
+        columns.append(pc.struct_field(column, "start") if name == table.window else column)
+    keys = pa.Table.from_arrays(columns, names=[str(number) for number in range(len(columns))])
+    order = [(name, "ascending", "at_start") for name in keys.column_names]
+    return rows.take(pc.sort_indices(keys, sort_keys=order))
+
+
+def _filter_open(found: ViewResult, query: ViewQuery) -> ViewResult:
+    """Keep only rows of open or closed windows, if requested, up to the limit."""
+    rows = found.table
+    if query.open is not None:
+        if not found.windows_known:
+            what = "which windows were open then is not known any more"
+            raise BadQueryError(
+                what, detail="the ledger keeps the last 10,000 batches", fix="leave open= out"
+            )
+        mask = open_window_mask(found.definition, rows, found.watermark)
+        rows = rows.filter(mask if query.open else pc.invert(mask))
+    return replace(found, table=rows if query.limit is None else rows.slice(0, query.limit))
+
+
+def _system_condition(table: ViewTable, query: ViewQuery) -> tuple[str, list[Any]]:
+    if query.key is not None:
+        given = key_dict(table, query.key)
+        same = " and ".join(f'"{name}" is ?' for name in given)
+        return f"where {same}", [json.dumps(v) if isinstance(v, dict | list) else v for v in given.values()]
+    return ("", []) if query.where is None else (f"where (\n{check_condition(query.where)}\n)", [])
+
+
+def _order_by(table: ViewTable, column: str) -> str:
+    name = column.removeprefix("-")
+    if name not in table.schema.names:
+        what = f"{table.name} has no column {name!r}"
+        raise BadQueryError(what, detail=f"columns: {', '.join(table.schema.names)}", view=table.name)
+    return f'"{name}" desc' if column.startswith("-") else f'"{name}"'
+
+
+def _timestamp_text(when: int) -> str:
+    found: str = pa.array([when], pa.timestamp("us")).cast(pa.string())[0].as_py()
+    return f"{found.replace(' ', 'T')}Z"

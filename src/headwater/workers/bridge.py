@@ -1,0 +1,222 @@
+"""Bridges: carry events from a topic to a queue, and messages from a queue to a topic.
+
+Between the log and a broker that is a `BridgeBroker` every record arrives once, whichever process is killed. Other
+brokers get at-least-once delivery, with ids by which a consumer can detect duplicates.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from abc import ABC, abstractmethod
+from typing import Any, Final
+
+from headwater.client import Client
+from headwater.errors import (
+    BadEventError,
+    BadKeyError,
+    FencedError,
+    OverloadedError,
+    UnknownTopicError,
+)
+from headwater.events import Event
+from headwater.queues import Broker, Delivery, OutgoingMessage
+from headwater.queues.declarations import Bridge, TargetKind
+from headwater.queues.message import MessageCodec, key_text
+from headwater.queues.protocol import BridgeBatch, BridgeBroker, Receiver
+
+__all__ = ["BridgeRunner", "open_runner", "run_bridge"]
+
+logger = logging.getLogger("headwater.workers")
+_BATCH_SIZE: Final = 500
+_POLL_TIMEOUT: Final = 1.0  # the longest wait in seconds, after which a bridge checks whether to stop
+
+
+class BridgeRunner(ABC):
+    """One running bridge."""
+
+    def __init__(self, bridge: Bridge) -> None:
+        self.bridge = bridge
+
+    @abstractmethod
+    def run_once(self, timeout: float) -> int:
+        """Carry the available records, waiting up to `timeout` seconds; returns their number."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the reader."""
+
+
+def run_bridge(client: Client, bridge: Bridge, stopping: threading.Event) -> None:
+    """Carry records until `stopping`; waits for a missing topic, because pipelines create theirs at start."""
+    runner: BridgeRunner | None = None
+    while runner is None and not stopping.is_set():
+        try:
+            runner = open_runner(client, bridge)
+        except UnknownTopicError:
+            stopping.wait(_POLL_TIMEOUT)
+    try:
+        while runner is not None and not stopping.is_set():
+            runner.run_once(_POLL_TIMEOUT)
+    finally:
+        if runner is not None:
+            runner.close()
+
+
+def open_runner(client: Client, bridge: Bridge) -> BridgeRunner:
+    """Returns the runner of a bridge between the log and the broker of a client; topic and queue must exist.
+
+    Example:
+        >>> import headwater as hw, tempfile
+        >>> with hw.connect(tempfile.mkdtemp()) as client:
+        ...     _ = client.create_topic("orders", "order_id string")
+        ...     _ = client.create_queue("parcels")
+        ...     _ = client.send("orders", {"order_id": "o-1"})
+        ...     runner = open_runner(client, Bridge("orders", "parcels", TargetKind.QUEUE))
+        ...     _ = runner.run_once(5); runner.close()
+        ...     with client.queue("parcels") as parcels:
+        ...         message = parcels.receive(timeout=5)
+        ...         message.value, message.id
+        ({'order_id': 'o-1'}, 'orders/0/0')
+    """
+    return (
+        _TopicToQueue(client, bridge)
+        if bridge.target_kind is TargetKind.QUEUE
+        else _QueueToTopic(client, bridge)
+    )
+
+
+class _TopicToQueue(BridgeRunner):
+    def __init__(self, client: Client, bridge: Bridge) -> None:
+        super().__init__(bridge)
+        self._broker: Broker = client.broker
+        self._queue = self._broker.queue(bridge.target)
+        self._consumer = client.consumer(bridge.source, group=bridge.group)
+        self._codec = MessageCodec()
+        self._max_messages = min(_BATCH_SIZE, self._queue.limit or _BATCH_SIZE)
+        self._pending: list[Event] = []
+
+    def run_once(self, timeout: float) -> int:
+        self._pending = self._pending or self._consumer.poll(timeout, self._max_messages)
+        partitions: dict[int, list[tuple[int, OutgoingMessage]]] = {}
+        for event in self._pending:
+            if event.value is None:
+                why = f"cannot be read: {event.error}" if event.error else "deletes its key"
+                logger.warning("%s: no message for %s, which %s", self.bridge.name, _event_id(event), why)
+                continue
+            partitions.setdefault(event.partition, []).append((event.offset, self._to_message(event)))
+        try:
+            for partition, messages in partitions.items():
+                self._publish(partition, messages)
+        except OverloadedError as error:  # messages that were not carried are delivered again
+            logger.info("%s waits: %s", self.bridge.name, error.what)
+            return 0
+        carried, self._pending = len(self._pending), []
+        try:
+            self._consumer.commit()
+        except FencedError:  # another process now reads the partition, and knows what was already carried
+            logger.info("%s: a partition has moved", self.bridge.name)
+        return carried
+
+    def _publish(self, partition: int, messages: list[tuple[int, OutgoingMessage]]) -> None:
+        if isinstance(self._broker, BridgeBroker):
+            self._broker.publish_from(self.bridge.target, f"{self.bridge.source}/{partition}", messages)
+        else:
+            self._broker.publish(self.bridge.target, [message for _, message in messages])
+
+    def _to_message(self, event: Event) -> OutgoingMessage:
+        field = self._queue.key
+        key = event.key if field is None else (event.value or {}).get(field)
+        return OutgoingMessage(
+            self._codec.encode(event.value),
+            id=_event_id(event),
+            routing_key=event.topic,
+            key=None if key is None else key_text(key),
+            headers=dict(event.headers or {}),
+            traceparent=event.traceparent,
+        )
+
+    def close(self) -> None:
+        self._consumer.close()
+
+
+class _QueueToTopic(BridgeRunner):
+    def __init__(self, client: Client, bridge: Bridge) -> None:
+        super().__init__(bridge)
+        self._broker: Broker = client.broker
+        self._client = client
+        self._codec = MessageCodec()
+        self._keyless = not client.topic(bridge.target).key
+        self._producer_id = f"queue/{bridge.source}/{bridge.group}"
+        self._min_sequence = 0
+        self._receiver: Receiver | None = None
+        if isinstance(self._broker, BridgeBroker):
+            self._min_sequence = max(client.log.last_sequences(bridge.target, self._producer_id)) + 1
+        else:
+            self._receiver = self._broker.receiver(
+                bridge.source, bridge.group, worker=bridge.name, prefetch=_BATCH_SIZE
+            )
+
+    def run_once(self, timeout: float) -> int:
+        if self._receiver is not None:
+            return self._run_at_least_once(self._receiver, timeout)
+        assert isinstance(self._broker, BridgeBroker)
+        batch = self._broker.claim_for_topic(
+            self.bridge.source,
+            self.bridge.group,
+            self.bridge.name,
+            max_messages=_BATCH_SIZE,
+            min_sequence=self._min_sequence,
+            timeout=timeout,
+        )
+        if batch is None:
+            return 0
+        self._broker.confirm_in_topic(self.bridge.source, batch, self._send(batch))
+        return len(batch.messages)
+
+    def _send(self, batch: BridgeBatch) -> dict[int, str]:
+        """Send the messages under their sequence numbers; returns those the topic refuses, with the reason."""
+        refused = {}
+        with self._client.producer(self.bridge.target, id=self._producer_id) as producer:
+            for at, message in enumerate(batch.messages):
+                try:
+                    value = self._codec.decode(message.body)
+                    producer.send(
+                        value, sequence=batch.first_sequence + at, **self._event_attributes(message)
+                    )
+                except (BadEventError, BadKeyError) as error:
+                    refused[at] = error.what
+        return refused
+
+    def _run_at_least_once(self, receiver: Receiver, timeout: float) -> int:
+        found = receiver.receive(timeout, _BATCH_SIZE)
+        sent: list[Delivery] = []
+        with self._client.producer(self.bridge.target) as producer:
+            for delivery in found:
+                try:
+                    producer.send(
+                        self._codec.decode(delivery.message.body), **self._event_attributes(delivery.message)
+                    )
+                    sent.append(delivery)
+                except (BadEventError, BadKeyError) as error:
+                    receiver.reject(delivery, error.what)
+        receiver.ack(sent)
+        return len(found)
+
+    def _event_attributes(self, message: OutgoingMessage) -> dict[str, Any]:
+        attributes: dict[str, Any] = {
+            "id": message.id,
+            "headers": message.headers,
+            "traceparent": message.traceparent,
+        }
+        if self._keyless:
+            attributes["key"] = message.key
+        return {name: value for name, value in attributes.items() if value}
+
+    def close(self) -> None:
+        if self._receiver is not None:
+            self._receiver.close()
+
+
+def _event_id(event: Event) -> str:
+    return f"{event.topic}/{event.partition}/{event.offset}"

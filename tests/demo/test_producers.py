@@ -1,0 +1,124 @@
+"""What the shop's programs send: it depends on the seed alone, each event has its number, and some things go wrong."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from itertools import islice, pairwise
+
+import pytest
+
+import headwater as hw
+from headwater.demo.producers import PROGRAMS, DemoEvent, ProgramContext, cold_stores, till, web
+from headwater.demo.shop import app
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+def ticking() -> Iterator[datetime]:
+    """A clock that goes on by ten milliseconds at each look."""
+    moment = NOON
+    while True:
+        yield moment
+        moment += timedelta(milliseconds=10)
+
+
+def sent(program, number: int, seed: int = 7, **setting: object) -> list[DemoEvent]:
+    clock = ticking()
+    return list(islice(program(ProgramContext("x", seed, lambda: next(clock), **setting)), number))
+
+
+@pytest.mark.parametrize("program", [till, web, cold_stores])
+def test_the_same_seed_sends_the_same(program):
+    assert sent(program, 300) == sent(program, 300)
+    assert sent(program, 300) != sent(program, 300, seed=8)
+
+
+def test_every_event_has_a_number_of_its_own():
+    numbers = Counter(
+        (item.topic, next(iter(item.value.values())))
+        for programs in PROGRAMS.values()
+        for program in programs
+        for item in set_aside(
+            islice(program.events(ProgramContext(program.name, 1, lambda: NOON, "a")), 3000)
+        )
+    )
+    assert set(numbers.values()) == {1}
+    assert {topic for topic, _ in numbers} == set(app.topics)
+
+
+def set_aside(items: Iterator[DemoEvent]) -> Iterator[DemoEvent]:
+    """All but repeated ones."""
+    last = None
+    for item in items:
+        if item != last:
+            yield item
+        last = item
+
+
+def test_runs_do_not_share_numbers():
+    first, second = (
+        {item.value["order_id"] for item in sent(till, 100, run=run) if item.topic == "orders"}
+        for run in "ab"
+    )
+    assert not first & second
+
+
+def test_every_topic_is_read_by_a_pipeline_and_every_event_fits_its_type(tmp_path):
+    assert set(app.topics) <= {source for pipeline in app.pipelines.values() for source in pipeline.inputs}
+    with hw.connect(tmp_path) as client:
+        for topic in app.topics.values():
+            client.log.create(topic)
+        for program in (till, web, cold_stores):
+            for item in set_aside(iter(sent(program, 400))):
+                client.send(item.topic, item.value)
+        assert sum(client.log.counts(name)["appended"] for name in app.topics) > 1_000
+
+
+def test_tills_repeat_a_payment_now_and_then():
+    payments = [item for item in sent(till, 3000) if item.topic == "payments"]
+    numbers = [item.sequence or 0 for item in payments]
+    assert numbers == sorted(numbers)
+    repeated = [number for number, after in pairwise(numbers) if number == after]
+    assert repeated
+    assert all(number % 25 == 0 for number in repeated)
+
+
+def test_most_orders_are_paid_in_full_and_some_never():
+    items = sent(till, 6000)
+    orders = {item.value["order_id"]: item.value for item in items if item.topic == "orders"}
+    paid = {item.value["order_id"]: item.value for item in items if item.topic == "payments"}
+    assert all(orders[number]["amount"] == payment["amount"] for number, payment in paid.items())
+    assert 0.02 < 1 - len(paid) / len(orders) < 0.15
+
+
+def test_some_orders_and_clicks_are_late():
+    orders = [item.value["placed_at"] for item in sent(till, 2000) if item.topic == "orders"]
+    assert sum(NOON - at > timedelta(minutes=4) for at in orders) > 10
+    assert sum(NOON - at > timedelta(hours=1) for at in orders) >= 2
+    clicks = [item.value["clicked_at"] for item in sent(web, 2000) if item.topic == "clicks"]
+    assert 5 < sum(NOON - at > timedelta(seconds=30) for at in clicks) < 50
+
+
+def test_wrong_clocks_of_sensors_are_put_right_by_the_log(tmp_path):
+    clock = hw.ManualClock(NOON)
+    with hw.connect(tmp_path, clock=clock) as client:
+        client.log.create(app.topics["sensors"])
+        claimed = set()
+        for item in islice(cold_stores(ProgramContext("plant", 1, clock.now)), 500):
+            claimed.add(item.value["measured_at"].year)
+            client.send("sensors", item.value)
+            clock.advance("100 milliseconds")
+        off = [event.received_at - event.occurred_at for event in client.read("sensors")]
+    assert len(claimed) == 2
+    assert all(timedelta() <= behind <= timedelta(seconds=61) for behind in off)
+    assert sum(behind > timedelta(seconds=30) for behind in off) == 10  # a sensor without network kept them
+
+
+def test_poison_comes_only_when_it_is_asked_for():
+    def without_hits(**setting: object) -> int:
+        return sum(item.value.get("hits") == 0 for item in sent(web, 4000, **setting))
+
+    assert without_hits() == 0
+    assert without_hits(failing_events=True) > 0

@@ -1,0 +1,199 @@
+"""The event time of a Kafka topic: the same as the embedded log's, whoever keeps it, whoever dies."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import headwater as hw
+from headwater.events import ManualClock
+from headwater.log import EventLog, Topic
+from headwater.log.kafka import KafkaLog, event_time_indexer
+from headwater.log.storage.frame import LOWEST_TIME
+from tests.client.shop import fresh
+from tests.log.kafka.plain import produce
+from tests.services.kafka import Broker
+
+pytestmark = pytest.mark.services
+TYPE = "id int, at timestamp"
+
+
+@pytest.fixture
+def keeper(kafka: Broker) -> Iterator[Callable[..., KafkaLog]]:
+    """Makes processes that keep time."""
+    made: list[KafkaLog] = []
+
+    def make(**options: object) -> KafkaLog:
+        made.append(KafkaLog(f"kafka://{kafka.address}", index_time=True, **options))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for log in made:
+        log.close()
+
+
+def topic(name: str, **options: object) -> Topic:
+    return Topic.declare(name, TYPE, time="at", lateness="10 seconds", **options)  # type: ignore[arg-type]
+
+
+def rows(seed: int, count: int) -> list[dict[str, object]]:
+    chance = random.Random(seed)
+    seconds = [max(0, n + chance.choice([0, 3, -5, -40])) for n in range(count)]
+    return [{"id": n, "at": f"2026-01-01T00:{s // 60:02}:{s % 60:02}Z"} for n, s in enumerate(seconds)]
+
+
+def late(log: KafkaLog | EventLog, name: str) -> list[int]:
+    """Which ids are late, by the log's own rule."""
+    opened = log.open_topic(name)
+    end = opened.partitions[0].state().next_offset
+    return [
+        int(batch.values.column("id")[int(row)].as_py())
+        for batch in opened.batches(0, 0, end)
+        for row in batch.late().nonzero()[0]
+    ]
+
+
+def test_the_same_events_are_late_as_in_the_embedded_log(keeper: Callable[..., KafkaLog], tmp_path: Path):
+    name, sent = fresh(), rows(1, 300)
+    with EventLog(tmp_path) as embedded:
+        embedded.create(topic(name))
+        hw.Client(embedded, embedded.clock).send_many(name, sent)
+        expected = late(embedded, name)
+        running_max = embedded.open_topic(name).partitions[0].state().max_event_time
+    log = keeper()
+    log.create(topic(name))
+    log.open_topic(name)
+    client = hw.Client(log, log.clock)
+    for start in range(0, 300, 70):
+        client.send_many(name, sent[start : start + 70])
+        log.await_event_time(name)
+    assert len(expected) > 20
+    assert late(log, name) == expected
+    assert log.open_topic(name).partitions[0].state().max_event_time == running_max
+
+
+def test_stretches_follow_on_one_another_over_restarts(keeper: Callable[..., KafkaLog]):
+    name, sent = fresh(), rows(2, 120)
+    for start in range(0, 120, 40):
+        log = keeper()
+        log.create(topic(name))
+        log.open_topic(name)
+        hw.Client(log, log.clock).send_many(name, sent[start : start + 40])
+        log.await_event_time(name)
+        log.close()
+    log = keeper()
+    (partition,) = log.open_topic(name).partitions
+    frames = list(partition.frame_headers(0, 120))
+    assert next(frame.base_offset for frame in frames) == 0
+    assert all(one.next_offset == two.base_offset for one, two in itertools.pairwise(frames))
+    assert all(one.max_event_time == two.max_event_time_before for one, two in itertools.pairwise(frames))
+    assert sum(frame.count for frame in frames) == 120
+
+
+def test_a_newer_process_takes_over_and_the_older_one_comes_back_when_it_is_gone(
+    keeper: Callable[..., KafkaLog], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(event_time_indexer, "_TAKEOVER_TIMEOUT", 0.5)
+    name = fresh()
+    older = keeper()
+    older.create(topic(name))
+    client = hw.Client(older, older.clock)
+    older.open_topic(name)
+    client.send_many(name, rows(3, 10))
+    older.await_event_time(name)
+    newer = keeper()
+    newer.open_topic(name)
+    client.send_many(name, rows(3, 10))
+    newer.await_event_time(name)
+    older.await_event_time(name)
+    newer.close()
+    client.send_many(name, rows(3, 10))
+    older.await_event_time(name)
+    (partition,) = older.open_topic(name).partitions
+    assert sum(frame.count for frame in partition.frame_headers(0, 30)) == 30
+    assert partition.state().next_offset == 30
+
+
+def test_a_quiet_partition_gets_a_time_mark_and_a_clocked_topic_its_own(keeper: Callable[..., KafkaLog]):
+    name, clock = fresh(), ManualClock("2026-01-01T00:00:00Z")
+    log = keeper(clock=clock)
+    log.create(topic(name, partitions=2, idle="30 seconds"))
+    opened = log.open_topic(name)
+    hw.Client(log, clock).send(name, {"id": 1, "at": "2026-01-01T00:00:07Z"})
+    log.await_event_time(name)
+    before = [partition.state().max_event_time for partition in opened.partitions]
+    assert LOWEST_TIME in before
+    deadline = time.monotonic() + 20
+    while LOWEST_TIME in [partition.state().max_event_time for partition in opened.partitions]:
+        assert time.monotonic() < deadline
+        clock.advance("31 seconds")
+        time.sleep(0.6)
+    clocked = fresh()
+    log.create(topic(clocked, external_time=True))
+    (partition,) = log.open_topic(clocked).partitions
+    hw.Client(log, clock).send(clocked, {"id": 1, "at": "2026-01-01T00:00:07Z"})
+    log.await_event_time(clocked)
+    partition.append_idle_marker(1_000_000)
+    (partition,) = log.open_topic(clocked).partitions
+    assert (partition.state().next_offset, partition.state().max_event_time) == (1, 1_000_000)
+
+
+def test_a_new_partition_begins_with_the_lowest_time_of_the_others(keeper: Callable[..., KafkaLog]):
+    name = fresh()
+    log, reader = keeper(), keeper()
+    log.create(topic(name, partitions=2, key="id"))
+    log.open_topic(name)
+    client = hw.Client(log, log.clock)
+    client.send_many(name, rows(4, 60))
+    log.await_event_time(name)
+    reader._index_time = False
+    lowest = min(partition.state().max_event_time for partition in reader.open_topic(name).partitions)
+    log.kafka_topics.add_partitions(name, 3)
+    wait_until(lambda: len(log.open_topic(name).partitions) == 3)
+    produce(
+        log.address.servers, name, *([(b"1", b'{"id": 1, "at": "2026-01-01T00:00:00Z"}')] * 2), partition=2
+    )
+    wait_until(lambda: log.open_topic(name).partitions[2].state().next_offset == 2)
+    new = reader.open_topic(name).partitions[
+        2
+    ]  # whoever knows of later times knows of the new partition, too
+    assert (new.state().max_event_time, new.state().next_offset) == (lowest, 2)
+    assert next(frame.max_event_time for frame in new.frame_headers(0, 2)) == lowest
+    assert [list(batch.late()) for batch in reader.open_topic(name).batches(2, 1, 2)] == [[True]]
+
+
+def test_a_time_mark_counts_for_the_event_right_behind_it(keeper: Callable[..., KafkaLog]):
+    name, log = fresh(), keeper()
+    log.create(topic(name, external_time=True))
+    (partition,) = log.open_topic(name).partitions
+    partition.append_idle_marker(2_000_000_000_000_000)
+    hw.Client(log, log.clock).send(name, {"id": 1, "at": "2026-01-01T00:00:07Z"})
+    log.await_event_time(name)
+    (batch,) = log.open_topic(name).batches(0, 0, 1)
+    assert list(batch.late()) == [True]
+
+
+def test_marks_of_commits_at_the_end_are_passed_over_in_time(
+    keeper: Callable[..., KafkaLog], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(event_time_indexer, "_IDLE_TIMEOUT", 0.3)
+    name, log = fresh(), keeper()
+    log.create(topic(name))
+    opened = log.open_topic(name)
+    with hw.Client(log, log.clock).producer(name, id="till") as producer:
+        producer.send({"id": 1, "at": "2026-01-01T00:00:07Z"})
+    wait_until(lambda: opened.partitions[0].state().next_offset == 2)
+    assert [frame.count for frame in opened.partitions[0].frame_headers(0, 2)] == [1, 0]
+    assert sum(batch.values.num_rows for batch in opened.batches(0, 0, 2)) == 1
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
