@@ -124,11 +124,16 @@ def contents(results: Sequence[pa.Table], *, without: Sequence[str] = ()) -> Cou
     return Counter({row: weight for row, weight in left.items() if weight})
 
 
-def asked(sql: str, **tables: pa.Table) -> Counter[str]:
-    """The rows that DuckDB gives."""
+def query(sql: str, **tables: pa.Table) -> pa.Table:
+    """The answer of DuckDB."""
     for name, table in tables.items():
         _database().register(name, table)
-    return contents([_database().sql(sql).to_arrow_table()])
+    return _database().sql(sql).to_arrow_table()
+
+
+def asked(sql: str, **tables: pa.Table) -> Counter[str]:
+    """The rows that DuckDB gives."""
+    return contents([query(sql, **tables)])
 
 
 @cache

@@ -169,6 +169,8 @@ class Dispatcher:
                 if time.monotonic() >= deadline or not is_wanted():
                     return None
                 return Reply(request.number, msgspec.Raw(self._call(request, deadline)))
+            except _DeadlinePassed:
+                return None
             finally:
                 self._slots.release()
         finally:
@@ -182,8 +184,14 @@ class Dispatcher:
             if self._loop is not None:
                 result = self._loop.run(result, deadline)
             return encode_json(result)
+        except _DeadlinePassed:
+            raise
         except (Exception, SystemExit) as error:
             raise _wrap_error(request.subject, error) from None
+
+
+class _DeadlinePassed(Exception):  # noqa: N818 - a signal, not an error
+    """The requester waits no longer: there is nobody to reply to."""
 
 
 class _EventLoop:
@@ -200,8 +208,14 @@ class _EventLoop:
         """Run a coroutine and return its result; cancelled when the requester stops waiting."""
 
         async def run_with_timeout() -> Any:
-            async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
-                return await coroutine
+            try:
+                async with asyncio.timeout(max(0.0, deadline - time.monotonic())) as limit:
+                    return await coroutine
+            except TimeoutError:
+                # A TimeoutError of the user's own function is an answer that failed.
+                if limit.expired():
+                    raise _DeadlinePassed from None
+                raise
 
         return asyncio.run_coroutine_threadsafe(run_with_timeout(), self._loop).result()
 
