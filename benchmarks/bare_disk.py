@@ -84,9 +84,7 @@ def disk_rows(options: Options) -> list[Row]:
         say(f"groups of {group:,}")
         groups = options.size(full=2_000, quick=5)
         cases = {
-            f"{file} file": write_and_sync(
-                options.folder, group=group, groups=groups, prepared=file == "prepared"
-            )
+            f"{file} file": write_and_sync(options.folder, group=group, groups=groups, prepared=file == "prepared")
             for file in ("growing", "prepared")
         }
         measured = measure(cases, repeats=options.repeats)

@@ -59,9 +59,7 @@ def figures(options: Options) -> list[Row]:
                 strict=True,
             )
         }
-    rows = [
-        _row(kind, form, found, measured[kind, ValueFormat.JSON]) for (kind, form), found in measured.items()
-    ]
+    rows = [_row(kind, form, found, measured[kind, ValueFormat.JSON]) for (kind, form), found in measured.items()]
     return rows + [_size(form) for form in ValueFormat]
 
 

@@ -45,18 +45,14 @@ class Bench:
         """Run the cases in turn; those that are None need the broker that was left out."""
         here = {name: case for name, case in cases.items() if case is not None}
         processes = [self.kafka.process] if self.kafka else []
-        return measure(
-            here, repeats=self.options.repeats, processes=processes, warm_up=not self.options.quick
-        )
+        return measure(here, repeats=self.options.repeats, processes=processes, warm_up=not self.options.quick)
 
     def on_kafka(self, case: Callable[[Kafka], Case]) -> Case | None:
         """A case on the broker, or None without one."""
         return case(self.kafka) if self.kafka else None
 
 
-def compared(
-    figure: str, measured: Mapping[str, Measured], case: str, against: Mapping[str, Aim | None]
-) -> list[Row]:
+def compared(figure: str, measured: Mapping[str, Measured], case: str, against: Mapping[str, Aim | None]) -> list[Row]:
     """One row for each case of the run that this case is compared with; one without, when there is none."""
     pairs = [(name, measured[name], aim) for name, aim in against.items() if name in measured]
     if not pairs:
@@ -101,9 +97,7 @@ def volume_rows(bench: Bench) -> list[Row]:
             "Arrow": bench.log.append_all("fast", count=count),
             "dicts": bench.log.append_all("fast", count=dicts, arrow=False),
             "Kafka, bytes": bench.on_kafka(lambda server: server.append_all("unsynced", count=dicts)),
-            "Kafka, dicts": bench.on_kafka(
-                lambda server: server.append_all("unsynced", count=dicts, from_dicts=True)
-            ),
+            "Kafka, dicts": bench.on_kafka(lambda server: server.append_all("unsynced", count=dicts, from_dicts=True)),
         }
     )
     return [
@@ -212,9 +206,7 @@ def slow_disk_rows(bench: Bench) -> list[Row]:
     ]
 
 
-def _with_aim(
-    figure: str, measured: Mapping[str, Measured], case: str, against: str, aim: float
-) -> list[Row]:
+def _with_aim(figure: str, measured: Mapping[str, Measured], case: str, against: str, aim: float) -> list[Row]:
     return (
         compared(figure, measured, case, {against: at_least(aim, unit="events/s")})
         if against in measured

@@ -45,9 +45,7 @@ class Bare:
         with self.connection.transaction(), self.connection.cursor() as cursor:
             with cursor.copy("COPY staged FROM STDIN (FORMAT csv)") as copy:
                 copy.write(to_csv([column.combine_chunks() for column in table.columns]))
-            cursor.execute(
-                f"INSERT INTO users SELECT * FROM staged ON CONFLICT (user_id) DO UPDATE SET {names}"
-            )
+            cursor.execute(f"INSERT INTO users SELECT * FROM staged ON CONFLICT (user_id) DO UPDATE SET {names}")
 
     def clear(self) -> None:
         """Remove all rows."""
@@ -84,9 +82,7 @@ class Kept:
             session.execute("TRUNCATE headwater.v1_users, hw$outbox")
 
 
-def _case(
-    target: Bare | Kept, tables: Sequence[pa.Table], write: Callable[[pa.Table], None], *, fresh: bool
-) -> Case:
+def _case(target: Bare | Kept, tables: Sequence[pa.Table], write: Callable[[pa.Table], None], *, fresh: bool) -> Case:
     """Write a table; either into nothing, or over other rows with the same keys."""
 
     def work(watch: Watch) -> None:

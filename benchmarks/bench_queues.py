@@ -67,15 +67,10 @@ def waiting_rows(bench: Bench) -> Iterator[Row]:
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     empty = bench.embedded.queue()
     measured = bench.measure(
-        {
-            "empty": bench.embedded.rounds(16, count, empty),
-            "full": bench.embedded.rounds(16, count, full),
-        }
+        {"empty": bench.embedded.rounds(16, count, empty), "full": bench.embedded.rounds(16, count, full)}
     )
     figure = f"publish, receive, acknowledge, 16 at a time, {waiting:,} waiting"
-    yield _messages(
-        rate_row(figure, measured["full"], ("empty queue", measured["empty"]), at_least(0.8, of="ratio"))
-    )
+    yield _messages(rate_row(figure, measured["full"], ("empty queue", measured["empty"]), at_least(0.8, of="ratio")))
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory) / 1024
     yield Row(f"memory that it took more, {waiting:,} waiting", grown, "MB", aim=at_most(50, unit="MB"))
 
@@ -98,14 +93,7 @@ def latency_rows(bench: Bench) -> Iterator[Row]:
     bound = round(1.5 * bare + 1, 2)
     figure = "publish to worker in another process"
     yield Row(
-        f"{figure}, p50",
-        p50,
-        "ms",
-        None,
-        None,
-        f"one bare sync, {bare:.2g} ms",
-        p50 / bare,
-        at_most(bound, unit="ms"),
+        f"{figure}, p50", p50, "ms", None, None, f"one bare sync, {bare:.2g} ms", p50 / bare, at_most(bound, unit="ms")
     )
     yield Row(f"{figure}, p99", percentile(taken, 0.99) * 1e3, "ms")
 
@@ -118,12 +106,8 @@ def asking_rows(bench: Bench) -> Iterator[Row]:
     yield _asked(ours, "", None, at_most(3, unit="ms"))
     if bench.rabbit:
         theirs = percentile(bare_asks(bench.rabbit.url, count), 0.5) * 1e3
-        yield _asked(
-            ours, f"RabbitMQ, direct reply-to, {theirs:.2g} ms", ours / theirs, at_most(1, of="ratio")
-        )
-        through = percentile(
-            our_asks(bench.options.folder / "asked-rabbit", count, url=bench.rabbit.url), 0.5
-        )
+        yield _asked(ours, f"RabbitMQ, direct reply-to, {theirs:.2g} ms", ours / theirs, at_most(1, of="ratio"))
+        through = percentile(our_asks(bench.options.folder / "asked-rabbit", count, url=bench.rabbit.url), 0.5)
         yield Row("ask and answer through RabbitMQ, p50", through * 1e3, "ms")
 
 

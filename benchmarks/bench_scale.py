@@ -17,14 +17,7 @@ from benchmarks.machine import this_machine
 from benchmarks.measure import Lap, Measured, say
 from benchmarks.process_tree import TreeWatch
 from benchmarks.scale_realtime import realtime_rows
-from benchmarks.scale_work import (
-    Place,
-    sent,
-    sink_by_hand,
-    sink_by_headwater,
-    view_by_hand,
-    view_by_headwater,
-)
+from benchmarks.scale_work import Place, sent, sink_by_hand, sink_by_headwater, view_by_hand, view_by_headwater
 from benchmarks.scale_workers import worker_rows
 from benchmarks.table import Aim, Row, at_least, print_table
 from headwater.engine.realtime.kafka import load_connector
@@ -64,12 +57,7 @@ def compared_rows(options: Options, place: Place) -> Iterator[Row]:
 
 
 def _row(
-    figure: str,
-    cases: tuple[Case, Case],
-    compared: tuple[str, Aim],
-    place: Place,
-    topics: list[str],
-    events: int,
+    figure: str, cases: tuple[Case, Case], compared: tuple[str, Aim], place: Place, topics: list[str], events: int
 ) -> Row:
     """Events for a second of CPU, and their ratio to what the other case does in the same turn."""
     say(figure)

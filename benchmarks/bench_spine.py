@@ -67,10 +67,7 @@ def compared_rows(bench: Bench) -> Iterator[Row]:
         given = made(folder, events, work.keys)
         measured = bench.measure(events, _cases(bench, work, given, folder))
         ours = measured.pop("Headwater")
-        for name, aim in (
-            ("JSON files", at_most(0.9, of="ratio")),
-            ("Parquet files", at_most(1.15, of="ratio")),
-        ):
+        for name, aim in (("JSON files", at_most(0.9, of="ratio")), ("Parquet files", at_most(1.15, of="ratio"))):
             yield cpu_row(work.name, ours, name, measured[name], aim)
 
 
@@ -84,9 +81,7 @@ def _cases(bench: Bench, work: Work, given: Given, folder: Path) -> dict[str, Ca
 
 def cpu_row(figure: str, ours: Measured, name: str, theirs: Measured, aim: Aim) -> Row:
     """A row of CPU seconds, with its ratio to another case of the same run."""
-    ratio = statistics.median(
-        mine.cpu / other.cpu for mine, other in zip(ours.laps, theirs.laps, strict=True)
-    )
+    ratio = statistics.median(mine.cpu / other.cpu for mine, other in zip(ours.laps, theirs.laps, strict=True))
     compared = f"{name} by hand, {theirs.cpu:.1f} s CPU"
     return Row(figure, ours.cpu, "s CPU", ours.wall, ours.cpu, compared, ratio, aim)
 
@@ -105,9 +100,7 @@ def source_rows(bench: Bench) -> Iterator[Row]:
     )
     ruled, bare = measured["with the late rule"], measured["without it"]
     rate = 2 / ruled.cpu_per_event
-    yield Row(
-        "source alone, two processors' worth", rate, "rows/s", ruled.wall, ruled.cpu, aim=at_least(1_400_000)
-    )
+    yield Row("source alone, two processors' worth", rate, "rows/s", ruled.wall, ruled.cpu, aim=at_least(1_400_000))
     yield cpu_row("late rule", ruled, "the same without it,", bare, at_most(1.05, of="ratio"))
 
 
@@ -126,16 +119,7 @@ def backlog_rows(bench: Bench) -> Iterator[Row]:
         each = lap.cpu / events * 1e6
         first = first or each
         aim = at_most(1.25, of="ratio")
-        yield Row(
-            f"backlog of {events:,}",
-            each,
-            "µs CPU each",
-            lap.wall,
-            lap.cpu,
-            "the shortest",
-            each / first,
-            aim,
-        )
+        yield Row(f"backlog of {events:,}", each, "µs CPU each", lap.wall, lap.cpu, "the shortest", each / first, aim)
 
 
 def spine_rows(options: Options, spark: SparkSession) -> list[Row]:

@@ -118,9 +118,7 @@ def per_key_rows(bench: Bench, hosts: Mapping[str, Query]) -> Iterator[Row]:
 
 
 def _row(figure: str, ours: Measured, name: str, theirs: Measured, aim: float) -> Row:
-    ratio = statistics.median(
-        other.cpu / mine.cpu for mine, other in zip(ours.laps, theirs.laps, strict=True)
-    )
+    ratio = statistics.median(other.cpu / mine.cpu for mine, other in zip(ours.laps, theirs.laps, strict=True))
     rate, compared = 2 / ours.cpu_per_event, 2 / theirs.cpu_per_event
     return Row(
         figure,
@@ -154,11 +152,7 @@ def size_rows(options: Options) -> Iterator[Row]:
 def join_rows(bench: Bench) -> Iterator[Row]:
     """Events with rows of a table beside them, from topic to topic."""
     options = bench.options
-    size = Size(
-        options.size(full=3_000_000, quick=60_000),
-        options.size(full=100_000, quick=500),
-        versions=10,
-    )
+    size = Size(options.size(full=3_000_000, quick=60_000), options.size(full=100_000, quick=500), versions=10)
     folder = options.folder / "joins"
     filled(folder, size)
     for name, join in JOINS.items():

@@ -102,9 +102,7 @@ def _case(writer: type[Bare] | type[Kept], count: int) -> list[float]:
 
 def main() -> None:
     """Print the ratios."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", default="10000,200000")
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()

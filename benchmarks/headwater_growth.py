@@ -30,18 +30,8 @@ def large_log_rows(options: Options) -> list[Row]:
     size = out_of_page_cache(folder)
     opened = in_fresh_process("open", folder, topic, count)
     rows = [
-        Row(
-            f"{size / 1e9:.2g} GB log, opened and first event read",
-            opened["read"],
-            "s",
-            aim=at_most(2, unit="s"),
-        ),
-        Row(
-            f"{size / 1e9:.2g} GB log, opened and one appended",
-            opened["append"],
-            "s",
-            aim=at_most(2, unit="s"),
-        ),
+        Row(f"{size / 1e9:.2g} GB log, opened and first event read", opened["read"], "s", aim=at_most(2, unit="s")),
+        Row(f"{size / 1e9:.2g} GB log, opened and one appended", opened["append"], "s", aim=at_most(2, unit="s")),
     ]
     for task, name in (("read", "as Arrow"), ("read-events", "as Python events")):
         say(f"  reading {name}")
@@ -131,8 +121,7 @@ def _read_middle(log: Headwater, topic: str, groups: int) -> Case:
 def _compared(what: str, measured: dict[str, Measured]) -> list[Row]:
     shortest_name, shortest = next(iter(measured.items()))
     return [
-        _cost_row(f"CPU per event, {what}, {name}", each, shortest_name, shortest)
-        for name, each in measured.items()
+        _cost_row(f"CPU per event, {what}, {name}", each, shortest_name, shortest) for name, each in measured.items()
     ]
 
 

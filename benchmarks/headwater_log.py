@@ -47,9 +47,7 @@ class Headwater:
     def topic(self, durability: str, **settings: object) -> str:
         """A new topic with one partition, keyed by customer."""
         name = f"orders-{next(self._numbers)}"
-        self.client.create_topic(
-            name, SCHEMA, key="customer_id", partitions=1, durability=durability, **settings
-        )
+        self.client.create_topic(name, SCHEMA, key="customer_id", partitions=1, durability=durability, **settings)
         return name
 
     def append_groups(self, durability: str, *, groups: int, group: int = 1_000, arrow: bool = True) -> Case:

@@ -82,9 +82,7 @@ class Kafka:
         def case(watch: Watch) -> None:
             with _polled(producer), watch.lap(senders * count):
                 send_at_once(
-                    lambda number: _send_and_wait(producer, topic, values[number % len(values)]),
-                    senders,
-                    count,
+                    lambda number: _send_and_wait(producer, topic, values[number % len(values)]), senders, count
                 )
 
         return case
@@ -112,9 +110,7 @@ class Kafka:
 
     def latency(self, topic: str, *, count: int) -> list[float]:
         """Seconds from the call of the producer until a consumer in another process has each event."""
-        create_kafka_topic(
-            self.address, f"{topic}-latency", **({"flush_messages": 1} if topic == SYNCED else {})
-        )
+        create_kafka_topic(self.address, f"{topic}-latency", **({"flush_messages": 1} if topic == SYNCED else {}))
         producer = self.producer(linger_ms=0)
         encode = msgspec.json.encode
         with Follower("kafka", self.address, f"{topic}-latency", count) as follower:
@@ -199,9 +195,7 @@ def kafka_rows(options: Options, server: Kafka) -> list[Row]:
         cases[f"{topic}, all at once"] = server.append_all(topic, count=count)
         for senders, full in ((1, 1_000), (64, 100)):
             each = options.size(full=full, quick=2)
-            cases[f"{topic}, {senders} at once"] = server.concurrent_senders(
-                topic, senders=senders, count=each
-            )
+            cases[f"{topic}, {senders} at once"] = server.concurrent_senders(topic, senders=senders, count=each)
     server.fill("filled", count)
     cases["read as bytes"] = server.read("filled", count=count)
     cases["read as dicts"] = server.read("filled", count=count, decoded=True)

@@ -104,16 +104,12 @@ class Rabbit:
 
             await queue.consume(take)
             with watch.lap(clients * count):
-                await asyncio.gather(
-                    *(self._publish(channel, name, first * count, count) for first in range(clients))
-                )
+                await asyncio.gather(*(self._publish(channel, name, first * count, count) for first in range(clients)))
                 for _ in range(clients * count):
                     await left.acquire()
             await queue.delete(if_unused=False, if_empty=False)
 
     async def _publish(self, channel: AbstractRobustChannel, name: str, first: int, count: int) -> None:
         for number in range(first, first + count):
-            message = aio_pika.Message(
-                self._bodies[number % _BLOCK], delivery_mode=aio_pika.DeliveryMode.PERSISTENT
-            )
+            message = aio_pika.Message(self._bodies[number % _BLOCK], delivery_mode=aio_pika.DeliveryMode.PERSISTENT)
             await channel.default_exchange.publish(message, routing_key=name)

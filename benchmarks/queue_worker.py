@@ -21,12 +21,7 @@ __all__ = ["latencies"]
 
 
 def latencies(
-    kind: str,
-    address: str,
-    queue: str,
-    count: int,
-    publish: Callable[[bytes], object],
-    between: Callable[[], object],
+    kind: str, address: str, queue: str, count: int, publish: Callable[[bytes], object], between: Callable[[], object]
 ) -> list[float]:
     """Seconds that each message took to a worker; before each of them a pause and a call of `between`."""
     total = count + WARM_UP
@@ -82,9 +77,7 @@ async def _rabbitmq(address: str, queue: str, count: int) -> list[int]:
 def main() -> None:
     """Print "ready", then the nanoseconds each message took."""
     kind, address, queue, count = sys.argv[1:]
-    print(
-        json.dumps({"embedded": embedded, "rabbitmq": rabbitmq}[kind](address, queue, int(count))), flush=True
-    )
+    print(json.dumps({"embedded": embedded, "rabbitmq": rabbitmq}[kind](address, queue, int(count))), flush=True)
 
 
 if __name__ == "__main__":

@@ -66,9 +66,7 @@ def realtime_rows(options: Options, spark: SparkSession, address: str) -> Iterat
             )
 
 
-def _latencies(
-    options: Options, spark: SparkSession, address: str, sql: str, latency: str | None
-) -> list[float]:
+def _latencies(options: Options, spark: SparkSession, address: str, sql: str, latency: str | None) -> list[float]:
     """Seconds that each event took, once the pipeline runs warm."""
     name = "e" + uuid.uuid4().hex[:8]
     say(f"latency, {latency or 'micro-batches'}: {sql}")

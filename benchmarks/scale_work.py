@@ -27,15 +27,7 @@ from headwater.events import SystemClock
 from headwater.store.postgres.columns import to_csv
 from tests.services.kafka import create_kafka_topic
 
-__all__ = [
-    "Place",
-    "mapped",
-    "sent",
-    "sink_by_hand",
-    "sink_by_headwater",
-    "view_by_hand",
-    "view_by_headwater",
-]
+__all__ = ["Place", "mapped", "sent", "sink_by_hand", "sink_by_headwater", "view_by_hand", "view_by_headwater"]
 
 _KEYS = 10_000
 _GROUP = 25_000
@@ -78,9 +70,7 @@ def sent(kafka: str, topic: str, events: int) -> None:
 
 def mapped(events: DataFrame) -> DataFrame:
     """Half of the events, with a computed column."""
-    return events.where("product < 500").select(
-        "event_id", "customer", (F.col("amount") * 2).alias("double"), "at"
-    )
+    return events.where("product < 500").select("event_id", "customer", (F.col("amount") * 2).alias("double"), "at")
 
 
 def _run(app: hw.App, place: Place) -> None:
@@ -139,9 +129,7 @@ def view_by_hand(place: Place, topic: str) -> int:
     """The same as a team would write it; how many rows the table has."""
     folder = place.emptied()
     connection = psycopg.connect(place.postgres, autocommit=True)
-    columns = (
-        "minute_start timestamptz, minute_end timestamptz, customer int, n bigint, total double precision"
-    )
+    columns = "minute_start timestamptz, minute_end timestamptz, customer int, n bigint, total double precision"
     connection.execute("DROP TABLE IF EXISTS by_hand")
     connection.execute(f"CREATE TABLE by_hand ({columns}, PRIMARY KEY (minute_start, minute_end, customer))")
     connection.execute(f"CREATE TEMP TABLE staged ({columns}) ON COMMIT DELETE ROWS")

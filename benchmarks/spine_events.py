@@ -51,9 +51,7 @@ def made(folder: Path, events: int, keys: int, *, files: bool = True) -> Given:
             client.send_many("events", batch.slice(start, _GROUP))
         if files:
             pq.write_table(pa.Table.from_batches([batch]), given.parquet / f"{number:03}.parquet")
-            batch.to_pandas().to_json(
-                given.json / f"{number:03}.json", orient="records", lines=True, date_format="iso"
-            )
+            batch.to_pandas().to_json(given.json / f"{number:03}.json", orient="records", lines=True, date_format="iso")
     client.log.close()
     return given
 

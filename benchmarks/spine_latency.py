@@ -82,9 +82,7 @@ def _named(function: Function) -> Function:
 def _floor(options: Options, spark: SparkSession, tries: int) -> float:
     """The median time of a batch that reads ten rows of Spark's own and keeps none."""
     frame = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 10).load()
-    query = (
-        frame.writeStream.format("noop").option("checkpointLocation", str(options.folder / "floor")).start()
-    )
+    query = frame.writeStream.format("noop").option("checkpointLocation", str(options.folder / "floor")).start()
     while query.lastProgress is None or query.lastProgress["batchId"] < tries + 20:
         time.sleep(0.1)
     took = [progress["durationMs"]["triggerExecution"] / 1000 for progress in query.recentProgress]

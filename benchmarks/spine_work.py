@@ -52,9 +52,7 @@ def counted(events: DataFrame) -> DataFrame:
 
 def mapped(events: DataFrame) -> DataFrame:
     """One event in ten, with a computed column."""
-    return events.where("product < 100").select(
-        "event_id", "customer", (F.col("amount") * 2).alias("double"), "at"
-    )
+    return events.where("product < 100").select("event_id", "customer", (F.col("amount") * 2).alias("double"), "at")
 
 
 def sessions(events: DataFrame) -> DataFrame:
@@ -126,9 +124,7 @@ def by_hand(work: Work, given: Given, spark: SparkSession, folder: Path, form: s
     def keep(batch: DataFrame, _: int) -> None:
         rows = batch.toArrow().flatten()
         values = [
-            column.cast("string").to_pylist()
-            if str(column.type).startswith("timestamp")
-            else column.to_pylist()
+            column.cast("string").to_pylist() if str(column.type).startswith("timestamp") else column.to_pylist()
             for column in rows.columns
         ]
         connection.execute("begin")

@@ -107,9 +107,7 @@ def joined(folder: Path, size: Size, join: Join, spark: SparkSession, cores: int
         wall, cpu = time.perf_counter(), tree_cpu(os.getpid()) - compiler_cpu(os.getpid())
         engine.catch_up()
         lap = Lap(
-            _taken(store) - first,
-            time.perf_counter() - wall,
-            tree_cpu(os.getpid()) - compiler_cpu(os.getpid()) - cpu,
+            _taken(store) - first, time.perf_counter() - wall, tree_cpu(os.getpid()) - compiler_cpu(os.getpid()) - cpu
         )
         engine.stop()
         store.close()

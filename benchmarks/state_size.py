@@ -44,9 +44,7 @@ class Grown:
     memory: int
 
 
-def grown(
-    folder: Path, sizes: list[int], batch: int, batches: int, operator: SinkOperator
-) -> Iterator[Grown]:
+def grown(folder: Path, sizes: list[int], batch: int, batches: int, operator: SinkOperator) -> Iterator[Grown]:
     """Fill the state up to each size, begin anew as after a restart, and run some batches on random keys."""
     random, filled, number = np.random.default_rng(3), 0, 0
     shutil.rmtree(folder, ignore_errors=True)
@@ -81,9 +79,7 @@ class _Run:
 
     def __call__(self, customers: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
         amounts = (customers % 100).astype(np.float64)
-        rows = pa.table(
-            {"customer": customers.astype(np.int32), "amount": amounts, TIME: np.arange(len(customers))}
-        )
+        rows = pa.table({"customer": customers.astype(np.int32), "amount": amounts, TIME: np.arange(len(customers))})
         state = StoreState(self._store.state_store(_QUERY), self._recent)
         self._operator.step(state, [rows], 0)
         entry = LedgerEntry(_QUERY, self._number, self._epoch, (), None, committed_at=0)

@@ -128,10 +128,7 @@ class _Timeline:
     """The view as it is kept at the sink: the join's state and the ledger in one transaction of the store."""
 
     def __init__(self, folder: Path) -> None:
-        tables = {
-            "follows": TableInput(_FOLLOWS, ("follower", "followee")),
-            "posts": TableInput(_POSTS, ("post_id",)),
-        }
+        tables = {"follows": TableInput(_FOLLOWS, ("follower", "followee")), "posts": TableInput(_POSTS, ("post_id",))}
         self._flow: Dataflow = compile_tables(_SQL, tables, key=("follower", "post_id"))
         self._store = SqliteStore(folder)
         self._epoch = self._store.open_epoch(_QUERY)

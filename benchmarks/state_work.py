@@ -34,17 +34,7 @@ from headwater.engine.state.state import OFFSET, PARTITION, Operator
 from headwater.log import EventLog
 from headwater.store import Commit, LedgerEntry, SqliteStore
 
-__all__ = [
-    "HOSTS",
-    "PER_KEY",
-    "SQL",
-    "Query",
-    "Topic",
-    "counting",
-    "filled_topic",
-    "made_topic",
-    "run",
-]
+__all__ = ["HOSTS", "PER_KEY", "SQL", "Query", "Topic", "counting", "filled_topic", "made_topic", "run"]
 
 _QUERY = "counted@1"
 _FILL = 250_000
@@ -132,9 +122,7 @@ def counting() -> Operator:
 
 HOSTS: dict[str, Query] = {
     "in Spark": Query(
-        lambda events: apply_in_spark(
-            counting(), [events], times=["at"], key_groups=KEY_GROUPS, metric="kept"
-        ),
+        lambda events: apply_in_spark(counting(), [events], times=["at"], key_groups=KEY_GROUPS, metric="kept"),
         placed=True,
     ),
     "at the sink": Query(lambda events: events, placed=True, operator=counting()),

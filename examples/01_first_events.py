@@ -28,9 +28,7 @@ with tempfile.TemporaryDirectory() as folder, hw.connect(folder) as client:
     for number, customer in enumerate([1, 2, 3, 1, 2, 1]):
         order = Order(f"o-{number}", customer, Decimal("10.50") * (number + 1), noon)
         receipt = client.send("orders", order)
-        print(
-            f"sent {order.order_id} for customer {customer}: partition {receipt.partition}, offset {receipt.offset}"
-        )
+        print(f"sent {order.order_id} for customer {customer}: partition {receipt.partition}, offset {receipt.offset}")
 
     # Events of one key are in one partition, in the order in which they were sent.
     for event in client.read("orders", as_=Order):

@@ -5,9 +5,7 @@ import tempfile
 import headwater as hw
 
 with tempfile.TemporaryDirectory() as folder, hw.connect(folder) as client:
-    client.create_topic(
-        "payments", "payment_id int, customer string, cents int", key="customer", partitions=4
-    )
+    client.create_topic("payments", "payment_id int, customer string, cents int", key="customer", partitions=4)
     rows = [{"payment_id": n, "customer": f"c-{n % 10}", "cents": 100 + n} for n in range(40)]
     client.send_many("payments", rows)
 

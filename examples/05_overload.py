@@ -25,7 +25,5 @@ with tempfile.TemporaryDirectory() as folder, hw.connect(folder) as client:
         dropped = len(receipts) - stored
         found = [event.value["number"] for event in client.read(name) if event.value]
         print(f"{name}: policy {policy}")
-        print(
-            f"{name}: offered {len(receipts)} = stored {stored} + dropped {dropped}, read back {len(found)}"
-        )
+        print(f"{name}: offered {len(receipts)} = stored {stored} + dropped {dropped}, read back {len(found)}")
         print(f"{name}: in order {found == sorted(found)}, last event there {EVENTS - 1 in found}")

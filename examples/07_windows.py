@@ -9,9 +9,7 @@ import headwater as hw
 from headwater.testing import run
 
 app = hw.App("site")
-app.topic(
-    "pages", "user string, kind string, millis int, at timestamp", key="user", time="at", lateness="1 minute"
-)
+app.topic("pages", "user string, kind string, millis int, at timestamp", key="user", time="at", lateness="1 minute")
 
 
 @app.view(key="minute")
@@ -42,13 +40,7 @@ def patient(pages: DataFrame) -> DataFrame:
     return pages.groupBy(F.session_window("at", gap).alias("visit"), "user").agg(F.count("*").alias("pages"))
 
 
-EVENTS = [
-    (0, "ada", "text"),
-    (1, "bob", "film"),
-    (3, "ada", "text"),
-    (25, "bob", "text"),
-    (26, "ada", "text"),
-]
+EVENTS = [(0, "ada", "text"), (1, "bob", "film"), (3, "ada", "text"), (25, "bob", "text"), (26, "ada", "text")]
 
 if __name__ == "__main__":
     start = datetime(2026, 1, 1, tzinfo=UTC)

@@ -30,9 +30,7 @@ if __name__ == "__main__":
         for minute, watts in READINGS:
             at = START + timedelta(minutes=minute)
             if at > world.clock.now():
-                world.clock.advance(
-                    at - world.clock.now()
-                )  # readings come as they are made, stragglers later
+                world.clock.advance(at - world.clock.now())  # readings come as they are made, stragglers later
             world.send("power", {"house": "h-1", "watts": watts, "at": at})
         world.settle()
         for view in app.pipelines:

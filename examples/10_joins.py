@@ -50,8 +50,6 @@ if __name__ == "__main__":
             world.send("payments", {"payment_id": payment_id, "order_ref": order, "paid_at": at})
         world.advance("1 hour")
         world.settle()
-        print(
-            "paid:", [tuple(event.value.values())[:2] for event in world.client.read("paid") if event.value]
-        )
+        print("paid:", [tuple(event.value.values())[:2] for event in world.client.read("paid") if event.value])
         print("settled:", {row["order_id"]: row["payment_id"] for row in world.rows("settled")})
         print("travellers:", [tuple(row.values()) for row in world.rows("travellers")])

@@ -10,9 +10,7 @@ import headwater as hw
 from headwater.testing import run
 
 app = hw.App("shop")
-app.topic(
-    "orders", "customer string, cents int, at timestamp", key="customer", time="at", lateness="30 seconds"
-)
+app.topic("orders", "customer string, cents int, at timestamp", key="customer", time="at", lateness="30 seconds")
 
 
 @app.view(key="minute")
@@ -54,7 +52,5 @@ if __name__ == "__main__":
         added_up: dict[Any, Any] = {}
         for change in world.client.view("patrons").changes():
             added_up[change.key] = change.after
-        print(
-            f"changes add up to the view: {[added_up[key] for key in sorted(added_up)] == world.rows('patrons')}"
-        )
+        print(f"changes add up to the view: {[added_up[key] for key in sorted(added_up)] == world.rows('patrons')}")
         print(f"events unaccounted for: {sum(world.counts(name).unaccounted for name in app.pipelines)}")

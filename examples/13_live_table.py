@@ -7,9 +7,7 @@ app = hw.App("shop")
 app.table("products", "product_id int, category string, price decimal(10,2)", key="product_id")
 
 app.view(
-    "by_category",
-    key="category",
-    sql="select category, count(*) n, max(price) top from products group by category",
+    "by_category", key="category", sql="select category, count(*) n, max(price) top from products group by category"
 )
 
 

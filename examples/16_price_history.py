@@ -6,9 +6,7 @@ import headwater as hw
 from headwater.testing import run
 
 app = hw.App("shop")
-app.topic(
-    "orders", "order_id int, product_id int, at timestamp", key="product_id", time="at", lateness="1 hour"
-)
+app.topic("orders", "order_id int, product_id int, at timestamp", key="product_id", time="at", lateness="1 hour")
 app.table("prices", "product_id int, price int, since timestamp", key="product_id", time="since")
 
 
@@ -30,9 +28,7 @@ def at(minute: int) -> str:
 
 
 PRICES = [{"product_id": 7, "price": 10, "since": at(0)}, {"product_id": 7, "price": 12, "since": at(30)}]
-ORDERS = [
-    {"order_id": number, "product_id": 7, "at": at(minute)} for number, minute in enumerate([10, 29, 30, 45])
-]
+ORDERS = [{"order_id": number, "product_id": 7, "at": at(minute)} for number, minute in enumerate([10, 29, 30, 45])]
 
 if __name__ == "__main__":
     with run(app, now="2026-01-01T13:00:00Z") as world:

@@ -9,9 +9,7 @@ import headwater as hw
 from headwater.testing import run
 
 app = hw.App("shop")
-app.topic(
-    "sales", "category string, amount int, at timestamp", key="category", time="at", lateness="1 minute"
-)
+app.topic("sales", "category string, amount int, at timestamp", key="category", time="at", lateness="1 minute")
 
 
 @app.view(key=("hour", "category"))
@@ -38,15 +36,7 @@ app.view(
 )
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
-SALES = [
-    ("tea", 5, 0),
-    ("ink", 7, 0),
-    ("pens", 1, 0),
-    ("tea", 9, 1),
-    ("ink", 2, 1),
-    ("pens", 3, 1),
-    ("tea", 1, 2),
-]
+SALES = [("tea", 5, 0), ("ink", 7, 0), ("pens", 1, 0), ("tea", 9, 1), ("ink", 2, 1), ("pens", 3, 1), ("tea", 1, 2)]
 
 if __name__ == "__main__":
     with run(app, now=START + timedelta(hours=3)) as world:

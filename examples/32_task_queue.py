@@ -16,9 +16,7 @@ class Email:
     subject: str
 
 
-emails = app.queue(
-    "emails", Email, retry=hw.retry(5, backoff="2s", jitter=0), visibility_timeout="30 seconds"
-)
+emails = app.queue("emails", Email, retry=hw.retry(5, backoff="2s", jitter=0), visibility_timeout="30 seconds")
 busy = {"bob@example.com": 2}  # so often the line is busy before it is free
 
 
@@ -40,9 +38,7 @@ if __name__ == "__main__":
         queue.publish(Email("bob@example.com", "welcome"))
         queue.publish(Email("carol", "welcome"))
         queue.publish(Email("dan@example.com", "reminder"), delay="1 hour")
-        print(
-            f"again: duplicate {queue.publish(Email('ada@example.com', 'newsletter'), id='mail-1').duplicate}"
-        )
+        print(f"again: duplicate {queue.publish(Email('ada@example.com', 'newsletter'), id='mail-1').duplicate}")
         for length in ("0 seconds", "2 seconds", "4 seconds", "1 hour"):
             world.advance(length)
             world.settle()

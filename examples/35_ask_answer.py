@@ -54,10 +54,6 @@ if __name__ == "__main__":
             print(f"nobody answers, question was sent: {error.data['sent']}")
 
         # Scatter and gather: one request for each partition, and the replies that arrive by the deadline.
-        parts = client.ask_all(
-            "stock.count", [{"article": "tea", "partition": n} for n in range(4)], timeout=30
-        )
-        print(
-            f"parts {parts.answers}, complete {parts.complete}, in stock {sum(filter(None, parts.answers))}"
-        )
+        parts = client.ask_all("stock.count", [{"article": "tea", "partition": n} for n in range(4)], timeout=30)
+        print(f"parts {parts.answers}, complete {parts.complete}, in stock {sum(filter(None, parts.answers))}")
         print(f"partition 3: {parts.errors[3].data['type']}")

@@ -28,10 +28,7 @@ WINDOW = pa.struct([("start", MOMENT), ("end", MOMENT)])
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 TOTALS = ViewTable(
-    "totals",
-    1,
-    pa.schema([("category", pa.string()), ("n", pa.int64()), ("sum", pa.decimal128(12, 2))]),
-    ("category",),
+    "totals", 1, pa.schema([("category", pa.string()), ("n", pa.int64()), ("sum", pa.decimal128(12, 2))]), ("category",)
 )
 REVENUE = ViewTable(
     "revenue", 1, pa.schema([("minute", WINDOW), ("category", pa.string()), ("amount", pa.decimal128(12, 2))]),
@@ -58,9 +55,7 @@ class Keeper:
         clock: When commits happen.
     """
 
-    def __init__(
-        self, folder: str | Path, table: ViewTable, topic: str = "orders", clock: Clock | None = None
-    ) -> None:
+    def __init__(self, folder: str | Path, table: ViewTable, topic: str = "orders", clock: Clock | None = None) -> None:
         self.log = EventLog(folder, clock=clock)
         self.store = SqliteStore(Path(folder) / "store", clock)
         self.table = table
@@ -118,9 +113,7 @@ class Keeper:
             (rows,) = outgoing.changes.cast(schema).combine_chunks().to_batches()
             self.log.append(
                 self.changes.name,
-                WriteBatch(
-                    rows, 1, {}, 0, outgoing.query, outgoing.batch << 32, sent_at=outgoing.committed_at
-                ),
+                WriteBatch(rows, 1, {}, 0, outgoing.query, outgoing.batch << 32, sent_at=outgoing.committed_at),
             )
             end = self.log.ends(self.changes.name)[0].end
             self.store.mark_published(outgoing.query, outgoing.batch, {0: end})

@@ -75,9 +75,7 @@ def line_of(text: str) -> int:
 
 
 def test_a_topic_is_what_the_log_would_declare(app):
-    options = TopicOptions(
-        key="customer_id", time="placed_at", lateness="10 minutes", partitions=3, overload="drop"
-    )
+    options = TopicOptions(key="customer_id", time="placed_at", lateness="10 minutes", partitions=3, overload="drop")
     orders = app.topic("orders", Order, **options)
     assert orders == Topic.declare("orders", Order, **options)
     assert orders.lateness == timedelta(minutes=10)
@@ -210,10 +208,7 @@ def test_a_file_that_does_not_run_says_where(written, text, line, said):
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [
-        ("x = 1\n", "defines no app"),
-        ("import headwater as hw\na = hw.App('a')\nb = hw.App('b')\n", "2 apps: a, b"),
-    ],
+    [("x = 1\n", "defines no app"), ("import headwater as hw\na = hw.App('a')\nb = hw.App('b')\n", "2 apps: a, b")],
 )
 def test_a_file_defines_one_app(written, text, said):
     with pytest.raises(BadAppError) as caught:

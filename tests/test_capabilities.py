@@ -10,9 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "capabilities.md").read_text()
-ROWS = [
-    f"{group}{n}" for group, last in (("A", 10), ("B", 10), ("C", 19), ("D", 10)) for n in range(1, last + 1)
-]
+ROWS = [f"{group}{n}" for group, last in (("A", 10), ("B", 10), ("C", 19), ("D", 10)) for n in range(1, last + 1)]
 RELEASED = [
     "A1",
     "A2",
@@ -71,9 +69,7 @@ class Row(NamedTuple):
 
 def rows() -> dict[str, Row]:
     """The rows of all tables of the page, by number."""
-    lines = [
-        line.strip().strip("|").split("|") for line in PAGE.splitlines() if re.match(r"\| [A-D]\d+ \|", line)
-    ]
+    lines = [line.strip().strip("|").split("|") for line in PAGE.splitlines() if re.match(r"\| [A-D]\d+ \|", line)]
     return {row.number: row for row in (Row(*(cell.strip() for cell in line)) for line in lines)}
 
 

@@ -91,11 +91,7 @@ def test_the_page_of_rabbitmq_has_the_table_of_support():
         ),
         (
             ClientContract,
-            (
-                test_folder_client.TestFolderClient,
-                test_http_client.TestHttpClient,
-                test_kafka_client.TestKafkaClient,
-            ),
+            (test_folder_client.TestFolderClient, test_http_client.TestHttpClient, test_kafka_client.TestKafkaClient),
             "Log: ",
         ),
     ],

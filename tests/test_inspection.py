@@ -101,9 +101,7 @@ def relations(url: str) -> list[tuple]:
 
 
 @pytest.mark.services
-def test_the_plan_of_a_profile_tells_what_is_there_and_touches_nothing(
-    kafka, postgres, tmp_path, monkeypatch, capsys
-):
+def test_the_plan_of_a_profile_tells_what_is_there_and_touches_nothing(kafka, postgres, tmp_path, monkeypatch, capsys):
     url, names = postgres.url(postgres.emptied()), named()
     monkeypatch.chdir(tmp_path)
     profile = f'log = "kafka://{kafka.address}?replication.factor=1"\nstore = "{url}"\n'
@@ -192,9 +190,7 @@ def test_a_master_that_answers_is_there(tmp_path):
         found = inspect_app(Profile("p", spark=spark), tmp_path, App("shop").resolve())
     parts = {part.service: part for part in found.services}
     assert [each.verdict for each in parts["spark"].findings] == ["kept"]
-    assert (
-        parts["checkpoints"].findings[0].verdict == "refused"
-    )  # of workers elsewhere, none reaches the data folder
+    assert parts["checkpoints"].findings[0].verdict == "refused"  # of workers elsewhere, none reaches the data folder
 
 
 def test_what_the_plan_says_of_a_topic_is_what_create_does(tmp_path):

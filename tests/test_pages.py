@@ -23,9 +23,7 @@ PAGES = ["pipelines", "time", "joins", "tables", "state", "testing", "guarantees
 def test_every_program_prints_what_the_page_shows(page):
     names: dict[str, Any] = {"__name__": "page"}
     found = blocks((DOCS / f"{page}.md").read_text())
-    for number, ((language, text), (kind, after)) in enumerate(
-        zip(found, [*found[1:], ("", "")], strict=True)
-    ):
+    for number, ((language, text), (kind, after)) in enumerate(zip(found, [*found[1:], ("", "")], strict=True)):
         if language == "python":
             expected = after if kind == "text" else ""
             assert run_program(text, f"<{page} {number}>", names) == expected, f"block {number} of {page}.md"
@@ -36,18 +34,10 @@ def test_every_command_prints_what_the_page_shows(page, tmp_path):
     found = blocks((DOCS / f"{page}.md").read_text())
     (tmp_path / "app.py").write_text(next(text for language, text in found if language == "python"))
     text = "".join(text for language, text in found if language == "console")
-    environment = os.environ | {
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "NO_COLOR": "1",
-    }
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "NO_COLOR": "1"}
     for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
         command, _, shown = part.partition("\n")
         done = subprocess.run(
-            ["bash", "-c", command],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
+            ["bash", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
         )
         assert (done.stdout, done.stderr, done.returncode) == (shown, "", 0)

@@ -10,13 +10,7 @@ from pathlib import Path
 import pytest
 
 import headwater as hw
-from headwater.errors import (
-    BadProfileError,
-    BadSettingError,
-    HeadwaterError,
-    MissingSecretError,
-    UnknownProfileError,
-)
+from headwater.errors import BadProfileError, BadSettingError, HeadwaterError, MissingSecretError, UnknownProfileError
 from headwater.profiles import Address, Profile, describe, read_profile, redact
 from tests.cli.conftest import COMMAND
 from tests.page_programs import blocks
@@ -175,10 +169,7 @@ def test_what_is_no_reference_is_told(reference):
             f"kafka://h:1?ssl.key.password={CANARY}&SASL.PASSWORD={CANARY}",
             "kafka://h:1?ssl.key.password=***&SASL.PASSWORD=***",
         ),
-        (
-            f"kafka://h:1?sasl.oauthbearer.client.secret={CANARY}",
-            "kafka://h:1?sasl.oauthbearer.client.secret=***",
-        ),
+        (f"kafka://h:1?sasl.oauthbearer.client.secret={CANARY}", "kafka://h:1?sasl.oauthbearer.client.secret=***"),
         ("kafka://a:9092,b:9092", "kafka://a:9092,b:9092"),
         ("postgresql://[::1]:5432/d", "postgresql://[::1]:5432/d"),
         ("postgresql://${env:U}:${file:/a:b@c}@h/d", "postgresql://${env:U}:***@h/d"),
@@ -254,8 +245,7 @@ def test_a_wrong_file_is_told_with_its_line(folder, text, line, said):
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["local", "local[2]", "local[*,3]", "spark://a:1,b:2", "k8s://https://h:6443", "yarn", "${MASTER}"],
+    "text", ["local", "local[2]", "local[*,3]", "spark://a:1,b:2", "k8s://https://h:6443", "yarn", "${MASTER}"]
 )
 def test_spark_masters_pass_through(text, monkeypatch):
     monkeypatch.setenv("MASTER", "yarn")
@@ -336,18 +326,11 @@ def test_a_plan_begins_with_where_things_are(tmp_path: Path):
     (tmp_path / "headwater.toml").write_text(
         '[profiles.prod]\nstore = "postgresql://shop:${SHOP_PASSWORD}@127.0.0.1:9/shop"\n'
     )
-    (tmp_path / "app.py").write_text(
-        'import headwater as hw\n\napp = hw.App("shop")\napp.topic("orders", "id int")\n'
-    )
+    (tmp_path / "app.py").write_text('import headwater as hw\n\napp = hw.App("shop")\napp.topic("orders", "id int")\n')
     clean = {name: value for name, value in os.environ.items() if not name.startswith("HEADWATER_")}
     words = [COMMAND, "plan", "app.py", "--profile", "prod"]
     done = subprocess.run(
-        words,
-        cwd=tmp_path,
-        env=clean | {"SHOP_PASSWORD": "hunter2"},
-        capture_output=True,
-        text=True,
-        check=False,
+        words, cwd=tmp_path, env=clean | {"SHOP_PASSWORD": "hunter2"}, capture_output=True, text=True, check=False
     )
     assert done.returncode == 3, done.stderr  # nothing answers there
     assert "\nstore        postgresql://shop:***@127.0.0.1:9/shop\n" in done.stdout

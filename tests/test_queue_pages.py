@@ -23,9 +23,7 @@ def test_every_program_prints_what_the_page_shows(page, monkeypatch):
     names: dict[str, Any] = vars(module)
     found = blocks((DOCS / f"{page}.md").read_text())
     try:
-        for number, ((language, text), (kind, after)) in enumerate(
-            zip(found, [*found[1:], ("", "")], strict=True)
-        ):
+        for number, ((language, text), (kind, after)) in enumerate(zip(found, [*found[1:], ("", "")], strict=True)):
             if language == "python":
                 expected = after if kind == "text" else ""
                 assert run_program(text, f"<{page} {number}>", names) == expected, f"block {number}"

@@ -75,9 +75,7 @@ def test_every_allowed_skip_names_a_test_file_and_a_reason():
 
 
 def test_unexpected_skips_are_those_without_a_prefix():
-    assert unexpected(["tests/b.py::two", "tests/a.py::one", "tests/b.py::two"], ["tests/a.py"]) == [
-        "tests/b.py::two"
-    ]
+    assert unexpected(["tests/b.py::two", "tests/a.py::one", "tests/b.py::two"], ["tests/a.py"]) == ["tests/b.py::two"]
 
 
 def test_a_missing_program_skips_with_the_line_that_installs_it(monkeypatch):

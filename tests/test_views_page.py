@@ -26,12 +26,8 @@ MARK = "-- end of block --"
 def shop(tmp_path: Path) -> Iterator[Path]:
     """The folder of the page's examples: three orders, one of them late, in two batches."""
     with hw.connect(tmp_path / "shop-data") as client:
-        client.create_topic(
-            "orders", "category string, amount decimal(12,2), placed_at timestamp", time="placed_at"
-        )
-        client.send_many(
-            "orders", [{"category": "pens", "amount": Decimal(1), "placed_at": NOON} for _ in range(3)]
-        )
+        client.create_topic("orders", "category string, amount decimal(12,2), placed_at timestamp", time="placed_at")
+        client.send_many("orders", [{"category": "pens", "amount": Decimal(1), "placed_at": NOON} for _ in range(3)])
     keeper = Keeper(tmp_path / "shop-data", REVENUE)
 
     def sold(number: int, category: str, amount: str) -> dict:

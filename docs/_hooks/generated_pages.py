@@ -77,9 +77,7 @@ def routes_text() -> str:
 def settings_text() -> str:
     """Every setting in one table."""
     code = "`{}`"
-    rows = [
-        f"| `{one.variable}` | {one.default and code.format(one.default)} | {one.help} |" for one in SETTINGS
-    ]
+    rows = [f"| `{one.variable}` | {one.default and code.format(one.default)} | {one.help} |" for one in SETTINGS]
     return "\n".join(["| variable | default | meaning |", "|---|---|---|", *rows])
 
 
@@ -109,21 +107,14 @@ _CLIENTS: Final = {
     "Kafka": "client/test_kafka_client.py",
 }
 _STORES: Final = {"SQLite": "store/test_sqlite_store.py", "PostgreSQL": "store/test_postgres_store.py"}
-_BROKERS: Final = {
-    "data folder": "queues/test_embedded_broker.py",
-    "RabbitMQ": "queues/rabbitmq/test_contract.py",
-}
+_BROKERS: Final = {"data folder": "queues/test_embedded_broker.py", "RabbitMQ": "queues/rabbitmq/test_contract.py"}
 _READERS: Final = dict.fromkeys(_STORES, "")  # no files of their own: each test runs over both, see STORES
 SUITES: Final = (
     Suite("Log: sending", ("client/sending.py",), _CLIENTS),
     Suite("Log: reading", ("client/reading.py",), _CLIENTS),
     Suite("Log: groups, and the asynchronous client", ("client/groups.py", "client/contract.py"), _CLIENTS),
     Suite("Ledger and store: writing", ("store/contract.py", "store/state_contract.py"), _STORES),
-    Suite(
-        "Store: reading",
-        ("store/test_views.py", "store/test_wait.py", "store/test_system_views.py"),
-        _READERS,
-    ),
+    Suite("Store: reading", ("store/test_views.py", "store/test_wait.py", "store/test_system_views.py"), _READERS),
     Suite("Queues", ("queues/contract.py",), _BROKERS),
 )
 _TESTS: Final = Path(__file__).parent.parent.parent / "tests"
@@ -148,9 +139,7 @@ def _suite_text(suite: Suite) -> str:
     lacking = {name: _lacking(file) if file else set() for name, file in suite.over.items()}
     rows = [
         f"| {promise.removeprefix('test_').replace('_', ' ')} | "
-        + " | ".join(
-            "no" if needs & lacking[name] else _cell(differing[name].get(promise)) for name in suite.over
-        )
+        + " | ".join("no" if needs & lacking[name] else _cell(differing[name].get(promise)) for name in suite.over)
         + " |"
         for file in suite.files
         for promise, needs in _promises(file)

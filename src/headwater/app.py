@@ -13,13 +13,7 @@ from headwater.errors import BadAppError, BadPipelineError, HeadwaterError, Sour
 from headwater.log import Topic
 from headwater.log.topic import check_name, normalize_name
 from headwater.pipelines import Function, Graph, LatePolicy, Pipeline, PipelineDeclaration, PipelineKind
-from headwater.pipelines.declaration import (
-    Columns,
-    TopicOptions,
-    ViewOptions,
-    check_not_reserved,
-    declare_table,
-)
+from headwater.pipelines.declaration import Columns, TopicOptions, ViewOptions, check_not_reserved, declare_table
 from headwater.queues import Bridge, DeclaredQueue, Queue, QueueOptions, TargetKind
 from headwater.queues.request_reply.dispatcher import Answer
 
@@ -119,9 +113,7 @@ class App:
             True
         """
         if isinstance(source, Topic | Pipeline):
-            return self._add(
-                declare_table(name, source, self._topics, options, location=SourceLocation.of_caller())
-            )
+            return self._add(declare_table(name, source, self._topics, options, location=SourceLocation.of_caller()))
         return self._declare(name, source, {**options, "compact": True})
 
     def queue(self, name: str, type_: object = None, /, **options: Unpack[QueueOptions]) -> DeclaredQueue:
@@ -218,9 +210,7 @@ class App:
         """
 
         def declare(function: F) -> F:
-            answer = Answer.from_function(
-                function, subject, threads=threads, processes=processes, limit=limit
-            )
+            answer = Answer.from_function(function, subject, threads=threads, processes=processes, limit=limit)
             _check_unique(self.name, "answer", subject, self._answers)
             self._answers[subject] = answer
             return function
@@ -232,12 +222,7 @@ class App:
     @overload
     def view(self, name: str, /, *, sql: str, **options: Unpack[ViewOptions]) -> Pipeline: ...
     def view(
-        self,
-        name: str | Function | None = None,
-        /,
-        *,
-        sql: str | None = None,
-        **options: Unpack[ViewOptions],
+        self, name: str | Function | None = None, /, *, sql: str | None = None, **options: Unpack[ViewOptions]
     ) -> Decorator | Pipeline:
         """Declare a view: a table with one row per key, kept up to date, and a topic of its changes.
 
@@ -316,9 +301,7 @@ class App:
         """
         return self._pipeline(PipelineKind.STREAM, name, sql, key=key, late=late, latency=latency)
 
-    def files(
-        self, path: str | Path, /, *, name: str | None = None, late: LatePolicy | str = "keep"
-    ) -> Decorator:
+    def files(self, path: str | Path, /, *, name: str | None = None, late: LatePolicy | str = "keep") -> Decorator:
         """Declare Parquet files, with a list of those that are complete, in a folder.
 
         Args:
@@ -338,9 +321,7 @@ class App:
         if not isinstance(path, str | Path) or not str(path):
             what, fix = "files need a folder to go to", '@app.files("exports/orders")'
             raise BadPipelineError(what, fix=fix, location=location)
-        wanted = PipelineDeclaration.of(
-            PipelineKind.FILES, name, late=late, path=str(path), location=location
-        )
+        wanted = PipelineDeclaration.of(PipelineKind.FILES, name, late=late, path=str(path), location=location)
         return lambda function: self._add(wanted.from_function(function))
 
     def resolve(self) -> Graph:
@@ -360,11 +341,7 @@ class App:
         return Graph.of(self._topics.values(), self._pipelines.values())
 
     def _pipeline(
-        self,
-        kind: PipelineKind,
-        name: str | Function | None,
-        sql: str | None,
-        **options: Any,
+        self, kind: PipelineKind, name: str | Function | None, sql: str | None, **options: Any
     ) -> Decorator | Pipeline:
         location = SourceLocation.of_caller()
         text = name if isinstance(name, str) else None
@@ -402,9 +379,7 @@ class App:
                 what = f'app "{self.name}" declares "{name}" beside "{before.name}": they would share files'
             else:
                 continue
-            raise BadAppError(
-                what, detail=f"first at {before.location}", fix="choose another name", location=location
-            )
+            raise BadAppError(what, detail=f"first at {before.location}", fix="choose another name", location=location)
 
     def __repr__(self) -> str:
         return f"App({self.name!r}, topics={list(self._topics)}, pipelines={list(self._pipelines)})"

@@ -85,9 +85,7 @@ def _load_error(file: Path, error: Exception) -> BadAppError:
         line = (error.text or "").strip()
         location = SourceLocation.at(error.filename or str(file), error.lineno or 1, line)
         return BadAppError(f"{file} has a syntax error: {error.msg}", location=location, path=str(file))
-    frames = [
-        frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file.absolute())
-    ]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file.absolute())]
     found = frames[-1] if frames else None
     location = (
         SourceLocation.at(found.filename, found.lineno or 1, found.line or "")

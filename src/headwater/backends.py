@@ -47,9 +47,7 @@ _PING_TIMEOUT: Final = timedelta(seconds=2)
 # -- log -----------------------------------------------------------------------------------------------------------
 
 
-def open_log(
-    url: str, clock: Clock | None = None, *, index_time: bool = False, cache: Path | None = None
-) -> TimedLog:
+def open_log(url: str, clock: Clock | None = None, *, index_time: bool = False, cache: Path | None = None) -> TimedLog:
     """Open the log of a folder or a URL, for pipelines.
 
     Args:
@@ -108,10 +106,7 @@ def ping_log(url: str) -> None:
 
 
 def open_store(
-    url: str | None,
-    data: Path,
-    clock: Clock | None = None,
-    before_commit: Callable[[], None] | None = None,
+    url: str | None, data: Path, clock: Clock | None = None, before_commit: Callable[[], None] | None = None
 ) -> Store:
     """Open the store of a URL; without one, the store of the data folder.
 

@@ -49,9 +49,7 @@ class Setting:
         return int(value)
 
 
-DATA = Setting(
-    "data", ".headwater", "The folder of the log, or the address of a node such as http://127.0.0.1:8642."
-)
+DATA = Setting("data", ".headwater", "The folder of the log, or the address of a node such as http://127.0.0.1:8642.")
 PORT = Setting("port", "8642", "The port a node listens on.")
 SPARK_CORES = Setting("spark_cores", "0", "How many processors Spark uses; 0 takes all of the machine.")
 SPARK_MEMORY = Setting("spark_memory", "1g", "The most memory that Spark's Java may take.")
@@ -60,35 +58,17 @@ JAVA_PATIENCE = Setting(
 )
 PROFILE = Setting("profile", "embedded", "The profile: where log, store, queues and Spark are.")
 LOG = Setting("log", "", "The log of the profile: a folder, or kafka://host:port,host:port.")
-STORE = Setting(
-    "store", "", "The store of the profile: postgresql://…; without one, SQLite in the data folder."
-)
+STORE = Setting("store", "", "The store of the profile: postgresql://…; without one, SQLite in the data folder.")
 QUEUES = Setting("queues", "", "The queues of the profile: amqp://…; without one, SQLite in the data folder.")
 SPARK = Setting("spark", "local[*]", "Spark's master: local[*], spark://host:port, k8s://… or yarn.")
 CHECKPOINTS = Setting(
-    "checkpoints",
-    "",
-    "Where Spark keeps checkpoints, if not in the data folder: a folder or URL that all reach.",
+    "checkpoints", "", "Where Spark keeps checkpoints, if not in the data folder: a folder or URL that all reach."
 )
 JARS = Setting(
-    "jars",
-    "",
-    "A folder with the jars of Spark's Kafka connector, for real-time mode; fetched, if there is none.",
+    "jars", "", "A folder with the jars of Spark's Kafka connector, for real-time mode; fetched, if there is none."
 )
 REALTIME_PARTITIONS = Setting(
-    "realtime_partitions",
-    "1",
-    "Into how many parts the state of a real-time pipeline is cut, when it first runs.",
+    "realtime_partitions", "1", "Into how many parts the state of a real-time pipeline is cut, when it first runs."
 )
 ADDRESSES = (LOG, STORE, QUEUES, SPARK, CHECKPOINTS)
-SETTINGS = (
-    DATA,
-    PORT,
-    SPARK_CORES,
-    SPARK_MEMORY,
-    JAVA_PATIENCE,
-    REALTIME_PARTITIONS,
-    JARS,
-    PROFILE,
-    *ADDRESSES,
-)
+SETTINGS = (DATA, PORT, SPARK_CORES, SPARK_MEMORY, JAVA_PATIENCE, REALTIME_PARTITIONS, JARS, PROFILE, *ADDRESSES)

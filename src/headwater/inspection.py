@@ -141,9 +141,7 @@ def inspect_app(profile: Profile, data: Path, graph: Graph, *, kafka: bool | Non
         return _store_findings(standing, graph)
 
     def log() -> Iterator[Finding]:
-        with contextlib.closing(
-            inspect_log(profile.log.resolve() if profile.log and on_kafka else str(data))
-        ) as asked:
+        with contextlib.closing(inspect_log(profile.log.resolve() if profile.log and on_kafka else str(data))) as asked:
             yield from _log_findings(asked, graph, tables)
 
     store_inspection = _inspect_service("store", str(profile.store or f"SQLite in {data}"), store)
@@ -186,9 +184,7 @@ def _topic_finding(log: LogInspector, topic: Topic) -> Finding:
     elif verdict != "refused":
         for name, value in (log.settings_for(there.definition) if there.definition else meant).items():
             if there.settings.get(name) != value:
-                notes.append(
-                    f"{name} is {there.settings.get(name)} there, declared {value}; it stays as it is"
-                )
+                notes.append(f"{name} is {there.settings.get(name)} there, declared {value}; it stays as it is")
     return Finding("topic", topic.name, verdict, tuple(notes))
 
 
@@ -258,9 +254,7 @@ def _checkpoint_findings(profile: Profile, data: Path) -> Iterator[Finding]:
         yield Finding("folder", redact(where), "unknown")
         return
     if profile.checkpoints is None and not profile.spark.resolve().startswith("local"):
-        yield Finding(
-            "folder", "", "refused", (f"the workers of {profile.spark} do not reach the data folder",)
-        )
+        yield Finding("folder", "", "refused", (f"the workers of {profile.spark} do not reach the data folder",))
         return
     folder = Path(where.removeprefix("file://"))
     yield Finding("folder", "", "kept" if folder.is_dir() else "create")

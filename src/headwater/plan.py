@@ -101,9 +101,7 @@ class Plan:
     def with_checks(self, checks: Iterable[PipelineCheck]) -> Plan:
         """The same plan with what the engine found out; columns of a view are compared with those of its table."""
         tables = self.inspection.tables if self.inspection else {}
-        return replace(
-            self, checks=tuple(_compare_columns(check, tables.get(check.pipeline)) for check in checks)
-        )
+        return replace(self, checks=tuple(_compare_columns(check, tables.get(check.pipeline)) for check in checks))
 
     @property
     def has_errors(self) -> bool:
@@ -301,12 +299,7 @@ def _queue_document(queue: DeclaredQueue) -> dict[str, Any]:
 
 def _worker_document(worker: Worker) -> dict[str, Any]:
     numbers = {name: getattr(worker, name) for name in ("threads", "processes", "prefetch")}
-    return {
-        "name": worker.name,
-        "group": worker.group,
-        **numbers,
-        "location": _format_location(worker.location),
-    }
+    return {"name": worker.name, "group": worker.group, **numbers, "location": _format_location(worker.location)}
 
 
 def _answer_document(answer: Answer) -> dict[str, Any]:
@@ -324,11 +317,7 @@ def _queue_lines(queue: DeclaredQueue) -> Iterator[str]:
     tried = definition.retry
     yield f"  retry     {tried.attempts} attempts, first rest {format_duration(tried.backoff)}"
     for group in definition.groups:
-        names = [
-            f"{one.name} ({one})" if str(one) else one.name
-            for one in queue.workers
-            if one.group == group.name
-        ]
+        names = [f"{one.name} ({one})" if str(one) else one.name for one in queue.workers if one.group == group.name]
         title = f"group {group.name}" if group.name else "workers"
         yield f"  {title:9} {', '.join(names) or 'no worker in this file'}"
 

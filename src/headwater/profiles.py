@@ -24,21 +24,12 @@ from urllib.parse import quote
 from headwater.config import ADDRESSES, DATA, JARS, PROFILE, SPARK
 from headwater.errors import BadProfileError, MissingSecretError, SourceLocation, UnknownProfileError
 
-__all__ = [
-    "ARCHIVE_SUFFIXES",
-    "Address",
-    "Profile",
-    "describe",
-    "read_profile",
-    "redact",
-]
+__all__ = ["ARCHIVE_SUFFIXES", "Address", "Profile", "describe", "read_profile", "redact"]
 
 _REFERENCE: Final = re.compile(r"\$\{([^{}]*)\}")
 _VARIABLE: Final = re.compile(r"(?:env:)?([A-Za-z_]\w*)")
 _QUERY: Final = re.compile(r"\?(?=[\w.]+=)")
-_PASSWORD: Final = re.compile(
-    r"://[^:/@\s]*:(.*)@"
-)  # up to the last @: a raw one in a password is hidden too
+_PASSWORD: Final = re.compile(r"://[^:/@\s]*:(.*)@")  # up to the last @: a raw one in a password is hidden too
 _PARAMETER: Final = re.compile(r"[?&][\w.]*(?:pass|secret|token|key)[\w.]*=([^&\s]*)", re.IGNORECASE)
 
 _HOSTS: Final = r"(?:{0})(?:,(?:{0}))*".format(r"(?:\[[0-9a-fA-F:.]+\]|[^\s:/@?#,\[\]]+)(?::\d+)?")
@@ -332,9 +323,7 @@ def _read_from_file(name: str, start: Path) -> dict[str, Any]:
             fix=f"--profile {near[0]}" if near else f"write a table [profiles.{name}]",
             profile=name,
         )
-    return {key: _parse_value(file, name, key, table[key]) for key in table} | {
-        "location": file.location(name)
-    }
+    return {key: _parse_value(file, name, key, table[key]) for key in table} | {"location": file.location(name)}
 
 
 def _parse_value(file: _ProfileFile, profile: str, key: str, value: Any) -> Address | str:
@@ -343,20 +332,14 @@ def _parse_value(file: _ProfileFile, profile: str, key: str, value: Any) -> Addr
         near = difflib.get_close_matches(key, _KEYS, n=1)
         what = f'the profile "{profile}" has no key "{key}"'
         known = f"keys: {', '.join(_KEYS)}"
-        raise BadProfileError(
-            what, detail=known, fix=near[0] if near else "leave it out", location=location, key=key
-        )
+        raise BadProfileError(what, detail=known, fix=near[0] if near else "leave it out", location=location, key=key)
     if not isinstance(value, str) or not value:
         what = f'"{key}" of the profile "{profile}" is not a text'
         raise BadProfileError(what, fix=f'{key} = "…"', location=location, key=key)
     if key == "jars":
         return str(file.path.parent / Path(value).expanduser())
     if key == "python":
-        return (
-            str(file.path.parent / value)
-            if value.endswith(ARCHIVE_SUFFIXES) and "://" not in value
-            else value
-        )
+        return str(file.path.parent / value) if value.endswith(ARCHIVE_SUFFIXES) and "://" not in value else value
     return Address(value, key, file.path.parent, location).validate(plain_secrets=False)
 
 

@@ -101,9 +101,7 @@ class EngineProcess:
         ends: deque[float] = deque(maxlen=_MAX_FAILURES)
         while not self._stopping.is_set():
             self._process = _start_process(self._command | {"work": "run"})
-            self._command[
-                "rebuild"
-            ] = []  # begun is enough: a rebuild that a crash interrupts resumes by itself
+            self._command["rebuild"] = []  # begun is enough: a rebuild that a crash interrupts resumes by itself
             self._write_state("starting" if not ends else "restarting")
             error = self._relay_output(self._process)
             code = self._process.wait()
@@ -168,9 +166,7 @@ class WorkerProcesses:
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._stopping = threading.Event()
         self._threads = [
-            threading.Thread(
-                target=self._watch, args=[number], name=f"headwater-workers-{number}", daemon=True
-            )
+            threading.Thread(target=self._watch, args=[number], name=f"headwater-workers-{number}", daemon=True)
             for number in range(len(self._commands))
         ]
 
@@ -204,12 +200,7 @@ class WorkerProcesses:
             if self._stopping.is_set():  # it began between the question and the answer
                 _close_input(process)
             error = next(
-                (
-                    HeadwaterError.from_problem(one["error"])
-                    for one in _read_documents(process)
-                    if "error" in one
-                ),
-                None,
+                (HeadwaterError.from_problem(one["error"]) for one in _read_documents(process) if "error" in one), None
             )
             code = process.wait()
             if self._stopping.is_set():
@@ -298,9 +289,7 @@ def _engine_output(command: dict[str, Any]) -> Iterator[dict[str, Any]]:
             yield document
         if process.wait() != 0:
             what = f"the engine's process ended with code {process.returncode}"
-            raise EngineFailedError(
-                what, detail="see engine/engine.log and engine/spark.log of the data folder"
-            )
+            raise EngineFailedError(what, detail="see engine/engine.log and engine/spark.log of the data folder")
     finally:
         _stop_process(process)
 

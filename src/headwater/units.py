@@ -9,15 +9,7 @@ from headwater.errors import BadTimeError
 
 __all__ = ["duration", "format_duration", "micros", "moment", "size"]
 
-_SECONDS = {
-    "us": 1e-6,
-    "ms": 1e-3,
-    "s": 1.0,
-    "m": 60.0,
-    "h": 3600.0,
-    "d": 86400.0,
-    "w": 604800.0,
-}
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _UNIT_NAMES = {
     "microsecond": "us",
     "millisecond": "ms",
@@ -125,7 +117,5 @@ def format_duration(length: timedelta) -> str:
     seconds, rest = divmod(length, timedelta(seconds=1))
     if rest:
         return f"{length.total_seconds():f}".rstrip("0") + " seconds"
-    unit, size = next(
-        (unit, size) for unit, size in _DURATION_UNITS if seconds % size == 0 and (seconds or size == 1)
-    )
+    unit, size = next((unit, size) for unit, size in _DURATION_UNITS if seconds % size == 0 and (seconds or size == 1))
     return f"{seconds // size} {unit}{'' if seconds == size else 's'}"

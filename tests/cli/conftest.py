@@ -42,9 +42,7 @@ class Done(NamedTuple):
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """For processes: compiled modules are kept, so that the second process starts sooner."""
-    kept = {
-        name: value for name, value in os.environ.items() if not name.startswith(("HEADWATER_", "PYTHONDONT"))
-    }
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HEADWATER_", "PYTHONDONT"))}
     cache = tmp_path_factory.getbasetemp().parent / "bytecode"
     return kept | {"PYTHONPYCACHEPREFIX": str(cache), "TERM": "xterm", "COLUMNS": "200"}
 
@@ -68,9 +66,7 @@ def data(log: hw.Client, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., Done]:
+def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
     """`call("topics", "--json")` runs a command in this process, on the folder where `log` is."""
 
     def run(*words: str, stdin: str | bytes = b"", where: str | None = str(tmp_path / "data")) -> Done:
@@ -113,12 +109,7 @@ def terminal(environment: dict[str, str], tmp_path: Path) -> Callable[..., Done]
         outside, inside = pty.openpty()
         place = [] if data is None else ["--data", data]
         process = subprocess.Popen(
-            [COMMAND, *place, *words],
-            stdin=inside,
-            stdout=inside,
-            stderr=inside,
-            env=environment | more,
-            cwd=tmp_path,
+            [COMMAND, *place, *words], stdin=inside, stdout=inside, stderr=inside, env=environment | more, cwd=tmp_path
         )
         os.close(inside)
         os.write(outside, typed)

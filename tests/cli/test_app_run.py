@@ -76,12 +76,7 @@ def test_every_look_is_the_same_over_http_and_in_the_folder(call, node):
         with client.consumer("products", group="catalogue") as consumer:
             consumer.poll(5, most=1)
             consumer.commit()
-    for words in (
-        ["topics"],
-        ["topics", "products"],
-        ["cat", "products", "--envelope"],
-        ["lag", "--partitions"],
-    ):
+    for words in (["topics"], ["topics", "products"], ["cat", "products", "--envelope"], ["lag", "--partitions"]):
         over_http = call(*words, "--json", where=node["url"])
         in_folder = call(*words, "--json", where=node["folder"])
         assert over_http.code == in_folder.code == 0, over_http.err
@@ -237,9 +232,7 @@ def test_an_app_with_queues_runs_its_workers_and_no_spark(environment, tmp_path,
     process, said = started(environment, tmp_path, "app.py")
     with (
         process,
-        hw.connect(
-            said["folder"] if Path(said["folder"]).is_absolute() else tmp_path / said["folder"]
-        ) as client,
+        hw.connect(said["folder"] if Path(said["folder"]).is_absolute() else tmp_path / said["folder"]) as client,
     ):
         assert said["queues"] == 1
         with client.queue("emails") as queue:

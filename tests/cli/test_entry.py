@@ -32,9 +32,7 @@ print(json.dumps([code, sorted(set(sys.modules) - before)]))
 def modules_of(environment, *words: str) -> tuple[int, list[str]]:
     """The exit code of a command and the modules it loads, in a fresh Python."""
     program = COUNT_MODULES.format(words=list(words))
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True)
     code, names = json.loads(done.stdout.splitlines()[-1])
     return code, names
 
@@ -178,13 +176,7 @@ def test_a_folder_without_a_log_is_told_and_not_made(call, tmp_path):
 def test_a_log_of_a_newer_version_is_not_touched(call, data, log, tmp_path):
     log.close()
     (tmp_path / "data" / "log.json").write_text('{"format": 999, "id": "x"}')
-    for words in (
-        ["topics"],
-        ["send", "notes", '{"text": "a"}'],
-        ["cat", "notes"],
-        ["verify"],
-        ["run", "--port", "0"],
-    ):
+    for words in (["topics"], ["send", "notes", '{"text": "a"}'], ["cat", "notes"], ["verify"], ["run", "--port", "0"]):
         done = call(*words)
         assert done.code == 5, words
         assert done.err.startswith("error NEWER_FORMAT"), words
@@ -221,9 +213,7 @@ def test_a_reader_that_leaves_early_is_no_error(log, data, environment, unbuffer
         assert process.wait(60) == 0
 
 
-@pytest.mark.parametrize(
-    "words", [["cat", "\x1b[31m"], ["\x9b31m"], ["send", "notes", '{"\x1b]0;t\x07": "\x9b"}']]
-)
+@pytest.mark.parametrize("words", [["cat", "\x1b[31m"], ["\x9b31m"], ["send", "notes", '{"\x1b]0;t\x07": "\x9b"}']])
 def test_an_error_escapes_what_was_typed(call, log, words):
     for form in ([], ["--json"]):
         done = call(*words, *form)

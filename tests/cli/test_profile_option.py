@@ -13,9 +13,7 @@ def profiles(tmp_path, monkeypatch, log):
     monkeypatch.chdir(tmp_path)
     for name in ("PROFILE", "DATA", "LOG"):
         monkeypatch.delenv(f"HEADWATER_{name}", raising=False)
-    (tmp_path / "headwater.toml").write_text(
-        '[profiles.shop]\nlog = "data"\n[profiles.far]\nlog = "kafka://h:1"\n'
-    )
+    (tmp_path / "headwater.toml").write_text('[profiles.shop]\nlog = "data"\n[profiles.far]\nlog = "kafka://h:1"\n')
 
 
 @pytest.mark.parametrize("words", [["--profile", "shop", "topics"], ["topics", "--profile=shop"]])

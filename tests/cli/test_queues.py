@@ -49,9 +49,7 @@ def test_a_queue_that_does_not_exist_is_an_error(call, emails):
 
 def test_dead_letters_are_shown_with_their_history(call, emails):
     rows = call("queues", "emails", "--dead", "--json").rows
-    assert [(row["id"], row["why"], row["value"]["n"]) for row in rows] == [
-        (f"m-{n}", "failed", n) for n in range(3)
-    ]
+    assert [(row["id"], row["why"], row["value"]["n"]) for row in rows] == [(f"m-{n}", "failed", n) for n in range(3)]
     assert rows[0]["history"][0]["why"] == "no address 0"
     assert rows[0]["history"][0]["stack"] == "in send"
     shown = call("queues", "emails", "--dead", "-n", "2")

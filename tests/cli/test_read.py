@@ -190,11 +190,7 @@ def test_deletions_survive_as_whole_events_and_are_mentioned_otherwise(call, log
     assert [row["product_id"] for row in values.rows] == [1, 2]
     assert values.err == "1 tombstone left out: a deletion has no value; --envelope shows it\n"
     assert call("send", "products_copy", stdin=call("cat", "products", "--envelope").out).code == 0
-    assert (
-        log.table("products_copy").rows()
-        == log.table("products").rows()
-        == [{"product_id": 2, "name": "honey"}]
-    )
+    assert log.table("products_copy").rows() == log.table("products").rows() == [{"product_id": 2, "name": "honey"}]
 
 
 def test_a_bad_line_behind_a_deletion_is_named(call, log):
@@ -217,9 +213,7 @@ def test_a_document_that_is_not_cloudevents_is_refused_with_its_line(call, log):
     assert list(log.read("notes")) == []
 
 
-@pytest.mark.parametrize(
-    "words", [["cat", "notes"], ["cat", "notes", "--envelope"], ["cat", "notes", "--json"]]
-)
+@pytest.mark.parametrize("words", [["cat", "notes"], ["cat", "notes", "--envelope"], ["cat", "notes", "--json"]])
 def test_control_characters_never_reach_a_terminal(terminal, log, data, words):
     for text in HOSTILE:
         log.send("notes", {"text": text}, key=f"k{text}")
@@ -246,10 +240,7 @@ def test_on_a_terminal_a_line_says_when_where_and_key(terminal, log, data):
 def test_colour_is_for_terminals_without_no_color(terminal, log, data):
     log.send("notes", {"text": "a"})
     assert "\x1b[" in terminal("cat", "notes", data=data).out
-    for quiet in (
-        terminal("cat", "notes", "--plain", data=data),
-        terminal("cat", "notes", data=data, TERM="dumb"),
-    ):
+    for quiet in (terminal("cat", "notes", "--plain", data=data), terminal("cat", "notes", data=data, TERM="dumb")):
         assert "\x1b[" not in quiet.out
 
 

@@ -11,12 +11,7 @@ import pytest
 
 def order(number: int, **fields) -> dict[str, object]:
     """An order as JSON has it."""
-    plain = {
-        "order_id": f"o-{number}",
-        "customer_id": number,
-        "amount": "1.50",
-        "placed_at": "2026-01-01T00:00:00Z",
-    }
+    plain = {"order_id": f"o-{number}", "customer_id": number, "amount": "1.50", "placed_at": "2026-01-01T00:00:00Z"}
     return plain | fields
 
 
@@ -134,16 +129,7 @@ def test_a_typed_key_that_contradicts_the_event_is_refused(call, log):
 
 
 def test_a_topic_without_key_column_keeps_typed_key_headers_and_time(call, log):
-    words = [
-        "-k",
-        "room 4",
-        "--header",
-        "tenant=acme",
-        "--header",
-        "note=a=b",
-        "--event-time",
-        "2026-01-01T00:00:00Z",
-    ]
+    words = ["-k", "room 4", "--header", "tenant=acme", "--header", "note=a=b", "--event-time", "2026-01-01T00:00:00Z"]
     assert call("send", "notes", *words, '{"text": "a"}').code == 0
     (event,) = log.read("notes")
     assert event.key == "room 4"

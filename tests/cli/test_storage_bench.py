@@ -11,7 +11,5 @@ def test_bench_gives_figures_and_cleans_up(call, tmp_path, monkeypatch):
     assert {row["unit"] for row in done.rows} == {"ms", "events/s"}
     assert all(row["value"] > 0 for row in done.rows)
     names = " ".join(row["figure"] for row in done.rows)
-    assert all(
-        word in names for word in ("bare", "durable append of one", "groups of 1,000", "Arrow", "Python")
-    )
+    assert all(word in names for word in ("bare", "durable append of one", "groups of 1,000", "Arrow", "Python"))
     assert list(tmp_path.iterdir()) == []

@@ -66,18 +66,9 @@ def checks(done) -> dict[str, dict[str, str]]:
 def test_a_healthy_machine_and_log_pass_every_check(call, log):
     done = call("doctor", "--port", str(_free_port()), "--json")
     found = checks(done)
-    assert {
-        "python",
-        "folder",
-        "disk",
-        "sync",
-        "wake-up",
-        "clock",
-        "port",
-        "format",
-        "node",
-        "side files",
-    } <= set(found)
+    assert {"python", "folder", "disk", "sync", "wake-up", "clock", "port", "format", "node", "side files"} <= set(
+        found
+    )
     assert done.code == 0
     assert all(row["state"] != "fail" for row in found.values())
 
@@ -173,9 +164,7 @@ def test_the_fix_for_damaged_offsets_heals_them(call, log, data):
 
 def stale_node(data: Path) -> None:
     (data / "node.json").write_text(
-        json.dumps(
-            {"pid": 1, "url": "http://127.0.0.1:1", "started_at": "2026-01-01T00:00:00Z", "version": "0"}
-        )
+        json.dumps({"pid": 1, "url": "http://127.0.0.1:1", "started_at": "2026-01-01T00:00:00Z", "version": "0"})
     )
 
 

@@ -32,11 +32,7 @@ def revenue(data: str) -> Iterator[Keeper]:
     keeper = Keeper(data, REVENUE, "notes")
     rows = [{"minute": minute(number), "category": "ink", "amount": Decimal(number)} for number in (0, 1)]
     keeper.commit(
-        rows,
-        events=4,
-        watermark=NOON + timedelta(seconds=70),
-        late=(aside(3),),
-        quarantined=(aside(4, "Oh: no"),),
+        rows, events=4, watermark=NOON + timedelta(seconds=70), late=(aside(3),), quarantined=(aside(4, "Oh: no"),)
     )
     yield keeper
     keeper.close()
@@ -65,10 +61,7 @@ def test_a_pipe_gets_tabs_and_machine_forms(call, totals):
 
 def test_json_has_exactly_the_columns_of_the_view(call, totals):
     done = call("view", "totals", "--where", "n > 0", "--json")
-    assert done.rows == [
-        {"category": "ink", "n": 1, "sum": "7.5"},
-        {"category": "pens", "n": 1200, "sum": "3"},
-    ]
+    assert done.rows == [{"category": "ink", "n": 1, "sum": "7.5"}, {"category": "pens", "n": 1200, "sum": "3"}]
 
 
 def test_windows_are_two_columns_in_a_pipe_and_marked_by_a_word(call, revenue):
@@ -185,9 +178,7 @@ def test_a_terminal_shows_what_changed(terminal, data, totals):
 def test_sql_prints_columns_of_its_own(call, totals):
     done = call("sql", "select category, n, n from totals where n > 0 order by n desc")
     assert lines(done.out) == [["category", "n", "n_2"], ["pens", "1200", "1200"], ["ink", "1", "1"]]
-    assert call("sql", "select x'00ff' as raw, null as gone", "--json").rows == [
-        {"raw": "00ff", "gone": None}
-    ]
+    assert call("sql", "select x'00ff' as raw, null as gone", "--json").rows == [{"raw": "00ff", "gone": None}]
 
 
 def test_sql_says_when_rows_were_left_out(call, totals):
@@ -206,9 +197,7 @@ def test_late_and_quarantined_events_say_why(call, revenue):
 
 def test_events_put_aside_are_sent_again_once(call, log, revenue):
     log.create_topic("again", "order_id string", partitions=3)
-    assert call("late", "revenue", "--to", "again", "--json").rows == [
-        {"sent": 1, "found": 1, "topic": "again"}
-    ]
+    assert call("late", "revenue", "--to", "again", "--json").rows == [{"sent": 1, "found": 1, "topic": "again"}]
     assert call("late", "--to", "again", "--json").rows[0]["sent"] == 0
     assert call("late", "--quarantine", "--to", "again").out == "sent 1 event to again\n"
     found = list(log.read("again"))

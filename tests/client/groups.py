@@ -81,17 +81,10 @@ class GroupContract:
             assert len(consumer.poll(30)) == 1
             sender.join()
 
-    def test_two_members_share_the_partitions(
-        self, client: hw.Client, another: Callable[[], hw.Client], forty: str
-    ):
-        with (
-            client.consumer(forty, group="billing") as one,
-            another().consumer(forty, group="billing") as two,
-        ):
+    def test_two_members_share_the_partitions(self, client: hw.Client, another: Callable[[], hw.Client], forty: str):
+        with client.consumer(forty, group="billing") as one, another().consumer(forty, group="billing") as two:
             found = poll_until(lambda: len(one.assignment) == len(two.assignment) == 2, one, two)
-            found += poll_until(
-                lambda: len({(e.partition, e.offset) for e in found}) == 40, Gather(found, one, two)
-            )
+            found += poll_until(lambda: len({(e.partition, e.offset) for e in found}) == 40, Gather(found, one, two))
             assert sorted(one.assignment + two.assignment) == [0, 1, 2, 3]
 
     def test_a_member_without_partitions_waits_without_working(self, client: hw.Client):

@@ -132,13 +132,7 @@ class ReadingContract:
         rows = [{"product_id": 7, "name": "fountain pen"}, {"product_id": 8, "name": "ink"}]
         assert sorted(table.rows(), key=lambda row: row["product_id"]) == rows
         assert (table.get(7), table.get(9)) == (rows[0], None)
-        assert sorted(change.op for change in table.changes()) == [
-            "delete",
-            "insert",
-            "insert",
-            "insert",
-            "update",
-        ]
+        assert sorted(change.op for change in table.changes()) == ["delete", "insert", "insert", "insert", "update"]
 
     def test_a_tombstone_is_read_as_an_event_without_value(self, client: hw.Client):
         name = fresh("products")
@@ -152,9 +146,7 @@ class ReadingContract:
 
     # -- evolution -----------------------------------------------------------------------------------------------
 
-    def test_old_events_are_read_under_a_type_that_grew(
-        self, client: hw.Client, another: Callable[[], hw.Client]
-    ):
+    def test_old_events_are_read_under_a_type_that_grew(self, client: hw.Client, another: Callable[[], hw.Client]):
         name = fresh()
         client.create_topic(name, "order_id string, amount int")
         client.send(name, {"order_id": "a", "amount": 1})
@@ -166,9 +158,7 @@ class ReadingContract:
         for reader in (client, other):
             assert [tuple((event.value or {}).values()) for event in reader.read(name)] == expected
 
-    def test_rows_of_an_old_version_are_still_taken(
-        self, client: hw.Client, another: Callable[[], hw.Client]
-    ):
+    def test_rows_of_an_old_version_are_still_taken(self, client: hw.Client, another: Callable[[], hw.Client]):
         name = fresh()
         client.create_topic(name, "order_id string")
         client.send(name, {"order_id": "a"})

@@ -27,13 +27,7 @@ class SendingContract:
     def test_a_topic_is_created_as_declared(self, client: hw.Client):
         name = fresh()
         made = client.create_topic(
-            name,
-            Order,
-            key="customer_id",
-            time="placed_at",
-            partitions=3,
-            lateness="10 minutes",
-            retention="7 days",
+            name, Order, key="customer_id", time="placed_at", partitions=3, lateness="10 minutes", retention="7 days"
         )
         assert made == client.topic(name)
         assert (made.key, made.time, made.partitions, made.version) == (("customer_id",), "placed_at", 3, 1)
@@ -44,9 +38,7 @@ class SendingContract:
 
     def test_creating_a_topic_again_changes_only_what_is_said(self, client: hw.Client):
         name = fresh()
-        client.create_topic(
-            name, "order_id string", lateness="1 minute", overload=hw.drop("oldest", events=50)
-        )
+        client.create_topic(name, "order_id string", lateness="1 minute", overload=hw.drop("oldest", events=50))
         again = client.create_topic(name, "order_id string", idle="5 s")
         assert (again.lateness, again.idle) == (timedelta(minutes=1), timedelta(seconds=5))
         assert str(again.overload) == "drop oldest after 50 events"
@@ -100,15 +92,8 @@ class SendingContract:
     def test_what_is_said_about_an_event_comes_back(self, client: hw.Client):
         name = fresh()
         client.create_topic(name, "order_id string")
-        about = {
-            "id": "x-1",
-            "headers": {"tenant": "acme", "é": "ü"},
-            "traceparent": TRACE,
-            "source": "/tills/7",
-        }
-        client.send(
-            name, {"order_id": "a"}, key="ada", occurred_at=NOON, sent_at="2026-01-01T12:00:01Z", **about
-        )
+        about = {"id": "x-1", "headers": {"tenant": "acme", "é": "ü"}, "traceparent": TRACE, "source": "/tills/7"}
+        client.send(name, {"order_id": "a"}, key="ada", occurred_at=NOON, sent_at="2026-01-01T12:00:01Z", **about)
         event = next(client.read(name))
         assert {said: getattr(event, said) for said in about} == about
         assert (event.key, event.occurred_at, event.sent_at) == ("ada", NOON, NOON + timedelta(seconds=1))
@@ -182,10 +167,7 @@ class SendingContract:
             for row in orders(500):
                 producer.send(row)
             receipts = producer.flush()
-        placed = {
-            (receipt.partition, receipt.offset): row
-            for receipt, row in zip(receipts, orders(500), strict=True)
-        }
+        placed = {(receipt.partition, receipt.offset): row for receipt, row in zip(receipts, orders(500), strict=True)}
         assert {(event.partition, event.offset): event.value for event in client.read(name)} == placed
 
     def test_a_repeated_sequence_is_told_as_duplicate(self, client: hw.Client):
@@ -199,17 +181,8 @@ class SendingContract:
                 producer.send({"order_id": f"o-{number}"}, sequence=number)
             second = producer.flush()
         assert [receipt.duplicate for receipt in first] == [False] * 3
-        assert [(receipt.duplicate, receipt.offset) for receipt in second] == [
-            (True, 1),
-            (True, 2),
-            (False, 3),
-        ]
-        assert [event.value["order_id"] for event in client.read(name) if event.value] == [
-            "o-0",
-            "o-1",
-            "o-2",
-            "o-3",
-        ]
+        assert [(receipt.duplicate, receipt.offset) for receipt in second] == [(True, 1), (True, 2), (False, 3)]
+        assert [event.value["order_id"] for event in client.read(name) if event.value] == ["o-0", "o-1", "o-2", "o-3"]
         assert client.log.counts(name)["duplicate"] == 2
 
     def test_a_producer_that_starts_again_goes_on_counting(self, client: hw.Client):

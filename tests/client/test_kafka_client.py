@@ -59,12 +59,7 @@ class TestKafkaClient(ClientContract):
         assert [receipt.duplicate for receipt in first] == [False] * 3
         assert [receipt.duplicate for receipt in second] == [True, True, False]
         assert [receipt.offset for receipt in second[:2]] == [receipt.offset for receipt in first[1:]]
-        assert [event.value["order_id"] for event in client.read(name) if event.value] == [
-            "o-0",
-            "o-1",
-            "o-2",
-            "o-3",
-        ]
+        assert [event.value["order_id"] for event in client.read(name) if event.value] == ["o-0", "o-1", "o-2", "o-3"]
         assert client.log.counts(name)["duplicate"] == 2
 
     async def test_the_asynchronous_client_does_the_same(self, where: str):

@@ -76,10 +76,7 @@ def test_a_message_given_back_comes_again_after_its_rest(client, clock):
         assert (again.attempt, again.redelivered) == (2, True)
         again.nack("not now either")
         (letter,) = queue.dead_letters()
-    assert (letter.why, [attempt.why for attempt in letter.attempts]) == (
-        "failed",
-        ["not now", "not now either"],
-    )
+    assert (letter.why, [attempt.why for attempt in letter.attempts]) == ("failed", ["not now", "not now either"])
 
 
 def test_a_delay_of_the_receiver_counts_more_than_the_backoff(client, clock):
@@ -105,10 +102,7 @@ def test_a_block_acknowledges_or_gives_back_with_the_stack(client, clock):
             raise hw.Reject(f"no address for {message.value['to']}")
         (letter,) = queue.dead_letters()
     assert letter.why == "rejected"
-    assert [attempt.why for attempt in letter.attempts] == [
-        "ZeroDivisionError: division by zero",
-        "no address for bob",
-    ]
+    assert [attempt.why for attempt in letter.attempts] == ["ZeroDivisionError: division by zero", "no address for bob"]
     assert "_ = 1 / 0" in letter.attempts[0].stack
 
 
@@ -168,10 +162,7 @@ def test_dead_letters_go_back_in_line(client):
         for n in range(3):
             queue.publish({"n": n})
             queue.receive(timeout=10).reject("no")
-        assert (
-            queue.redrive([letter for letter in queue.dead_letters() if letter.message.body == b'{"n":1}'])
-            == 1
-        )
+        assert queue.redrive([letter for letter in queue.dead_letters() if letter.message.body == b'{"n":1}']) == 1
         assert queue.receive(timeout=10).value == {"n": 1}
         assert queue.redrive() == 2
 

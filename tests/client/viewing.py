@@ -111,12 +111,7 @@ class ViewingContract:
 
     def test_a_wrong_condition_is_refused(self, client: hw.Client, totals: Keeper):
         view = client.view(totals.table.name)
-        for where in (
-            "price > 1",
-            "1=1) or (1=1",
-            "n = 1; drop table x",
-            "n in (select value from hw$views)",
-        ):
+        for where in ("price > 1", "1=1) or (1=1", "n = 1; drop table x", "n in (select value from hw$views)"):
             with pytest.raises(errors.BadQueryError):
                 view.rows(where=where)
         with pytest.raises(errors.UsageError):
@@ -170,9 +165,7 @@ class ViewingContract:
         assert "division by zero" in str(caught.value.detail)
         assert "0.1 s" in caught.value.what
 
-    def test_a_receipt_of_a_topic_that_the_view_does_not_read_is_refused(
-        self, client: hw.Client, totals: Keeper
-    ):
+    def test_a_receipt_of_a_topic_that_the_view_does_not_read_is_refused(self, client: hw.Client, totals: Keeper):
         other = fresh("clicks")
         client.create_topic(other, "page string")
         receipt = client.send(other, {"page": "/"})
@@ -180,9 +173,7 @@ class ViewingContract:
             client.view(totals.table.name).rows(after=receipt, timeout=5)
         assert totals.topic in str(caught.value.detail)
 
-    def test_an_event_is_followed_through_a_chain_of_views(
-        self, client: hw.Client, folder: Path, totals: Keeper
-    ):
+    def test_an_event_is_followed_through_a_chain_of_views(self, client: hw.Client, folder: Path, totals: Keeper):
         behind = Keeper(folder, replace(TOTALS, name=fresh("behind")), totals.changes.name)
         behind.commit([], events=3)
         receipt = client.send(totals.topic, {"order_id": "mine"})
@@ -233,9 +224,7 @@ class ViewingContract:
         with pytest.raises(errors.BadTimeError):
             client.view(totals.table.name).rows(as_of="yesterday")
 
-    def test_before_a_rebuild_the_old_version_was_seen(
-        self, client: hw.Client, past: tuple[Keeper, hw.ManualClock]
-    ):
+    def test_before_a_rebuild_the_old_version_was_seen(self, client: hw.Client, past: tuple[Keeper, hw.ManualClock]):
         keeper, clock = past
         clock.advance("1 minute")
         newer = keeper.rebuilt()
@@ -260,9 +249,7 @@ class ViewingContract:
 
     # -- changes -------------------------------------------------------------------------------------------------
 
-    def test_changes_have_the_row_before_and_after(
-        self, client: hw.Client, past: tuple[Keeper, hw.ManualClock]
-    ):
+    def test_changes_have_the_row_before_and_after(self, client: hw.Client, past: tuple[Keeper, hw.ManualClock]):
         keeper, _ = past
         changes = list(client.view(keeper.table.name).changes())
         found = [(change.op, change.key[0], change.before, change.after) for change in changes]

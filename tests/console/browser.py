@@ -53,8 +53,7 @@ class Browser:
     def text(self, selector: str) -> str:
         """What a person reads there; empty where nothing is."""
         found: str = self.run(
-            "const e = document.querySelector(arguments[0]);"
-            "return e ? e.innerText.replace(/\\s+/g, ' ').trim() : ''",
+            "const e = document.querySelector(arguments[0]);return e ? e.innerText.replace(/\\s+/g, ' ').trim() : ''",
             selector,
         )
         return found
@@ -92,11 +91,7 @@ class Browser:
 
     def size(self, width: int, height: int) -> None:
         self.command(
-            "Emulation.setDeviceMetricsOverride",
-            width=width,
-            height=height,
-            deviceScaleFactor=1,
-            mobile=False,
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
         )
 
     def prefer(self, **features: str) -> None:
@@ -147,9 +142,7 @@ def _driver(chromedriver: str, tries: int = 5) -> tuple[subprocess.Popen[str], s
     It takes any free port of one kind of address, and then the same one of the other kind, which may be in use: then it
     ends, and is started again.
     """
-    driver = subprocess.Popen(
-        [chromedriver, "--port=0"], stdout=subprocess.PIPE, text=True, start_new_session=True
-    )
+    driver = subprocess.Popen([chromedriver, "--port=0"], stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert driver.stdout is not None
     line = next((line for line in driver.stdout if READY in line), None)
     if line is not None:
@@ -174,10 +167,7 @@ def started(chromedriver: str, chromium: str) -> Iterator[Browser]:
                 "unhandledPromptBehavior": "ignore",
             }
             made = httpx.post(
-                f"{address}/session",
-                json={"capabilities": {"alwaysMatch": wanted}},
-                trust_env=False,
-                timeout=120,
+                f"{address}/session", json={"capabilities": {"alwaysMatch": wanted}}, trust_env=False, timeout=120
             ).json()["value"]
             assert "sessionId" in made, made
             browser = Browser(address, made["sessionId"])

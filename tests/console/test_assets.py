@@ -52,9 +52,7 @@ def test_nothing_is_made_of_markup_in_the_source():
     files = [*(SOURCE / "src").rglob("*.svelte"), *(SOURCE / "src").rglob("*.ts")]
     assert len(files) > 15
     for file in files:
-        found = re.search(
-            r"\{@html|innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", file.read_text()
-        )
+        found = re.search(r"\{@html|innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", file.read_text())
         assert found is None, file
 
 
@@ -72,8 +70,6 @@ def test_the_source_gives_exactly_the_files_in_the_package(tmp_path):
         if got.returncode:
             pytest.skip("npm cannot get the packages of the page here")
     build = [npm, "exec", "--", "vite", "build", "--outDir", str(tmp_path / "built"), "--emptyOutDir"]
-    done = subprocess.run(
-        build, cwd=SOURCE, env={**os.environ, "CI": "1"}, check=False, capture_output=True, text=True
-    )
+    done = subprocess.run(build, cwd=SOURCE, env={**os.environ, "CI": "1"}, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert hashes(tmp_path / "built") == hashes(ASSETS), "make console, and commit what it gives"

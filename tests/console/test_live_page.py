@@ -57,9 +57,7 @@ def test_the_first_paint_takes_less_than_a_second(browser: Browser, node: Node, 
     took = []
     for _ in range(3):  # the machine may be busy with other tests
         browser.open(node.url)
-        took.append(
-            browser.wait("return performance.getEntriesByName('first-contentful-paint')[0]?.startTime")
-        )
+        took.append(browser.wait("return performance.getEntriesByName('first-contentful-paint')[0]?.startTime"))
     assert min(took) < 1000
 
 
@@ -185,9 +183,7 @@ def test_the_tail_has_no_gap_and_no_repeat_over_a_restart(browser: Browser, tmp_
 
 def serve(folder: Path, port: int) -> subprocess.Popen[str]:
     """A node in a process of its own that answers."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", SERVE, str(folder), str(port)], stdout=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen([sys.executable, "-c", SERVE, str(folder), str(port)], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline().strip() == str(port)
     process.stdout.close()
@@ -284,9 +280,7 @@ def test_the_tail_of_a_topic_shows_new_events_once(browser: Browser, node: Node,
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 768, 1280, 1920])
-def test_no_width_makes_the_page_scroll_sideways(
-    browser: Browser, node: Node, shop: Shop, width: int, scheme: str
-):
+def test_no_width_makes_the_page_scroll_sideways(browser: Browser, node: Node, shop: Shop, width: int, scheme: str):
     browser.size(width, 800)
     browser.prefer(prefers_color_scheme=scheme)
     browser.open(f"{node.url}/?pipeline=revenue&topic=orders")
@@ -298,9 +292,7 @@ def test_no_width_makes_the_page_scroll_sideways(
 def test_no_text_of_anybody_runs(browser: Browser, node: Node, shop: Shop):
     """Payloads in every field that comes from producers or from the user's file, in all places at once."""
     stock = [{"product": text, "left": number} for number, text in enumerate(PAYLOADS)]
-    late = tuple(
-        SideOutput("orders", 0, number, now(), now(), text, text) for number, text in enumerate(PAYLOADS)
-    )
+    late = tuple(SideOutput("orders", 0, number, now(), now(), text, text) for number, text in enumerate(PAYLOADS))
     shop.stock.commit(stock, EventCounts(len(PAYLOADS), 0, len(PAYLOADS)), late=late)
     told = {"code": PAYLOADS[0], "title": "".join(PAYLOADS), "detail": PAYLOADS[1], "fix": PAYLOADS[2]}
     text = " ".join(PAYLOADS)

@@ -28,11 +28,7 @@ def shop(tmp_path):
             journal.record(item.value["reading_id"], client.send("sensors", item.value))
         journal.close()
         yield (
-            Audit(
-                client,
-                app,
-                {name: dict.fromkeys(range(topic.partitions), 0) for name, topic in app.topics.items()},
-            ),
+            Audit(client, app, {name: dict.fromkeys(range(topic.partitions), 0) for name, topic in app.topics.items()}),
             journal.path.parent,
         )
 

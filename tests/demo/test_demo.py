@@ -23,9 +23,7 @@ COMMAND = Path(sys.executable).with_name("headwater")
 
 @pytest.fixture
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    kept = {
-        name: value for name, value in os.environ.items() if not name.startswith(("HEADWATER_", "PYTHONDONT"))
-    }
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HEADWATER_", "PYTHONDONT"))}
     return kept | {"PYTHONPYCACHEPREFIX": str(tmp_path_factory.getbasetemp().parent / "bytecode")}
 
 
@@ -129,9 +127,7 @@ def test_ctrl_c_ends_the_demo_and_every_number_adds_up(killed, environment):
     folder, engine = killed
     until(lambda: find_node(folder) is None and not members(engine))
     with demo(folder, environment, "--for", "1h", "--json", "--rate", "100") as process:
-        until(
-            lambda: read_engine_status(folder).state == "running" and read_engine_status(folder).pid != engine
-        )
+        until(lambda: read_engine_status(folder).state == "running" and read_engine_status(folder).pid != engine)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=220)
     assert process.returncode == 0, err

@@ -40,9 +40,7 @@ def test_every_event_has_a_number_of_its_own():
         (item.topic, next(iter(item.value.values())))
         for programs in PROGRAMS.values()
         for program in programs
-        for item in set_aside(
-            islice(program.events(ProgramContext(program.name, 1, lambda: NOON, "a")), 3000)
-        )
+        for item in set_aside(islice(program.events(ProgramContext(program.name, 1, lambda: NOON, "a")), 3000))
     )
     assert set(numbers.values()) == {1}
     assert {topic for topic, _ in numbers} == set(app.topics)
@@ -59,8 +57,7 @@ def set_aside(items: Iterator[DemoEvent]) -> Iterator[DemoEvent]:
 
 def test_runs_do_not_share_numbers():
     first, second = (
-        {item.value["order_id"] for item in sent(till, 100, run=run) if item.topic == "orders"}
-        for run in "ab"
+        {item.value["order_id"] for item in sent(till, 100, run=run) if item.topic == "orders"} for run in "ab"
     )
     assert not first & second
 

@@ -45,17 +45,9 @@ def judged(log: EventLog, name: str) -> list[Judged]:
                     running = max(running, frame.max_event_time)
                     continue
                 batch = topic.decode(end.partition, frame, data)
-                rows = zip(
-                    batch.offsets,
-                    batch.event_times,
-                    batch.arrival_times,
-                    batch.values.to_pylist(),
-                    strict=True,
-                )
+                rows = zip(batch.offsets, batch.event_times, batch.arrival_times, batch.values.to_pylist(), strict=True)
                 for offset, occurred, received, value in rows:
-                    found.append(
-                        Judged(end.partition, int(offset), value, int(occurred), running - int(occurred))
-                    )
+                    found.append(Judged(end.partition, int(offset), value, int(occurred), running - int(occurred)))
                     if occurred <= received + topic.definition.ahead // _MICROSECOND:
                         running = max(running, int(occurred))
     return found
@@ -76,10 +68,7 @@ def expected_counts(log: EventLog, app: App, name: str, *, timed: bool = True) -
         late = sum(event.behind > limit for event in events) if timed else 0
         dropped = isinstance(pipeline.late, DropLate)
         counts += EventCounts(
-            in_=len(events),
-            used=len(events) - late,
-            late=0 if dropped else late,
-            dropped=late if dropped else 0,
+            in_=len(events), used=len(events) - late, late=0 if dropped else late, dropped=late if dropped else 0
         )
     return counts
 

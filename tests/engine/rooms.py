@@ -63,10 +63,7 @@ def newest(folder: Path) -> Path:
 
 def ledger(world: World, name: str) -> list[tuple[Any, ...]]:
     """What the ledger says of a pipeline: batch and events of each."""
-    return [
-        tuple(row)
-        for row in world.client.sql("select batch, in_ from hw_batches where pipeline = ?", [name]).rows
-    ]
+    return [tuple(row) for row in world.client.sql("select batch, in_ from hw_batches where pipeline = ?", [name]).rows]
 
 
 def flip(path: Path, place: Callable[[int], int]) -> None:

@@ -228,9 +228,7 @@ def test_events_on_which_code_fails_are_set_aside_and_the_rest_counts():
         for name in ("raises", "exits", "takes_memory"):
             assert sorted(r["id"] for r in stream_rows(world, name)) == [0, 1, 2, 3, 4, 6, 7, 8]
         assert world.counts("good").used == 9
-        assert [r["s"] for r in world.rows("divides")] == [
-            sum(int(100 / (v - 13)) for v in (0, 1, 2, 3, 4, 6, 7, 8))
-        ]
+        assert [r["s"] for r in world.rows("divides")] == [sum(int(100 / (v - 13)) for v in (0, 1, 2, 3, 4, 6, 7, 8))]
         _bytes_are_kept(world)
 
 

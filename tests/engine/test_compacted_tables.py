@@ -63,9 +63,7 @@ class Model:
     """What the tables are, as plain dicts, and what was sent."""
 
     chance: random.Random = field(default_factory=lambda: random.Random(3))
-    tables: dict[str, dict[int, dict[str, Any]]] = field(
-        default_factory=lambda: {name: {} for name in TABLES}
-    )
+    tables: dict[str, dict[int, dict[str, Any]]] = field(default_factory=lambda: {name: {} for name in TABLES})
     sent: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TABLES, 0))
 
     def change(self, target: Client | World, name: str) -> None:
@@ -76,11 +74,7 @@ class Model:
             target.delete(name, key)
             self.tables[name].pop(key, None)
             return
-        values = {
-            "category": self.chance.choice("abc"),
-            "price": self.chance.randint(1, 99),
-            "amount": self.sent[name],
-        }
+        values = {"category": self.chance.choice("abc"), "price": self.chance.randint(1, 99), "amount": self.sent[name]}
         row = {field.name: {"product_id": key, **values}[field.name] for field in SCHEMAS[name]}
         target.send(name, row)
         self.tables[name][key] = row

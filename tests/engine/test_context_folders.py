@@ -6,13 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.engine.context import (
-    CheckpointFolder,
-    HadoopFolder,
-    LocalFolder,
-    QueryDirectory,
-    QueryManifest,
-)
+from headwater.engine.context import CheckpointFolder, HadoopFolder, LocalFolder, QueryDirectory, QueryManifest
 from headwater.engine.dry_run import _last_manifest
 from headwater.engine.sink.checkpoint import pending_batch, read_planned_batch
 from headwater.errors import DamagedError, UnreachableError

@@ -26,14 +26,7 @@ from tests.faults.counts import times
 
 pytestmark = pytest.mark.spark
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
-POINTS = (
-    "before-sink",
-    "before-sink-commit",
-    "in-sink-commit",
-    "after-sink-commit",
-    "in-publish",
-    "after-publish",
-)
+POINTS = ("before-sink", "before-sink-commit", "in-sink-commit", "after-sink-commit", "in-publish", "after-publish")
 TYPE = "id int, k int, v int, at timestamp"
 
 

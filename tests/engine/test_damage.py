@@ -30,9 +30,7 @@ T0 = datetime(2026, 1, 1, tzinfo=UTC)
 
 def shop(column: str = "total") -> hw.App:
     app = hw.App("damage")
-    app.topic(
-        "a", "id int, k int, v int, at timestamp", key="k", time="at", lateness="10 seconds", partitions=2
-    )
+    app.topic("a", "id int, k int, v int, at timestamp", key="k", time="at", lateness="10 seconds", partitions=2)
 
     @app.view(key="k")
     def sums(a: DataFrame) -> DataFrame:
@@ -43,9 +41,7 @@ def shop(column: str = "total") -> hw.App:
 
 def streaming() -> hw.App:
     app = hw.App("damage")
-    app.topic(
-        "a", "id int, k int, v int, at timestamp", key="k", time="at", lateness="10 seconds", partitions=2
-    )
+    app.topic("a", "id int, k int, v int, at timestamp", key="k", time="at", lateness="10 seconds", partitions=2)
 
     @app.stream
     def counted(a: DataFrame) -> DataFrame:

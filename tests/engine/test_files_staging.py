@@ -27,9 +27,7 @@ pytestmark = pytest.mark.spark
 
 def shop() -> hw.App:
     app = hw.App("staged")
-    app.topic(
-        "orders", "id int, k int, v int, at timestamp", key="k", time="at", lateness="1 hour", partitions=3
-    )
+    app.topic("orders", "id int, k int, v int, at timestamp", key="k", time="at", lateness="1 hour", partitions=3)
 
     @app.view(key="id")
     def large(orders: DataFrame) -> DataFrame:

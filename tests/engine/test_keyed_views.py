@@ -19,14 +19,7 @@ from tests.faults.counts import FULL
 
 pytestmark = pytest.mark.spark
 START = datetime(2026, 1, 1, tzinfo=UTC)
-POINTS = (
-    "before-sink",
-    "before-sink-commit",
-    "in-sink-commit",
-    "after-sink-commit",
-    "in-publish",
-    "after-publish",
-)
+POINTS = ("before-sink", "before-sink-commit", "in-sink-commit", "after-sink-commit", "in-publish", "after-publish")
 PRODUCT = "product_id int, category string, price int, since timestamp"
 ORDER = "order_id int, product_id int, amount int, at timestamp"
 BY_CATEGORY = "select category, count(*) n, sum(price) total, max(price) top from products group by category"
@@ -67,10 +60,7 @@ def shop() -> hw.App:
 
 def count(product, orders, state):
     state = state or {"n": 0, "amount": 0}
-    state = {
-        "n": state["n"] + len(orders),
-        "amount": state["amount"] + sum(order["amount"] for order in orders),
-    }
+    state = {"n": state["n"] + len(orders), "amount": state["amount"] + sum(order["amount"] for order in orders)}
     return state, [{"product_id": product, **state}]
 
 
@@ -115,11 +105,7 @@ class Sent:
             self.world.send("orders", self.orders[-1])
 
     def _change(self) -> None:
-        number, category, price = (
-            self.chance.randint(1, 4),
-            self.chance.choice("abc"),
-            self.chance.randint(1, 9),
-        )
+        number, category, price = (self.chance.randint(1, 4), self.chance.choice("abc"), self.chance.randint(1, 9))
         since = START + timedelta(minutes=self.minute)
         row = {"product_id": number, "category": category, "price": price, "since": since}
         self.world.send("products", row)
@@ -206,9 +192,7 @@ def test_events_on_which_an_operator_in_spark_fails_are_kept_aside():
 
     @app.view(key="product_id")
     def in_spark(orders: DataFrame) -> DataFrame:
-        counted = hw.stateful(
-            orders, by="product_id", fn=picky, returns="product_id int, n int, amount bigint"
-        )
+        counted = hw.stateful(orders, by="product_id", fn=picky, returns="product_id int, n int, amount bigint")
         return counted.groupBy("product_id").agg(F.max("amount").alias("amount"))
 
     @app.view(key="product_id")
@@ -226,9 +210,7 @@ def test_events_on_which_an_operator_in_spark_fails_are_kept_aside():
         return found.groupBy(F.col("category").alias("name")).agg(F.sum("amount").alias("amount"))
 
     with run(app, now=START) as world:
-        world.send(
-            "products", *({"product_id": n, "category": "a", "price": 1, "since": START} for n in (0, 1))
-        )
+        world.send("products", *({"product_id": n, "category": "a", "price": 1, "since": START} for n in (0, 1)))
         for amounts in ((1, 2, 3), (-1, 4, 5), (3, 5, 6)):
             for product, amount in enumerate(amounts):
                 world.send("orders", {"order_id": 0, "product_id": product, "amount": amount, "at": START})

@@ -24,9 +24,7 @@ DAMAGES = {
 def shop() -> hw.App:
     app = hw.App("shop")
     app.table("products", "product_id int, category string, price int", key="product_id")
-    app.view(
-        "totals", key="category", sql="select category, sum(price) total from products group by category"
-    )
+    app.view("totals", key="category", sql="select category, sum(price) total from products group by category")
     return app
 
 

@@ -25,9 +25,7 @@ def shop() -> hw.App:
     app.table("products", app.topic("raw", hw.changes(ROW), time="at"), key="product_id")
     app.table("copies", app.topic("copied", hw.changes(ROW), time="at"), key="product_id")
     app.view("named", key="name", sql="select name, count(*) n, max(price) top from products group by 1")
-    app.view(
-        "dear", key="product_id", sql="select product_id, upper(name) as name from products where price > 4"
-    )
+    app.view("dear", key="product_id", sql="select product_id, upper(name) as name from products where price > 4")
     app.view("past", key="product_id", sql="select * from products", history=True)
 
     @app.stream

@@ -61,9 +61,7 @@ def test_select_before_an_operator_keeps_equal_events_apart():
     @app.view(key="order_id")
     def chained(orders: DataFrame, products: hw.Table) -> DataFrame:
         """The first operator runs in Spark, with a select before it and one behind."""
-        named = hw.enrich(orders.select("order_id", "product_id"), products, on="product_id").select(
-            "order_id", "name"
-        )
+        named = hw.enrich(orders.select("order_id", "product_id"), products, on="product_id").select("order_id", "name")
         return hw.sliding(named, by="name", over="1 hour", n="count(*)")
 
     with run(app, now=NOW) as world:
@@ -110,9 +108,7 @@ def test_events_that_are_given_back_are_those_of_their_topic():
     @app.view(key="order_id")
     def known(products: hw.Table, orders: DataFrame) -> DataFrame:
         """The table comes first."""
-        return hw.enrich(
-            orders.select("order_id", "product_id"), products, on="product_id", missing="quarantine"
-        )
+        return hw.enrich(orders.select("order_id", "product_id"), products, on="product_id", missing="quarantine")
 
     def picky(product, orders, state):
         if product == 9:
@@ -148,9 +144,7 @@ REFUSED: dict[str, Callable[[DataFrame, DataFrame], DataFrame]] = {
     "windows": lambda orders, _: orders.groupBy("at", "order_id").count(),
     "pairs": lambda orders, returns_: joined(orders, returns_).drop("returned_at"),
     "parts": lambda orders, _: orders.select("*", F.explode(F.split("note", ","))),
-    "some parts": lambda orders, _: orders.select("*", F.explode(F.split("note", ","))).dropDuplicates(
-        ["order_id"]
-    ),
+    "some parts": lambda orders, _: orders.select("*", F.explode(F.split("note", ","))).dropDuplicates(["order_id"]),
     "half": lambda orders, _: orders.select("order_id", "at").union(
         orders.groupBy("order_id", "at").count().drop("count")
     ),

@@ -143,10 +143,7 @@ def _sums(groups: Any) -> DataFrame:
 def tell(world: World, story: Story) -> None:
     """Send a story, portion by portion, then let all windows close."""
     deliveries = [
-        (
-            event.topic,
-            {"id": number, "k": event.k, "v": number % 7, "at": T0 + timedelta(seconds=event.second)},
-        )
+        (event.topic, {"id": number, "k": event.k, "v": number % 7, "at": T0 + timedelta(seconds=event.second)})
         for number, event in enumerate(story.events)
         for _ in range(event.copies)
     ]
@@ -211,9 +208,7 @@ def _duckdb_agrees(world: World) -> None:
         database.execute("set timezone = 'UTC'")
         database.register("events", events)
         wanted = database.execute(sql).fetchall()
-    rows = [
-        (row["w"]["start"].timestamp(), row["k"], row["n"], row["total"]) for row in world.rows("tumbling")
-    ]
+    rows = [(row["w"]["start"].timestamp(), row["k"], row["n"], row["total"]) for row in world.rows("tumbling")]
     assert sorted(rows) == wanted
 
 
@@ -236,9 +231,7 @@ def test_an_event_exactly_at_the_watermark_counts():
     """What is in time by the log's rule is in time for Spark, to the millisecond."""
     app = small_shop(partitions=1)
     with run(app, now=T0 + timedelta(minutes=1)) as world:
-        for number in range(
-            3
-        ):  # Spark forgets windows one batch later, and leaves rows out two batches later
+        for number in range(3):  # Spark forgets windows one batch later, and leaves rows out two batches later
             world.send("a", _row(number, 39.999))
             world.settle()
         world.send("a", _row(3, 29.999), _row(4, 29.998))

@@ -76,20 +76,12 @@ def order(number: int) -> dict[str, Any]:
     chance = random.Random(number)
     at = f"2026-01-01T00:{number // 60 % 60:02}:{number % 60:02}.{chance.randrange(1_000_000):06}Z"
     price = Decimal(chance.randrange(10_000)) / 100
-    return {
-        "id": number,
-        "shop": f"ü{chance.randrange(5)}",
-        "v": chance.randrange(10),
-        "price": price,
-        "at": at,
-    }
+    return {"id": number, "shop": f"ü{chance.randrange(5)}", "v": chance.randrange(10), "price": price, "at": at}
 
 
 def records(broker: Broker, topic: str) -> list[tuple[bytes | None, dict[str, Any]]]:
     """What a plain consumer reads: keys and values."""
-    consumer = Consumer(
-        {"bootstrap.servers": broker.address, "group.id": "oracle", "enable.partition.eof": True}
-    )
+    consumer = Consumer({"bootstrap.servers": broker.address, "group.id": "oracle", "enable.partition.eof": True})
     consumer.assign([TopicPartition(topic, 0, 0)])
     found = []
     while (message := consumer.poll(10)) is not None and message.error() is None:
@@ -106,9 +98,7 @@ def judged(query: str, sent: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
 
 def has_large(broker: Broker, name: str, sent: list[dict[str, Any]]) -> bool:
     """Whether every selected row is there at least once; nothing else may be."""
-    query = (
-        'select id, upper(shop), (price::decimal(10,2) * 2)::text, "at"::timestamp, v from orders where v > 4'
-    )
+    query = 'select id, upper(shop), (price::decimal(10,2) * 2)::text, "at"::timestamp, v from orders where v > 4'
     found = {
         (row["id"], row["shop"], row["price"], row["at"], row["more"]["v"], key)
         for key, row in records(broker, f"large_{name}")
@@ -124,9 +114,7 @@ def has_large(broker: Broker, name: str, sent: list[dict[str, Any]]) -> bool:
 def check_sums(broker: Broker, name: str, sent: list[dict[str, Any]]) -> None:
     """The newest row of each key is the sum of all that was sent."""
     newest = {key: (row["shop"], row["v"], row["n"]) for key, row in records(broker, f"sums_{name}")}
-    assert sorted(newest.values()) == sorted(
-        judged("select shop, sum(v)::int, count(*) from orders group by 1", sent)
-    )
+    assert sorted(newest.values()) == sorted(judged("select shop, sum(v)::int, count(*) from orders group by 1", sent))
     assert {key for key in newest if key} == {row[0].encode() for row in newest.values()}
 
 

@@ -16,14 +16,7 @@ T0 = datetime(2026, 1, 1, tzinfo=UTC)
 
 def test_a_range_that_is_cut_elsewhere_gives_the_same_rows(tmp_path):
     app = hw.App("shop")
-    app.topic(
-        "orders",
-        "id int, amount double, at timestamp",
-        key="id",
-        time="at",
-        lateness="1 minute",
-        partitions=3,
-    )
+    app.topic("orders", "id int, amount double, at timestamp", key="id", time="at", lateness="1 minute", partitions=3)
 
     @app.view(key="minute")
     def revenue(orders):
@@ -45,9 +38,7 @@ def test_a_range_that_is_cut_elsewhere_gives_the_same_rows(tmp_path):
             world.settle()
         around = world._context
         for name in ("revenue", "large"):
-            done = replay(
-                get_spark().session, app.resolve(), app.pipelines[name], around, tmp_path / name, rows=40
-            )
+            done = replay(get_spark().session, app.resolve(), app.pipelines[name], around, tmp_path / name, rows=40)
             assert done.same, done
             assert done.batches > 3
             assert done.events == 300

@@ -15,9 +15,7 @@ from headwater.testing.world import World, run
 pytestmark = pytest.mark.spark
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
-QUESTION = (
-    "select space, keys, entries, largest, largest_key from hw_state where pipeline = '{}' order by space"
-)
+QUESTION = "select space, keys, entries, largest, largest_key from hw_state where pipeline = '{}' order by space"
 
 
 def shop() -> hw.App:
@@ -76,8 +74,6 @@ class Shown:
 
 
 def test_the_columns_that_a_step_gives_are_no_part_of_its_state():
-    found = {
-        state_text(Shown(columns)) for columns in ("n#287, _hw_kept#294", "n#5", "a#1, ... 30 more fields")
-    }
+    found = {state_text(Shown(columns)) for columns in ("n#287, _hw_kept#294", "n#5", "a#1, ... 30 more fields")}
     assert len(found) == 1
     assert "transformWithStateUDF(bucket, rows)" in found.pop()

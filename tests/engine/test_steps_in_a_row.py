@@ -21,10 +21,7 @@ HOUR = timedelta(hours=1)
 def shop() -> hw.App:
     app = hw.App("shop")
     app.topic(
-        "orders",
-        "number int, id int, buyer string, seller string, at timestamp",
-        time="at",
-        lateness="0 seconds",
+        "orders", "number int, id int, buyer string, seller string, at timestamp", time="at", lateness="0 seconds"
     )
     app.table("users", "name string, town string", key="name")
     app.table("towns", "town string, land string", key="town")
@@ -70,9 +67,7 @@ def test_steps_with_state_follow_each_other_and_share_inputs():
     for number in range(40):
         buyer, seller = chance.choice(["ada", "bob", "eve"]), chance.choice("xyz")
         at = NOON + timedelta(minutes=7 * number, seconds=chance.randint(0, 59))
-        orders.append(
-            {"number": number, "id": chance.randint(1, 9), "buyer": buyer, "seller": seller, "at": at}
-        )
+        orders.append({"number": number, "id": chance.randint(1, 9), "buyer": buyer, "seller": seller, "at": at})
     end = {"number": 40, "id": 0, "buyer": "end", "seller": "bob", "at": NOON + 24 * HOUR}
     with run(shop(), now=NOON + 25 * HOUR) as world:
         world.send("users", *({"name": name, "town": town} for name, town in towns.items()))

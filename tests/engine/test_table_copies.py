@@ -33,11 +33,7 @@ def test_a_table_comes_back_from_its_changelog():
                 if chance.random() < 0.3:
                     world.delete("products", key=number)
                 else:
-                    row = {
-                        "product_id": number,
-                        "name": chance.choice(["pen", None]),
-                        "price": chance.randint(1, 9),
-                    }
+                    row = {"product_id": number, "name": chance.choice(["pen", None]), "price": chance.randint(1, 9)}
                     world.send("products", row)
             world.settle()
             table = by_key(world.client.table("products").rows())

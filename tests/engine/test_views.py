@@ -13,9 +13,7 @@ T0 = datetime(2026, 1, 1, tzinfo=UTC)
 
 def shop() -> hw.App:
     app = hw.App("shop")
-    app.topic(
-        "orders", "id int, amount int, at timestamp", key="id", time="at", lateness="10 seconds", partitions=2
-    )
+    app.topic("orders", "id int, amount int, at timestamp", key="id", time="at", lateness="10 seconds", partitions=2)
     return app
 
 
@@ -28,9 +26,7 @@ def test_a_windowed_view_has_its_rows_while_windows_are_open():
 
     @app.view(key="minute")
     def revenue(orders):
-        return orders.groupBy(F.window("at", "1 minute").alias("minute")).agg(
-            F.sum("amount").alias("revenue")
-        )
+        return orders.groupBy(F.window("at", "1 minute").alias("minute")).agg(F.sum("amount").alias("revenue"))
 
     with run(app) as world:
         world.send("orders", order(1, 5, 0), order(2, 6, 30), order(3, 7, 70))

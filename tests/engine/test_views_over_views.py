@@ -19,9 +19,7 @@ def order(customer: int, amount: int, seconds: float) -> dict:
 
 def shop() -> hw.App:
     app = hw.App("shop")
-    app.topic(
-        "orders", "customer int, amount int, at timestamp", key="customer", time="at", lateness="5 seconds"
-    )
+    app.topic("orders", "customer int, amount int, at timestamp", key="customer", time="at", lateness="5 seconds")
 
     @app.view(key="customer")
     def spent(orders):
@@ -38,9 +36,7 @@ def shop() -> hw.App:
 
     @app.view(key="minute", late=hw.correct(for_="1 hour"))
     def revenue(orders):
-        return orders.groupBy(F.window("at", "1 minute").alias("minute")).agg(
-            F.sum("amount").alias("revenue")
-        )
+        return orders.groupBy(F.window("at", "1 minute").alias("minute")).agg(F.sum("amount").alias("revenue"))
 
     @app.view(key="minute")
     def rich(revenue):

@@ -76,10 +76,7 @@ def test_without_a_schema_values_stay_as_in_json():
 def test_keys_get_their_types_back_by_name():
     given_change = change(key=(Decimal("1.5"), 7))
     assert Change.from_json(given_change.to_json()).key == ("1.5", 7)
-    assert Change.from_json(given_change.to_json(), schema=SCHEMA, key=("price", "id")).key == (
-        Decimal("1.5"),
-        7,
-    )
+    assert Change.from_json(given_change.to_json(), schema=SCHEMA, key=("price", "id")).key == (Decimal("1.5"), 7)
 
 
 def test_a_column_that_was_not_sent_stays_absent():

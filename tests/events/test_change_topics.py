@@ -49,9 +49,7 @@ def test_every_kind_of_type_gives_the_same_columns(row):
 
 def test_every_column_of_a_row_may_be_left_out():
     given = [{"op": "delete", "before": {"product_id": 1}}, {"op": "truncate"}]
-    (gone, cleared) = (
-        Codec(changes("product_id int not null, name string not null")).encode(given).to_pylist()
-    )
+    (gone, cleared) = Codec(changes("product_id int not null, name string not null")).encode(given).to_pylist()
     assert gone["before"] == {"product_id": 1, "name": None}
     assert (cleared["before"], cleared["after"], cleared["unchanged"], cleared["at"]) == (None,) * 4
 

@@ -111,9 +111,7 @@ class Part:
 
 def test_enums_uuids_times_and_nested_classes_are_made_plain():
     codec = Codec(
-        from_ddl(
-            "k STRING, u STRING, t STRING, w BIGINT, p ARRAY<STRUCT<n: INT>>, f DOUBLE, i INT, at TIMESTAMP"
-        )
+        from_ddl("k STRING, u STRING, t STRING, w BIGINT, p ARRAY<STRUCT<n: INT>>, f DOUBLE, i INT, at TIMESTAMP")
     )
     row = {
         "k": Kind.WEB,
@@ -288,9 +286,7 @@ def test_odd_field_names_work():
     names = ["class", "two words", "ä", "m0", "a`b", "x.y", "self", "None", "__init__"]
     codec = Codec(pa.schema([(name, pa.int64()) for name in names]))
     row = dict(zip(names, range(9), strict=True))
-    assert (
-        codec.rows(codec.encode([row])) == codec.rows(codec.decode_json([json.dumps(row).encode()])) == [row]
-    )
+    assert codec.rows(codec.encode([row])) == codec.rows(codec.decode_json([json.dumps(row).encode()])) == [row]
     with pytest.raises(BadEventError) as caught:
         codec.encode([{"two words": "x"}])
     assert caught.value.data["field"] == "two words"

@@ -18,9 +18,7 @@ LINES = [
     b'{ "id" : "x" , "n" : null , "m" : { } , "s" : null }',
 ]
 TOKENS = [
-    *(
-        b'{ } [ ] , : " \\ null true false NaN Infinity -Infinity -0 0 1e999 1E-999999999 9223372036854775808'.split()
-    ),
+    *(b'{ } [ ] , : " \\ null true false NaN Infinity -Infinity -0 0 1e999 1E-999999999 9223372036854775808'.split()),
     b"9" * 400,
     b"[" * 300,
     b'{"s":' * 300,
@@ -47,13 +45,7 @@ def damaged(line: bytes, chance: random.Random) -> bytes:
         start = chance.randrange(len(line) + 1)
         end = min(len(line), start + chance.choice([0, 0, 1, 3, 20]))
         piece = chance.choice(
-            [
-                chance.choice(TOKENS),
-                chance.randbytes(3),
-                line[end : end + 20],
-                b"",
-                bytes([chance.randrange(256)]),
-            ]
+            [chance.choice(TOKENS), chance.randbytes(3), line[end : end + 20], b"", bytes([chance.randrange(256)])]
         )
         line = line[:start] + piece + line[end:]
     return line

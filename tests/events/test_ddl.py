@@ -48,9 +48,7 @@ def test_inner_names_are_those_of_spark():
 
 
 def test_columns_carry_nullability_and_comments():
-    schema = from_ddl(
-        "a INT NOT NULL COMMENT 'it''s \\'one\\'', `two words` STRING, b: bigint comment \"x\" not null"
-    )
+    schema = from_ddl("a INT NOT NULL COMMENT 'it''s \\'one\\'', `two words` STRING, b: bigint comment \"x\" not null")
     assert [field.nullable for field in schema] == [False, True, False]
     assert schema.names == ["a", "two words", "b"]
     assert schema.field("a").metadata == {b"comment": b"it's 'one'"}

@@ -145,9 +145,7 @@ def test_a_bad_traceparent_is_refused(text):
     assert caught.value.data["field"] == "traceparent"
 
 
-@pytest.mark.parametrize(
-    "headers", [{"a": 1}, {1: "a"}, {"": "x"}, {"a": None}, {"a": "\ud800"}, {"a": b"x"}]
-)
+@pytest.mark.parametrize("headers", [{"a": 1}, {1: "a"}, {"": "x"}, {"a": None}, {"a": "\ud800"}, {"a": b"x"}])
 def test_headers_that_are_not_text_are_refused(headers):
     with pytest.raises(BadEventError) as caught:
         check_headers(headers)

@@ -8,9 +8,7 @@ import pytest
 from headwater.events import Receipt
 from headwater.events.envelope import Receipts
 
-RECEIPTS = Receipts(
-    "orders", np.array([0, 1, 0, -1]), np.array([7, 3, 8, -1]), np.array([False, True, False, False])
-)
+RECEIPTS = Receipts("orders", np.array([0, 1, 0, -1]), np.array([7, 3, 8, -1]), np.array([False, True, False, False]))
 PLAIN = [
     Receipt("orders", 0, 7),
     Receipt("orders", 1, 3, duplicate=True),

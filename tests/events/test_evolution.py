@@ -119,8 +119,7 @@ def test_another_type_is_no_rename():
 
 def test_changes_inside_structs_have_their_path():
     difference = ddl(
-        "a STRUCT<x: INT, l: ARRAY<STRUCT<y: INT>>>",
-        "a STRUCT<x: STRING, l: ARRAY<STRUCT<y: BIGINT, z: STRING>>>",
+        "a STRUCT<x: INT, l: ARRAY<STRUCT<y: INT>>>", "a STRUCT<x: STRING, l: ARRAY<STRUCT<y: BIGINT, z: STRING>>>"
     )
     assert paths(difference.retyped) == ["a.x"]
     assert paths(difference.widened) == ["a.l[].y"]
@@ -153,10 +152,7 @@ def test_an_upgraded_batch_has_exactly_the_new_schema():
     upgraded = upgrade(batch, new)
     assert upgraded.schema.equals(new)
     upgraded.validate(full=True)
-    assert Codec(new).rows(upgraded) == [
-        {"a": 1, "l": [1.5, None], "m": None},
-        {"a": 2, "l": None, "m": None},
-    ]
+    assert Codec(new).rows(upgraded) == [{"a": 1, "l": [1.5, None], "m": None}, {"a": 2, "l": None, "m": None}]
 
 
 def test_missing_fields_get_their_default_even_inside_structs():
@@ -168,10 +164,7 @@ def test_missing_fields_get_their_default_even_inside_structs():
         ]
     )
     batch = pa.RecordBatch.from_pylist([{"s": {"n": 1}}, {"s": None}])
-    assert upgrade(batch, new).to_pylist() == [
-        {"s": {"n": 1, "unit": "kg"}, "tags": ["x"]},
-        {"s": None, "tags": ["x"]},
-    ]
+    assert upgrade(batch, new).to_pylist() == [{"s": {"n": 1, "unit": "kg"}, "tags": ["x"]}, {"s": None, "tags": ["x"]}]
 
 
 def test_tombstones_stay_null_in_required_columns():

@@ -32,22 +32,14 @@ def test_a_default_that_does_not_fit_its_field_is_refused():
 def test_a_misfit_tells_its_row_and_path():
     kind = pa.struct([("s", pa.list_(pa.struct([("d", pa.decimal128(4, 2))])))])
     shape = RowValidator([pa.field("x", kind)])
-    rows = [
-        {"x": None},
-        {"x": {"s": []}},
-        {"x": {"s": [None, {"d": Decimal("1.5")}, {"d": Decimal("1.555")}]}},
-    ]
+    rows = [{"x": None}, {"x": {"s": []}}, {"x": {"s": [None, {"d": Decimal("1.5")}, {"d": Decimal("1.555")}]}}]
     structs = msgspec.convert(rows, list[shape.struct])  # type: ignore[name-defined]
     with pytest.raises(InvalidValueError) as caught:
         shape.to_columns(structs)
     assert (caught.value.row, caught.value.path) == (2, "x.s.[].d")
 
 
-@given(
-    st.lists(
-        st.none() | st.decimals(allow_nan=False, allow_infinity=False, places=3), min_size=1, max_size=40
-    )
-)
+@given(st.lists(st.none() | st.decimals(allow_nan=False, allow_infinity=False, places=3), min_size=1, max_size=40))
 def test_the_first_bad_row_is_found(numbers):
     shape = RowValidator([pa.field("d", pa.decimal128(10, 2))])
     structs = msgspec.convert([{"d": number} for number in numbers], list[shape.struct])  # type: ignore[name-defined]

@@ -55,8 +55,7 @@ def test_trailing_zeros_never_change_the_text(number):
 
 
 @pytest.mark.parametrize(
-    ("digits", "expected"),
-    [("-0.00", "0"), ("0E-18", "0"), ("1E+3", "1000"), ("-1.50", "-1.5"), ("100", "100")],
+    ("digits", "expected"), [("-0.00", "0"), ("0E-18", "0"), ("1E+3", "1000"), ("-1.50", "-1.5"), ("100", "100")]
 )
 def test_digits_are_trimmed_and_written_out(digits, expected):
     assert trim_zeros(digits) == format_decimal(Decimal(digits)) == expected
@@ -95,11 +94,7 @@ def test_json_form_is_what_json_can_hold():
 
 
 def test_to_row_makes_numpy_and_nested_values_plain():
-    assert to_row({"n": np.int32(3), "l": {np.float64(1.5)}, "b": memoryview(b"x")}) == {
-        "n": 3,
-        "l": [1.5],
-        "b": b"x",
-    }
+    assert to_row({"n": np.int32(3), "l": {np.float64(1.5)}, "b": memoryview(b"x")}) == {"n": 3, "l": [1.5], "b": b"x"}
 
 
 def test_to_row_refuses_what_is_no_event():

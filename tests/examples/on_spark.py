@@ -39,10 +39,7 @@ class Ran(NamedTuple):
 def ran(name: str, *, main: bool = True) -> Ran:
     """Run an example once for all tests that ask for it; without `main` only its definitions."""
     assert len((EXAMPLES / name).read_text().splitlines()) <= LONGEST
-    with (
-        contextlib.redirect_stdout(io.StringIO()) as printed,
-        contextlib.redirect_stderr(io.StringIO()) as wrong,
-    ):
+    with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.redirect_stderr(io.StringIO()) as wrong:
         names = runpy.run_path(str(EXAMPLES / name), run_name="__main__" if main else "example")
     assert wrong.getvalue() == ""
     return Ran(names, printed.getvalue().splitlines())

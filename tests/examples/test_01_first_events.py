@@ -13,11 +13,7 @@ def test_events_come_back_in_order_per_customer(printed):
     places = {match[4]: (match[1], match[2], match[3]) for match in read if match}
     assert {number: (partition, offset, customer) for number, customer, partition, offset in sent} == places
     # murmur2 of "1", "2", "3" over three partitions, as Kafka's DefaultPartitioner gives it
-    assert {customer: partition for partition, _, customer in places.values()} == {
-        "1": "0",
-        "2": "2",
-        "3": "2",
-    }
+    assert {customer: partition for partition, _, customer in places.values()} == {"1": "0", "2": "2", "3": "2"}
 
 
 def test_the_total_is_exact_and_a_misfit_is_refused(printed):

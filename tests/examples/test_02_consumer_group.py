@@ -15,6 +15,4 @@ def test_a_group_shares_partitions_and_processes_every_payment(printed):
     assert different == 40
     assert total >= 40
     assert "audit saw 40" in lines
-    assert [line for line in lines if line.startswith("lag")] == [
-        f"lag partition {n}: 0 events" for n in range(4)
-    ]
+    assert [line for line in lines if line.startswith("lag")] == [f"lag partition {n}: 0 events" for n in range(4)]

@@ -18,12 +18,7 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 
 def rows_of_the_example():
     return [
-        {
-            "user": user,
-            "kind": kind,
-            "millis": 100 * len(kind) + minute,
-            "at": START + timedelta(minutes=minute),
-        }
+        {"user": user, "kind": kind, "millis": 100 * len(kind) + minute, "at": START + timedelta(minutes=minute)}
         for minute, user, kind in ran(NAME).names["EVENTS"]
     ]
 
@@ -36,8 +31,7 @@ def test_each_page_counts_in_one_minute_and_in_five_rolling_spans():
     pages = rows_of_the_example()
     fixed = 'select time_bucket(interval 1 minute, "at") s, count(*) from pages group by s order by s'
     assert lines_of("rate") == [
-        f"{start:%H:%M}-{start + timedelta(minutes=1):%H:%M} {count}"
-        for start, count in duck(fixed, pages=pages)
+        f"{start:%H:%M}-{start + timedelta(minutes=1):%H:%M} {count}" for start, count in duck(fixed, pages=pages)
     ]
     rolling = """
         select time_bucket(interval 1 minute, "at") - interval 1 minute * hop as s, kind, avg(millis),

@@ -28,8 +28,6 @@ def test_the_corrected_time_is_when_the_reading_was_made():
 
 
 def test_the_means_are_those_of_the_true_times():
-    sql = (
-        """select date_trunc('minute', "at") m, avg(celsius), count(*) from readings group by m order by m"""
-    )
+    sql = """select date_trunc('minute', "at") m, avg(celsius), count(*) from readings group by m order by m"""
     expected = [f"{m:%H:%M}: {mean:.2f} from {n} readings" for m, mean, n in duck(sql, readings=true_times())]
     assert ran(NAME).lines[12:] == expected

@@ -75,18 +75,13 @@ def test_many_events_with_stragglers_give_the_rows_of_a_batch():
                 }
                 for n in range(3)
             ]
-            world.client.send_many(
-                "orders", some
-            )  # not `world.send`, which lets the quiet topic move on in between
+            world.client.send_many("orders", some)  # not `world.send`, which lets the quiet topic move on in between
             world.client.send_many("payments", paying)
             orders, payments = orders + some, payments + paying
         world.advance("1 hour")
         world.settle()
         ten = timedelta(seconds=10)
-        good = {
-            "orders": in_time(orders, "placed_at", ten),
-            "payments": in_time(payments, "paid_at", ten),
-        }
+        good = {"orders": in_time(orders, "placed_at", ten), "payments": in_time(payments, "paid_at", ten)}
         paid = [event.value for event in world.client.read("paid")]
         assert ordered(paid) == batch(app, "paid", **good)
         assert ordered(world.rows("settled")) == batch(app, "settled", **good)

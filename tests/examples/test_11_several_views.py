@@ -27,9 +27,7 @@ def test_the_chain_gives_what_a_nested_query_gives():
 
 
 def test_the_view_behind_the_stream_counts_what_the_stream_let_through():
-    rows = duck(
-        "select customer, count(*) from orders where cents > 1000 group by all order by all", orders=orders()
-    )
+    rows = duck("select customer, count(*) from orders where cents > 1000 group by all order by all", orders=orders())
     lines = [line for line in ran(NAME).lines if line.startswith("patron")]
     assert lines == [f"patron {customer}: {count}" for customer, count in rows]
 

@@ -29,9 +29,7 @@ def test_its_test_of_crashes_passes_at_every_point_it_names():
 
 def test_its_tests_see_that_a_repeated_order_counts_twice():
     wrong = hw.App("shop")
-    wrong.topic(
-        "orders", "order_id int, cents int, at timestamp", key="order_id", time="at", lateness="1 minute"
-    )
+    wrong.topic("orders", "order_id int, cents int, at timestamp", key="order_id", time="at", lateness="1 minute")
 
     @wrong.view(key="minute")
     def revenue(orders):

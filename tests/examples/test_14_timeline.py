@@ -18,10 +18,7 @@ JOINED = """
 """
 REACH = f"select author, count(*) from ({JOINED}) group by author order by all"
 FOLLOWS = [{"follower": "ada", "followee": "bob"}, {"follower": "eve", "followee": "bob"}]
-POSTS = [
-    {"post_id": 1, "author": "bob", "words": "hello"},
-    {"post_id": 2, "author": "ada", "words": "nobody reads me"},
-]
+POSTS = [{"post_id": 1, "author": "bob", "words": "hello"}, {"post_id": 2, "author": "ada", "words": "nobody reads me"}]
 
 
 def test_posts_reach_those_who_follow():

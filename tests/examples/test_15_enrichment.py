@@ -28,9 +28,7 @@ def test_two_tables_at_once_are_two_left_joins():
 
 def test_only_orders_of_unknown_products_are_kept_aside():
     given = {"orders": ran(NAME).names["ORDERS"], "products": PRODUCTS}
-    rows = duck(
-        "select order_id, category from orders join products using (product_id) order by all", **given
-    )
+    rows = duck("select order_id, category from orders join products using (product_id) order by all", **given)
     aside = duck("select count(*) from orders anti join products using (product_id)", **given)
     assert ran(NAME).lines[1:] == [f"checked: {rows}", f"kept aside: {aside[0][0]}"]
 
@@ -59,11 +57,7 @@ def test_orders_get_the_row_of_their_moment_or_wait_for_one():
             world.client.send_many("orders", orders)
             world.settle()
             waiting += orders
-            found = {
-                one["order_id"]: products[one["product_id"]]
-                for one in waiting
-                if one["product_id"] in products
-            }
+            found = {one["order_id"]: products[one["product_id"]] for one in waiting if one["product_id"] in products}
             expected |= found
             waiting = [one for one in waiting if one["order_id"] not in expected]
         world.advance("10 minutes")

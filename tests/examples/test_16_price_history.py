@@ -49,19 +49,11 @@ def random_events(chance):
     """Prices in the order of their times, orders in any order, between each other in any way."""
     minutes = sorted(chance.sample(range(60), 30))
     prices = [
-        {
-            "product_id": chance.randrange(4),
-            "price": chance.randrange(99),
-            "since": START + timedelta(minutes=at),
-        }
+        {"product_id": chance.randrange(4), "price": chance.randrange(99), "since": START + timedelta(minutes=at)}
         for at in minutes
     ]
     orders = [
-        {
-            "order_id": n,
-            "product_id": chance.randrange(5),
-            "at": START + timedelta(minutes=chance.randrange(60)),
-        }
+        {"order_id": n, "product_id": chance.randrange(5), "at": START + timedelta(minutes=chance.randrange(60))}
         for n in range(120)
     ]
     mixed = ["prices"] * len(prices) + ["orders"] * len(orders)

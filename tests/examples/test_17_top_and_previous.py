@@ -48,8 +48,7 @@ def test_many_sales_with_stragglers_give_the_rows_of_the_query():
                     {
                         "category": chance.choice(["tea", "ink", "pens"]),
                         "amount": chance.randrange(9),
-                        "at": START
-                        + timedelta(hours=hour, minutes=minute, seconds=chance.randrange(-90, 90)),
+                        "at": START + timedelta(hours=hour, minutes=minute, seconds=chance.randrange(-90, 90)),
                     }
                     for minute in range(2, 50, 4)
                 ]

@@ -25,9 +25,7 @@ def climbs(readings):
     for sensor in {reading["sensor"] for reading in readings}:
         seen = [reading["celsius"] for reading in readings if reading["sensor"] == sensor]
         rose = [False, *(later > earlier for earlier, later in pairwise(seen))]
-        found += [
-            (sensor, seen[n]) for n in range(3, len(seen)) if all(rose[n - 2 : n + 1]) and not rose[n - 3]
-        ]
+        found += [(sensor, seen[n]) for n in range(3, len(seen)) if all(rose[n - 2 : n + 1]) and not rose[n - 3]]
     return sorted(found)
 
 
@@ -40,19 +38,13 @@ def test_the_sensor_that_climbs_is_named():
 
 
 def test_ranges_are_those_of_the_query():
-    assert ast.literal_eval(ran(NAME).lines[1].removeprefix("ranges: ")) == duck(
-        RANGES, readings=example_readings()
-    )
+    assert ast.literal_eval(ran(NAME).lines[1].removeprefix("ranges: ")) == duck(RANGES, readings=example_readings())
 
 
 def test_many_readings_in_any_batches_give_the_same_alarms():
     chance = random.Random(18)
     readings = [
-        {
-            "sensor": chance.choice("abc"),
-            "celsius": float(chance.randrange(30)),
-            "at": START + timedelta(seconds=n),
-        }
+        {"sensor": chance.choice("abc"), "celsius": float(chance.randrange(30)), "at": START + timedelta(seconds=n)}
         for n in range(300)
     ]
     with run(ran(NAME).app, now=START + timedelta(minutes=6)) as world:

@@ -5,12 +5,7 @@ from __future__ import annotations
 import duckdb
 
 ORDERS = [(n, country, 40 * n) for n, country in enumerate(["de", "fr", "us", "de", "us", "fr"], start=1)]
-CHOSEN = {
-    "books": "true",
-    "europe": "country <> 'us'",
-    "gifts": "order_id % 3 = 0",
-    "large": "amount > 100",
-}
+CHOSEN = {"books": "true", "europe": "country <> 'us'", "gifts": "order_id % 3 = 0", "large": "amount > 100"}
 
 
 def chosen(condition: str) -> list[int]:

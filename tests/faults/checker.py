@@ -79,9 +79,7 @@ class Verdict:
 
     @property
     def sound(self) -> bool:
-        return not any(
-            (self.lost, self.duplicated, self.phantom, self.reordered, self.two_values, self.vanished)
-        )
+        return not any((self.lost, self.duplicated, self.phantom, self.reordered, self.two_values, self.vanished))
 
     def __str__(self) -> str:
         counts = {name: len(found) for name, found in vars(self).items() if isinstance(found, list)}

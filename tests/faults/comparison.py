@@ -15,12 +15,7 @@ from tests.faults.model import LOWEST, Allowed, ModelPartition, Record
 LATENESS = 10_000_000
 ALL = 1 << 30
 _TYPE = pa.schema(
-    [
-        ("producer", pa.string()),
-        ("number", pa.int64()),
-        ("key", pa.string()),
-        ("at", pa.timestamp("us", "UTC")),
-    ]
+    [("producer", pa.string()), ("number", pa.int64()), ("key", pa.string()), ("at", pa.timestamp("us", "UTC"))]
 )
 
 
@@ -100,12 +95,8 @@ def _rows_in(topic: OpenTopic, partition: int, frame: Frame, data: memoryview) -
     batch = topic.decode(partition, frame, data)
     columns = batch.values.to_pydict()
     times = batch.values.column("at").cast(pa.int64()).to_pylist()
-    records = map(
-        Record, columns["producer"], columns["number"], columns["key"], times, batch.tombstones.tolist()
-    )
-    return list(
-        map(Seen, batch.offsets.tolist(), records, batch.arrival_times.tolist(), batch.late().tolist())
-    )
+    records = map(Record, columns["producer"], columns["number"], columns["key"], times, batch.tombstones.tolist())
+    return list(map(Seen, batch.offsets.tolist(), records, batch.arrival_times.tolist(), batch.late().tolist()))
 
 
 def _same(model: ModelPartition, found: list[Seen], offset: int, reads: int = ALL) -> None:

@@ -294,14 +294,10 @@ def compare_operators(shop: Shop) -> int:
         used = [event for event in events if event.behind <= 20_000_000]
         assert {row["k"]: (row["n"], row["total"]) for row in views.rows("at_sink")} == _totals(used)
         # An aggregate without a window waits for no time: to it, no event is late.
-        sums = {
-            row["k"]: (row["rows"], row["seqs"], row["n"], row["total"]) for row in views.rows("in_spark")
-        }
+        sums = {row["k"]: (row["rows"], row["seqs"], row["n"], row["total"]) for row in views.rows("in_spark")}
         assert sums == {k: (*found, *found) for k, found in _totals(events).items()}
         _same_order(views, used)
-        sql = (
-            "select name, in_, used, late, quarantined, dropped, unaccounted from hw_pipelines order by name"
-        )
+        sql = "select name, in_, used, late, quarantined, dropped, unaccounted from hw_pipelines order by name"
         late = len(events) - len(used)
         assert [tuple(row) for row in views.sql(sql).rows] == [
             ("at_sink", len(events), len(used), late, 0, 0, 0),

@@ -31,9 +31,7 @@ class Stored(NamedTuple):
 class Allowed:
     """What may be different after a fault, because nobody was told how it went."""
 
-    maybe: list[list[Record]] = field(
-        default_factory=list
-    )  # sent, not acknowledged: so many whole ones are there
+    maybe: list[list[Record]] = field(default_factory=list)  # sent, not acknowledged: so many whole ones are there
     mark: bool = False  # a time mark may have been written
     gone_until: int = 0  # retention may have removed offsets below this
     superseded: set[int] = field(default_factory=set)  # compaction may have removed these
@@ -99,10 +97,7 @@ class ModelPartition:
             for offset, stored in self.events.items()
             if stored.record is not None
             and offset < below
-            and (
-                offset < last[stored.record.key]
-                or (stored.record.deleted and stored.received < oldest_tombstone)
-            )
+            and (offset < last[stored.record.key] or (stored.record.deleted and stored.received < oldest_tombstone))
         }
 
     def remove_below(self, start: int) -> None:

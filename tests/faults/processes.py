@@ -16,16 +16,12 @@ from headwater.log import EventLog, Topic, WriteBatch
 from headwater.log.storage.disk import Disk
 from tests.faults.checker import TYPE, Found, Journal, Numbered
 
-_SCHEMA = pa.schema(
-    [("producer", pa.string()), ("seq", pa.int64()), ("key", pa.string()), ("pad", pa.string())]
-)
+_SCHEMA = pa.schema([("producer", pa.string()), ("seq", pa.int64()), ("key", pa.string()), ("pad", pa.string())])
 
 
 def fork(work: Callable[[], None]) -> int:
     """Run this in a child process, which then exits with 0, or with 1 after an error; returns its id."""
-    with (
-        warnings.catch_warnings()
-    ):  # a child of a process with threads is fine as long as it only works and exits
+    with warnings.catch_warnings():  # a child of a process with threads is fine as long as it only works and exits
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid:
@@ -83,13 +79,7 @@ def names(producer: str, first: int, rows: int) -> list[Numbered]:
 
 
 def append_for_ever(
-    folder: Path,
-    journal: Path,
-    producer: str,
-    *,
-    rows: int = 20,
-    disk: Disk | None = None,
-    told: int | None = None,
+    folder: Path, journal: Path, producer: str, *, rows: int = 20, disk: Disk | None = None, told: int | None = None
 ) -> None:
     """Append numbered batches and write down what was acknowledged, until killed.
 
@@ -116,9 +106,7 @@ def read_all(log: EventLog, topic: str = "t") -> list[Found]:
             assert batches, f"nothing at {offset}, but the end is {held.end}"
             for batch in batches:
                 columns = batch.values.to_pydict()
-                rows = zip(
-                    batch.offsets.tolist(), columns["producer"], columns["seq"], columns["key"], strict=True
-                )
+                rows = zip(batch.offsets.tolist(), columns["producer"], columns["seq"], columns["key"], strict=True)
                 found += [Found(held.partition, at, Numbered(p, n), key) for at, p, n, key in rows]
             offset = batches[-1].next_offset
     return found

@@ -15,16 +15,7 @@ from headwater.engine.failpoints import FAILPOINTS
 from headwater.errors import HeadwaterError
 from headwater.runner import EngineProcess, catch_up
 from tests.faults.counts import FULL, only_in_full_runs, times
-from tests.faults.engines import (
-    OPERATORS,
-    Shop,
-    compare,
-    compare_operators,
-    gone,
-    kill_group,
-    members,
-    start,
-)
+from tests.faults.engines import OPERATORS, Shop, compare, compare_operators, gone, kill_group, members, start
 from tests.faults.processes import until
 
 pytestmark = pytest.mark.spark

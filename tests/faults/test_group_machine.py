@@ -6,13 +6,7 @@ from dataclasses import dataclass
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from headwater.errors import FencedError
 from headwater.log import EventLog, Membership
@@ -91,9 +85,7 @@ class GroupMachine(RuleBasedStateMachine):
                 self.members.remove(member)
             return
         others = [other for other in self.members if other is not member and self._awake(other)]
-        assert not any(partition in other.reads for other in others), (
-            "somebody else's partition was committed"
-        )
+        assert not any(partition in other.reads for other in others), "somebody else's partition was committed"
         member.seen_at = self._now()
         self.committed[partition] = offset
 

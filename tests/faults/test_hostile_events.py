@@ -117,9 +117,7 @@ def test_a_deep_event_is_refused(client, depth, tmp_path):
         nested = nested.pop()
 
 
-@pytest.mark.parametrize(
-    "line", [b"", b" ", b"null", b"[]", b"1", b'"text"', b"{", b"{}{}", b"\xff", b"\x00"]
-)
+@pytest.mark.parametrize("line", [b"", b" ", b"null", b"[]", b"1", b'"text"', b"{", b"{}{}", b"\xff", b"\x00"])
 def test_an_empty_or_broken_line_is_refused(client, line):
     with pytest.raises(BadEventError) as refused:
         client.send_json("t", [b'{"n": 1}', line])

@@ -110,9 +110,7 @@ def test_nothing_acknowledged_is_lost_when_the_broker_is_killed(fragile: list[Br
     assert max(found.values()) == 1  # what the driver repeated is told apart by the broker
 
 
-def test_a_broker_that_is_not_there_yet_is_waited_for(
-    fragile: list[Broker], caplog: pytest.LogCaptureFixture
-):
+def test_a_broker_that_is_not_there_yet_is_waited_for(fragile: list[Broker], caplog: pytest.LogCaptureFixture):
     kill(fragile[0])
     answers: list[list[str]] = []
     with caplog.at_level(logging.WARNING), hw.connect(f"kafka://{fragile[0].address}") as client:

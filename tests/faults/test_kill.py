@@ -15,16 +15,7 @@ from headwater.log import EventLog, WriteBatch
 from tests.faults.checker import Found, Journal, check
 from tests.faults.counts import times
 from tests.faults.faulty_disk import KillingDisk
-from tests.faults.processes import (
-    append_for_ever,
-    declared,
-    fork,
-    kill,
-    names,
-    numbered_rows,
-    read_all,
-    wait_for,
-)
+from tests.faults.processes import append_for_ever, declared, fork, kill, names, numbered_rows, read_all, wait_for
 from tests.faults.tracing import run_traced
 from tests.programs import require_program
 

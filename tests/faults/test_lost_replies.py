@@ -49,9 +49,7 @@ def test_a_producer_whose_answers_get_lost_writes_each_event_once(tmp_path: Path
                 receipts += producer.flush()
         assert proxy.done["lost"] > 10
         placed = {
-            (event.partition, event.offset): event.value["order_id"]
-            for event in near.read("orders")
-            if event.value
+            (event.partition, event.offset): event.value["order_id"] for event in near.read("orders") if event.value
         }
         assert Counter(placed.values()) == Counter(sent)
         assert [placed[receipt.partition, receipt.offset] for receipt in receipts] == sent
@@ -74,9 +72,7 @@ def in_order(client: hw.Client) -> bool:
     return True
 
 
-@pytest.mark.parametrize(
-    "faults", [Faults(reset=0.3), Faults(cut=0.3), Faults(refused=0.3), Faults(delayed=0.5)]
-)
+@pytest.mark.parametrize("faults", [Faults(reset=0.3), Faults(cut=0.3), Faults(refused=0.3), Faults(delayed=0.5)])
 def test_other_faults_of_the_network_lose_and_repeat_nothing(tmp_path: Path, faults: Faults):
     with behind(tmp_path, 7) as (far, proxy, near):
         near.create_topic("orders", "order_id string")

@@ -37,10 +37,7 @@ def writers(folder: Path, journal: Path, disk: Disk | None = None, **options: ob
     """Two processes that append to a log on this disk, until the block ends."""
     EventLog(folder / "log", disk=disk).create(declared(segment_size="200 kB", **options))
     Journal(journal).close()
-    pids = [
-        fork(lambda name=name: append_for_ever(folder / "log", journal, name, rows=10, disk=disk))
-        for name in "ab"
-    ]
+    pids = [fork(lambda name=name: append_for_ever(folder / "log", journal, name, rows=10, disk=disk)) for name in "ab"]
     until(lambda: journal.read_text().count("<") > 40)
     try:
         yield pids
@@ -99,9 +96,7 @@ def test_without_syncs_the_same_rig_sees_loss(tmp_path, how):
     lost = 0
     with small_disk(tmp_path / "image") as folder:
         disk = LyingDisk() if how == "lying disk" else None
-        with writers(
-            folder, tmp_path / "journal", disk, durability="fast" if how == "fast" else "durable"
-        ) as pids:
+        with writers(folder, tmp_path / "journal", disk, durability="fast" if how == "fast" else "durable") as pids:
             for _ in range(5):
                 try:
                     verdict = look(*_copy(tmp_path, pids, chance))

@@ -76,9 +76,7 @@ class Made:
     counts: list[tuple[Any, ...]]
 
     @classmethod
-    def of(
-        cls, rows: Callable[[str], list[dict[str, Any]]], sql: Callable[[str], list[Any]], name: str
-    ) -> Made:
+    def of(cls, rows: Callable[[str], list[dict[str, Any]]], sql: Callable[[str], list[Any]], name: str) -> Made:
         counts = "select in_, used, late, quarantined, dropped, unaccounted from hw_pipelines order by name"
         late = Counter(str(msgspec.json.decode(value)) for (value,) in sql("select value from hw_late"))
         return cls(rows("totals_" + name), rows("large_" + name), late, [tuple(row) for row in sql(counts)])
@@ -125,15 +123,11 @@ def made_by(world: OnKafka, name: str) -> Made:
 
 def published(brokers: list[Broker], name: str) -> Counter[int]:
     """How often each row was inserted, as a plain consumer of committed records reads it."""
-    changes = (
-        msgspec.json.decode(record.value()) for record in consume(brokers[0].address, f"large_{name}.changes")
-    )
+    changes = (msgspec.json.decode(record.value()) for record in consume(brokers[0].address, f"large_{name}.changes"))
     return Counter(change["after"]["id"] for change in changes if change["op"] == "insert")
 
 
-def test_brokers_killed_under_load_change_no_row(
-    brokers: list[Broker], postgres: Server, calm: Made, tmp_path: Path
-):
+def test_brokers_killed_under_load_change_no_row(brokers: list[Broker], postgres: Server, calm: Made, tmp_path: Path):
     name = fresh_name()
     store = PostgresStore(postgres.url(postgres.emptied()))
     with on_kafka(shop(name), tmp_path, brokers[0].address, store, rows=60) as world:
@@ -240,9 +234,7 @@ def test_events_that_retention_took_from_a_stopped_pipeline_are_missed_aloud(
         assert ids(world, one) == list(range(15, 20))
         groups = [ConsumerGroupTopicPartitions(f"hw.pipeline.view_{one}")]
         (offsets,) = admin.list_consumer_group_offsets(groups).values()
-        assert [(p.topic, p.partition, p.offset) for p in offsets.result(30).topic_partitions] == [
-            (one, 0, 20)
-        ]
+        assert [(p.topic, p.partition, p.offset) for p in offsets.result(30).topic_partitions] == [(one, 0, 20)]
     store.close()
 
 
@@ -271,9 +263,7 @@ def test_a_topic_that_is_deleted_or_made_again_fails_its_own_pipelines(
     store.close()
 
 
-def test_a_table_of_the_same_name_with_other_types_is_refused(
-    brokers: list[Broker], postgres: Server, tmp_path: Path
-):
+def test_a_table_of_the_same_name_with_other_types_is_refused(brokers: list[Broker], postgres: Server, tmp_path: Path):
     app, one, _ = two_topics()
     database = postgres.emptied()
     store = PostgresStore(postgres.url(database))
@@ -310,16 +300,12 @@ def test_wrong_credentials_fail_and_are_not_waited_for(
     told: list[str] = []
     with pytest.raises(BadCredentialsError) as caught:
         catch_up("app.py", tmp_path / "data", profile="scale", notify=told.append)
-    assert len(told) <= 1, (
-        told
-    )  # a busy broker may need more than the two seconds after which a wait is told of
+    assert len(told) <= 1, told  # a busy broker may need more than the two seconds after which a wait is told of
     assert ("kafka://" in caught.value.what) == (password != "right")
     assert "canary" not in str(caught.value)
 
 
-def test_servers_that_are_away_at_the_start_are_waited_for(
-    brokers: list[Broker], postgres: Server, tmp_path: Path
-):
+def test_servers_that_are_away_at_the_start_are_waited_for(brokers: list[Broker], postgres: Server, tmp_path: Path):
     (door,) = free_ports(1)
     database = postgres.emptied()
     profile(tmp_path, f"kafka://127.0.0.1:{door}", postgres.url(database))

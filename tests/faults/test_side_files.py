@@ -155,9 +155,7 @@ def test_ends_lost_while_two_processes_write_keep_one_order(copy):
     (copy / "topics/t/ends").unlink()
     offsets = [other.send("t", {"n": number, "key": "k1"}).offset for number in range(5)]
     assert len(set(offsets)) == 5
-    assert [e.value["n"] for e in other.read("t") if e.offset in offsets and e.key == "k1"][-5:] == list(
-        range(5)
-    )
+    assert [e.value["n"] for e in other.read("t") if e.offset in offsets and e.key == "k1"][-5:] == list(range(5))
 
 
 def test_counters_begin_again_when_they_were_damaged(copy, caplog):

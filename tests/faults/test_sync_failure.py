@@ -36,9 +36,7 @@ def append_all(log: EventLog, book: Journal) -> int:
 
 
 def segments(folder: Path) -> dict[str, bytes]:
-    return {
-        path.name: path.read_bytes() for path in sorted((folder / "topics" / "t" / "0").glob("*.segment"))
-    }
+    return {path.name: path.read_bytes() for path in sorted((folder / "topics" / "t" / "0").glob("*.segment"))}
 
 
 @pytest.mark.parametrize("nth", range(1, 7))

@@ -91,9 +91,7 @@ def test_readers_follow_writers_across_segments(logs):
         while len(seen) < 4 * BATCHES * ROWS:
             for batch in reader.next(timeout=1, max_bytes=700):
                 columns = batch.values.to_pydict()
-                rows = zip(
-                    batch.offsets.tolist(), columns["producer"], columns["seq"], columns["key"], strict=True
-                )
+                rows = zip(batch.offsets.tolist(), columns["producer"], columns["seq"], columns["key"], strict=True)
                 seen += [Found(0, at, Numbered(p, n), key) for at, p, n, key in rows]
         reader.close()
 

@@ -73,9 +73,7 @@ def test_a_garbage_tail_block_is_taken_as_torn(patient, filled_with, rebooted):
                 nothing_wrong(patient, looked)
                 assert not looked.damaged
                 missing = patient.events.keys() - looked.events.keys()
-                assert missing == set(
-                    range(min(missing, default=0), max(patient.events) + 1 if missing else 0)
-                )
+                assert missing == set(range(min(missing, default=0), max(patient.events) + 1 if missing else 0))
 
 
 def flips(seed: int, patient: Patient) -> Iterator[tuple[Path, int, int]]:
@@ -112,9 +110,7 @@ def check_flip(patient: Patient, path: Path, at: int, *, rebooted: bool) -> None
     assert list(looked.damaged) == [base], place
     damage = looked.damaged[base].data
     assert damage["segment"] == path.name, place
-    hit = next(
-        frame for frame in patient.frames(path) if frame.position <= at < frame.position + frame.length
-    )
+    hit = next(frame for frame in patient.frames(path) if frame.position <= at < frame.position + frame.length)
     assert damage["offset"] == hit.base_offset, place
     assert damage["position"] == hit.position, place
     readable = {o for o in patient.events if not base <= o < patient.frames(path)[-1].next_offset}

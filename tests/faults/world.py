@@ -142,9 +142,7 @@ class World:
         with self.faulty(process, partition, Allowed(maybe=groups)):
             parts = [part_of(rows_of(records, partition)) for records in groups]
             done = process.log.open_topic("t").partitions[partition].append(parts)
-            assert [appended.first_offset - model.end for appended in done] == [
-                4 * n for n in range(len(groups))
-            ]
+            assert [appended.first_offset - model.end for appended in done] == [4 * n for n in range(len(groups))]
             model.add(chain.from_iterable(groups), self.clock.micros())
             self.events += 4 * len(groups)
 
@@ -154,9 +152,7 @@ class World:
         model = self.partitions[partition]
         last = model.last(producer)
         first = max(0, last + 1 - self.chance.choice((0, 0, 0, 1, 3, 6)))
-        records = [
-            self._numbered(producer, number) for number in range(first, first + self.chance.randint(1, 6))
-        ]
+        records = [self._numbered(producer, number) for number in range(first, first + self.chance.randint(1, 6))]
         fresh = [record for record in records if record.number > last]
         with self.faulty(process, partition, Allowed(maybe=[fresh])):
             receipts = process.log.append("t", rows_of(records, partition, producer=producer, sequence=first))
@@ -297,11 +293,7 @@ class World:
 
     @contextlib.contextmanager
     def faulty(
-        self,
-        process: Process,
-        partition: int,
-        allowed: Allowed,
-        per_partition: dict[int, Allowed] | None = None,
+        self, process: Process, partition: int, allowed: Allowed, per_partition: dict[int, Allowed] | None = None
     ) -> Iterator[None]:
         """Do something, one time in eight with a fault inside; then see what became of it."""
         if self.chance.random() > 0.125:

@@ -141,9 +141,7 @@ class Spent:
     total: int = 0
 
 
-def add(
-    customer: str, orders: list[dict[str, Any]], state: Spent | None
-) -> tuple[Spent, list[dict[str, Any]]]:
+def add(customer: str, orders: list[dict[str, Any]], state: Spent | None) -> tuple[Spent, list[dict[str, Any]]]:
     """A function for each key; it fails on a negative amount."""
     state = state or Spent()
     for order in orders:
@@ -156,9 +154,7 @@ def add(
 @app.view(key="customer")
 def spent(orders: DataFrame) -> DataFrame:
     """A user's function over a user's state."""
-    return hw.stateful(
-        orders, by="customer", fn=add, returns="customer string, n int, total int", state=Spent
-    )
+    return hw.stateful(orders, by="customer", fn=add, returns="customer string, n int, total int", state=Spent)
 
 
 def listed(customer: str, orders: list[dict[str, Any]], state: Any) -> tuple[Any, list[dict[str, Any]]]:

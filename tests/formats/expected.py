@@ -18,9 +18,7 @@ MINUTE = timedelta(minutes=1)
 
 def orders(events: Iterable[Sent], *, late: Sequence[str] = ("",), final: bool = False) -> list[Order]:
     """Orders in the order of their time; `late` says which late ones count, `final` leaves out the next day's."""
-    found = [
-        event.value for event in events if event.topic == "orders" and event.late in late and event.value
-    ]
+    found = [event.value for event in events if event.topic == "orders" and event.late in late and event.value]
     kept = [order for order in found if not final or order["at"] < moment(NEXT_DAY)]
     return sorted(kept, key=lambda order: order["at"])
 

@@ -71,9 +71,7 @@ def part(number: int, label: int, minute: float) -> Sent:
     return Sent(minute, "parts", {"part": number, "label": f"label {label}"})
 
 
-def account(
-    op: str, minute: float, after: tuple[str, str | None] | None, before: str = "", **more: Any
-) -> Sent:
+def account(op: str, minute: float, after: tuple[str, str | None] | None, before: str = "", **more: Any) -> Sent:
     """A change of an account."""
     value: dict[str, Any] = {"op": op, "at": moment(minute)} | more
     if after is not None:

@@ -157,8 +157,7 @@ def to_read(topic: str, events: Sequence[Sent]) -> list[Read]:
 def test_events_are_read_with_keys_times_and_offsets(client: hw.Client, topic: str):
     """Tombstones, late events and times that were put right are among them."""
     found = [
-        Read(e.partition, e.offset, e.key, e.value, e.occurred_at, e.received_at, e.late)
-        for e in client.read(topic)
+        Read(e.partition, e.offset, e.key, e.value, e.occurred_at, e.received_at, e.late) for e in client.read(topic)
     ]
     assert sorted(found, key=lambda read: read[:2]) == to_read(topic, BEFORE)
 
@@ -287,9 +286,7 @@ def test_late_and_quarantined_events_are_listed(client: hw.Client):
     assert [tuple(row) for row in late] == [
         (name, *place) for name in waits for place in (kept, lost) if (name, place) != ("revenue", kept)
     ]
-    reasons = client.sql(
-        "select pipeline, topic, partition, offset, reason from hw_quarantine order by 1"
-    ).rows
+    reasons = client.sql("select pipeline, topic, partition, offset, reason from hw_quarantine order by 1").rows
     (account, checked, spent) = [tuple(row) for row in reasons]
     assert checked[:4] == ("checked", "payments", 0, 1)
     assert "two is refused" in checked[4]
@@ -365,11 +362,7 @@ def test_messages_come_when_they_are_due(data: Path):
 def test_a_receiver_has_as_long_as_the_queue_says(data: Path):
     """Five minutes; then another one gets the message."""
     clock = hw.ManualClock(moment(30))
-    with (
-        hw.connect(data, clock=clock) as client,
-        client.queue("jobs") as first,
-        client.queue("jobs") as second,
-    ):
+    with hw.connect(data, clock=clock) as client, client.queue("jobs") as first, client.queue("jobs") as second:
         assert {message.id for message in taken(first)} == {"j-5", "j-7", "j-8", "j-9", "j-10"}
         # After five minutes, those that had failed before are dead, and the one behind them comes.
         for minutes, found in [(4, []), (2, ["j-6", "j-7", "j-9"])]:
@@ -415,10 +408,7 @@ def test_ids_of_messages_are_remembered(data: Path):
 
 def test_queues_are_shown(data: Path):
     """The command line sees them, too."""
-    found = {
-        (row["queue"], row["group"]): (row["waiting"], row["dead"])
-        for row in headwater("queues", "--data", data)
-    }
+    found = {(row["queue"], row["group"]): (row["waiting"], row["dead"]) for row in headwater("queues", "--data", data)}
     assert found["mail", "all"] == (2, 0)
     assert found["jobs", ""][1] == 3
     assert found["parcels", ""] == (0, 1)
@@ -439,9 +429,7 @@ def test_feeds_go_on(data: Path):
             finally:
                 node.send_signal(signal.SIGINT)
                 node.wait(60)
-        assert sorted(e.value["task_id"] for e in client.read("done") if e.value) == [
-            f"t-{n}" for n in range(5)
-        ]
+        assert sorted(e.value["task_id"] for e in client.read("done") if e.value) == [f"t-{n}" for n in range(5)]
         assert {lag.events for lag in client.lag("hw.feed.parcels")} == {0}
         assert {counts.group: (counts.published, counts.acked, counts.dead) for counts in queue.counts()} == {
             "": (5, 4, 1),
@@ -505,9 +493,7 @@ def test_files_are_whole(continued: Continued):
 @pytest.mark.spark
 def test_pipelines_went_on_from_their_checkpoints(continued: Continued):
     """Batches are numbered on, nothing is read twice, nothing is rebuilt, and all events are accounted for."""
-    asked = (
-        "select pipeline, version, batch, in_, unaccounted from hw_batches order by pipeline, version, batch"
-    )
+    asked = "select pipeline, version, batch, in_, unaccounted from hw_batches order by pipeline, version, batch"
     batches: dict[str, list[tuple[int, int]]] = {}
     for pipeline, version, batch, read, unaccounted in continued.client.sql(asked, limit=10_000).rows:
         assert (version, unaccounted) == (1, 0)

@@ -70,18 +70,14 @@ def write_post(data: Path) -> dict[str, Any]:
     """What a running node does: time marks, compaction, feeds between topics and queues, a worker's dead letter."""
     with hw.connect(data) as client:
         client.create_topic("pulses", "at timestamp", time="at", lateness="0 seconds", idle="1 second")
-        client.create_topic(
-            "stock", "item string, n int", key="item", compact=True, segment_size="1 KB", idle="1 day"
-        )
+        client.create_topic("stock", "item string, n int", key="item", compact=True, segment_size="1 KB", idle="1 day")
         client.create_topic("tasks", "task_id string, text string", key="task_id")
         client.send("pulses", {"at": NOON})
         for number in range(STOCKED):
             client.send("stock", {"item": f"i-{number % 4}", "n": number})
         client.delete("stock", "i-3")
         client.send("stock", {"item": "i-4", "n": 4})
-        client.send_many(
-            "tasks", [{"task_id": f"t-{n}", "text": "bad" if n == 1 else "good"} for n in range(4)]
-        )
+        client.send_many("tasks", [{"task_id": f"t-{n}", "text": "bad" if n == 1 else "good"} for n in range(4)])
         with subprocess.Popen([COMMAND, "run", HERE / "post.py", "--port", "0", "--data", data]) as node:
             try:
                 until(lambda: "parcels" in client.queues() and "done" in client.topics())

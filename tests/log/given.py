@@ -66,9 +66,7 @@ def part(*numbers: int, times: Sequence[int] | None = None, **about: Any) -> Par
     return PartitionBatch(values, 1, times=None if times is None else np.array(times, np.int64), **about)
 
 
-def open_partition(
-    folder: Path, clock: Clock | None = None, disk: Disk | None = None, **written: Any
-) -> Partition:
+def open_partition(folder: Path, clock: Clock | None = None, disk: Disk | None = None, **written: Any) -> Partition:
     """Partition 0 in a folder, as a process that starts now sees it."""
     disk = disk or Disk()
     disk.make_folder(folder / "0")

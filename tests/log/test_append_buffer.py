@@ -46,10 +46,7 @@ class Crowd:
         thread = threading.Thread(target=self._send, args=(entry,))
         thread.start()
         self.threads.append(thread)
-        blocked = (
-            self.door.overload.when_full is WhenFull.WAIT
-            and self.door.waiting_rows >= self.door.overload.events
-        )
+        blocked = self.door.overload.when_full is WhenFull.WAIT and self.door.waiting_rows >= self.door.overload.events
         while thread.is_alive() and not blocked and entry not in self.door._queue:
             thread.join(0.001)
 

@@ -184,10 +184,5 @@ def test_what_the_sender_attached_comes_back(log):
     log.append_one("orders", row_of(topic, {"id": "a"}, envelope=about))
     log.append_one("orders", row_of(topic, {"id": "b"}))
     first, second = events(log)
-    assert (first.id, first.headers, first.traceparent, first.source) == (
-        "x",
-        {"tenant": "acme"},
-        trace,
-        "/t",
-    )
+    assert (first.id, first.headers, first.traceparent, first.source) == ("x", {"tenant": "acme"}, trace, "/t")
     assert (second.id, second.headers, second.traceparent, second.source) == ("orders/0/1", {}, None, None)

@@ -118,11 +118,7 @@ def test_tombstones_stay_a_day_and_then_go(log, clock):
     topic = keyed(log, segment_size=1)
     send(log, topic, [("a", 1), ("a", None), ("b", 2), ("c", 3)])
     compacted(log)
-    assert [(event.key, event.tombstone) for event in events(log)] == [
-        ("a", True),
-        ("b", False),
-        ("c", False),
-    ]
+    assert [(event.key, event.tombstone) for event in events(log)] == [("a", True), ("b", False), ("c", False)]
     clock.advance("24 hours")
     send(log, topic, [("d", 4)])
     compacted(log)
@@ -201,9 +197,7 @@ def test_old_types_are_rewritten_under_the_new_one(log):
 
 def test_repeats_are_still_known_after_compaction(log):
     topic = keyed(log, segment_size=1)
-    rows = [
-        rows_of(topic, [{"id": "a", "amount": n}], partition=0, producer="p", sequence=n) for n in range(4)
-    ]
+    rows = [rows_of(topic, [{"id": "a", "amount": n}], partition=0, producer="p", sequence=n) for n in range(4)]
     for row in rows:
         log.append("orders", row)
     compacted(log)

@@ -9,14 +9,7 @@ from datetime import timedelta
 
 import pytest
 
-from headwater.errors import (
-    BadNameError,
-    DamagedError,
-    FencedError,
-    RefusedError,
-    UnknownGroupError,
-    UnknownTopicError,
-)
+from headwater.errors import BadNameError, DamagedError, FencedError, RefusedError, UnknownGroupError, UnknownTopicError
 from headwater.log import EventLog
 from tests.log.given import declared, flip, in_another_process, rows_of
 

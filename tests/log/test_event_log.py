@@ -95,9 +95,7 @@ def test_a_type_that_cannot_read_old_events_is_refused(log):
 
 
 @pytest.mark.parametrize(
-    "changed",
-    [{"partitions": 2}, {"key": "amount"}, {"key": None}, {"time": None}, {"durability": "memory"}],
-    ids=str,
+    "changed", [{"partitions": 2}, {"key": "amount"}, {"key": None}, {"time": None}, {"durability": "memory"}], ids=str
 )
 def test_what_cannot_change_in_place_is_refused(log, changed):
     options = {"partitions": 3, "key": "id", "time": "at"}
@@ -177,9 +175,7 @@ def test_a_file_in_place_of_the_folder_says_so(tmp_path):
         EventLog(tmp_path / "data")
 
 
-@pytest.mark.parametrize(
-    ("start", "expected"), [("earliest", 0), ("latest", 9), (0, 0), (9, 9), ("4", 4), (4, 4)]
-)
+@pytest.mark.parametrize(("start", "expected"), [("earliest", 0), ("latest", 9), (0, 0), (9, 9), ("4", 4), (4, 4)])
 def test_a_start_is_a_word_or_an_offset(log, start, expected):
     topic = log.create(declared())
     log.append("orders", rows_of(topic, [{"id": "a"}] * 9))
@@ -196,18 +192,13 @@ def test_a_start_beyond_the_end_is_refused(log):
 @pytest.mark.parametrize("partition", [-1, 2, 99])
 def test_a_partition_that_is_not_there_is_refused(log, partition):
     log.create(declared(partitions=2))
-    for refused in (
-        lambda: log.find_offset("orders", partition, 0),
-        lambda: log.fetch("orders", {partition: 0}),
-    ):
+    for refused in (lambda: log.find_offset("orders", partition, 0), lambda: log.fetch("orders", {partition: 0})):
         with pytest.raises(BadOffsetError) as caught:
             refused()
         assert caught.value.data == {"partition": partition}
 
 
-TIMES = st.lists(
-    st.lists(st.integers(0, 60) | st.just("mark"), min_size=1, max_size=5), min_size=1, max_size=6
-)
+TIMES = st.lists(st.lists(st.integers(0, 60) | st.just("mark"), min_size=1, max_size=5), min_size=1, max_size=6)
 
 
 @settings(max_examples=50)
@@ -227,9 +218,7 @@ def test_the_offset_of_a_time_agrees_with_a_walk(tmp_path_factory, batches):
             reached.append(highest)
         if "mark" in batch and highest >= 0:
             highest += 3
-            log.open_topic("orders").partitions[0].append_idle_marker(
-                int((START.timestamp() + highest) * 1e6)
-            )
+            log.open_topic("orders").partitions[0].append_idle_marker(int((START.timestamp() + highest) * 1e6))
             reached.append(highest)
     for second in range(0, 80, 3):
         expected = next((offset for offset, high in enumerate(reached) if high >= second), len(reached))

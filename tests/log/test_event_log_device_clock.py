@@ -35,9 +35,7 @@ def instant(at: int | None):
     return None if at is None else moment("1970-01-01T00:00:00Z") + timedelta(microseconds=at)
 
 
-def corrected(
-    offsets: ClockOffsets, claimed: int, sent: int, received: int, device: object = "d", **more
-) -> int:
+def corrected(offsets: ClockOffsets, claimed: int, sent: int, received: int, device: object = "d", **more) -> int:
     times = offsets.correct([device], np.array([claimed]), np.array([sent]), received, **more)
     return int(times[0])
 
@@ -129,12 +127,7 @@ def test_a_clock_beyond_the_limit_is_not_believed():
     assert corrected(ClockOffsets(), START - MINUTE, START, later, limit=HOUR) == later
 
 
-@given(
-    st.integers(-(2**63) + 1, 2**63 - 1),
-    st.integers(-(2**63), 2**63 - 1),
-    st.integers(0, 2**52),
-    st.booleans(),
-)
+@given(st.integers(-(2**63) + 1, 2**63 - 1), st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**52), st.booleans())
 def test_no_time_is_too_wrong_to_be_corrected(claimed, sent, received, known):
     offsets = ClockOffsets()
     if known:
@@ -164,11 +157,7 @@ def test_any_four_slow_requests_of_nine_do_not_matter(off, delays, slow):
 
 def test_a_topic_keeps_its_device_clock_apart_from_its_time_column():
     topic = declared()
-    assert (topic.time, topic.device_clock, topic.event_time_source) == (
-        None,
-        CLOCK,
-        "at, corrected by sent_at",
-    )
+    assert (topic.time, topic.device_clock, topic.event_time_source) == (None, CLOCK, "at, corrected by sent_at")
     assert {"time", "device_clock"} <= topic.given
     assert Topic.from_json(topic.to_json(), topic.schema) == topic
 
@@ -295,8 +284,7 @@ def test_processes_that_append_at_once_each_correct_what_they_take(tmp_path):
     assert len(found) == 60
     minute = timedelta(minutes=1)
     assert all(
-        begun - minute <= event.occurred_at <= event.received_at - minute + timedelta(seconds=1)
-        for event in found
+        begun - minute <= event.occurred_at <= event.received_at - minute + timedelta(seconds=1) for event in found
     )
 
 

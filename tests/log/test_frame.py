@@ -23,9 +23,7 @@ from headwater.log.storage.frame import (
 )
 
 NUMBERS = st.integers(-(2**63), 2**63 - 1)
-FRAME = Frame(
-    FrameKind.EVENTS, 10, 12, count=2, schema=3, producer="till-7", first_sequence=4, last_sequence=5
-)
+FRAME = Frame(FrameKind.EVENTS, 10, 12, count=2, schema=3, producer="till-7", first_sequence=4, last_sequence=5)
 
 
 def parsed(data: bytes, at: int = 0, position: int = 0) -> Frame:

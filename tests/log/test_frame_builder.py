@@ -51,12 +51,7 @@ def test_a_part_without_rows_makes_no_frame():
 
 def test_arrival_is_the_event_time_of_rows_without_times():
     frame = laid_out(part(1), slot=PartitionState(max_event_time=5), now=1000).frames[0]
-    assert (frame.lowest, frame.highest, frame.max_event_time_before, frame.max_event_time) == (
-        1000,
-        1000,
-        5,
-        1000,
-    )
+    assert (frame.lowest, frame.highest, frame.max_event_time_before, frame.max_event_time) == (1000, 1000, 5, 1000)
 
 
 def test_a_row_without_time_among_others_takes_its_arrival():
@@ -75,17 +70,11 @@ def test_the_running_maximum_goes_on_from_part_to_part():
     laid = laid_out(
         part(1, times=[50]), part(2, times=[20]), part(3, times=[70]), slot=PartitionState(max_event_time=30)
     )
-    assert [(f.max_event_time_before, f.max_event_time) for f in laid.frames] == [
-        (30, 50),
-        (50, 50),
-        (50, 70),
-    ]
+    assert [(f.max_event_time_before, f.max_event_time) for f in laid.frames] == [(30, 50), (50, 50), (50, 70)]
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 200), st.integers(0, 50)), min_size=1),
-    st.integers(0, 200),
-    st.integers(0, 40),
+    st.lists(st.tuples(st.integers(0, 200), st.integers(0, 50)), min_size=1), st.integers(0, 200), st.integers(0, 40)
 )
 def test_running_maximum_agrees_with_a_walk(rows, before, ahead):
     times, received = zip(*rows, strict=True)

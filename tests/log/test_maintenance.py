@@ -102,11 +102,7 @@ def test_an_empty_partition_follows_the_others(log, clock):
     clock.advance("10 seconds")
     furthest = log.ends("orders")[0].max_event_time
     upkeep.run_once()
-    assert [part.max_event_time for part in log.ends("orders")] == [
-        furthest + 10 * SECOND,
-        furthest,
-        furthest,
-    ]
+    assert [part.max_event_time for part in log.ends("orders")] == [furthest + 10 * SECOND, furthest, furthest]
 
 
 class Jumping(ManualClock):
@@ -198,13 +194,7 @@ def test_the_thread_tidies_once_a_minute(log, clock, monkeypatch):
     monkeypatch.setattr(upkeep, "for_each_topic", lambda work: called.append(work.__name__))
     monkeypatch.setattr(upkeep._stopped, "wait", pause)
     upkeep._run()
-    assert called == [
-        "append_idle_markers",
-        "append_idle_markers",
-        "apply_retention",
-        "compact",
-        "append_idle_markers",
-    ]
+    assert called == ["append_idle_markers", "append_idle_markers", "apply_retention", "compact", "append_idle_markers"]
 
 
 def test_stop_before_start_is_nothing(log):
@@ -236,9 +226,7 @@ def test_a_quiet_topic_of_changes_is_known_up_to_the_present(log, clock):
     assert log.ends("raw")[0].max_event_time == clock.micros()
 
 
-def marks(
-    upkeep: Maintenance, clock: ManualClock, log: EventLog, minutes: int, each=lambda minute: None
-) -> int:
+def marks(upkeep: Maintenance, clock: ManualClock, log: EventLog, minutes: int, each=lambda minute: None) -> int:
     """How many marks the table gets, with upkeep every five seconds."""
     before = log.ends("prices")[0].end
     for second in range(0, minutes * 60, 5):

@@ -21,8 +21,7 @@ def waiting(bell: SharedNotifier, number: int, timeout: float) -> tuple[list[thr
     outcomes: list[bool] = []
     heard = bell.generation()
     threads = [
-        threading.Thread(target=lambda at=at: outcomes.append(bell.wait(heard, timeout + at)))
-        for at in range(number)
+        threading.Thread(target=lambda at=at: outcomes.append(bell.wait(heard, timeout + at))) for at in range(number)
     ]
     for thread in threads:
         thread.start()

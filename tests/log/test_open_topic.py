@@ -123,9 +123,7 @@ def test_single_events_that_wait_together_share_frames_of_some_size(log, monkeyp
     held = Held(log, monkeypatch)
     entries = [log.begin_append("orders", row_of(topic, {"amount": -1}))]
     assert held.begun.wait(10)
-    entries += [
-        log.begin_append("orders", row_of(topic, {"body": "x" * 3_000_000, "amount": n})) for n in range(8)
-    ]
+    entries += [log.begin_append("orders", row_of(topic, {"body": "x" * 3_000_000, "amount": n})) for n in range(8)]
     held.go.set()
     assert [log.await_append("orders", entry).offset for entry in entries] == list(range(9))
     lengths = [batch.frame.length for batch in log.fetch("orders", {0: 1}, max_bytes=1 << 30)]
@@ -176,9 +174,7 @@ def test_one_bad_event_among_many_fails_alone(log, monkeypatch):
     held.go.set()
     with pytest.raises(TooLargeError):
         log.await_append("orders", entries[1])
-    offsets = [
-        log.await_append("orders", entry).offset for entry in (first, entries[0], entries[2], entries[3])
-    ]
+    offsets = [log.await_append("orders", entry).offset for entry in (first, entries[0], entries[2], entries[3])]
     assert (offsets, amounts(log)) == ([0, 1, 2, 3], [0, 1, 3, 4])
     counts = log.counts("orders")
     assert (counts["offered"], counts["appended"], counts["refused"]) == (5, 4, 1)
@@ -189,9 +185,7 @@ def test_an_event_that_fits_no_column_fails_alone(log, monkeypatch):
     held = Held(log, monkeypatch)
     entries = [log.begin_append("orders", row_of(topic, {"id": "a", "price": "1.25"}))]
     assert held.begun.wait(10)
-    entries += [
-        log.begin_append("orders", row_of(topic, {"id": "b", "price": p})) for p in ("9999.99", "2.50")
-    ]
+    entries += [log.begin_append("orders", row_of(topic, {"id": "b", "price": p})) for p in ("9999.99", "2.50")]
     held.go.set()
     with pytest.raises(BadEventError):
         log.await_append("orders", entries[1])
@@ -220,9 +214,7 @@ def test_a_repeated_single_event_gets_the_offset_of_the_first_time(log):
 
 def test_a_batch_under_one_sequence_is_repeated_whole(log):
     topic = log.create(declared())
-    rows = rows_of(
-        topic, [{"amount": n} for n in range(3)], partition=0, producer="a", sequence=4, per_row=False
-    )
+    rows = rows_of(topic, [{"amount": n} for n in range(3)], partition=0, producer="a", sequence=4, per_row=False)
     assert log.append("orders", rows).offsets.tolist() == [0, 1, 2]
     again = log.append("orders", rows)
     assert (again.offsets.tolist(), again.duplicates) == ([0, 1, 2], 3)
@@ -272,12 +264,7 @@ def test_everything_offered_is_counted_once(log, monkeypatch, policy, dropped):
     counts = log.counts("orders")
     assert sum(receipt.dropped == policy.when_full.value for receipt in receipts) == dropped
     assert counts[policy.when_full.value] == dropped
-    assert (counts["offered"], counts["appended"], counts["duplicate"], counts["refused"]) == (
-        13,
-        11 - dropped,
-        1,
-        1,
-    )
+    assert (counts["offered"], counts["appended"], counts["duplicate"], counts["refused"]) == (13, 11 - dropped, 1, 1)
     assert identity(counts)
 
 
@@ -376,7 +363,5 @@ def test_few_events_are_read_without_all_that_is_behind_them(log, monkeypatch):
     (one,) = opened.batches(0, 100, 101)
     assert one.values.column("amount").to_pylist() == [100]
     assert sum(frames) < 100
-    whole = [
-        amount for batch in opened.batches(0, 0, 400) for amount in batch.values.column("amount").to_pylist()
-    ]
+    whole = [amount for batch in opened.batches(0, 0, 400) for amount in batch.values.column("amount").to_pylist()]
     assert whole == list(range(400))

@@ -13,13 +13,7 @@ from headwater.log.storage import Disk
 
 def test_the_newest_version_is_found_by_name(tmp_path):
     assert latest_schema_version(Disk(), tmp_path) == 0
-    for name in (
-        schema_file_name(1),
-        schema_file_name(12),
-        "schema-13.arrow",
-        "schema-0099.arrow.7.new",
-        "topic.json",
-    ):
+    for name in (schema_file_name(1), schema_file_name(12), "schema-13.arrow", "schema-0099.arrow.7.new", "topic.json"):
         (tmp_path / name).write_bytes(b"")
     assert latest_schema_version(Disk(), tmp_path) == 12
 

@@ -25,11 +25,11 @@ def sent(first: int, last: int, offset: int, producer: str = "till-7", at: int =
 def test_unknown_producer_has_sent_nothing():
     producers = ProducerState()
     producers.record(sent(0, 4, 0, producer=""))
-    assert (
-        producers.last_sequence("till-7"),
-        producers.last_sequence(""),
-        producers.offset_of("till-7", 0),
-    ) == (-1, -1, -1)
+    assert (producers.last_sequence("till-7"), producers.last_sequence(""), producers.offset_of("till-7", 0)) == (
+        -1,
+        -1,
+        -1,
+    )
 
 
 def test_each_row_of_a_batch_has_its_own_offset():

@@ -27,14 +27,7 @@ def test_bases_are_the_numbers_in_the_names(tmp_path):
 def test_segment_of_an_offset_is_the_last_that_starts_below(tmp_path):
     files = make(tmp_path, 0, 10, 20)
     slot = PartitionState(segment=20, next_offset=25)
-    assert [files.base_for_offset(offset, slot) for offset in (0, 9, 10, 19, 20, 24)] == [
-        0,
-        0,
-        10,
-        10,
-        20,
-        20,
-    ]
+    assert [files.base_for_offset(offset, slot) for offset in (0, 9, 10, 19, 20, 24)] == [0, 0, 10, 10, 20, 20]
     assert [files.next_base(base, slot) for base in (0, 10, 20)] == [10, 20, 25]
 
 

@@ -63,13 +63,7 @@ def test_hostile_name_is_refused(name):
 def test_no_hostile_name_reaches_the_disk(log, tmp_path):
     before = sorted(path for path in tmp_path.rglob("*"))
     for name in HOSTILE:
-        for refused in (
-            log.topic,
-            log.ends,
-            log.counts,
-            log.watch,
-            lambda n: log.groups.members_folder(n, "orders"),
-        ):
+        for refused in (log.topic, log.ends, log.counts, log.watch, lambda n: log.groups.members_folder(n, "orders")):
             with pytest.raises(BadNameError):
                 refused(name)
         with pytest.raises(BadNameError):
@@ -96,8 +90,7 @@ def test_only_kafkas_characters_pass(name):
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
-    [("Orders", "orders"), ("a.b", "a_b"), ("a._b", "a__b"), ("A.B_c", "a_b.C"), ("ORDERS", "Orders")],
+    ("one", "other"), [("Orders", "orders"), ("a.b", "a_b"), ("a._b", "a__b"), ("A.B_c", "a_b.C"), ("ORDERS", "Orders")]
 )
 def test_names_that_differ_by_case_or_dot_clash(log, one, other):
     assert normalize_name(one) == normalize_name(other)
@@ -161,9 +154,7 @@ def test_a_type_without_times_is_told_to_get_one():
     assert "timestamp" in caught.value.fix
 
 
-@pytest.mark.parametrize(
-    ("key", "expected"), [(None, ()), ("id", ("id",)), (["id", "amount"], ("id", "amount"))]
-)
+@pytest.mark.parametrize(("key", "expected"), [(None, ()), ("id", ("id",)), (["id", "amount"], ("id", "amount"))])
 def test_key_is_a_tuple_however_it_was_written(key, expected):
     assert declared(key=key).key == expected
 

@@ -38,9 +38,7 @@ def test_an_unknown_word_lists_the_known_ones(make):
     assert "it can be: " in caught.value.detail
 
 
-@pytest.mark.parametrize(
-    "make", [lambda: buffer(0), lambda: drop(events=-1), lambda: drop("sampled", one_in=0)]
-)
+@pytest.mark.parametrize("make", [lambda: buffer(0), lambda: drop(events=-1), lambda: drop("sampled", one_in=0)])
 def test_a_buffer_that_holds_nothing_is_refused(make):
     with pytest.raises(BadSettingError):
         make()

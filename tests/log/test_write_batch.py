@@ -26,9 +26,7 @@ def test_values_keep_their_order():
 
 
 def test_envelope_has_only_the_columns_that_someone_gave():
-    rows = coalesce(
-        CODEC, [row(1, envelope={"_hw.id": "x"}), row(2), row(3, envelope={"_hw.source": "/till"})]
-    )
+    rows = coalesce(CODEC, [row(1, envelope={"_hw.id": "x"}), row(2), row(3, envelope={"_hw.source": "/till"})])
     assert {name: column.to_pylist() for name, column in rows.envelope.items()} == {
         "_hw.id": ["x", None, None],
         "_hw.source": [None, None, "/till"],

@@ -37,9 +37,7 @@ def test_only_a_view_needs_a_key(key):
 
 
 @pytest.mark.parametrize("kind", [PipelineKind.VIEW, PipelineKind.STREAM])
-@pytest.mark.parametrize(
-    "key", [7, "", {"a"}, {"a": 1}, ("a", None), ("a", ["b"]), ("a", ""), object(), ("a", "a")]
-)
+@pytest.mark.parametrize("key", [7, "", {"a"}, {"a": 1}, ("a", None), ("a", ["b"]), ("a", ""), object(), ("a", "a")])
 def test_a_key_that_names_no_columns_is_refused(kind, key):
     with pytest.raises(BadPipelineError) as caught:
         PipelineDeclaration.of(kind, "totals", key=key, location=PLACE)
@@ -55,8 +53,7 @@ def test_late_events_are_kept_unless_said_otherwise():
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["hw_totals", "_hw", "_hw.metrics", "_hw_x", "HW_totals", "hw.totals", "sqlite_master", "v1_totals"],
+    "name", ["hw_totals", "_hw", "_hw.metrics", "_hw_x", "HW_totals", "hw.totals", "sqlite_master", "v1_totals"]
 )
 def test_reserved_names_are_refused(name):
     with pytest.raises(BadNameError) as caught:

@@ -62,10 +62,7 @@ def test_it_cannot_be_called(app):
     ("declare", "words"),
     [
         (lambda app: app.table("t", app.topic("plain", ROW), key="product_id"), "not one of changes"),
-        (
-            lambda app: app.table("t", app.topic("wide", hw.changes(ROW), partitions=3), key="name"),
-            "3 partitions",
-        ),
+        (lambda app: app.table("t", app.topic("wide", hw.changes(ROW), partitions=3), key="name"), "3 partitions"),
         (
             lambda app: app.table("t", app.topic("c", hw.changes(ROW), key="op", compact=True), key="name"),
             "is compacted",
@@ -76,14 +73,8 @@ def test_it_cannot_be_called(app):
         (lambda app: app.table("t", app.topics["raw"], key="parts"), '"parts"'),
         (lambda app: app.table("t", app.topics["raw"], key=7), "key"),
         (lambda app: app.table("t", app.topics["raw"], key="name", time="at"), "'time'"),
-        (
-            lambda app: app.table("t", hw.Topic.declare("raw", hw.changes(ROW)), key="name"),
-            "does not declare",
-        ),
-        (
-            lambda app: app.table("t", app.view("v", key="name", sql="select * from raw"), key="name"),
-            "already",
-        ),
+        (lambda app: app.table("t", hw.Topic.declare("raw", hw.changes(ROW)), key="name"), "does not declare"),
+        (lambda app: app.table("t", app.view("v", key="name", sql="select * from raw"), key="name"), "already"),
         (lambda app: app.table("t", app.stream("s", sql="select * from raw"), key="name"), "no changes"),
     ],
 )

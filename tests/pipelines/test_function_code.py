@@ -78,17 +78,7 @@ def test_what_can_change_a_row_changes_its_fact(facts, old, new, changed):
 
 @pytest.mark.parametrize(
     "value",
-    [
-        "None",
-        "True",
-        "1.5",
-        "b'x'",
-        "Decimal('1.10')",
-        "timedelta(hours=1)",
-        "(1, ('a', 2))",
-        "[1, 2]",
-        "{'a': 1}",
-    ],
+    ["None", "True", "1.5", "b'x'", "Decimal('1.10')", "timedelta(hours=1)", "(1, ('a', 2))", "[1, 2]", "{'a': 1}"],
 )
 def test_constants_of_every_plain_kind_count(facts, value):
     text = f"""
@@ -166,11 +156,7 @@ def test_a_fingerprint_is_the_same_in_every_process(tmp_path):
     )
     seen = {
         subprocess.run(
-            [sys.executable, "app.py"],
-            cwd=tmp_path,
-            env={"PYTHONHASHSEED": seed},
-            capture_output=True,
-            check=True,
+            [sys.executable, "app.py"], cwd=tmp_path, env={"PYTHONHASHSEED": seed}, capture_output=True, check=True
         ).stdout
         for seed in ("1", "2", "3")
     }
@@ -179,22 +165,11 @@ def test_a_fingerprint_is_the_same_in_every_process(tmp_path):
 
 def test_the_fingerprint_follows_every_fact_of_the_definition():
     def made(**changed):
-        known = {
-            "name": "x",
-            "kind": PipelineKind.VIEW,
-            "inputs": ("a",),
-            "key": ("k",),
-            "sql": "select * from a",
-        }
+        known = {"name": "x", "kind": PipelineKind.VIEW, "inputs": ("a",), "key": ("k",), "sql": "select * from a"}
         return Pipeline(**(known | changed)).fingerprint
 
     assert made() == made(sql="select  *  from a") == made(doc="other") == made(name="y")
-    others = [
-        made(kind=PipelineKind.STREAM),
-        made(inputs=("b",)),
-        made(key=("l",)),
-        made(sql="select k from a"),
-    ]
+    others = [made(kind=PipelineKind.STREAM), made(inputs=("b",)), made(key=("l",)), made(sql="select k from a")]
     assert len({made(), *others}) == 5
 
 

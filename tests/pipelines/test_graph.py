@@ -33,9 +33,7 @@ def test_a_pipeline_comes_after_those_it_reads():
 
 
 def test_what_could_stand_anywhere_stays_as_it_was_declared():
-    graph = Graph.of(
-        [ORDERS, CLICKS], [reads("z", "orders"), reads("a", "clicks"), reads("m", "orders", "clicks")]
-    )
+    graph = Graph.of([ORDERS, CLICKS], [reads("z", "orders"), reads("a", "clicks"), reads("m", "orders", "clicks")])
     assert names(graph) == ["z", "a", "m"]
     assert [topic.name for topic in graph.topics] == ["orders", "clicks"]
 
@@ -70,10 +68,7 @@ def test_a_missing_input_without_near_names_says_how_to_declare_it():
 
 def test_files_cannot_be_read_by_a_pipeline():
     with pytest.raises(UnknownInputError) as caught:
-        Graph.of(
-            [ORDERS],
-            [reads("exported", "orders", kind=PipelineKind.FILES), reads("totals", "exported", line=5)],
-        )
+        Graph.of([ORDERS], [reads("exported", "orders", kind=PipelineKind.FILES), reads("totals", "exported", line=5)])
     assert "files" in caught.value.what
     assert caught.value.location.line == 5
 
@@ -106,8 +101,7 @@ def test_all_faults_are_found_at_once():
 
 def test_neighbours_near_and_far():
     graph = Graph.of(
-        [ORDERS, CLICKS],
-        [reads("a", "orders"), reads("b", "a", "clicks"), reads("c", "b", "a"), reads("d", "clicks")],
+        [ORDERS, CLICKS], [reads("a", "orders"), reads("b", "a", "clicks"), reads("c", "b", "a"), reads("d", "clicks")]
     )
     assert graph.downstream("orders") == ("a", "b", "c")
     assert graph.downstream("c") == ()

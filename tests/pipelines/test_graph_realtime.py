@@ -29,9 +29,7 @@ def fault(app: hw.App) -> NotRealtimeError:
 
 
 def test_a_view_is_refused_because_it_is_kept_in_a_store(app):
-    app.view(
-        "totals", key="shop", latency="realtime", sql="select shop, count(*) n from orders group by shop"
-    )
+    app.view("totals", key="shop", latency="realtime", sql="select shop, count(*) n from orders group by shop")
     assert "store" in fault(app).what
 
 

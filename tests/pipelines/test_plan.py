@@ -144,12 +144,7 @@ def test_an_app_of_topics_alone_has_a_plan():
 
 def test_what_the_engine_found_is_shown(plan):
     checked = PipelineCheck(
-        "revenue",
-        "minute struct<start: timestamp>, n bigint",
-        "update",
-        ("window aggregate",),
-        "kept",
-        ("cut in two",),
+        "revenue", "minute struct<start: timestamp>, n bigint", "update", ("window aggregate",), "kept", ("cut in two",)
     )
     told = plan.with_checks([checked])
     assert told.check_lines() == [

@@ -35,16 +35,8 @@ def steps(found: Relation) -> list[Relation]:
     [
         (POSTS.where("likes > 3"), COLUMNS["posts"], ("posts",)),
         (POSTS.select("id", "likes * 2 as double").where("double > 4"), ("id", "double"), ("posts",)),
-        (
-            POSTS.join(USERS, on="left.author = right.name").select("id", "age"),
-            ("id", "age"),
-            ("posts", "users"),
-        ),
-        (
-            POSTS.join(POSTS.select("id", "likes as l"), on="id", how="left"),
-            (*COLUMNS["posts"], "l"),
-            ("posts",),
-        ),
+        (POSTS.join(USERS, on="left.author = right.name").select("id", "age"), ("id", "age"), ("posts", "users")),
+        (POSTS.join(POSTS.select("id", "likes as l"), on="id", how="left"), (*COLUMNS["posts"], "l"), ("posts",)),
         (POSTS.select("author").union(USERS.select("name")).distinct(), ("author",), ("posts", "users")),
         (POSTS.group_by("author").agg("count(*) as n", top="max(likes)"), ("author", "n", "top"), ("posts",)),
         (POSTS.group_by("window(at, '1 hour')").agg(n="count(*)"), ("window", "n"), ("posts",)),
@@ -61,9 +53,7 @@ def test_built_sql_has_the_columns_asked_for(table, columns, inputs):
 
 def test_where_after_top_is_applied_to_the_top():
     outer, *below = [
-        step
-        for step in steps(relation(POSTS.top(3, by="likes").where("id > 1").sql))
-        if type(step) in (Top, Where)
+        step for step in steps(relation(POSTS.top(3, by="likes").where("id > 1").sql)) if type(step) in (Top, Where)
     ]
     assert isinstance(outer, Where)
     assert [type(step) for step in below] == [Top]
@@ -97,20 +87,14 @@ def test_join_of_unknown_kind_lists_the_good_ones():
         ("select id, sum(likes) over (partition by author) as s from posts", "SUM(posts.likes) OVER"),
         ("select id, rank() over (order by likes) as r from posts", "RANK()"),
         ("select id, row_number() over (order by likes) as r from posts", "ROW_NUMBER()"),
-        (
-            "select * from (select id, row_number() over (order by likes) r from posts) where r > 3",
-            "ROW_NUMBER()",
-        ),
+        ("select * from (select id, row_number() over (order by likes) r from posts) where r > 3", "ROW_NUMBER()"),
         ("select id from posts where author in (select name from users)", "SELECT users.name"),
         ("select id from posts p where exists (select 1 from users u where u.name = p.author)", "EXISTS"),
         ("select id, (select max(age) from users) as m from posts", "SELECT MAX(users.age)"),
         ("select p.id from posts p cross join users u", "CROSS JOIN"),
         ("select p.id from posts p, users u where p.likes < u.age", "users AS u"),
         ("select p.id from posts p join users u on p.likes < u.age", "p.likes < u.age"),
-        (
-            "select p.id from posts p left join users u on p.author = u.name and p.likes < u.age",
-            "p.likes < u.age",
-        ),
+        ("select p.id from posts p left join users u on p.author = u.name and p.likes < u.age", "p.likes < u.age"),
         ("select author, count(*) n from posts group by likes", "author"),
         ("select author, collect_list(id) n from posts group by author", "COLLECT_LIST(posts.id)"),
         ("select author, sum(distinct likes) n from posts group by author", "SUM(DISTINCT posts.likes)"),
@@ -123,10 +107,7 @@ def test_join_of_unknown_kind_lists_the_good_ones():
         ("select id from posts tablesample (10 percent)", "TABLESAMPLE"),
         ("select id, likes as id from posts", "id"),
         ("select id from strangers", "strangers"),
-        (
-            "with recursive r as (select id from posts union all select id from r) select id from r",
-            "RECURSIVE",
-        ),
+        ("with recursive r as (select id from posts union all select id from r) select id from r", "RECURSIVE"),
     ],
 )
 def test_refused_part_of_a_query_is_named(sql, part):
@@ -220,17 +201,9 @@ def test_conditions_and_columns_go_down_to_the_tables():
 
 def test_row_number_is_bounded_by_the_query_around():
     ranked = "select id, row_number() over (order by likes) r from posts"
-    for condition, count in (
-        ("r <= 3", 3),
-        ("r < 3", 2),
-        ("3 >= r", 3),
-        ("r = 2", 2),
-        ("r between 1 and 4", 4),
-    ):
+    for condition, count in (("r <= 3", 3), ("r < 3", 2), ("3 >= r", 3), ("r = 2", 2), ("r between 1 and 4", 4)):
         (top,) = [
-            step
-            for step in steps(relation(f"select id from ({ranked}) where {condition}"))
-            if isinstance(step, Top)
+            step for step in steps(relation(f"select id from ({ranked}) where {condition}")) if isinstance(step, Top)
         ]
         assert top.count == count
 

@@ -93,12 +93,7 @@ class TestPublishAndReceive:
         about = {"routing_key": "mails.new", "key": "ada", "headers": {"tenant": "acme"}}
         trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
         [confirmed] = broker.publish(name, [message({"to": "ada"}, id="m-1", traceparent=trace, **about)])
-        assert (confirmed.id, confirmed.duplicate, confirmed.dropped, confirmed.groups) == (
-            "m-1",
-            False,
-            False,
-            1,
-        )
+        assert (confirmed.id, confirmed.duplicate, confirmed.dropped, confirmed.groups) == ("m-1", False, False, 1)
         [delivery] = receive(broker.receiver(name))
         got = delivery.message
         assert (got.body, got.id, got.traceparent) == (b'{"to":"ada"}', "m-1", trace)
@@ -341,12 +336,7 @@ class TestStaleSettling:
         pass_time(2.5)
         [again] = receive(other)
         assert again.attempt == 2
-        for settled in (
-            slow.ack([delivery])[0],
-            slow.nack(delivery),
-            slow.reject(delivery),
-            slow.extend(delivery),
-        ):
+        for settled in (slow.ack([delivery])[0], slow.nack(delivery), slow.reject(delivery), slow.extend(delivery)):
             assert settled is AckResult.STALE
         assert other.ack([again]) == [AckResult.DONE]
         assert drained(broker, name) == []
@@ -477,13 +467,7 @@ class TestPatterns:
         name = declared(broker, groups=[group(each, routing_key=pattern) for each, pattern in words.items()])
         for each in ("orders.new.eu", "orders.new", "orders", "mails.new", "orders.a.b.eu"):
             publish(broker, name, each, routing_key=each)
-        assert drained(broker, name, "all") == [
-            "orders.new.eu",
-            "orders.new",
-            "orders",
-            "mails.new",
-            "orders.a.b.eu",
-        ]
+        assert drained(broker, name, "all") == ["orders.new.eu", "orders.new", "orders", "mails.new", "orders.a.b.eu"]
         assert drained(broker, name, "eu") == ["orders.new.eu"]
         assert drained(broker, name, "orders") == ["orders.new.eu", "orders.new", "orders", "orders.a.b.eu"]
         assert drained(broker, name, "new") == ["orders.new.eu", "orders.new", "mails.new"]

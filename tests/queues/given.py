@@ -28,9 +28,7 @@ def declare(broker: EmbeddedBroker, **options: Any) -> EmbeddedBroker:
     return broker
 
 
-def taken(
-    broker: EmbeddedBroker, most: int = 100, group: str = ""
-) -> tuple[EmbeddedReceiver, list[Delivery]]:
+def taken(broker: EmbeddedBroker, most: int = 100, group: str = "") -> tuple[EmbeddedReceiver, list[Delivery]]:
     receiver = broker.receiver("q", group, prefetch=most)
     return receiver, receiver.receive(max_messages=most)
 

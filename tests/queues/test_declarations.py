@@ -36,12 +36,7 @@ def test_annotations_say_what_a_function_is_given():
     def message_only(message: hw.Message): ...
 
     found = {worker.name: worker.arguments for worker in emails.workers}
-    assert [found[name].parameters for name in found] == [
-        ("value",),
-        ("value",),
-        ("message", "value"),
-        ("message",),
-    ]
+    assert [found[name].parameters for name in found] == [("value",), ("value",), ("message", "value"), ("message",)]
     assert [found[name].as_ for name in found] == [None, Email, Email, None]
 
 

@@ -80,9 +80,7 @@ class TestCost:
         """Instructions of SQLite's machine for ten messages, with so many waiting."""
         for first in range(0, waiting, 1_000):
             number = min(1_000, waiting - first)
-            broker.publish(
-                "q", [OutgoingMessage(b"1", key=str(at % 50), priority=at % 3) for at in range(number)]
-            )
+            broker.publish("q", [OutgoingMessage(b"1", key=str(at % 50), priority=at % 3) for at in range(number)])
         steps = 0
 
         def count() -> int:

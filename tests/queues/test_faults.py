@@ -43,11 +43,7 @@ def offered_by_processes(folder: Path, number: int) -> Counter[str]:
 
 @pytest.mark.parametrize(
     ("policy", "lost"),
-    [
-        (drop("newest"), "dropped"),
-        (buffer(LIMIT, then=drop("newest")), "dropped"),
-        (backpressure("1 ms"), "refused"),
-    ],
+    [(drop("newest"), "dropped"), (buffer(LIMIT, then=drop("newest")), "dropped"), (backpressure("1 ms"), "refused")],
     ids=str,
 )
 def test_a_queue_offered_three_times_its_limit_counts_exactly(tmp_path, policy: Overload, lost: str):
@@ -82,9 +78,7 @@ def test_a_sampled_queue_never_holds_more_than_its_limit_and_counts_the_others(t
 def test_publishers_that_wait_for_room_lose_nothing(tmp_path):
     with opened(tmp_path, limit=5, overload=backpressure(), durability="fast") as broker:
         threads = [
-            threading.Thread(
-                target=lambda first=first: [broker.publish("q", [m]) for m in numbered(first, 20)]
-            )
+            threading.Thread(target=lambda first=first: [broker.publish("q", [m]) for m in numbered(first, 20)])
             for first in (0, 20, 40)
         ]
         for thread in threads:
@@ -149,8 +143,7 @@ def test_a_confirmed_message_survives_a_power_cut(tmp_path, monkeypatch):
                 receiver.ack(receiver.receive(max_messages=3))
             with EmbeddedBroker(image) as after:
                 there = {
-                    delivery.message.body
-                    for delivery in after.receiver("q", prefetch=999).receive(max_messages=999)
+                    delivery.message.body for delivery in after.receiver("q", prefetch=999).receive(max_messages=999)
                 }
                 assert str(number).encode() in there
 
@@ -173,8 +166,7 @@ def test_threads_that_publish_together_share_syncs(tmp_path, monkeypatch):
     with opened(tmp_path) as broker:
         monkeypatch.setattr(os, "fdatasync", lambda handle: (called.append(handle), sync(handle)))
         threads = [
-            threading.Thread(target=lambda: [broker.publish("q", numbered(0, 1)) for _ in range(10)])
-            for _ in range(16)
+            threading.Thread(target=lambda: [broker.publish("q", numbered(0, 1)) for _ in range(10)]) for _ in range(16)
         ]
         for thread in threads:
             thread.start()

@@ -135,9 +135,7 @@ def test_a_worker_killed_while_a_message_becomes_a_dead_letter_leaves_it_in_one_
 
         killed = killed_at(statement, folder, work)
         with EmbeddedBroker(folder) as broker:
-            until(
-                lambda broker=broker: standing(broker)[2], 30
-            )  # overdue for the third time, if not dead before
+            until(lambda broker=broker: standing(broker)[2], 30)  # overdue for the third time, if not dead before
             [letter] = broker.dead_letters("q")
             assert (letter.why, letter.message.headers, len(letter.attempts)) == ("failed", {"a": "b"}, 3)
             assert standing(broker) == (0, 0, 1, 0)
@@ -151,15 +149,11 @@ def test_a_publisher_killed_at_any_step_has_published_all_or_nothing(tmp_path):
         folder = tmp_path / str(statement)
         opened(folder, groups=["a", "b"]).close()
         messages = [OutgoingMessage(b"1", id="x"), OutgoingMessage(b"2", id="y")]
-        killed = killed_at(
-            statement, folder, lambda broker, messages=messages: lambda: broker.publish("q", messages)
-        )
+        killed = killed_at(statement, folder, lambda broker, messages=messages: lambda: broker.publish("q", messages))
         with EmbeddedBroker(folder) as broker:
             there = {(counts.waiting, counts.published) for counts in broker.counts("q")}
             assert there in ({(0, 0)}, {(2, 2)})
-            duplicates = [
-                each.duplicate for each in broker.publish("q", messages)
-            ]  # as one would, not knowing
+            duplicates = [each.duplicate for each in broker.publish("q", messages)]  # as one would, not knowing
             assert duplicates == [there == {(2, 2)}] * 2
             assert {counts.waiting for counts in broker.counts("q")} == {2}
         if not killed:

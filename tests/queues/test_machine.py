@@ -12,13 +12,7 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from headwater.queues.embedded import EmbeddedBroker, EmbeddedReceiver
 from headwater.queues.protocol import AckResult, Delivery, OutgoingMessage
@@ -80,21 +74,13 @@ class QueueMachine(RuleBasedStateMachine):
         number=st.integers(1, 3),
     )
     def publish(self, which, id, key, priority, delay, ttl, number):
-        spans = {
-            "delay": timedelta(seconds=delay),
-            "ttl": None if ttl is None else timedelta(seconds=ttl),
-        }
+        spans = {"delay": timedelta(seconds=delay), "ttl": None if ttl is None else timedelta(seconds=ttl)}
         bodies = [f"{self.model.published + at}".encode() for at in range(number)]
         messages = [OutgoingMessage(body, id=id, key=key, priority=priority, **spans) for body in bodies]
         confirmed = self.brokers[which].publish("q", messages)
         for body, answer in zip(bodies, confirmed, strict=True):
             taken = self.model.publish(
-                body,
-                id=id,
-                key=key,
-                priority=priority,
-                delay=delay * SECOND,
-                ttl=None if ttl is None else ttl * SECOND,
+                body, id=id, key=key, priority=priority, delay=delay * SECOND, ttl=None if ttl is None else ttl * SECOND
             )
             assert answer.duplicate is not taken
 
@@ -148,9 +134,7 @@ class QueueMachine(RuleBasedStateMachine):
     def time_passes(self, seconds):
         self.clock.advance(seconds * SECOND)
         self.model.now += seconds * SECOND
-        for (
-            broker
-        ) in self.brokers:  # deliveries that are late, but not yet given to another, may still be settled
+        for broker in self.brokers:  # deliveries that are late, but not yet given to another, may still be settled
             broker.counts("q")
         for group in self.model.groups:
             self.model.settle_time(group)

@@ -111,13 +111,7 @@ def test_jitter_spreads_rests_around_the_plain_one():
 def test_a_definition_comes_back_as_it_was_stored():
     groups = ["a", group("b", routing_key=["x.#"], headers={"t": "1"}, where="size > 3")]
     queue = Queue.declare(
-        "q",
-        Email,
-        groups=groups,
-        retry=retry(2, backoff="5s"),
-        overload=drop(events=9),
-        ordered=True,
-        ttl="3s",
+        "q", Email, groups=groups, retry=retry(2, backoff="5s"), overload=drop(events=9), ordered=True, ttl="3s"
     )
     assert Queue.from_json(queue.to_json()) == queue
     assert Queue.from_json(Queue.declare("q").to_json()) == Queue.declare("q")

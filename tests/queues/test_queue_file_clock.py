@@ -90,9 +90,7 @@ def test_more_than_one_transaction_moves_may_become_due_at_once(broker, pass_tim
 
 def test_a_delayed_message_behind_another_of_its_key_is_counted_as_delayed_when_its_turn_comes(broker):
     declare(broker, ordered=True)
-    broker.publish(
-        "q", [OutgoingMessage(b"1", key="k"), OutgoingMessage(b"2", key="k", delay=timedelta(hours=1))]
-    )
+    broker.publish("q", [OutgoingMessage(b"1", key="k"), OutgoingMessage(b"2", key="k", delay=timedelta(hours=1))])
     receiver, deliveries = taken(broker)
     assert broker.counts("q")[0].waiting == 1
     receiver.ack(deliveries)

@@ -46,9 +46,7 @@ WORD = st.sampled_from(["a", "b"])
 def test_patterns_fit_as_a_regular_expression_does(parts, words):
     expression = "".join({"*": "[^.]+;", "#": "([^.;]+;)*"}.get(part, part + ";") for part in parts)
     text = "".join(f"{word};" for word in words)
-    assert matches(".".join(parts), ".".join(words)) is bool(
-        re.fullmatch(expression.replace("[^.]", "[^.;]"), text)
-    )
+    assert matches(".".join(parts), ".".join(words)) is bool(re.fullmatch(expression.replace("[^.]", "[^.;]"), text))
 
 
 def chosen(queue: Queue, *values: object) -> list[tuple[int, ...]]:
@@ -84,10 +82,5 @@ def test_what_is_not_json_meets_no_condition():
 
 
 def test_a_type_says_what_the_fields_are():
-    queue = Queue.declare(
-        "q", "at timestamp, n int", groups=[group("a", where="at < timestamp '2026-01-02'")]
-    )
-    assert chosen(queue, {"at": "2026-01-01T00:00:00Z", "n": 1}, {"at": "2026-01-03T00:00:00Z", "n": 1}) == [
-        (0,),
-        (),
-    ]
+    queue = Queue.declare("q", "at timestamp, n int", groups=[group("a", where="at < timestamp '2026-01-02'")])
+    assert chosen(queue, {"at": "2026-01-01T00:00:00Z", "n": 1}, {"at": "2026-01-03T00:00:00Z", "n": 1}) == [(0,), ()]

@@ -89,9 +89,7 @@ def kill_driver(running: subprocess.Popen[bytes], folder: Path) -> None:
     running.wait(10)
 
 
-def require_each_once(
-    count: int, totals: list[dict[str, Any]], counts: list[dict[str, Any]], broker: str
-) -> None:
+def require_each_once(count: int, totals: list[dict[str, Any]], counts: list[dict[str, Any]], broker: str) -> None:
     """The first bills are in the view, the ledger, the stream and the changelog, each once.
 
     Args:
@@ -118,9 +116,7 @@ def require_each_once(
 def _totals(bills: list[dict[str, Any]]) -> list[tuple[str, int, int]]:
     sent = duckdb.sql("select unnest(?) as e", params=[bills])  # noqa: F841  (read by the query)
     query = "select time_bucket(interval 30 seconds, e.at::timestamp)::text, e.k, sum(e.v)::int from sent group by 1, 2"
-    return sorted(
-        (start.replace(" ", "T") + "Z", k, total) for start, k, total in duckdb.sql(query).fetchall()
-    )
+    return sorted((start.replace(" ", "T") + "Z", k, total) for start, k, total in duckdb.sql(query).fetchall())
 
 
 def _shown(rows: Any) -> list[tuple[str, int, int]]:

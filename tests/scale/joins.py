@@ -11,14 +11,10 @@ app.topic(
     "sales", "sale int, product int, amount int, at timestamp", key="product", time="at", lateness="1 minute",
     partitions=2, idle="1 hour",
 )  # fmt: skip
-app.table(
-    "goods", "product int, category string, price decimal(8,2), since timestamp", key="product", time="since"
-)
+app.table("goods", "product int, category string, price decimal(8,2), since timestamp", key="product", time="since")
 
 app.view(
-    "by_category",
-    key="category",
-    sql="select category, count(*) n, sum(price) total from goods group by category",
+    "by_category", key="category", sql="select category, count(*) n, sum(price) total from goods group by category"
 )
 app.view(
     "rivals",

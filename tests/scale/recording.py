@@ -32,22 +32,9 @@ def closing(number: int) -> Iterator[DemoEvent]:
     """One late-evening event for each topic; of many numbers, every partition gets some."""
     at = CLOSING + timedelta(milliseconds=number)
     name, customer = f"closing-{number}", 5_000 + number
-    order = {
-        "order_id": name,
-        "customer_id": customer,
-        "category": "toys",
-        "amount": Decimal(1),
-        "placed_at": at,
-    }
+    order = {"order_id": name, "customer_id": customer, "category": "toys", "amount": Decimal(1), "placed_at": at}
     paid = {"payment_id": name, "order_id": name, "method": "cash", "amount": Decimal(1), "paid_at": at}
-    search = {
-        "search_id": name,
-        "customer_id": customer,
-        "words": "",
-        "hits": 1,
-        "millis": 1,
-        "searched_at": at,
-    }
+    search = {"search_id": name, "customer_id": customer, "words": "", "hits": 1, "millis": 1, "searched_at": at}
     reading = {"sensor_id": name, "reading_id": name, "celsius": 1.0, "measured_at": at, "sent_at": at}
     yield DemoEvent("orders", order)
     yield DemoEvent("payments", paid)

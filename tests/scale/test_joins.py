@@ -44,11 +44,7 @@ def send(log: TimedLog, clock: ManualClock) -> None:
     closing = [{"sale": 1_000 + n, "product": n, "amount": 1, "at": clock.now()} for n in range(1, 21)]
     client.send_many("sales", closing)
     clock.advance("1 day")
-    for product in (
-        3,
-        4,
-        5,
-    ):  # a deletion counts from when it was received, and a broker goes by its own clock
+    for product in (3, 4, 5):  # a deletion counts from when it was received, and a broker goes by its own clock
         client.delete("goods", product)
 
 

@@ -23,9 +23,7 @@ VIEWS = ("revenue", "visits", "search_times", "temperatures", "too_warm")
 def found(client: hw.Client) -> dict[str, list[str]]:
     """All that the shop has made."""
     made = {name: before_closing(client.view(name).rows()) for name in VIEWS}
-    made["unpaid"] = before_closing(
-        [e.value for e in client.read("unpaid", stop="end") if e.value is not None]
-    )
+    made["unpaid"] = before_closing([e.value for e in client.read("unpaid", stop="end") if e.value is not None])
     made["late"] = before_closing(late(client, app))
     return made
 
@@ -38,9 +36,7 @@ def test_every_row_is_that_of_the_embedded_run(cluster: Shell, monkeypatch: pyte
     shell("run", str(SHOP), "--until-current", "--data", "embedded")
     with hw.connect(shell.folder / "embedded") as client:
         expected = found(client)
-    assert all(len(rows) > 5 for rows in expected.values()), {
-        name: len(rows) for name, rows in expected.items()
-    }
+    assert all(len(rows) > 5 for rows in expected.values()), {name: len(rows) for name, rows in expected.items()}
 
     profile = read_profile("local", shell.folder)
     assert profile.log is not None

@@ -121,9 +121,7 @@ def used(client: hw.Client) -> int:
 
 
 @only_in_full_runs
-def test_executors_and_drivers_die_and_meet_and_each_row_is_there_once(
-    cluster: Shell, monkeypatch: pytest.MonkeyPatch
-):
+def test_executors_and_drivers_die_and_meet_and_each_row_is_there_once(cluster: Shell, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(cluster.folder)
     with drivers_of(cluster) as drivers, hw.connect(profile="faults") as client:
         first = drivers.start("first")

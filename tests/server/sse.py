@@ -46,9 +46,7 @@ def messages(lines: Iterator[str]) -> Iterator[Message]:
 
 
 @contextlib.contextmanager
-def following(
-    web: httpx.Client, name: str, last: str | None = None, **params: Any
-) -> Iterator[Iterator[Message]]:
+def following(web: httpx.Client, name: str, last: str | None = None, **params: Any) -> Iterator[Iterator[Message]]:
     """The messages of a topic's live stream; comments are left out."""
     headers = {"accept": "text/event-stream"} | ({"last-event-id": last} if last is not None else {})
     with web.stream("GET", f"/api/topics/{name}/follow", params=params, headers=headers) as answer:

@@ -30,9 +30,7 @@ def name(client: hw.Client) -> str:
 def keyed(client: hw.Client) -> str:
     """A compacted topic of two partitions."""
     name = fresh("products")
-    client.create_topic(
-        name, "product_id int not null, name string", key="product_id", partitions=2, compact=True
-    )
+    client.create_topic(name, "product_id int not null, name string", key="product_id", partitions=2, compact=True)
     return name
 
 
@@ -42,9 +40,7 @@ def lines(web: httpx.Client, name: str, **params: Any) -> list[dict[str, Any]]:
     return [json.loads(line) for line in answer.text.splitlines()]
 
 
-def post(
-    web: httpx.Client, name: str, body: Any, kind: str = "application/json", **options: Any
-) -> httpx.Response:
+def post(web: httpx.Client, name: str, body: Any, kind: str = "application/json", **options: Any) -> httpx.Response:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     headers = options.pop("headers", {}) | {"content-type": kind}
     return web.post(f"/api/topics/{name}/events", content=content, headers=headers, **options)
@@ -82,23 +78,13 @@ def test_cloud_events_headers_say_what_the_event_is(web: httpx.Client, name: str
     }
     assert post(web, name, {"order_id": "a"}, headers=headers).status_code == 201
     found = lines(web, name)[0]
-    assert (found["id"], found["source"], found["key"], found["traceparent"]) == (
-        "x-1",
-        "/tills/7",
-        "ada",
-        TRACE,
-    )
+    assert (found["id"], found["source"], found["key"], found["traceparent"]) == ("x-1", "/tills/7", "ada", TRACE)
     assert (found["occurred_at"], found["sent_at"]) == ("2026-01-01T12:00:00Z", "2026-01-01T12:00:01Z")
     assert found["headers"] == {"tenant": "acme ü", "more": "text"}
 
 
 def test_the_query_says_the_same(web: httpx.Client, name: str):
-    query = {
-        "key": "ada",
-        "id": "x-1",
-        "occurred_at": "2026-01-01T12:00:00Z",
-        "sent_at": "2026-01-01T12:00:01Z",
-    }
+    query = {"key": "ada", "id": "x-1", "occurred_at": "2026-01-01T12:00:00Z", "sent_at": "2026-01-01T12:00:01Z"}
     query |= {"traceparent": TRACE, "source": "/tills/7", "headers": '{"a": "b"}'}
     assert post(web, name, {"order_id": "a"}, params=query).status_code == 201
     found = lines(web, name)[0]
@@ -134,16 +120,12 @@ def test_events_leave_as_cloud_events_that_another_library_reads(web: httpx.Clie
     assert data["order_id"] == "a"
 
 
-def test_an_event_copied_as_cloud_event_is_the_same_event(
-    web: httpx.Client, name: str, client: hw.Client, keyed: str
-):
+def test_an_event_copied_as_cloud_event_is_the_same_event(web: httpx.Client, name: str, client: hw.Client, keyed: str):
     client.send(keyed, {"product_id": 7, "name": "pen"}, id="x-1", headers={"a": "b"}, traceparent=TRACE)
     client.delete(keyed, 7)
     copy = fresh("copy")
     client.create_topic(copy, "product_id int not null, name string", key="product_id", compact=True)
-    batch = web.get(
-        f"/api/topics/{keyed}/events", headers={"accept": "application/cloudevents-batch+json"}
-    ).json()
+    batch = web.get(f"/api/topics/{keyed}/events", headers={"accept": "application/cloudevents-batch+json"}).json()
     for document in batch:
         assert post(web, copy, document, "application/cloudevents+json").status_code == 201
     first, second = client.read(copy)
@@ -247,9 +229,7 @@ def test_bad_attributes_are_refused(web: httpx.Client, name: str, query: dict[st
     assert lines(web, name) == []
 
 
-@pytest.mark.parametrize(
-    "kind", ["", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data"]
-)
+@pytest.mark.parametrize("kind", ["", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
 def test_other_media_types_are_refused(web: httpx.Client, name: str, kind: str):
     answer = post(web, name, {"order_id": "a"}, kind)
     assert answer.status_code == 415

@@ -27,9 +27,7 @@ def name(client: hw.Client) -> str:
 
 
 def send(client: hw.Client, name: str, *numbers: int) -> None:
-    client.send_many(
-        name, [{"number": number, "text": "line\nbreak \u2028\x85 \u20ac"} for number in numbers]
-    )
+    client.send_many(name, [{"number": number, "text": "line\nbreak \u2028\x85 \u20ac"} for number in numbers])
 
 
 def test_a_stream_has_every_event_with_its_place(web: httpx.Client, client: hw.Client, name: str):
@@ -59,9 +57,7 @@ def plain(node: Node) -> httpx.Client:
     return httpx.Client(base_url=node.url, trust_env=False, timeout=30)
 
 
-def test_a_stream_that_broke_off_resumes_without_gap_or_repeat(
-    web: httpx.Client, client: hw.Client, name: str
-):
+def test_a_stream_that_broke_off_resumes_without_gap_or_repeat(web: httpx.Client, client: hw.Client, name: str):
     seeded = random.Random(7)
     stop = threading.Event()
 
@@ -122,16 +118,11 @@ def test_a_bad_start_is_a_problem(
 
 def test_a_quiet_stream_sends_comments(tmp_path: Path):
     limits = Limits(heartbeat=timedelta(milliseconds=50))
-    with (
-        Node(tmp_path, port=0, limits=limits) as node,
-        httpx.Client(base_url=node.url, trust_env=False) as web,
-    ):
+    with Node(tmp_path, port=0, limits=limits) as node, httpx.Client(base_url=node.url, trust_env=False) as web:
         with hw.connect(node.url) as client:
             client.create_topic("orders", "order_id string")
         with web.stream("GET", "/api/topics/orders/follow") as answer:
-            comments = [
-                message.comment for message, _ in zip(messages(answer.iter_lines()), range(4), strict=False)
-            ]
+            comments = [message.comment for message, _ in zip(messages(answer.iter_lines()), range(4), strict=False)]
     assert comments[0] == "following"
     assert set(comments[1:]) == {"heartbeat"}
 
@@ -154,10 +145,7 @@ def test_a_stream_ends_when_the_node_stops(tmp_path: Path):
     node = Node(tmp_path, port=0).start()
     with hw.connect(node.url) as client:
         client.create_topic("orders", "order_id string")
-    with (
-        httpx.Client(base_url=node.url, trust_env=False, timeout=30) as web,
-        following(web, "orders") as stream,
-    ):
+    with httpx.Client(base_url=node.url, trust_env=False, timeout=30) as web, following(web, "orders") as stream:
         stopper = threading.Thread(target=node.stop)
         stopper.start()
         assert list(stream) == []

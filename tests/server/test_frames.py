@@ -30,9 +30,7 @@ def name(client: hw.Client) -> str:
 
 
 def rows_of(client: hw.Client, name: str, count: int = 3, **changes: Any) -> WriteBatch:
-    made = EventEncoder(client.topic(name)).encode_many(
-        [{"number": n, "text": "x"} for n in range(count)], None, 1
-    )
+    made = EventEncoder(client.topic(name)).encode_many([{"number": n, "text": "x"} for n in range(count)], None, 1)
     return replace(made, **changes)
 
 
@@ -62,11 +60,7 @@ def events(client: hw.Client, name: str) -> int:
 def test_a_frame_is_appended_with_receipts(web: httpx.Client, client: hw.Client, name: str):
     answer = post(web, name, pack_batch(rows_of(client, name, partition=1)))
     assert answer.status_code == 200
-    assert [(r.partition, r.offset) for r in unpack_receipts(name, answer.content)] == [
-        (1, 0),
-        (1, 1),
-        (1, 2),
-    ]
+    assert [(r.partition, r.offset) for r in unpack_receipts(name, answer.content)] == [(1, 0), (1, 1), (1, 2)]
 
 
 def test_a_repeated_frame_of_a_producer_is_told(web: httpx.Client, client: hw.Client, name: str):

@@ -101,21 +101,9 @@ class Fuzz:
         for part in ("{name}", "{topic}", "{group}", "{member}"):
             word = TOPIC if part in ("{name}", "{topic}") and self._random.random() < 0.7 else self.word()
             path = path.replace(part, quote(word, safe=""))
-        names = [
-            "start",
-            "stop",
-            "partitions",
-            "limit",
-            "key",
-            "wait",
-            "known",
-            "partition",
-            "version",
-            "producer",
-        ]
+        names = ["start", "stop", "partitions", "limit", "key", "wait", "known", "partition", "version", "producer"]
         query = "&".join(
-            f"{self._random.choice(names)}={quote(self.word())}"
-            for _ in range(self._random.choice([0, 0, 1, 3]))
+            f"{self._random.choice(names)}={quote(self.word())}" for _ in range(self._random.choice([0, 0, 1, 3]))
         )
         headers = {"content-type": self._random.choice(TYPES)}
         if self._random.random() < 0.2:
@@ -142,14 +130,10 @@ class Fuzz:
     def value(self, depth: int) -> Any:
         draw = self._random.random()
         if depth == 0 or (draw < 0.3 and depth < 4):
-            return {
-                self._random.choice(FIELDS): self.value(depth + 1) for _ in range(self._random.randrange(5))
-            }
+            return {self._random.choice(FIELDS): self.value(depth + 1) for _ in range(self._random.randrange(5))}
         if draw < 0.4 and depth < 4:
             return [self.value(depth + 1) for _ in range(self._random.randrange(3))]
-        return self._random.choice(
-            [None, True, 0, -1, 2**63, 1.5, 1e308, self.word(), self.word(), self.word()]
-        )
+        return self._random.choice([None, True, 0, -1, 2**63, 1.5, 1e308, self.word(), self.word(), self.word()])
 
 
 @pytest.fixture
@@ -173,9 +157,7 @@ def places(node: Node) -> list[tuple[str, str]]:
     ]
 
 
-def test_no_request_is_answered_with_a_fault_of_ours(
-    fuzzed: tuple[Node, hw.Client], caplog: pytest.LogCaptureFixture
-):
+def test_no_request_is_answered_with_a_fault_of_ours(fuzzed: tuple[Node, hw.Client], caplog: pytest.LogCaptureFixture):
     node, client = fuzzed
     fuzz = Fuzz(seed=11, places=places(node))
     statuses: Counter[int] = Counter()

@@ -60,9 +60,7 @@ def test_a_second_member_gets_its_share_when_the_first_syncs(web: httpx.Client, 
 @pytest.mark.parametrize(
     ("offsets", "code"), [({"0": 999}, "BAD_OFFSET"), ({"0": -1}, "BAD_OFFSET"), ({"7": 0}, "BAD_OFFSET")]
 )
-def test_offsets_that_are_not_there_are_not_committed(
-    web: httpx.Client, name: str, offsets: dict[str, int], code: str
-):
+def test_offsets_that_are_not_there_are_not_committed(web: httpx.Client, name: str, offsets: dict[str, int], code: str):
     member = join(web, name)
     path = f"/api/groups/billing/{name}/members/{member['member']}/commit"
     answer = web.post(path, json={"generation": member["generation"], "offsets": offsets})

@@ -43,16 +43,7 @@ def test_our_own_names_are_answered(bare: Callable[[bytes], Answer], node: Node,
 
 @pytest.mark.parametrize("path", ROUTES)
 @pytest.mark.parametrize(
-    "host",
-    [
-        "evil.example",
-        "127.0.0.1",
-        "127.0.0.1:1",
-        "localhost.evil.example:PORT",
-        "127.0.0.1:PORT@evil",
-        "",
-        "ä",
-    ],
+    "host", ["evil.example", "127.0.0.1", "127.0.0.1:1", "localhost.evil.example:PORT", "127.0.0.1:PORT@evil", "", "ä"]
 )
 def test_a_foreign_host_is_refused(bare: Callable[[bytes], Answer], node: Node, path: str, host: str):
     answer = get(bare, path, f"host: {host.replace('PORT', str(node.port))}")
@@ -68,8 +59,7 @@ def test_a_request_without_host_or_with_two_is_refused(bare: Callable[[bytes], A
 
 @pytest.mark.parametrize("path", ROUTES)
 @pytest.mark.parametrize(
-    "origin",
-    ["http://evil.example", "null", "http://localhost:3000", "https://127.0.0.1:PORT", "http://127.0.0.1"],
+    "origin", ["http://evil.example", "null", "http://localhost:3000", "https://127.0.0.1:PORT", "http://127.0.0.1"]
 )
 def test_a_foreign_origin_is_refused(web: httpx.Client, node: Node, path: str, origin: str):
     answer = web.get(path, headers={"origin": origin.replace("PORT", str(node.port))})

@@ -33,9 +33,7 @@ print("drained", flush=True)
 @pytest.fixture
 def process(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A node in a process of its own, and its address."""
-    with subprocess.Popen(
-        [sys.executable, "-c", SERVE, str(tmp_path)], stdout=subprocess.PIPE, text=True
-    ) as process:
+    with subprocess.Popen([sys.executable, "-c", SERVE, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
             yield process, process.stdout.readline().strip()
@@ -112,9 +110,7 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_lets_requests_finish(
-    tmp_path: Path, process: tuple[subprocess.Popen[str], str], number: int
-):
+def test_a_signal_lets_requests_finish(tmp_path: Path, process: tuple[subprocess.Popen[str], str], number: int):
     web_server, url = process
     answers: list[int] = []
     with hw.connect(url) as client, EventLog(tmp_path) as log:
@@ -137,9 +133,7 @@ def test_a_signal_lets_requests_finish(
         assert web_server.wait(15) == 0
         assert web_server.stdout is not None
         assert web_server.stdout.read() == "drained\n"
-        assert [event.value for event in hw.connect(tmp_path).read("orders", start=1)] == [
-            {"order_id": "under way"}
-        ]
+        assert [event.value for event in hw.connect(tmp_path).read("orders", start=1)] == [{"order_id": "under way"}]
 
 
 def test_a_client_that_does_not_read_is_cut_off_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -148,9 +142,7 @@ def test_a_client_that_does_not_read_is_cut_off_in_the_end(tmp_path: Path, monke
         client.create_topic("notes", "text string")
         client.send_many("notes", [{"text": "x" * 50_000} for _ in range(400)])
         stuck = socket.create_connection(("127.0.0.1", node.port))
-        stuck.sendall(
-            f"GET /api/topics/notes/events HTTP/1.1\r\nHost: 127.0.0.1:{node.port}\r\n\r\n".encode()
-        )
+        stuck.sendall(f"GET /api/topics/notes/events HTTP/1.1\r\nHost: 127.0.0.1:{node.port}\r\n\r\n".encode())
         assert stuck.recv(12) == b"HTTP/1.1 200"
         server = node._server
         assert server is not None

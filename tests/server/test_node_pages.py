@@ -14,9 +14,7 @@ def test_the_policy_of_the_page_lets_only_files_of_the_node_run(web: httpx.Clien
     answer = web.get("/")
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
     assert answer.headers["cache-control"] == "no-store"
-    policy = dict(
-        part.split(" ", 1) for part in answer.headers["content-security-policy"].split("; ") if " " in part
-    )
+    policy = dict(part.split(" ", 1) for part in answer.headers["content-security-policy"].split("; ") if " " in part)
     assert policy["default-src"] == policy["base-uri"] == policy["frame-ancestors"] == "'none'"
     assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
     assert policy["require-trusted-types-for"] == "'script'"

@@ -98,9 +98,7 @@ def test_a_fault_of_ours_tells_nothing(raising: httpx.Client, caplog: pytest.Log
     assert "hunter2" in caplog.text
 
 
-def test_names_from_outside_cannot_forge_the_diagnostics(
-    raising: httpx.Client, caplog: pytest.LogCaptureFixture
-):
+def test_names_from_outside_cannot_forge_the_diagnostics(raising: httpx.Client, caplog: pytest.LogCaptureFixture):
     with caplog.at_level(logging.ERROR, "headwater.server"):
         raising.get("/fail/%0AERROR%20all%20is%20lost%1b[2J")
     first = caplog.records[0].getMessage()
@@ -129,11 +127,7 @@ def test_a_parameter_that_cannot_be_is_named(web: httpx.Client, client: hw.Clien
     name = fresh()
     client.create_topic(name, "a string")
     problem = web.get(f"/api/topics/{name}/find", params={"partition": "first"}).json()
-    assert (problem["status"], problem["code"], problem["data"]) == (
-        400,
-        "BAD_USAGE",
-        {"parameter": "partition"},
-    )
+    assert (problem["status"], problem["code"], problem["data"]) == (400, "BAD_USAGE", {"parameter": "partition"})
 
 
 def test_a_full_disk_is_told_and_appends_work_again(tmp_path: Path):

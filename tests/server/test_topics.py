@@ -13,29 +13,20 @@ import headwater as hw
 from headwater.server import Node
 from tests.client.shop import Order, fresh
 
-DDL = (
-    "order_id string not null, customer_id int, amount decimal(12,2), placed_at timestamp, tags array<string>"
-)
+DDL = "order_id string not null, customer_id int, amount decimal(12,2), placed_at timestamp, tags array<string>"
 
 
 @pytest.fixture
 def name(web: httpx.Client) -> str:
     name = fresh()
-    answer = web.post(
-        "/api/topics", json={"name": name, "schema": DDL, "key": "customer_id", "partitions": 2}
-    )
+    answer = web.post("/api/topics", json={"name": name, "schema": DDL, "key": "customer_id", "partitions": 2})
     assert answer.status_code == 200, answer.text
     return name
 
 
 def test_a_topic_is_created_and_described(web: httpx.Client, name: str):
     found = web.get(f"/api/topics/{name}").json()
-    assert (found["name"], found["version"], found["key"], found["partitions"]) == (
-        name,
-        1,
-        ["customer_id"],
-        2,
-    )
+    assert (found["name"], found["version"], found["key"], found["partitions"]) == (name, 1, ["customer_id"], 2)
     assert found["schema"]["ddl"].startswith("order_id STRING NOT NULL, customer_id INT")
 
 
@@ -100,8 +91,7 @@ def test_the_type_is_given_as_arrow_and_ddl(web: httpx.Client, name: str):
 
 def test_older_types_stay_readable(web: httpx.Client, name: str):
     grown = web.post(
-        "/api/topics",
-        json={"name": name, "schema": f"{DDL}, note string", "key": "customer_id", "partitions": 2},
+        "/api/topics", json={"name": name, "schema": f"{DDL}, note string", "key": "customer_id", "partitions": 2}
     )
     assert grown.json()["version"] == 2
     assert "note" not in web.get(f"/api/topics/{name}/schema", params={"version": 1}).json()["ddl"]
@@ -142,9 +132,7 @@ def test_ends_wait_for_a_change(client: hw.Client, web: httpx.Client):
 
 def test_a_start_is_found(client: hw.Client, web: httpx.Client, name: str):
     client.send(name, {"order_id": "a", "customer_id": 1})
-    ends = {
-        held["partition"]: held["end"] for held in web.get(f"/api/topics/{name}/ends").json()["partitions"]
-    }
+    ends = {held["partition"]: held["end"] for held in web.get(f"/api/topics/{name}/ends").json()["partitions"]}
     for partition, end in ends.items():
         found = web.get(f"/api/topics/{name}/find", params={"partition": partition, "start": "latest"}).json()
         assert found == {"partition": partition, "offset": end}

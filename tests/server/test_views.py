@@ -22,20 +22,7 @@ from headwater.server import Node
 from tests.client.shop import fresh
 from tests.kept_views import NOON, REVENUE, TOTALS, Keeper, minute, replace
 
-HOSTILE = [
-    "=1+1",
-    "+1",
-    "-1",
-    "@SUM(A1)",
-    "\tx",
-    "\rx",
-    "plain",
-    'quo"te',
-    "a,b",
-    "line\nbreak",
-    "\u202e",
-    "ä",
-]
+HOSTILE = ["=1+1", "+1", "-1", "@SUM(A1)", "\tx", "\rx", "plain", 'quo"te', "a,b", "line\nbreak", "\u202e", "ä"]
 
 
 @pytest.fixture
@@ -193,9 +180,7 @@ def test_readers_that_wait_hold_no_threads(node: Node, web: httpx.Client, revenu
     statuses: list[int] = []
 
     def read() -> None:
-        statuses.append(
-            httpx.get(f"{node.url}/api/views/{revenue.table.name}", params=params, timeout=30).status_code
-        )
+        statuses.append(httpx.get(f"{node.url}/api/views/{revenue.table.name}", params=params, timeout=30).status_code)
 
     readers = [threading.Thread(target=read) for _ in range(40)]
     for reader in readers:
@@ -236,8 +221,7 @@ def test_sql_that_may_not_be_is_refused(web: httpx.Client, revenue: Keeper, want
 
 
 @pytest.mark.parametrize(
-    "wanted",
-    [{}, {"sql": 1}, {"sql": "select 1", "limit": 10**9}, {"sql": "select ?", "parameters": [[1]]}, []],
+    "wanted", [{}, {"sql": 1}, {"sql": "select 1", "limit": 10**9}, {"sql": "select ?", "parameters": [[1]]}, []]
 )
 def test_a_request_for_sql_that_does_not_fit_is_refused(web: httpx.Client, wanted):
     answer = web.post("/api/sql", json=wanted)
@@ -254,39 +238,9 @@ def test_a_folder_without_a_store_has_no_views(tmp_path):
         keeper.close()
 
 
-WORDS = [
-    "",
-    "0",
-    "-1",
-    "9" * 30,
-    "null",
-    "{}",
-    '{"minute":null,"category":null}',
-    "\x00",
-    "ü",
-    "-5m",
-    "1e400",
-    "true",
-]
-WORDS += [
-    "2026-01-01T00:00:00Z",
-    "2026-01-01T12:00:00Z/2026-01-01T12:01:00Z",
-    "0001-01-01T00:00:00Z",
-    "../..",
-    "pens",
-]
-WORDS += [
-    "amount > 1",
-    "1=1 --",
-    "/* x",
-    "'",
-    "category = 'ink'",
-    "-amount",
-    "minute",
-    "x" * 300,
-    "\ud800",
-    "all",
-]
+WORDS = ["", "0", "-1", "9" * 30, "null", "{}", '{"minute":null,"category":null}', "\x00", "ü", "-5m", "1e400", "true"]
+WORDS += ["2026-01-01T00:00:00Z", "2026-01-01T12:00:00Z/2026-01-01T12:01:00Z", "0001-01-01T00:00:00Z", "../..", "pens"]
+WORDS += ["amount > 1", "1=1 --", "/* x", "'", "category = 'ink'", "-amount", "minute", "x" * 300, "\ud800", "all"]
 
 
 def test_no_parameters_are_answered_with_a_fault_of_ours(

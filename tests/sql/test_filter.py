@@ -90,13 +90,7 @@ def test_conditions_keep_the_right_rows(text, expected):
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "score > 3 and score <= 7",
-        "name <> 'n1'",
-        "score % 2 = 1 or score < 2",
-        "name like '%2'",
-        "not (score = 1)",
-    ],
+    ["score > 3 and score <= 7", "name <> 'n1'", "score % 2 = 1 or score < 2", "name like '%2'", "not (score = 1)"],
 )
 def test_conditions_agree_with_sqlite(text):
     database = sqlite3.connect(":memory:")
@@ -136,9 +130,7 @@ def test_a_value_is_no_condition(text):
         Filter(text).mask(BATCH)
 
 
-@pytest.mark.parametrize(
-    "text", ["name > 5", "place = 3", "tags = 'even'", "at > 'yesterday'", "name + 1 > 2"]
-)
+@pytest.mark.parametrize("text", ["name > 5", "place = 3", "tags = 'even'", "at > 'yesterday'", "name + 1 > 2"])
 def test_types_that_do_not_go_together_are_refused(text):
     with pytest.raises(BadFilterError):
         Filter(text).mask(BATCH)

@@ -119,9 +119,7 @@ class StoreContract(StateContract):
     def test_new_rows_are_inserts(self, store):
         runner = Runner(store)
         runner.commit([{"k": "a", "n": 1}, {"k": "b", "n": 2}])
-        assert runner.changes() == [
-            [("insert", None, {"k": "a", "n": 1}), ("insert", None, {"k": "b", "n": 2})]
-        ]
+        assert runner.changes() == [[("insert", None, {"k": "a", "n": 1}), ("insert", None, {"k": "b", "n": 2})]]
 
     def test_a_row_with_a_known_key_takes_its_place(self, store):
         runner = Runner(store)
@@ -152,9 +150,7 @@ class StoreContract(StateContract):
         runner = Runner(store)
         for number in (1, None, None, 2):
             runner.commit([{"k": "a", "n": number}])
-        ops = [
-            [(before and before["n"], after["n"]) for _, before, after in batch] for batch in runner.changes()
-        ]
+        ops = [[(before and before["n"], after["n"]) for _, before, after in batch] for batch in runner.changes()]
         assert ops == [[(None, 1)], [(1, None)], [(None, 2)]]
 
     def test_two_rows_with_one_key_are_refused(self, store):
@@ -217,10 +213,7 @@ class StoreContract(StateContract):
 
     def test_a_change_of_a_window_is_dated_in_it(self, store):
         runner = Runner(store, REVENUE)
-        rows = [
-            {"w": minute(3), "category": "a", "amount": Decimal(1)},
-            {"w": None, "category": "a", "amount": None},
-        ]
+        rows = [{"w": minute(3), "category": "a", "amount": Decimal(1)}, {"w": None, "category": "a", "amount": None}]
         runner.commit(rows, committed_at=77)
         times = store.outbox(runner.query)[0].changes.column("at").cast(pa.int64()).to_pylist()
         assert times == [4 * MINUTE - 1, 77]
@@ -243,9 +236,7 @@ class StoreContract(StateContract):
 
     def test_a_row_that_comes_final_is_inserted_and_final(self, store):
         runner = Runner(store, REVENUE)
-        runner.commit(
-            [{"w": minute(0), "category": "a", "amount": Decimal(1)}], watermark=MINUTE, finals=True
-        )
+        runner.commit([{"w": minute(0), "category": "a", "amount": Decimal(1)}], watermark=MINUTE, finals=True)
         assert [op for op, _, _ in runner.changes()[0]] == ["insert", "final"]
 
     def test_nothing_is_final_unless_asked(self, store):
@@ -310,10 +301,7 @@ class StoreContract(StateContract):
 
     @pytest.mark.parametrize(
         "other",
-        [
-            replace(TOTALS, schema=pa.schema([("k", pa.string()), ("n", pa.int32())])),
-            replace(TOTALS, key=("k", "n")),
-        ],
+        [replace(TOTALS, schema=pa.schema([("k", pa.string()), ("n", pa.int32())])), replace(TOTALS, key=("k", "n"))],
     )
     def test_another_table_under_the_same_version_is_refused(self, store, other):
         store.create(TOTALS)

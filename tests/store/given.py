@@ -30,9 +30,7 @@ def minute(number: int) -> dict[str, int]:
     return {"start": number * MINUTE, "end": (number + 1) * MINUTE}
 
 
-def read(
-    batch: int, *, each: int = 10, topic: str = "orders", counts: EventCounts | None = None
-) -> InputRange:
+def read(batch: int, *, each: int = 10, topic: str = "orders", counts: EventCounts | None = None) -> InputRange:
     """Batch after batch reads so many offsets of partition 0."""
     told = EventCounts(each, each) if counts is None else counts
     return InputRange(topic, {0: batch * each}, {0: (batch + 1) * each}, told)
@@ -58,9 +56,7 @@ class Runner:
 
     def work(self, rows: Sequence[Mapping[str, Any]] = (), **options: Any) -> Commit:
         about = {
-            n: options.pop(n)
-            for n in list(options)
-            if n in ("inputs", "watermark", "committed_at", "wall", "cpu")
+            n: options.pop(n) for n in list(options) if n in ("inputs", "watermark", "committed_at", "wall", "cpu")
         }
         schema = self.table.schema if self.table else STREAM
         entry = entry_of(self.query, options.pop("batch", self.batch), self.epoch, **about)

@@ -28,9 +28,7 @@ SCHEMA = pa.schema(
     ]
 )
 FIRST, LAST = -62_135_596_800_000_000, 253_402_300_799_999_999
-TEXTS = st.none() | st.text(
-    st.characters(blacklist_categories=("Cs",), blacklist_characters="\0"), max_size=5
-)
+TEXTS = st.none() | st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="\0"), max_size=5)
 KEYS = st.tuples(st.none() | st.integers(0, 3), st.none() | st.sampled_from(["", "a", 'b"', "ä,\n", "\\."]))
 ROWS = st.fixed_dictionaries(
     {
@@ -49,11 +47,7 @@ ROWS = st.fixed_dictionaries(
         "tags": st.none() | st.lists(TEXTS, max_size=3),
         "who": st.none()
         | st.fixed_dictionaries(
-            {
-                "name": TEXTS,
-                "age": st.none() | st.integers(0, 9),
-                "paid": st.none() | st.just(Decimal("1.50")),
-            }
+            {"name": TEXTS, "age": st.none() | st.integers(0, 9), "paid": st.none() | st.just(Decimal("1.50"))}
         ),
     }
 )

@@ -24,9 +24,7 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 
 def _decimals(kind):
     most = 10**kind.precision - 1
-    return st.integers(-most, most).map(
-        lambda n: Decimal((int(n < 0), tuple(map(int, str(abs(n)))), -kind.scale))
-    )
+    return st.integers(-most, most).map(lambda n: Decimal((int(n < 0), tuple(map(int, str(abs(n)))), -kind.scale)))
 
 
 LEAVES = {
@@ -120,8 +118,7 @@ def test_every_type_comes_back_as_it_was(rows):
 def test_windows_come_back_as_they_were(pairs):
     schema = pa.schema([("w", WINDOW), ("n", pa.int64())])
     given_rows = [
-        {"w": None if pair is None else {"start": pair[0], "end": pair[1]}, "n": n}
-        for n, pair in enumerate(pairs)
+        {"w": None if pair is None else {"start": pair[0], "end": pair[1]}, "n": n} for n, pair in enumerate(pairs)
     ]
     rows = pa.Table.from_pylist(given_rows, schema=schema)
     assert through_sqlite(ViewTable("v", 1, schema, ("w",), "w"), rows).equals(rows)
@@ -140,11 +137,7 @@ def test_windows_come_back_as_they_were(pairs):
         (pa.date32(), date(2026, 1, 31), "2026-01-31"),
         (pa.list_(pa.decimal128(5, 1)), [Decimal(2)], '["2.0"]'),
         (pa.map_(pa.string(), pa.int64()), [("b", 1), ("a", 2)], '{"b":1,"a":2}'),
-        (
-            pa.struct([("at", MOMENT)]),
-            {"at": datetime(2026, 1, 1, tzinfo=UTC)},
-            '{"at":"2026-01-01T00:00:00Z"}',
-        ),
+        (pa.struct([("at", MOMENT)]), {"at": datetime(2026, 1, 1, tzinfo=UTC)}, '{"at":"2026-01-01T00:00:00Z"}'),
         (pa.list_(pa.float64()), [math.inf, -math.inf, math.nan], '["Infinity","-Infinity","NaN"]'),
         (pa.list_(pa.string()), ["ü🌊"], '["ü🌊"]'),
     ],

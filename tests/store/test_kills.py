@@ -37,14 +37,7 @@ def check(store, views, acknowledged):
         "select batches, in_, used, late, quarantined, unaccounted from hw_pipelines"
     ).rows
     count = last + 1
-    assert (batches, read, used, late, quarantined, unaccounted) == (
-        count,
-        12 * count,
-        10 * count,
-        count,
-        count,
-        0,
-    )
+    assert (batches, read, used, late, quarantined, unaccounted) == (count, 12 * count, 10 * count, count, count, 0)
     for view in ("hw_batches", "hw_late", "hw_quarantine"):
         assert views.sql(f"select count(*), count(distinct batch) from {view}").rows == [(count, count)]
     waiting = [out.batch for out in store.outbox(query)]

@@ -10,13 +10,7 @@ import traceback
 import psycopg
 import pytest
 
-from headwater.errors import (
-    BadCredentialsError,
-    BadSettingError,
-    FencedError,
-    HeadwaterError,
-    UnreachableError,
-)
+from headwater.errors import BadCredentialsError, BadSettingError, FencedError, HeadwaterError, UnreachableError
 from headwater.sql import postgres_pool
 from headwater.store.postgres import PostgresStore, PostgresViewReader
 from tests.services.postgres import PASSWORD, Proxy

@@ -37,25 +37,16 @@ def store(store):
         ("select k, n from totals", [("a", 1)]),
         ("SELECT t.n + 1 FROM totals AS t WHERE t.k ILIKE 'A%'; -- the end", [(2,)]),
         ("with big as (select n from totals) select count(*) from big", [(1,)]),
-        (
-            "with recursive c(x) as (select 1 union all select x + 1 from c where x < 5) select sum(x) from c",
-            [(15,)],
-        ),
+        ("with recursive c(x) as (select 1 union all select x + 1 from c where x < 5) select sum(x) from c", [(15,)]),
         ("select value from jsonb_each('{\"a\":1}') as j(key, value)", [("1",)]),
         ("select row_number() over (order by n) from totals", [(1,)]),
         ("values (1, 'x')", [(1, "x")]),
-        (
-            "select name, in_, used, unaccounted from hw_pipelines where name = 'totals'",
-            [("totals", 20, 20, 0)],
-        ),
+        ("select name, in_, used, unaccounted from hw_pipelines where name = 'totals'", [("totals", 20, 20, 0)]),
         ("select count(*) from hw_batches", [(3,)]),
         ('select pipeline, topic, "offset" from hw_late', [("totals", "orders", 1)]),
         ('select amount, "w.start" from revenue', [("1.00", "1970-01-01T00:00:00.000000Z")]),
         ("select sum(n), sum(n) * 1.5, max(n) > 0, cast(null as text) from totals", [(1, "1.5", True, None)]),
-        (
-            "select 'a;b', $$pg_class('$$, E'it\\'s; (' -- ; drop table totals",
-            [("a;b", "pg_class('", "it's; (")],
-        ),
+        ("select 'a;b', $$pg_class('$$, E'it\\'s; (' -- ; drop table totals", [("a;b", "pg_class('", "it's; (")]),
         ("select date '2026-01-31' + interval '1 day'", [("2026-02-01 00:00:00",)]),
         ("select n from totals where k in ('a', 'b') and n between 0 and 5", [(1,)]),
         ("select count(*) filter (where n > 0) from totals", [(1,)]),
@@ -126,11 +117,7 @@ def test_what_is_refused_by_its_words_never_reaches_the_server(text):
 @pytest.mark.parametrize(
     "text",
     [
-        *[
-            "SELECT * FROM headwater.outbox",
-            "SELECT * FROM headwater.v1_totals",
-            "SELECT pg_read_file('PG_VERSION')",
-        ],
+        *["SELECT * FROM headwater.outbox", "SELECT * FROM headwater.v1_totals", "SELECT pg_read_file('PG_VERSION')"],
         *["INSERT INTO headwater_views.totals VALUES ('x', 1)", "CREATE TABLE headwater_views.x (a int)"],
     ],
 )
@@ -144,20 +131,14 @@ def test_the_role_alone_can_do_nothing_either(store, text):
 
 @pytest.mark.parametrize("text", ["select * from headwater.outbox", "select pg_read_file('PG_VERSION')"])
 def test_a_query_runs_under_the_role_whatever_its_words(store, text):
-    with (
-        PostgresSandbox(store.pool, SHORT) as sandbox,
-        pytest.raises(BadQueryError, match="permission denied"),
-    ):
+    with PostgresSandbox(store.pool, SHORT) as sandbox, pytest.raises(BadQueryError, match="permission denied"):
         sandbox.query(text)
     with PostgresSandbox(store.pool, SHORT) as sandbox:
         assert sandbox.query("select current_user::text").rows == [("headwater_reader",)]
 
 
 def test_a_transaction_of_a_query_cannot_write(store):
-    with (
-        PostgresSandbox(store.pool, SHORT, role=None) as sandbox,
-        pytest.raises(psycopg.errors.ReadOnlySqlTransaction),
-    ):
+    with PostgresSandbox(store.pool, SHORT, role=None) as sandbox, pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
         sandbox._session.execute_raw("CREATE TABLE headwater.x (a int)")
 
 

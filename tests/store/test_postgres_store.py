@@ -11,13 +11,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from headwater.errors import (
-    BadEventError,
-    BadNameError,
-    NewerFormatError,
-    SchemaConflictError,
-    TooLargeError,
-)
+from headwater.errors import BadEventError, BadNameError, NewerFormatError, SchemaConflictError, TooLargeError
 from headwater.store import ViewTable
 from headwater.store.postgres import PostgresStore, PostgresViewReader
 from tests.store.contract import StoreContract
@@ -46,16 +40,11 @@ def ask(store, statement):
 def test_everything_is_there_after_opening_again(url):
     store = PostgresStore(url)
     runner = Runner(store)
-    runner.commit(
-        [{"k": "a", "n": 1}], late=(aside(1),), quarantined=(aside(2, data=b"x", reason="no\0nul"),)
-    )
+    runner.commit([{"k": "a", "n": 1}], late=(aside(1),), quarantined=(aside(2, data=b"x", reason="no\0nul"),))
     before = (store.last_entry(runner.query), runner.changes())
     store.close()
     again = PostgresStore(url)
-    assert (again.last_entry(runner.query), [again.outbox(runner.query)[0].changes.num_rows]) == (
-        before[0],
-        [1],
-    )
+    assert (again.last_entry(runner.query), [again.outbox(runner.query)[0].changes.num_rows]) == (before[0], [1])
     assert again.open_epoch(runner.query) == 2
     again.close()
 

@@ -27,9 +27,7 @@ def pair():
     st.sampled_from(
         ["replace(?1, ?2, ?3)", "instr(?1, ?2)", "trim(?1)", "trim(?1, ?2)", "ltrim(?1, ?2)", "rtrim(?1, ?2)"]
     ),
-    st.tuples(TEXT, TEXT, TEXT)
-    | st.tuples(FEW, FEW, FEW)
-    | st.tuples(st.integers(0, 999), st.integers(0, 9), FEW),
+    st.tuples(TEXT, TEXT, TEXT) | st.tuples(FEW, FEW, FEW) | st.tuples(st.integers(0, 999), st.integers(0, 9), FEW),
 )
 def test_a_replaced_function_gives_what_sqlite_gives(pair, call, values):
     text = f"SELECT {call}, ?1, ?2, ?3"

@@ -49,10 +49,7 @@ def test_everything_is_there_after_opening_again(tmp_path):
     before = (store.last_entry(runner.query), runner.changes())
     store.close()
     again = SqliteStore(tmp_path)
-    assert (again.last_entry(runner.query), [again.outbox(runner.query)[0].changes.num_rows]) == (
-        before[0],
-        [1],
-    )
+    assert (again.last_entry(runner.query), [again.outbox(runner.query)[0].changes.num_rows]) == (before[0], [1])
     assert again.open_epoch(runner.query) == 2
     again.close()
 

@@ -65,27 +65,15 @@ def test_rows_and_changes_agree_with_a_dict(tmp_path_factory, batches):
 
 
 def test_a_window_beside_the_key_may_grow(store):
-    session = ViewTable(
-        "sessions", 1, pa.schema([("w", WINDOW), ("k", pa.string()), ("n", pa.int64())]), ("k",), "w"
-    )
+    session = ViewTable("sessions", 1, pa.schema([("w", WINDOW), ("k", pa.string()), ("n", pa.int64())]), ("k",), "w")
     runner = Runner(store, session)
     grown = {"start": 0, "end": 2 * MINUTE}
-    runner.commit(
-        [{"w": minute(0), "k": "a", "n": 1}, {"w": None, "k": "b", "n": 1}], watermark=0, finals=True
-    )
-    runner.commit(
-        [{"w": grown, "k": "a", "n": 1}, {"w": minute(5), "k": "b", "n": 1}], watermark=MINUTE, finals=True
-    )
+    runner.commit([{"w": minute(0), "k": "a", "n": 1}, {"w": None, "k": "b", "n": 1}], watermark=0, finals=True)
+    runner.commit([{"w": grown, "k": "a", "n": 1}, {"w": minute(5), "k": "b", "n": 1}], watermark=MINUTE, finals=True)
     runner.commit([{"w": None, "k": "b", "n": 2}], watermark=2 * MINUTE, finals=True)
     ends = [
         [
-            (
-                op,
-                *(
-                    None if row is None else row["w"] and row["w"]["end"].timestamp() // 60
-                    for row in (before, after)
-                ),
-            )
+            (op, *(None if row is None else row["w"] and row["w"]["end"].timestamp() // 60 for row in (before, after)))
             for op, before, after in batch
         ]
         for batch in runner.changes()[1:]

@@ -161,13 +161,7 @@ def open_windows(views, name):
 def test_a_window_is_open_until_the_watermark_passes(sales, views):
     assert open_windows(views, "revenue").to_pylist() == [False, False, True, True]
     sales.commit([{"w": None, "category": "x", "amount": None}], watermark=2 * MINUTE)
-    assert open_windows(views, "revenue").to_pylist() == [
-        False,
-        False,
-        False,
-        True,
-        None,
-    ]
+    assert open_windows(views, "revenue").to_pylist() == [False, False, False, True, None]
 
 
 def test_without_a_watermark_every_window_is_open(store, views):

@@ -73,9 +73,7 @@ def received(client: Client, group: str) -> list[Any]:
 def test_every_event_becomes_a_message_that_names_its_place(client: Client):
     client.send_many("orders", [{"n": n} for n in range(20)])
     assert carried(client, INTO_QUEUE) == 20
-    expected = {
-        (f"orders/{event.partition}/{event.offset}", event.value["n"]) for event in client.read("orders")
-    }
+    expected = {(f"orders/{event.partition}/{event.offset}", event.value["n"]) for event in client.read("orders")}
     assert {(id, value["n"]) for id, value in received(client, "work")} == expected
     assert carried(client, INTO_QUEUE) == 0
     assert client.lag(INTO_QUEUE.group)[0].events == 0

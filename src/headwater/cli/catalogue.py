@@ -38,21 +38,14 @@ COMMANDS: Final = {
             f"{_PACKAGE}.app",
             "Run an app: the node with its topics, its pipelines on Spark, and the workers of its queues.",
         ),
-        Command(
-            "status",
-            "start",
-            f"{_PACKAGE}.status",
-            "Show whether a node runs, and what the log holds.",
-        ),
+        Command("status", "start", f"{_PACKAGE}.status", "Show whether a node runs, and what the log holds."),
         Command("topics", "look", f"{_PACKAGE}.topics", "List the topics, or describe one."),
         Command("tail", "look", f"{_PACKAGE}.read", "Follow a topic and print each event as it comes."),
         Command("cat", "look", f"{_PACKAGE}.read", "Print a range of a topic, then stop."),
         Command("view", "look", f"{_PACKAGE}.views", "Print the rows of a view, or list the views."),
         Command("changes", "look", f"{_PACKAGE}.views", "Follow the changes of a view."),
         Command("sql", "look", f"{_PACKAGE}.views", "Ask a SELECT over views."),
-        Command(
-            "lag", "look", f"{_PACKAGE}.groups", "Show how far pipelines and consumer groups are behind."
-        ),
+        Command("lag", "look", f"{_PACKAGE}.groups", "Show how far pipelines and consumer groups are behind."),
         Command(
             "late",
             "look",
@@ -86,15 +79,8 @@ COMMANDS: Final = {
             f"{_PACKAGE}.pipelines",
             "Run what pipelines have committed once more, apart from everything, and compare the rows by hash.",
         ),
-        Command(
-            "verify", "check", f"{_PACKAGE}.storage", "Read every byte of the log and compare every checksum."
-        ),
-        Command(
-            "doctor",
-            "check",
-            f"{_PACKAGE}.doctor",
-            "Check the machine and the data folder.",
-        ),
+        Command("verify", "check", f"{_PACKAGE}.storage", "Read every byte of the log and compare every checksum."),
+        Command("doctor", "check", f"{_PACKAGE}.doctor", "Check the machine and the data folder."),
         Command("bench", "check", f"{_PACKAGE}.storage", "Measure this disk and a log on it."),
         Command(
             "services",
@@ -119,9 +105,7 @@ def overview() -> str:
     lines = ["Usage: headwater COMMAND [OPTIONS]       (hw is short for headwater)"]
     for group in GROUPS:
         lines += ["", group]
-        lines += [
-            f"  {command.name:8} {command.summary}" for command in COMMANDS.values() if command.group == group
-        ]
+        lines += [f"  {command.name:8} {command.summary}" for command in COMMANDS.values() if command.group == group]
     return "\n".join(
         [
             *lines,

@@ -71,9 +71,7 @@ def _dispatch(tokens: list[str]) -> int:
         raise _unknown_command(word)
     from headwater.cli.parser import run_command
 
-    return run_command(
-        COMMANDS[word], [*words[1:], *options] if "--" not in words else [*options, *words[1:]]
-    )
+    return run_command(COMMANDS[word], [*words[1:], *options] if "--" not in words else [*options, *words[1:]])
 
 
 def _split_leading_options(tokens: list[str]) -> tuple[list[str], list[str]]:

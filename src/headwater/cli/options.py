@@ -62,11 +62,7 @@ class Options:
     @property
     def kafka(self) -> bool:
         """Whether the log is on Kafka; a folder typed without a profile counts more than the environment."""
-        return (
-            self.effective_profile.kafka
-            and not self.remote
-            and (self.data is None or self.profile is not None)
-        )
+        return self.effective_profile.kafka and not self.remote and (self.data is None or self.profile is not None)
 
 
 DEFAULTS: Final = Options()
@@ -130,9 +126,7 @@ def _folder(options: Options) -> Path:
 
 
 PositionText = Annotated[str, Parameter(allow_leading_hyphen=True)]
-_POSITION_FORMATS = (
-    'a time such as 2026-01-01T00:00:00Z or -10m, an offset such as 1500, "earliest", "latest" or "end"'
-)
+_POSITION_FORMATS = 'a time such as 2026-01-01T00:00:00Z or -10m, an offset such as 1500, "earliest", "latest" or "end"'
 
 
 def parse_position(text: str, *, now: datetime | None = None) -> str | int | datetime:
@@ -157,6 +151,4 @@ def parse_position(text: str, *, now: datetime | None = None) -> str | int | dat
     try:
         return moment(text, now=now)
     except BadTimeError as error:
-        raise BadTimeError(
-            error.what, detail=f"{error.detail}\ngive {_POSITION_FORMATS}", text=text
-        ) from None
+        raise BadTimeError(error.what, detail=f"{error.detail}\ngive {_POSITION_FORMATS}", text=text) from None

@@ -25,13 +25,7 @@ from headwater.cli.options import Options
 if TYPE_CHECKING:
     from headwater.store.views.view_query import ViewResult
 
-__all__ = [
-    "Column",
-    "Output",
-    "Progress",
-    "format_window",
-    "print_view",
-]
+__all__ = ["Column", "Output", "Progress", "format_window", "print_view"]
 
 _MIN_WIDTH = 8  # characters of the last column
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
@@ -116,9 +110,7 @@ class Output:
 
         def line(cells: Sequence[str]) -> str:
             padded = [
-                " " * (width - cell_len(cell)) + cell
-                if column.right
-                else cell + " " * (width - cell_len(cell))
+                " " * (width - cell_len(cell)) + cell if column.right else cell + " " * (width - cell_len(cell))
                 for cell, width, column in zip(cells, widths, columns, strict=True)
             ]
             return "  ".join(padded).rstrip()
@@ -185,9 +177,7 @@ class Progress:
         self._samples.append((now, done))
         while len(self._samples) > 2 and now - self._samples[1][0] >= _WINDOW:
             self._samples.popleft()
-        if now - self._started_at < _FIRST_UPDATE or now - self._shown_at < (
-            0.1 if self._animated else _WINDOW
-        ):
+        if now - self._started_at < _FIRST_UPDATE or now - self._shown_at < (0.1 if self._animated else _WINDOW):
             return
         self._shown_at = now
         self._print(done, total, at)

@@ -32,10 +32,7 @@ from headwater.store.views.lag import PipelineLag, pipeline_lags
 from headwater.store.views.view_query import ViewSource
 from headwater.units import duration
 
-__all__ = [
-    "Client",
-    "connect",
-]
+__all__ = ["Client", "connect"]
 
 R = TypeVar("R")
 
@@ -129,15 +126,11 @@ class Client(QueueMethods):
             >>> len(client.send_many("orders", [{"order_id": "a"}, {"order_id": "b"}]))
             2
         """
-        return self.log.append(
-            topic, self._encode(topic, lambda incoming, now: incoming.encode_many(rows, keys, now))
-        )
+        return self.log.append(topic, self._encode(topic, lambda incoming, now: incoming.encode_many(rows, keys, now)))
 
     def send_json(self, topic: str, lines: Sequence[bytes]) -> Receipts:
         """Send events given as JSON objects, one per line."""
-        return self.log.append(
-            topic, self._encode(topic, lambda incoming, now: incoming.encode_json(lines, now))
-        )
+        return self.log.append(topic, self._encode(topic, lambda incoming, now: incoming.encode_json(lines, now)))
 
     def delete(self, topic: str, key: Any) -> Receipt:
         """Delete a key from a compacted topic by appending a tombstone.
@@ -229,11 +222,7 @@ class Client(QueueMethods):
         numbers = range(self.log.topic(topic).partitions) if partitions is None else partitions
         positions = {number: self.log.find_offset(topic, number, start) for number in numbers}
         last = None if stop is None else "latest" if stop == "end" else stop
-        stops = (
-            None
-            if last is None
-            else {number: self.log.find_offset(topic, number, last) for number in numbers}
-        )
+        stops = None if last is None else {number: self.log.find_offset(topic, number, last) for number in numbers}
         reader = TopicReader(self.log, topic, positions, stops)
         try:
             yield from reader
@@ -373,9 +362,7 @@ def _to_type(event: Event, as_: type) -> Event:
     return msgspec.structs.replace(event, value=from_row(as_, event.value or {}))
 
 
-def connect(
-    where: str | Path | None = None, *, profile: str | None = None, clock: Clock | None = None
-) -> Client:
+def connect(where: str | Path | None = None, *, profile: str | None = None, clock: Clock | None = None) -> Client:
     """Returns a client for the log in a folder, on a node or on Kafka.
 
     Args:

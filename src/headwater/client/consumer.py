@@ -17,13 +17,7 @@ from headwater.log.protocol import Log
 from headwater.log.reader import TopicReader, age_of_oldest
 from headwater.units import duration
 
-__all__ = [
-    "Consumer",
-    "Lag",
-    "OffsetReset",
-    "group_lag",
-    "reset_group",
-]
+__all__ = ["Consumer", "Lag", "OffsetReset", "group_lag", "reset_group"]
 
 _CHECK_INTERVAL = 0.1  # seconds between two looks at the group while events are at hand
 
@@ -215,9 +209,7 @@ def reset_group(log: Log, group: str, topic: str, to: Start, *, dry_run: bool = 
     with contextlib.suppress(UnknownGroupError, DamagedError):  # a reset makes the one and mends the other
         known = log.groups.state(group, topic).committed
     numbers = range(log.topic(topic).partitions)
-    resets = [
-        OffsetReset(number, known.get(number), log.find_offset(topic, number, to)) for number in numbers
-    ]
+    resets = [OffsetReset(number, known.get(number), log.find_offset(topic, number, to)) for number in numbers]
     if not dry_run:
         log.groups.reset(group, topic, {reset.partition: reset.new for reset in resets})
     return resets

@@ -82,9 +82,7 @@ class HttpViews:
             "POST", "/api/sql", content=msgspec.msgpack.encode(wanted), media=_MSGPACK, wait=10
         )
         found = msgspec.msgpack.decode(answer.content)
-        return SqlResult(
-            tuple(found["columns"]), [tuple(row) for row in found["rows"]], not found["truncated"]
-        )
+        return SqlResult(tuple(found["columns"]), [tuple(row) for row in found["rows"]], not found["truncated"])
 
     def close(self) -> None:
         """Nothing: the log of the node has the connections."""

@@ -15,23 +15,11 @@ from headwater.errors import BadEventError, BadSettingError, HeadwaterError, Sou
 from headwater.events import Clock, check_headers, check_traceparent, to_row
 from headwater.queues import Queue, QueueOptions
 from headwater.queues.message import Message, MessageCodec, edit_message, key_text
-from headwater.queues.protocol import (
-    Broker,
-    DeadLetter,
-    GroupCounts,
-    OutgoingMessage,
-    PublishConfirm,
-    Receiver,
-)
+from headwater.queues.protocol import Broker, DeadLetter, GroupCounts, OutgoingMessage, PublishConfirm, Receiver
 from headwater.queues.request_reply.protocol import PendingRequest, Replies, Requester, ask_all
 from headwater.units import duration
 
-__all__ = [
-    "OpenQueue",
-    "PublishOptions",
-    "QueueMethods",
-    "to_seconds",
-]
+__all__ = ["OpenQueue", "PublishOptions", "QueueMethods", "to_seconds"]
 
 
 class PublishOptions(TypedDict, total=False):
@@ -164,9 +152,7 @@ class OpenQueue:
     def _open_receiver(self) -> Receiver:
         if self._receiver is None:
             worker = f"{socket.gethostname()}/{os.getpid()}"
-            self._receiver = self._broker.receiver(
-                self.name, self._group, worker=worker, prefetch=self._prefetch
-            )
+            self._receiver = self._broker.receiver(self.name, self._group, worker=worker, prefetch=self._prefetch)
         return self._receiver
 
     # -- around --------------------------------------------------------------------------------------------------
@@ -179,9 +165,7 @@ class OpenQueue:
         """Returns dead letters, oldest first, with reason, stack and history."""
         return self._broker.dead_letters(self.name, group)
 
-    def redrive(
-        self, letters: Iterable[DeadLetter] | None = None, *, edit: Mapping[str, Any] | None = None
-    ) -> int:
+    def redrive(self, letters: Iterable[DeadLetter] | None = None, *, edit: Mapping[str, Any] | None = None) -> int:
         """Redrive dead letters for another round of attempts; returns how many there were.
 
         Args:
@@ -192,9 +176,7 @@ class OpenQueue:
             BadEventError: A message would not fit the queue's type after the edit; none was put back.
         """
         chosen = list(self.dead_letters() if letters is None else letters)
-        return self._broker.redrive(
-            self.name, [edit_message(self.definition, letter, edit or {}) for letter in chosen]
-        )
+        return self._broker.redrive(self.name, [edit_message(self.definition, letter, edit or {}) for letter in chosen])
 
     def close(self) -> None:
         """Stop receiving; unsettled messages are requeued at once."""
@@ -293,12 +275,7 @@ class QueueMethods:
     # -- questions -----------------------------------------------------------------------------------------------
 
     def ask(
-        self,
-        subject: str,
-        value: Any = None,
-        *,
-        timeout: float | str | timedelta = 5,
-        as_: type | None = None,
+        self, subject: str, value: Any = None, *, timeout: float | str | timedelta = 5, as_: type | None = None
     ) -> Any:
         """Send a request and wait for the answer; `@app.answer(subject)` declares the function.
 
@@ -328,12 +305,7 @@ class QueueMethods:
         return self.request(subject, value, timeout=timeout, as_=as_).answer()
 
     def ask_all(
-        self,
-        subject: str,
-        values: Iterable[Any],
-        *,
-        timeout: float | str | timedelta = 5,
-        as_: type | None = None,
+        self, subject: str, values: Iterable[Any], *, timeout: float | str | timedelta = 5, as_: type | None = None
     ) -> Replies:
         """Send several requests at the same time and collect the answers.
 
@@ -368,9 +340,7 @@ class QueueMethods:
     def _require_folder(self) -> Path:
         if self._folder is None:
             what = "queues and questions are not served over this connection"
-            detail = (
-                "a node serves topics and views; queues are in the data folder, or at the broker of a profile"
-            )
+            detail = "a node serves topics and views; queues are in the data folder, or at the broker of a profile"
             raise BadSettingError(what, detail=detail, fix='hw.connect(".headwater"), with the data folder')
         return self._folder
 

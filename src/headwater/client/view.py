@@ -18,11 +18,7 @@ from headwater.store.views.changes import ChangelogReader, read_snapshot, resolv
 from headwater.store.views.view_query import ViewQuery, ViewSource, normalize_receipts
 from headwater.units import duration
 
-__all__ = [
-    "ReadOptions",
-    "TableReader",
-    "View",
-]
+__all__ = ["ReadOptions", "TableReader", "View"]
 
 
 class TableReader:
@@ -95,9 +91,7 @@ class TableReader:
             after=event.value,
             unchanged=frozenset(),
             position=position,
-            transaction=Transaction(
-                id=event.id, committed_at=cast(datetime, event.received_at), index=0, last=True
-            ),
+            transaction=Transaction(id=event.id, committed_at=cast(datetime, event.received_at), index=0, last=True),
             schema=version,
         )
 
@@ -231,9 +225,7 @@ class View:
         given = dict(options)
         after = normalize_receipts(given.pop("after", None))
         timeout = given.pop("timeout", 10.0)
-        seconds = (
-            duration(timeout).total_seconds() if isinstance(timeout, str | timedelta) else float(timeout)
-        )
+        seconds = duration(timeout).total_seconds() if isinstance(timeout, str | timedelta) else float(timeout)
         order = given.pop("order", None)
         columns = None if order is None else tuple([order] if isinstance(order, str) else order)
         return ViewQuery(self.name, after=after, timeout=seconds, order=columns, **given)

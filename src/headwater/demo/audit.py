@@ -27,13 +27,7 @@ from headwater.pipelines import Pipeline, PipelineKind
 from headwater.pipelines.pipeline import CorrectLate
 from headwater.store.views.changes import changelog_topic
 
-__all__ = [
-    "BATCH_QUERIES",
-    "Audit",
-    "BatchQuery",
-    "PipelineFacts",
-    "TopicFacts",
-]
+__all__ = ["BATCH_QUERIES", "Audit", "BatchQuery", "PipelineFacts", "TopicFacts"]
 
 
 @dataclass(frozen=True)
@@ -131,10 +125,7 @@ class TopicFacts:
     def faults(self) -> list[str]:
         """Returns what does not add up; nothing, if all is well."""
         claims = {
-            "sent = acknowledged + repeated": (
-                self.sent.offered,
-                self.sent.acknowledged + self.sent.duplicate,
-            ),
+            "sent = acknowledged + repeated": (self.sent.offered, self.sent.acknowledged + self.sent.duplicate),
             "what was acknowledged is in the log": (self.sent.acknowledged, self.events),
             "acknowledged events that are not where they should be": (self.missing, 0),
             "events that nobody sent": (self.unknown, 0),
@@ -164,9 +155,7 @@ class PipelineFacts:
         accounted = sum(self.counts[name] for name in _COUNTS[1:])
         faults = []
         if taken != accounted:
-            faults.append(
-                f"{self.name}: in = used + late + quarantined + dropped: {taken:,} against {accounted:,}"
-            )
+            faults.append(f"{self.name}: in = used + late + quarantined + dropped: {taken:,} against {accounted:,}")
         if self.events is not None and taken != self.events:
             faults.append(f"{self.name}: it took in {taken:,} events of {self.events:,}")
         if self.wrong:
@@ -194,8 +183,7 @@ class Audit:
         """Returns all topics, compared event by event with what was acknowledged."""
         told = _read_journals(journals)
         return [
-            self._audit_topic(name, sent.get(name, SendCounts()), told.get(name, set()))
-            for name in self._app.topics
+            self._audit_topic(name, sent.get(name, SendCounts()), told.get(name, set())) for name in self._app.topics
         ]
 
     def _audit_topic(self, name: str, sent: SendCounts, told: set[tuple[int, int, str]]) -> TopicFacts:
@@ -203,8 +191,7 @@ class Audit:
         for batch in self._batches(name, self._starts[name]):
             ids = batch.values.column(0).to_pylist()
             found.update(
-                (batch.partition, offset, id_)
-                for offset, id_ in zip(batch.offsets.tolist(), ids, strict=True)
+                (batch.partition, offset, id_) for offset, id_ in zip(batch.offsets.tolist(), ids, strict=True)
             )
         return TopicFacts(name, sent, len(found), len(told - found), len(found - told))
 
@@ -213,9 +200,7 @@ class Audit:
     def pipelines(self) -> list[PipelineFacts]:
         """Returns all pipelines as they are now, not yet compared with anything."""
         if not (self._client.log.folder / "store" / "store.db").exists():  # type: ignore[attr-defined]
-            return [
-                PipelineFacts(name, pipeline.kind.value) for name, pipeline in self._app.pipelines.items()
-            ]
+            return [PipelineFacts(name, pipeline.kind.value) for name, pipeline in self._app.pipelines.items()]
         counts = ", ".join(_COUNTS)
         asked = f"select name, kind, state, detail, watermark, {counts} from hw_pipelines"
         known = {row[0]: row for row in self._client.sql(asked).rows}

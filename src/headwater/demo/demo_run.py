@@ -28,13 +28,7 @@ from headwater.store.status import EngineStatus, read_engine_status, write_engin
 if TYPE_CHECKING:
     from headwater.server import Node
 
-__all__ = [
-    "SHOP",
-    "DemoResult",
-    "DemoRun",
-    "DemoSettings",
-    "serve_node",
-]
+__all__ = ["SHOP", "DemoResult", "DemoRun", "DemoSettings", "serve_node"]
 
 
 def serve_node(folder: str, port: int, control: Connection) -> None:
@@ -159,10 +153,7 @@ class DemoRun:
         self.app, self.missing = _load_shop()
         for topic in self.app.topics.values():
             self.client.log.create(topic)
-        starts = {
-            name: {part.partition: part.end for part in self.client.log.ends(name)}
-            for name in self.app.topics
-        }
+        starts = {name: {part.partition: part.end for part in self.client.log.ends(name)} for name in self.app.topics}
         self._initial_counts = {name: self.client.log.counts(name)["appended"] for name in self.app.topics}
         self._audit = Audit(self.client, self.app, starts)
         answer = self._node.receive()
@@ -199,8 +190,7 @@ class DemoRun:
     def count_appended(self) -> dict[str, int]:
         """Returns how many events each topic took in this run."""
         return {
-            name: self.client.log.counts(name)["appended"] - before
-            for name, before in self._initial_counts.items()
+            name: self.client.log.counts(name)["appended"] - before for name, before in self._initial_counts.items()
         }
 
     def pipelines(self) -> list[PipelineFacts]:

@@ -76,10 +76,7 @@ _PAGES: Final = ("/", "/offers", "/product", "/cart", "/checkout")
 _WORDS: Final = ("tea", "blue chair", "guitar", "seeds", "crime novel", "puzzle", "honey")
 _CUSTOMERS: Final = 2_000
 _CONCURRENT_CUSTOMERS: Final = 12  # customers that one web server has at a time
-_CLOCK_ERRORS: Final = {
-    8: timedelta(minutes=-40),
-    9: timedelta(days=365 * 73),
-}  # how far off a sensor's clock is
+_CLOCK_ERRORS: Final = {8: timedelta(minutes=-40), 9: timedelta(days=365 * 73)}  # how far off a sensor's clock is
 Now = Callable[[], datetime]
 
 
@@ -232,11 +229,7 @@ class Program:
 # Each tuple is one process, each program in it a thread.
 PROGRAMS: Final[dict[str, tuple[Program, ...]]] = {
     "tills": (Program("till-0", till, 0.15), Program("till-1", till, 0.15)),
-    "devices": (
-        Program("web-0", web, 0.25),
-        Program("web-1", web, 0.25),
-        Program("plant", cold_stores, 0.2),
-    ),
+    "devices": (Program("web-0", web, 0.25), Program("web-1", web, 0.25), Program("plant", cold_stores, 0.2)),
 }
 
 
@@ -315,9 +308,7 @@ class _ProducerThread(threading.Thread):
         self.failure: HeadwaterError | None = None
         self._client = client
         self._rate = job.rate * program.share
-        context = ProgramContext(
-            program.name, job.seed, lambda: datetime.now(UTC), job.run, job.failing_events
-        )
+        context = ProgramContext(program.name, job.seed, lambda: datetime.now(UTC), job.run, job.failing_events)
         self._id = f"{program.name}-{job.run}"
         self._events = program.events(context)
         self._journal = Journal(job.journals / f"{program.name}.csv")

@@ -83,15 +83,7 @@ class Reading:
 
 app.topic("orders", Order, key="customer_id", time="placed_at", lateness="5 seconds", partitions=3)
 app.topic("payments", Payment, key="order_id", time="paid_at", lateness="5 seconds", partitions=3)
-app.topic(
-    "clicks",
-    Click,
-    key="customer_id",
-    time="clicked_at",
-    lateness="5 seconds",
-    durability="fast",
-    partitions=3,
-)
+app.topic("clicks", Click, key="customer_id", time="clicked_at", lateness="5 seconds", durability="fast", partitions=3)
 app.topic("searches", Search, key="customer_id", time="searched_at", lateness="5 seconds", durability="fast")
 app.topic("logins", Login, key="customer_id", lateness="1 second")
 app.topic(
@@ -151,15 +143,11 @@ app.view(
 def temperatures(sensors: DataFrame) -> DataFrame:
     """The last half minute of each cold store, every ten seconds, by the time its clock should have said."""
     span = F.window("occurred_at", "30 seconds", "10 seconds").alias("span")
-    return sensors.groupBy("sensor_id", span).agg(
-        F.avg("celsius").alias("celsius"), F.count("*").alias("readings")
-    )
+    return sensors.groupBy("sensor_id", span).agg(F.avg("celsius").alias("celsius"), F.count("*").alias("readings"))
 
 
 @app.view(key="sensor_id")
 def too_warm(temperatures: DataFrame) -> DataFrame:
     """How often a cold store was too warm, made from another view's rows as they become final."""
     warm = F.count_if(F.col("celsius") > 5).alias("times")
-    return temperatures.groupBy("sensor_id").agg(
-        warm, F.max("celsius").alias("highest"), F.count("*").alias("spans")
-    )
+    return temperatures.groupBy("sensor_id").agg(warm, F.max("celsius").alias("highest"), F.count("*").alias("spans"))

@@ -19,13 +19,7 @@ from headwater.errors import StateChangedError
 from headwater.log import Start
 from headwater.pipelines import Pipeline, PipelineKind
 
-__all__ = [
-    "Compatibility",
-    "Rebuild",
-    "ViewVersions",
-    "check_compatibility",
-    "require_compatible",
-]
+__all__ = ["Compatibility", "Rebuild", "ViewVersions", "check_compatibility", "require_compatible"]
 
 
 @dataclass(frozen=True)
@@ -114,9 +108,7 @@ class ViewVersions:
         rebuild: Given when the view is to be rebuilt.
     """
 
-    def __init__(
-        self, context: EngineContext, name: str, make_query: QueryFactory, rebuild: Rebuild | None
-    ) -> None:
+    def __init__(self, context: EngineContext, name: str, make_query: QueryFactory, rebuild: Rebuild | None) -> None:
         current = context.store.current_table(name)
         self.version = current.version if current else 1
         self.rebuild = rebuild
@@ -141,11 +133,7 @@ class ViewVersions:
         query = self._make_query(self.version, None)
         compatibility = check_compatibility(query.directory.load_manifest(), query.manifest(), query.built)
         compatible = compatibility.verdict in ("new", "kept")
-        if (
-            self._target is not None
-            or compatibility.verdict == "new"
-            or query.pipeline.kind is not PipelineKind.VIEW
-        ):
+        if self._target is not None or compatibility.verdict == "new" or query.pipeline.kind is not PipelineKind.VIEW:
             require_compatible(query.pipeline, compatibility)
             return query
         interrupted = self._context.query_directory(self._name, self.version + 1).load_manifest()
@@ -158,15 +146,12 @@ class ViewVersions:
         log = self._context.log
         since = self.rebuild.since if self.rebuild else "earliest"
         starts = {
-            input_.name: {
-                p: log.find_offset(input_.topic.name, p, since) for p in range(input_.topic.partitions)
-            }
+            input_.name: {p: log.find_offset(input_.topic.name, p, since) for p in range(input_.topic.partitions)}
             for input_ in inputs
         }
         query = self._make_query(self.version + 1, OffsetBounds(starts))
         require_compatible(
-            query.pipeline,
-            check_compatibility(query.directory.load_manifest(), query.manifest(), query.built),
+            query.pipeline, check_compatibility(query.directory.load_manifest(), query.manifest(), query.built)
         )
         self.version += 1
         topics = [input_.topic.name for input_ in inputs]
@@ -184,7 +169,5 @@ class ViewVersions:
     def _has_reached(self, target: TargetOffsets) -> bool:
         entry = self._context.store.last_entry(f"{self._name}@{self.version}")
         return entry is not None and all(
-            read.end.get(partition, 0) >= end
-            for read in entry.inputs
-            for partition, end in target[read.topic].items()
+            read.end.get(partition, 0) >= end for read in entry.inputs for partition, end in target[read.topic].items()
         )

@@ -26,14 +26,7 @@ from headwater.log.protocol import TimedLog
 from headwater.profiles import redact
 from headwater.store import SideOutput, Store
 
-__all__ = [
-    "CheckpointFolder",
-    "EngineContext",
-    "HadoopFolder",
-    "LocalFolder",
-    "QueryDirectory",
-    "QueryManifest",
-]
+__all__ = ["CheckpointFolder", "EngineContext", "HadoopFolder", "LocalFolder", "QueryDirectory", "QueryManifest"]
 
 
 class CheckpointFolder(Protocol):

@@ -14,13 +14,7 @@ from pyspark.sql import SparkSession
 from headwater.engine.build.inputs import RowBehaviour
 from headwater.engine.build.placement import KEY_GROUPS
 from headwater.engine.compatibility import Compatibility, check_compatibility
-from headwater.engine.context import (
-    CheckpointFolder,
-    EngineContext,
-    LocalFolder,
-    QueryDirectory,
-    QueryManifest,
-)
+from headwater.engine.context import CheckpointFolder, EngineContext, LocalFolder, QueryDirectory, QueryManifest
 from headwater.engine.engine import Engine
 from headwater.engine.query import Query
 from headwater.errors import HeadwaterError, UnreachableError

@@ -45,9 +45,7 @@ def arm(point: str) -> None:
 def failpoint(point: str) -> None:
     """Mark that a failpoint is reached."""
     if point == _KILL_AT:
-        os.killpg(
-            os.getsid(0), signal.SIGKILL
-        )  # Spark's workers have a group of their own, in the same session
+        os.killpg(os.getsid(0), signal.SIGKILL)  # Spark's workers have a group of their own, in the same session
         os.killpg(0, signal.SIGKILL)
     if point in _armed:
         _armed.discard(point)

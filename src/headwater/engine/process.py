@@ -145,9 +145,7 @@ def _wait_until_reachable(open_: Callable[[], T], data: Path, ended: threading.E
 
 
 @contextlib.contextmanager
-def _open_context(
-    profile: Profile, data: Path, spark: Spark, ended: threading.Event
-) -> Iterator[EngineContext]:
+def _open_context(profile: Profile, data: Path, spark: Spark, ended: threading.Event) -> Iterator[EngineContext]:
     """Yields the context with the log and store of a profile, which stay open while the block runs."""
     clock = SystemClock()
     log_url = profile.log.resolve() if profile.log else str(data)

@@ -71,19 +71,14 @@ def _candidates(query: Query, context: EngineContext) -> Iterator[Candidates]:
     if batch is None:
         return
     planned = read_planned_batch(query.directory.checkpoint, batch, list(query.starts), query.starts)
-    skipped = {
-        (aside.topic, aside.partition, aside.offset)
-        for aside in context.store.skips(query.directory.query_id)
-    }
+    skipped = {(aside.topic, aside.partition, aside.offset) for aside in context.store.skips(query.directory.query_id)}
     for input_ in query.built.inputs:
         visible = query.built.input_options.visible_rows(input_)
         for partition, start in planned[input_.name].start.items() if input_.name in planned else ():
             topic, end = context.log.open_topic(input_.topic.name), planned[input_.name].end[partition]
             for found in topic.batches(partition, start, end):
                 mask = visible.mask(found)
-                mask &= [
-                    (input_.topic.name, partition, int(offset)) not in skipped for offset in found.offsets
-                ]
+                mask &= [(input_.topic.name, partition, int(offset)) not in skipped for offset in found.offsets]
                 yield Candidates(input_, found.select(mask))
 
 

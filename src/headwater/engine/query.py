@@ -32,11 +32,7 @@ from headwater.log.protocol import Log, TimedLog
 from headwater.pipelines import Pipeline, PipelineKind
 from headwater.store import ViewTable
 
-__all__ = [
-    "OffsetBounds",
-    "Query",
-    "check_gap",
-]
+__all__ = ["OffsetBounds", "Query", "check_gap"]
 
 
 def check_gap(
@@ -69,9 +65,7 @@ def check_gap(
                 end = ranges[number].end if number in ranges else 0
                 what = f'partition {number} of topic "{topic}" ends at {end}, and {pipeline} has read it up to {at}'
                 raise _gap_error(pipeline, what, "the log has lost events", topic=topic, partition=number)
-        missed = [
-            (part, at) for part, at in _pair_positions(ranges, positions[input_.name]) if at < part.start
-        ]
+        missed = [(part, at) for part, at in _pair_positions(ranges, positions[input_.name]) if at < part.start]
         if missed:
             raise _retention_error(pipeline, topic, missed)
 
@@ -82,9 +76,7 @@ def _pair_positions(
     return [(ranges[number], positions.get(number, 0)) for number in sorted(ranges)]
 
 
-def _retention_error(
-    pipeline: Pipeline, topic: str, missed: Sequence[tuple[PartitionRange, int]]
-) -> DataGoneError:
+def _retention_error(pipeline: Pipeline, topic: str, missed: Sequence[tuple[PartitionRange, int]]) -> DataGoneError:
     part, at = missed[0]
     ranges = [f"{at} to {part.start - 1} of partition {part.partition}" for part, at in missed]
     return _gap_error(
@@ -173,9 +165,7 @@ class Query:
         self._sink: Sink | None = None
         self._started = threading.Event()
 
-    def _build(
-        self, spark: SparkSession, inputs: tuple[Input, ...], version: int
-    ) -> tuple[BuiltQuery, Topic | None]:
+    def _build(self, spark: SparkSession, inputs: tuple[Input, ...], version: int) -> tuple[BuiltQuery, Topic | None]:
         """Returns the built query and its output topic."""
         built = build(spark, self.pipeline, inputs, self._input_options(inputs))
         return built, output_topic(built, version) if self._context.scratch is None else None
@@ -227,9 +217,7 @@ class Query:
         self.directory.write_skips(topics, store.skips(self.directory.query_id))
         last = store.last_entry(self.directory.query_id)
         for name in mend(self.directory.checkpoint, last.batch if last else -1):
-            logger.warning(
-                "%s: %s of the checkpoint was cut short and is planned anew", self.directory.query_id, name
-            )
+            logger.warning("%s: %s of the checkpoint was cut short and is planned anew", self.directory.query_id, name)
         positions = next_offsets(self.directory.checkpoint, list(self.starts), self.starts)
         check_gap(log, self.pipeline, self.built.inputs, positions, self.topic_ids)
         publish(store, log, self.built, self.topic, self.directory.query_id)
@@ -245,9 +233,7 @@ class Query:
         writer = self.built.frame.writeStream.outputMode(self.built.mode)
         writer = writer.option("checkpointLocation", self.directory.checkpoint.address)
         with _start_lock:
-            self._running = writer.foreachBatch(
-                lambda frame, batch: self._process_batch(sink, frame, batch)
-            ).start()
+            self._running = writer.foreachBatch(lambda frame, batch: self._process_batch(sink, frame, batch)).start()
             self._started.set()
             self._wait_for_sources(self._running)
 
@@ -302,6 +288,4 @@ def _topic_ids(log: TimedLog, inputs: tuple[Input, ...]) -> Mapping[str, str]:
 
 def _earliest_offsets(log: Log, inputs: tuple[Input, ...]) -> Mapping[str, Mapping[int, int]]:
     """Returns the start offsets of every topic."""
-    return {
-        input_.name: {end.partition: end.start for end in log.ends(input_.topic.name)} for input_ in inputs
-    }
+    return {input_.name: {end.partition: end.start for end in log.ends(input_.topic.name)} for input_ in inputs}

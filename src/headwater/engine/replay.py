@@ -54,12 +54,7 @@ class ReplayResult:
 
 
 def replay(
-    spark: SparkSession,
-    graph: Graph,
-    pipeline: Pipeline,
-    context: EngineContext,
-    scratch: Path,
-    rows: int,
+    spark: SparkSession, graph: Graph, pipeline: Pipeline, context: EngineContext, scratch: Path, rows: int
 ) -> ReplayResult:
     """Run the whole committed range of a pipeline again in a separate folder, and compare the rows.
 
@@ -143,9 +138,7 @@ def _output_rows(pipeline: Pipeline, context: EngineContext) -> pa.Table:
             return views.table(pipeline.name)
         finally:
             views.close()
-    return pa.Table.from_batches(
-        _topic_batches(context.log, pipeline.name), context.log.topic(pipeline.name).schema
-    )
+    return pa.Table.from_batches(_topic_batches(context.log, pipeline.name), context.log.topic(pipeline.name).schema)
 
 
 def _topic_batches(log: Log, topic: str) -> Iterator[pa.RecordBatch]:
@@ -165,8 +158,7 @@ def _replay_bounds(
     assert manifest is not None
     ends = {read.topic: read.end for read in entry.inputs}
     return OffsetBounds(
-        manifest.starts,
-        {input_.name: ends.get(input_.topic.name, manifest.starts[input_.name]) for input_ in inputs},
+        manifest.starts, {input_.name: ends.get(input_.topic.name, manifest.starts[input_.name]) for input_ in inputs}
     )
 
 

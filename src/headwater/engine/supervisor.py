@@ -151,9 +151,7 @@ class PipelineSupervisor:
                 query.wait()
             if query.failure is None and query.active:
                 return
-            with (
-                self._state_changed
-            ):  # until the thread has seen the failure, and started another query or given up
+            with self._state_changed:  # until the thread has seen the failure, and started another query or given up
                 while self._query is query and self.error is None:
                     self._state_changed.wait()
 
@@ -247,9 +245,7 @@ class PipelineSupervisor:
         now = self._context.clock.monotonic()
         if self._unreachable_since is None:
             self._unreachable_since, self._delay = now, _FIRST_DELAY
-        self._report_state(
-            "waiting", f"{error.what}; waiting for {now - self._unreachable_since:.0f} s so far"
-        )
+        self._report_state("waiting", f"{error.what}; waiting for {now - self._unreachable_since:.0f} s so far")
         logger.warning("%s waits: %s", self.pipeline, error)
         self._clear_query()
         self._delay = min(2 * self._delay, _MAX_DELAY)
@@ -258,18 +254,14 @@ class PipelineSupervisor:
     def _try_repair(self, failure: BaseException) -> float | None:
         """Repair a known cause; returns the seconds until the next attempt, or None if the cause is unknown."""
         if _WORKER_START_TIMEOUT in str(failure):
-            self._report_state(
-                "waiting", f"the machine is busy, Spark starts slowly; next try in {_BUSY_DELAY:g} s"
-            )
+            self._report_state("waiting", f"the machine is busy, Spark starts slowly; next try in {_BUSY_DELAY:g} s")
             return _BUSY_DELAY
         if _NO_TASK_SLOT in str(failure):
             self._report_state("waiting", f"others have Spark's task slots; next try in {_BUSY_DELAY:g} s")
             return _BUSY_DELAY
         if _STATE_LOST.search(str(failure)):
             self._report_state("waiting", "its state is damaged; it is made anew from the log")
-            logger.warning(
-                "%s: its state is damaged, a rebuild begins: %s", self.pipeline, _state_error_line(failure)
-            )
+            logger.warning("%s: its state is damaged, a rebuild begins: %s", self.pipeline, _state_error_line(failure))
             self._versions.rebuild = Rebuild()
             return 0.0
         return 0.0 if self._quarantine_failing_events(failure) else None
@@ -325,9 +317,7 @@ class PipelineSupervisor:
         if self._versions.on_commit():
             self._report_state("running")
 
-    def _report_state(
-        self, state: PipelineState, detail: str = "", error: HeadwaterError | None = None
-    ) -> None:
+    def _report_state(self, state: PipelineState, detail: str = "", error: HeadwaterError | None = None) -> None:
         pipeline = self.pipeline
         report = PipelineReport(
             pipeline.name,

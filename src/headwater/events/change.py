@@ -148,9 +148,7 @@ class Position:
         match = _POSITION.fullmatch(text) if isinstance(text, str) else None
         if match is None:
             what = f"{preview(text)} is not a position"
-            raise BadEventError(
-                what, detail="use the text of a position as you were given it", field="position"
-            )
+            raise BadEventError(what, detail="use the text of a position as you were given it", field="position")
         pairs = [lane.split(":") for lane in match[2].split(",") if lane]
         return cls.of(match[1], {int(lane): tuple(map(int, place.split("."))) for lane, place in pairs})
 
@@ -252,10 +250,7 @@ class Change:
         rules = {
             "op": (self.op in OPS, f"is one of {', '.join(OPS)}"),
             "before_holds": (self.before_holds in _BEFORE_KINDS, f"is one of {', '.join(_BEFORE_KINDS)}"),
-            "before": (
-                (self.before is None) == (self.before_holds == "nothing"),
-                "is what before_holds says",
-            ),
+            "before": ((self.before is None) == (self.before_holds == "nothing"), "is what before_holds says"),
             "after": ((self.after is None) == gone, "is there unless the row is gone"),
             "key": ((self.key == ()) == (self.op == "truncate"), "is empty for a truncate, and only then"),
             "unchanged": (not self.unchanged & (self.after or {}).keys(), "names no column that was sent"),
@@ -305,9 +300,7 @@ class Change:
         return msgspec.json.encode(document)
 
     @classmethod
-    def from_json(
-        cls, text: bytes | str, *, schema: pa.Schema | None = None, key: tuple[str, ...] = ()
-    ) -> Change:
+    def from_json(cls, text: bytes | str, *, schema: pa.Schema | None = None, key: tuple[str, ...] = ()) -> Change:
         """Returns the change a JSON object stands for.
 
         Args:

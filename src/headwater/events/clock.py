@@ -22,15 +22,7 @@ import numpy.typing as npt
 from headwater.errors import BadSettingError
 from headwater.units import duration, micros, moment
 
-__all__ = [
-    "UNKNOWN_TIME",
-    "Clock",
-    "ClockOffsets",
-    "DeviceClock",
-    "ManualClock",
-    "SystemClock",
-    "device_clock",
-]
+__all__ = ["UNKNOWN_TIME", "Clock", "ClockOffsets", "DeviceClock", "ManualClock", "SystemClock", "device_clock"]
 
 
 class Clock(Protocol):
@@ -135,11 +127,7 @@ class DeviceClock:
 
 
 def device_clock(
-    column: str,
-    *,
-    sent: str,
-    device: str | tuple[str, ...] | None = None,
-    limit: str | timedelta | None = None,
+    column: str, *, sent: str, device: str | tuple[str, ...] | None = None, limit: str | timedelta | None = None
 ) -> DeviceClock:
     """Event time by the clock of a device, corrected by when its events arrive; for `time=` of a topic.
 
@@ -184,12 +172,7 @@ class ClockOffsets:
         self._lock = threading.Lock()
 
     def correct(
-        self,
-        devices: Sequence[Hashable | None],
-        claimed: Times,
-        sent: Times,
-        received: int,
-        limit: int | None = None,
+        self, devices: Sequence[Hashable | None], claimed: Times, sent: Times, received: int, limit: int | None = None
     ) -> Times:
         """Returns when each event happened, by our clock; never after it was received.
 

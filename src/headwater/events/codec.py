@@ -164,11 +164,7 @@ class Codec:
         """
         text = b"\n".join(lines)
         known = self._encoder.encode(structs)
-        if (
-            text.count(b'":') == known.count(b'":')
-            and b"\\u0022" not in text
-            and not _SPACED_COLON.search(text)
-        ):
+        if text.count(b'":') == known.count(b'":') and b"\\u0022" not in text and not _SPACED_COLON.search(text):
             return
         for row, line in enumerate(lines):
             try:
@@ -243,9 +239,7 @@ class Codec:
         )
 
     def _describe_fields(self) -> str:
-        known = [
-            f"{f.name} {f.type}{'' if f.nullable else ' required'}" for f in list(self.schema)[:_MAX_NAMES]
-        ]
+        known = [f"{f.name} {f.type}{'' if f.nullable else ' required'}" for f in list(self.schema)[:_MAX_NAMES]]
         more = len(self.schema) - len(known)
         return f"fields: {', '.join(known)}" + (f" and {more} more" if more > 0 else "")
 

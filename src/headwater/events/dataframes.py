@@ -76,14 +76,10 @@ def _check_decimals(frame: Any) -> None:
     for place, kind in enumerate(frame.dtypes):
         for row, value in enumerate(frame.iloc[:, place] if kind.kind == "O" else ()):
             if isinstance(value, Decimal) and exponent_too_large(value):
-                raise InvalidValueError(
-                    f"{preview(value)} has too many digits", row, str(frame.columns[place])
-                )
+                raise InvalidValueError(f"{preview(value)} has too many digits", row, str(frame.columns[place]))
 
 
-def _fit_fields(
-    names: list[str], columns: list[pa.Array], fields: list[pa.Field], rows: int
-) -> list[pa.Array]:
+def _fit_fields(names: list[str], columns: list[pa.Array], fields: list[pa.Field], rows: int) -> list[pa.Array]:
     """One array per field: given, or made of the field's default."""
     given = dict(zip(names, columns, strict=True))
     if len(given) < len(names):
@@ -159,9 +155,7 @@ def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
     """
     if not _is_convertible(column.type, kind):
         naive = pa.types.is_timestamp(column.type) and pa.types.is_timestamp(kind)
-        raise InvalidValueError(
-            "it has no zone" if naive else f"a column of {column.type} does not fit {kind}", None
-        )
+        raise InvalidValueError("it has no zone" if naive else f"a column of {column.type} does not fit {kind}", None)
     if pa.types.is_decimal(kind) and (pa.types.is_floating(column.type) or pa.types.is_integer(column.type)):
         row = first_out_of_range(column)
         if row is not None:
@@ -258,9 +252,7 @@ def _fit_map(column: pa.Array, kind: pa.MapType) -> pa.Array:
         column = _drop_hidden(_as_list(column))
         keys, items = column.values.flatten()[:2]
     else:
-        raise InvalidValueError(
-            f"a column of {column.type} does not fit {kind}: send such rows as dicts", None
-        )
+        raise InvalidValueError(f"a column of {column.type} does not fit {kind}: send such rows as dicts", None)
     start, end = column.offsets[0].as_py(), column.offsets[-1].as_py()
     keys = _fit_items(column, keys.slice(start, end - start), kind.key_field)
     items = _fit_items(column, items.slice(start, end - start), kind.item_field)

@@ -220,9 +220,7 @@ class _Parser:
             self._expect(")")
         if not (1 <= digits <= 38 and scale <= digits):
             what = f"no decimal has {digits} digits with {scale} after the point"
-            raise BadTypeError(
-                what, detail="1 to 38 digits, no more after the point than there are", type=token.text
-            )
+            raise BadTypeError(what, detail="1 to 38 digits, no more after the point than there are", type=token.text)
         return pa.decimal128(digits, scale)
 
     def _number(self) -> int:
@@ -274,11 +272,7 @@ def _simple_type(token: _Token) -> pa.DataType:
     word = token.text.upper()
     if word in _TYPES_BY_NAME:
         return _TYPES_BY_NAME[word]
-    what = (
-        f"the type {word} cannot be kept"
-        if word in _UNSUPPORTED
-        else f"there is no type {preview(token.text)}"
-    )
+    what = f"the type {word} cannot be kept" if word in _UNSUPPORTED else f"there is no type {preview(token.text)}"
     known = f"types: {', '.join(_TYPES_BY_NAME)}, DECIMAL(p,s), ARRAY<…>, MAP<STRING, …>, STRUCT<…>"
     raise BadTypeError(what, detail=_UNSUPPORTED.get(word, known), position=token.position, type=word)
 

@@ -17,14 +17,7 @@ from headwater.errors import BadEventError
 from headwater.events.key import key_bytes
 from headwater.events.values import format_moment, preview, to_json_value
 
-__all__ = [
-    "Event",
-    "Receipt",
-    "Receipts",
-    "build_events",
-    "check_headers",
-    "check_traceparent",
-]
+__all__ = ["Event", "Receipt", "Receipts", "build_events", "check_headers", "check_traceparent"]
 
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 

@@ -106,9 +106,7 @@ def _canonical_type(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_struct(kind):
         return pa.struct([field.with_type(_canonical_type(field.type)) for field in kind])
     if pa.types.is_map(kind):
-        return pa.map_(
-            pa.string(), pa.field("value", _canonical_type(kind.item_type), kind.item_field.nullable)
-        )
+        return pa.map_(pa.string(), pa.field("value", _canonical_type(kind.item_type), kind.item_field.nullable))
     if pa.types.is_list(kind):
         return pa.list_(pa.field("element", _canonical_type(kind.value_type), kind.value_field.nullable))
     return kind
@@ -135,9 +133,7 @@ def _field_declarations(cls: Any) -> Iterator[_FieldDeclaration]:
         ) from None
     if is_pydantic_model(cls):
         for name, info in cls.model_fields.items():
-            default = (
-                _NO_DEFAULT if info.is_required() else _constant_default(info.default, info.default_factory)
-            )
+            default = _NO_DEFAULT if info.is_required() else _constant_default(info.default, info.default_factory)
             yield _FieldDeclaration(name, info.annotation, tuple(info.metadata), default)
     elif issubclass(cls, msgspec.Struct):
         for member in msgspec.structs.fields(cls):
@@ -178,9 +174,7 @@ def _arrow_field(cls: type, declared: _FieldDeclaration, outer: tuple[type, ...]
     return pa.field(declared.name, kind, nullable, metadata)
 
 
-def _arrow_type(
-    hint: Any, metadata: tuple[Any, ...], where: str, outer: tuple[type, ...]
-) -> tuple[pa.DataType, bool]:
+def _arrow_type(hint: Any, metadata: tuple[Any, ...], where: str, outer: tuple[type, ...]) -> tuple[pa.DataType, bool]:
     """Returns the Arrow type of an annotation, and whether it may be None."""
     hint, extra = _unwrap(hint)
     metadata = (*metadata, *extra)
@@ -337,15 +331,9 @@ def _restore_timedeltas(hint: Any, value: Any) -> Any:
         return value * _MICROSECOND
     if isinstance(hint, type) and is_record(hint):
         members = {declared.name: declared.hint for declared in _field_declarations(hint)}
-        return {
-            name: _restore_timedeltas(members[name], item) for name, item in value.items() if name in members
-        }
+        return {name: _restore_timedeltas(members[name], item) for name, item in value.items() if name in members}
     if isinstance(value, dict) and len(arguments) == 2:
         return {name: _restore_timedeltas(arguments[1], item) for name, item in value.items()}
     if isinstance(value, list) and arguments and typing.get_origin(hint) in _LISTS:
         return [_restore_timedeltas(arguments[0], item) for item in value]
-    return (
-        _restore_timedeltas(arguments[0], value)
-        if arguments and typing.get_origin(hint) is not Literal
-        else value
-    )
+    return _restore_timedeltas(arguments[0], value) if arguments and typing.get_origin(hint) is not Literal else value

@@ -78,9 +78,7 @@ class Difference:
         lines += [change.line("-") for change in self.removed]
         lines += [change.line("~") for change in (*self.widened, *self.relaxed)]
         lines += [change.line("+") for change in self.added]
-        return lines + [
-            f"  was {old} renamed to {new}? old events know only {old}" for old, new in self.renamed
-        ]
+        return lines + [f"  was {old} renamed to {new}? old events know only {old}" for old, new in self.renamed]
 
 
 @dataclass

@@ -16,13 +16,7 @@ from headwater.errors import BadTypeError
 from headwater.events.ddl import to_ddl
 from headwater.events.validator import field_default
 
-__all__ = [
-    "from_arrow_base64",
-    "schema_document",
-    "to_arrow_base64",
-    "to_avro",
-    "to_json_schema",
-]
+__all__ = ["from_arrow_base64", "schema_document", "to_arrow_base64", "to_avro", "to_json_schema"]
 
 _AVRO_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _AVRO_TYPES: Final[dict[pa.DataType, Any]] = {

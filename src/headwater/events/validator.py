@@ -77,9 +77,7 @@ class InvalidValueError(ValueError):
 
     def with_parent(self, name: str, row: int | None = None) -> InvalidValueError:
         """The same misfit, as seen from the column that contains this one."""
-        return InvalidValueError(
-            self.reason, self.row if row is None else row, f"{name}.{self.path}".rstrip(".")
-        )
+        return InvalidValueError(self.reason, self.row if row is None else row, f"{name}.{self.path}".rstrip("."))
 
 
 @dataclass(frozen=True)
@@ -223,9 +221,7 @@ def _check_type(kind: pa.DataType, where: str, name: str, depth: int) -> None:
         _check_type(kind.item_type, where, name, depth + 1)
     elif pa.types.is_list(kind):
         _check_type(kind.value_type, where, name, depth + 1)
-    elif kind not in _SCALAR_TYPES and not (
-        pa.types.is_decimal128(kind) and 0 <= kind.scale <= kind.precision
-    ):
+    elif kind not in _SCALAR_TYPES and not (pa.types.is_decimal128(kind) and 0 <= kind.scale <= kind.precision):
         raise BadTypeError(
             f"{where}: no event can hold the Arrow type {kind}", detail=_ALLOWED, field=name, type=str(kind)
         )
@@ -248,9 +244,7 @@ def _compile_type(kind: pa.DataType) -> tuple[Any, ColumnBuilder]:
 
 def _compile_map(kind: pa.MapType) -> tuple[Any, ColumnBuilder]:
     hint, build = _compile_type(kind.item_type)
-    return GenericAlias(dict, (str, _optional(hint, kind.item_field))), lambda values: _map_column(
-        values, kind, build
-    )
+    return GenericAlias(dict, (str, _optional(hint, kind.item_field))), lambda values: _map_column(values, kind, build)
 
 
 def _optional(hint: Any, field: pa.Field) -> Any:
@@ -324,9 +318,7 @@ def _check_exponents(values: list[Decimal | None], kind: pa.DataType) -> None:
 def _near_limits(column: pa.Array) -> bool:
     """Whether a moment lies in the first or the last year there is."""
     ends = pc.min_max(column.cast(pa.int64())).as_py()
-    return ends["min"] is not None and (
-        ends["min"] < _MIN_TIMESTAMP + _YEAR or ends["max"] > _MAX_TIMESTAMP - _YEAR
-    )
+    return ends["min"] is not None and (ends["min"] < _MIN_TIMESTAMP + _YEAR or ends["max"] > _MAX_TIMESTAMP - _YEAR)
 
 
 def _check_years(values: list[datetime | None], kind: pa.DataType) -> None:

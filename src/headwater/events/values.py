@@ -112,9 +112,7 @@ def flags_column(flags: npt.NDArray[np.bool_]) -> pa.Array:
         >>> flags_column(np.array([True, False])).to_pylist()
         [True, False]
     """
-    return pa.Array.from_buffers(
-        pa.bool_(), len(flags), [None, pa.py_buffer(np.packbits(flags, bitorder="little"))]
-    )
+    return pa.Array.from_buffers(pa.bool_(), len(flags), [None, pa.py_buffer(np.packbits(flags, bitorder="little"))])
 
 
 def moments_of(micros: npt.NDArray[np.int64]) -> list[datetime]:
@@ -136,9 +134,7 @@ def _moments(column: pa.Array) -> list[datetime | None]:
 def _structs(column: pa.Array, decimal: Callable[[str], Any]) -> list[dict[str, Any] | None]:
     names = [field.name for field in column.type]
     members = [values_of(column.field(index), decimal=decimal) for index in range(len(names))]
-    rows: list[dict[str, Any] | None] = [
-        dict(zip(names, row, strict=True)) for row in zip(*members, strict=True)
-    ]
+    rows: list[dict[str, Any] | None] = [dict(zip(names, row, strict=True)) for row in zip(*members, strict=True)]
     return _apply_nulls(rows, column)
 
 
@@ -304,8 +300,7 @@ def to_row(value: Any) -> dict[str, Any]:
     members = value if isinstance(value, Mapping) else fields_of(value)
     if members is None:
         raise BadEventError(
-            f"{preview(value)} is not an event",
-            detail="an event is a dict, or an instance of the declared class",
+            f"{preview(value)} is not an event", detail="an event is a dict, or an instance of the declared class"
         )
     return {name: _to_plain(item, 1) for name, item in members.items()}
 

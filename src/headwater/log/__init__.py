@@ -10,16 +10,7 @@ from headwater.log.batch import LogBatch
 from headwater.log.consumer_groups import GroupState, Membership
 from headwater.log.event_log import EventLog, PartitionRange, Start
 from headwater.log.notifier import FileNotifier
-from headwater.log.topic import (
-    Durability,
-    Overload,
-    Retention,
-    Topic,
-    ValueFormat,
-    backpressure,
-    buffer,
-    drop,
-)
+from headwater.log.topic import Durability, Overload, Retention, Topic, ValueFormat, backpressure, buffer, drop
 from headwater.log.write_batch import PendingEvent, WriteBatch
 
 __all__ = [

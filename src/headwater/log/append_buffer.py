@@ -26,24 +26,11 @@ from headwater.errors import DiskFailedError, DiskFullError, OverloadedError, Us
 from headwater.log.storage.disk import Disk
 from headwater.log.topic import Overload, WhenFull
 
-__all__ = [
-    "COUNTERS",
-    "AppendBuffer",
-    "AppendCounters",
-    "PendingAppend",
-]
+__all__ = ["COUNTERS", "AppendBuffer", "AppendCounters", "PendingAppend"]
 
 logger = logging.getLogger("headwater.log")
 # The order is the order in the file: append only.
-COUNTERS: Final = (
-    "offered",
-    "appended",
-    "duplicate",
-    "refused",
-    "drop newest",
-    "drop oldest",
-    "drop sampled",
-)
+COUNTERS: Final = ("offered", "appended", "duplicate", "refused", "drop newest", "drop oldest", "drop sampled")
 _LAYOUT = struct.Struct(f"<{len(COUNTERS)}qI")
 
 
@@ -145,10 +132,7 @@ class AppendBuffer:
     """
 
     def __init__(
-        self,
-        commit: Callable[[list[PendingAppend]], None],
-        overload: Overload,
-        count: Callable[[dict[str, int]], None],
+        self, commit: Callable[[list[PendingAppend]], None], overload: Overload, count: Callable[[dict[str, int]], None]
     ) -> None:
         self._commit = commit
         self.overload = overload

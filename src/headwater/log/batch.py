@@ -75,9 +75,7 @@ class LogBatch:
     @cached_property
     def event_times(self) -> Times:
         """The event time of each row: the time column, else what the sender stated, else arrival."""
-        column = (
-            self.values.column(self.topic.time) if self.topic.time else self.envelope.get("_hw.occurred_at")
-        )
+        column = self.values.column(self.topic.time) if self.topic.time else self.envelope.get("_hw.occurred_at")
         if column is None:
             return self.arrival_times
         times = integers_of(column)
@@ -93,9 +91,7 @@ class LogBatch:
             if self.topic.external_time:
                 return np.full(self.values.num_rows, self.frame.max_event_time_before)
             ahead = self.topic.ahead // _MICROSECOND
-            return max_event_times(
-                self.event_times, self.arrival_times, self.frame.max_event_time_before, ahead
-            )[:-1]
+            return max_event_times(self.event_times, self.arrival_times, self.frame.max_event_time_before, ahead)[:-1]
 
         return self._column("_hw.running_max", compute)
 
@@ -104,9 +100,7 @@ class LogBatch:
         allowed = (self.topic.lateness if lateness is None else lateness) // _MICROSECOND
         if self.frame.lowest >= self.frame.max_event_time - allowed:  # no row of the batch can be
             return np.zeros(self.values.num_rows, bool)
-        late: npt.NDArray[np.bool_] = (
-            self.event_times < np.maximum(self.max_event_times, allowed - 2**62) - allowed
-        )
+        late: npt.NDArray[np.bool_] = self.event_times < np.maximum(self.max_event_times, allowed - 2**62) - allowed
         return late
 
     @cached_property
@@ -153,9 +147,7 @@ class LogBatch:
             "_hw.running_max": times_column(self.max_event_times).view(pa.int64()),
         }
         envelope = {name: column.filter(keep) for name, column in whole.items()}
-        return LogBatch(
-            self.topic, self.partition, self.frame, self.values.filter(keep), envelope, self.codec
-        )
+        return LogBatch(self.topic, self.partition, self.frame, self.values.filter(keep), envelope, self.codec)
 
     def events(self) -> Iterator[Event]:
         """Yields the rows as Python events, in order."""

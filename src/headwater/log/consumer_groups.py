@@ -37,13 +37,7 @@ from headwater.log.topic import check_name
 if TYPE_CHECKING:
     from headwater.log.event_log import EventLog, Start
 
-__all__ = [
-    "Assignment",
-    "FolderGroups",
-    "GroupState",
-    "Membership",
-    "OffsetFile",
-]
+__all__ = ["Assignment", "FolderGroups", "GroupState", "Membership", "OffsetFile"]
 
 
 class Assignment(msgspec.Struct):
@@ -152,10 +146,7 @@ class OffsetFile:
             return {}
         if not data or len(data) % (2 * _SECTOR) or len(data) < 2 * _SECTOR * partitions:
             raise self._damage_error("it is cut off", len(data) // (2 * _SECTOR))
-        return {
-            partition: self._latest_record(data, partition)[1]
-            for partition in range(len(data) // (2 * _SECTOR))
-        }
+        return {partition: self._latest_record(data, partition)[1] for partition in range(len(data) // (2 * _SECTOR))}
 
     def create(self, offsets: Mapping[int, int], now: int) -> None:
         """Write the first offsets of a new group, durably."""
@@ -259,12 +250,7 @@ class FolderGroups:
         self._mutex = threading.RLock()
 
     def join(
-        self,
-        group: str,
-        topic: str,
-        *,
-        start: Start = "earliest",
-        session: timedelta = timedelta(minutes=5),
+        self, group: str, topic: str, *, start: Start = "earliest", session: timedelta = timedelta(minutes=5)
     ) -> Membership:
         """Become a member; partitions are assigned at once or when their owners release them.
 
@@ -419,9 +405,7 @@ class FolderGroups:
         offsets = self._offset_file(group, topic)
         partitions = self._log.open_topic(topic).definition.partitions
         if not offsets.exists():
-            first = {
-                partition: self._log.find_offset(topic, partition, start) for partition in range(partitions)
-            }
+            first = {partition: self._log.find_offset(topic, partition, start) for partition in range(partitions)}
             offsets.create(first, self._clock.micros())
         offsets.read(partitions)
         offsets.sync()

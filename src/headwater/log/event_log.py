@@ -230,9 +230,7 @@ class EventLog:
         """Returns what each partition holds now."""
         states = [(partition.number, partition.state()) for partition in self.open_topic(name).partitions]
         return [
-            PartitionRange(
-                number, state.start_offset, state.next_offset, state.max_event_time, state.appended_at
-            )
+            PartitionRange(number, state.start_offset, state.next_offset, state.max_event_time, state.appended_at)
             for number, state in states
         ]
 
@@ -268,9 +266,7 @@ class EventLog:
                 own.close()
         return self._fetch_available(topic, positions, max_bytes)
 
-    def _fetch_available(
-        self, topic: OpenTopic, positions: Mapping[int, int], max_bytes: int
-    ) -> list[LogBatch]:
+    def _fetch_available(self, topic: OpenTopic, positions: Mapping[int, int], max_bytes: int) -> list[LogBatch]:
         return [
             topic.decode(partition, frame, data).from_offset(offset)
             for partition, offset in positions.items()
@@ -314,9 +310,7 @@ class EventLog:
             return state.start_offset if start == "earliest" else state.next_offset
         if isinstance(start, int) or (isinstance(start, str) and start.isdigit()):
             if int(start) > state.next_offset:
-                what = (
-                    f"offset {start} is beyond the end of partition {partition}, which is {state.next_offset}"
-                )
+                what = f"offset {start} is beyond the end of partition {partition}, which is {state.next_offset}"
                 raise BadOffsetError(what, offset=int(start), end=state.next_offset, partition=partition)
             return int(start)
         time = micros(moment(start, now=self.clock.now()))

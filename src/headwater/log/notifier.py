@@ -19,12 +19,7 @@ import time
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-__all__ = [
-    "FileNotifier",
-    "PollableWaiter",
-    "SharedNotifier",
-    "Waiter",
-]
+__all__ = ["FileNotifier", "PollableWaiter", "SharedNotifier", "Waiter"]
 
 _MODIFY: Final = 0x2
 _CLOSE_WRITE: Final = 0x8

@@ -46,24 +46,10 @@ from headwater.log.storage import (
     decode_columns,
 )
 from headwater.log.storage.frame_builder import AppendResult
-from headwater.log.topic import (
-    MAX_EVENT_BYTES,
-    Durability,
-    Topic,
-    check_producer,
-    missing_key_error,
-    too_large_error,
-)
+from headwater.log.topic import MAX_EVENT_BYTES, Durability, Topic, check_producer, missing_key_error, too_large_error
 from headwater.log.write_batch import EventTimes, PendingEvent, WriteBatch, coalesce
 
-__all__ = [
-    "OpenTopic",
-    "latest_schema_version",
-    "load_schema",
-    "load_topic",
-    "parse_definition",
-    "schema_file_name",
-]
+__all__ = ["OpenTopic", "latest_schema_version", "load_schema", "load_topic", "parse_definition", "schema_file_name"]
 
 
 def schema_file_name(version: int) -> str:
@@ -164,12 +150,7 @@ class OpenTopic:
         partitions_folder = memory_folder / folder.name if in_memory else folder
         self.partitions = [
             Partition(
-                disk,
-                clock,
-                partitions_folder / str(number),
-                self.state_file,
-                number,
-                _write_options(self.definition),
+                disk, clock, partitions_folder / str(number), self.state_file, number, _write_options(self.definition)
             )
             for number in range(self.definition.partitions)
         ]
@@ -235,9 +216,7 @@ class OpenTopic:
         target, result = entry.content[0], entry.outcome[0]
         if not result.duplicates:
             return Receipt(name, target.partition, result.first_offset)
-        offset = self.partitions[target.partition].offsets_of(
-            target.payload.producer, [target.payload.sequence]
-        )[0]
+        offset = self.partitions[target.partition].offsets_of(target.payload.producer, [target.payload.sequence])[0]
         return Receipt(name, target.partition, offset, duplicate=True)
 
     def receipts(self, entry: PendingAppend) -> Receipts:
@@ -256,9 +235,7 @@ class OpenTopic:
             repeated[indexes] = np.arange(len(old) + len(fresh)) < len(old)
         return Receipts(self.definition.name, partitions, offsets, repeated, entry.dropped)
 
-    def _duplicate_offsets(
-        self, target: _PartitionAppend, result: AppendResult
-    ) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def _duplicate_offsets(self, target: _PartitionAppend, result: AppendResult) -> np.ndarray[Any, np.dtype[np.int64]]:
         if not result.duplicates:
             return np.empty(0, np.int64)
         partition, payload = self.partitions[target.partition], target.payload
@@ -294,14 +271,7 @@ class OpenTopic:
     def _partition_batch(self, batch: WriteBatch) -> PartitionBatch:
         times, envelope = self._event_times.resolve(self.definition, batch)
         return PartitionBatch(
-            batch.values,
-            batch.version,
-            envelope,
-            times,
-            batch.producer,
-            batch.sequence,
-            batch.per_row,
-            batch.sent_at,
+            batch.values, batch.version, envelope, times, batch.producer, batch.sequence, batch.per_row, batch.sent_at
         )
 
     def _choose_partition(self, event: PendingEvent) -> int:
@@ -466,8 +436,7 @@ def _split_by_size(batch: PartitionBatch, indexes: RowIndexes) -> list[tuple[Par
         return [(batch, indexes)]
     step = max(1, rows * _MAX_FRAME_BYTES // nbytes)
     return [
-        (batch.slice(start, min(step, rows - start)), indexes[start : start + step])
-        for start in range(0, rows, step)
+        (batch.slice(start, min(step, rows - start)), indexes[start : start + step]) for start in range(0, rows, step)
     ]
 
 

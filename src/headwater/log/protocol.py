@@ -93,13 +93,7 @@ class Log(Protocol):
         """Returns the offset to start from."""
 
     def fetch(
-        self,
-        name: str,
-        positions: Mapping[int, int],
-        *,
-        max_bytes: int,
-        timeout: float,
-        waiter: Waiter | None,
+        self, name: str, positions: Mapping[int, int], *, max_bytes: int, timeout: float, waiter: Waiter | None
     ) -> list[LogBatch]:
         """Returns batches from these offsets; waits for the first."""
 

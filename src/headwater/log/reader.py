@@ -47,9 +47,7 @@ class TopicReader:
         wanted = self._open_positions()
         if not wanted:
             return []
-        found = self._log.fetch(
-            self._topic, wanted, max_bytes=max_bytes, timeout=timeout, waiter=self._waiter
-        )
+        found = self._log.fetch(self._topic, wanted, max_bytes=max_bytes, timeout=timeout, waiter=self._waiter)
         for batch in found:
             self.positions[batch.partition] = max(self.positions[batch.partition], batch.next_offset)
         if self._stops is None:

@@ -258,9 +258,7 @@ class Topic:
     given: frozenset[str] = field(default=frozenset(), compare=False)
 
     @classmethod
-    def declare(
-        cls, name: str, type_: object, *, location: SourceLocation | None = None, **options: Any
-    ) -> Topic:
+    def declare(cls, name: str, type_: object, *, location: SourceLocation | None = None, **options: Any) -> Topic:
         """Check and complete what a user wrote.
 
         Args:
@@ -319,13 +317,9 @@ class Topic:
         names = self.schema.names
         for column in clock.device or self.key:
             if column not in names or pa.types.is_nested(self.schema.field(column).type):
-                raise self._setting_error(
-                    f"no device column {column!r} of one value", f"columns: {', '.join(names)}"
-                )
+                raise self._setting_error(f"no device column {column!r} of one value", f"columns: {', '.join(names)}")
         if not clock.device and not self.key:
-            raise self._setting_error(
-                "a device clock without a device", 'say whose clock it is: device="device_id"'
-            )
+            raise self._setting_error("a device clock without a device", 'say whose clock it is: device="device_id"')
         if "occurred_at" in names:
             hint = 'the corrected time has that name: call the claimed one "claimed_at", for instance'
             raise self._setting_error('a column "occurred_at" beside a device clock', hint)
@@ -351,17 +345,12 @@ class Topic:
         return str(self.device_clock) if self.device_clock else self.time or "arrival"
 
     def _setting_error(self, what: str, hint: str) -> BadSettingError:
-        return BadSettingError(
-            f"topic {self.name!r}: {what}", detail=hint, location=self.location, topic=self.name
-        )
+        return BadSettingError(f"topic {self.name!r}: {what}", detail=hint, location=self.location, topic=self.name)
 
     def to_json(self) -> bytes:
         """Returns the settings as JSON; schemas are stored separately."""
         fields = {
-            **{
-                name: getattr(self, name)
-                for name in ("name", "version", "key", "time", "partitions", "compact")
-            },
+            **{name: getattr(self, name) for name in ("name", "version", "key", "time", "partitions", "compact")},
             **{name: getattr(self, name).total_seconds() for name in ("lateness", "idle", "ahead")},
             "clocked": self.external_time,
             "durability": self.durability,
@@ -388,14 +377,10 @@ class Topic:
                 "schema": schema,
                 "key": tuple(fields["key"]),
                 "device_clock": clock
-                and DeviceClock(
-                    clock["column"], clock["sent"], tuple(clock["device"]), _to_timedelta(clock["limit"])
-                ),
+                and DeviceClock(clock["column"], clock["sent"], tuple(clock["device"]), _to_timedelta(clock["limit"])),
                 "durability": Durability(fields["durability"]),
                 "value_format": ValueFormat(fields.get("value_format", "json")),
-                "retention": Retention(
-                    _to_timedelta(retention["time"]), retention["size"], retention["force"]
-                ),
+                "retention": Retention(_to_timedelta(retention["time"]), retention["size"], retention["force"]),
                 "overload": Overload(
                     WhenFull(overload["when_full"]),
                     overload["events"],
@@ -566,10 +551,7 @@ def _parse_options(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _durations_to_seconds(fields: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: value.total_seconds() if isinstance(value, timedelta) else value
-        for name, value in fields.items()
-    }
+    return {name: value.total_seconds() if isinstance(value, timedelta) else value for name, value in fields.items()}
 
 
 def _to_timedelta(seconds: float | None) -> timedelta | None:

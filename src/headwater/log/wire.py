@@ -133,9 +133,7 @@ def _parse_frame(data: memoryview) -> tuple[int, Frame, memoryview]:
     return partition, frame, body
 
 
-def _decode_body(
-    frame: Frame, body: memoryview, schema: pa.Schema
-) -> tuple[pa.RecordBatch, dict[str, pa.Array]]:
+def _decode_body(frame: Frame, body: memoryview, schema: pa.Schema) -> tuple[pa.RecordBatch, dict[str, pa.Array]]:
     try:
         if _is_compressed(body):
             raise _bad_frame_error("its Arrow batch is compressed, or is none")
@@ -248,8 +246,6 @@ def unpack_frames(data: bytes) -> Iterator[tuple[int, Frame, memoryview]]:
             whole = view[at : at + frame.length] if frame else view[:0]
             if frame is None or len(whole) < frame.length or frame.body(whole) is None:
                 what = f"a batch of partition {partition} was damaged on its way"
-                raise DamagedError(
-                    what, fix="read again; headwater verify looks at the disk", partition=partition
-                )
+                raise DamagedError(what, fix="read again; headwater verify looks at the disk", partition=partition)
             yield partition, frame, whole
             at += frame.length

@@ -34,14 +34,7 @@ from headwater.log.storage.frame import ENVELOPE, LOWEST_TIME
 from headwater.log.topic import Topic
 from headwater.units import micros, moment
 
-__all__ = [
-    "EventEncoder",
-    "EventTimes",
-    "Origin",
-    "PendingEvent",
-    "WriteBatch",
-    "coalesce",
-]
+__all__ = ["EventEncoder", "EventTimes", "Origin", "PendingEvent", "WriteBatch", "coalesce"]
 
 
 @dataclass(frozen=True)
@@ -186,11 +179,7 @@ class EventEncoder:
 
     def _encode_values(self, values: Any) -> pa.RecordBatch:
         if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__len__"):
-            values = (
-                list(values)
-                if hasattr(values, "__iter__") and not isinstance(values, str | bytes)
-                else values
-            )
+            values = list(values) if hasattr(values, "__iter__") and not isinstance(values, str | bytes) else values
             if not isinstance(values, list) or not all(map(_is_row, values[:1])):
                 what = f"send_many takes rows or a frame, not {type(values).__name__}"
                 raise BadEventError(what, fix="client.send(topic, value) for one event")
@@ -208,8 +197,7 @@ class EventEncoder:
                     topic=self.topic.name,
                 )
         return row | {
-            name: part if row.get(name) is None else row[name]
-            for name, part in zip(self.topic.key, parts, strict=True)
+            name: part if row.get(name) is None else row[name] for name, part in zip(self.topic.key, parts, strict=True)
         }
 
     def _key_parts(self, key: Any) -> tuple[Any, ...]:

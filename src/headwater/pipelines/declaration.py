@@ -18,14 +18,7 @@ from headwater.errors import BadNameError, BadPipelineError, HeadwaterError, Sou
 from headwater.events import DeviceClock, change_row_schema
 from headwater.log import Durability, Overload, Retention, ValueFormat
 from headwater.log.topic import Topic, check_name
-from headwater.pipelines.function import (
-    check_function,
-    doc_of,
-    inputs_of,
-    location_of,
-    source_of,
-    table_inputs,
-)
+from headwater.pipelines.function import check_function, doc_of, inputs_of, location_of, source_of, table_inputs
 from headwater.pipelines.pipeline import Function, KeepLate, LatePolicy, Pipeline, PipelineKind, parse_late
 from headwater.pipelines.sql_text import tables_of
 from headwater.units import duration
@@ -133,9 +126,7 @@ class PipelineDeclaration:
             raise BadPipelineError(what, fix=f'app.{self.kind}("name", …, sql=…)', location=self.location)
         what = f'{self.kind.noun} "{self.name}"'
         if not isinstance(sql, str):
-            raise BadPipelineError(
-                f"the sql of {what} is not text", fix='sql="select …"', location=self.location
-            )
+            raise BadPipelineError(f"the sql of {what} is not text", fix='sql="select …"', location=self.location)
         inputs = tables_of(sql, what=what, location=self.location)
         return self._make_pipeline(self.name, inputs=inputs, sql=sql, source=sql, location=self.location)
 
@@ -165,9 +156,7 @@ def _check_name(name: Any, kind: PipelineKind, location: SourceLocation | None) 
     check_not_reserved(name, location=location)
 
 
-def _parse_key(
-    kind: PipelineKind, name: str | None, key: Any, location: SourceLocation | None
-) -> tuple[str, ...]:
+def _parse_key(kind: PipelineKind, name: str | None, key: Any, location: SourceLocation | None) -> tuple[str, ...]:
     about = f'{kind.noun} "{name}"' if name else f"a {kind.noun}"
     if key is None or key in ((), []):
         if kind is not PipelineKind.VIEW:
@@ -178,9 +167,7 @@ def _parse_key(
     columns = (key,) if isinstance(key, str) else tuple(key) if isinstance(key, tuple | list) else ()
     if not columns or not all(isinstance(column, str) and column for column in columns):
         detail = f"a key is the name of a column, or several: {key!r:.60} is not"
-        raise BadPipelineError(
-            f"the key of {about} is wrong", detail=detail, fix='key="user_id"', location=location
-        )
+        raise BadPipelineError(f"the key of {about} is wrong", detail=detail, fix='key="user_id"', location=location)
     if len(set(columns)) < len(columns):
         detail = f"columns: {', '.join(columns)}"
         raise BadPipelineError(f"the key of {about} names a column twice", detail=detail, location=location)
@@ -261,15 +248,11 @@ def _check_table_key(about: str, row: pa.Schema, declaration: PipelineDeclaratio
             raise _table_error(declaration, what, f"columns: {', '.join(row.names)}", f'key="{row.names[0]}"')
         if pa.types.is_nested(row.field(column).type):
             what = f'the key of {about} is a column of several values: "{column}"'
-            raise _table_error(
-                declaration, what, f"its type is {row.field(column).type}", "a column of a plain type"
-            )
+            raise _table_error(declaration, what, f"its type is {row.field(column).type}", "a column of a plain type")
 
 
 def _table_error(declaration: PipelineDeclaration, what: str, detail: str, fix: str) -> BadPipelineError:
-    return BadPipelineError(
-        what, detail=detail, fix=fix, location=declaration.location, pipeline=declaration.name
-    )
+    return BadPipelineError(what, detail=detail, fix=fix, location=declaration.location, pipeline=declaration.name)
 
 
 Columns: TypeAlias = str | tuple[str, ...]

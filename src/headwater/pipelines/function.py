@@ -21,15 +21,7 @@ from typing import Any
 from headwater.errors import BadPipelineError, SourceLocation
 from headwater.pipelines.pipeline import Pipeline
 
-__all__ = [
-    "check_function",
-    "code_facts",
-    "doc_of",
-    "inputs_of",
-    "location_of",
-    "source_of",
-    "table_inputs",
-]
+__all__ = ["check_function", "code_facts", "doc_of", "inputs_of", "location_of", "source_of", "table_inputs"]
 
 _SCALARS = (bool, int, float, str, bytes, Decimal, date, timedelta, type(None))
 
@@ -222,9 +214,7 @@ def table_inputs(function: Any) -> tuple[str, ...]:
         ('products',)
     """
     parameters = inspect.signature(function).parameters.values()
-    return tuple(
-        parameter.name for parameter in parameters if _annotation_name(parameter.annotation) == "Table"
-    )
+    return tuple(parameter.name for parameter in parameters if _annotation_name(parameter.annotation) == "Table")
 
 
 def _annotation_name(annotation: Any) -> str:

@@ -17,20 +17,12 @@ from headwater.errors import CycleError, HeadwaterError, NotRealtimeError, Unkno
 from headwater.log import Topic, ValueFormat
 from headwater.pipelines.pipeline import KeepLate, Pipeline, PipelineKind
 
-__all__ = [
-    "Edge",
-    "Graph",
-    "faults",
-    "not_realtime_error",
-    "realtime_faults",
-]
+__all__ = ["Edge", "Graph", "faults", "not_realtime_error", "realtime_faults"]
 
 _REALTIME_FIX = 'leave out latency="realtime"'
 
 
-def realtime_faults(
-    topics: Mapping[str, Topic], pipelines: Mapping[str, Pipeline]
-) -> Iterator[NotRealtimeError]:
+def realtime_faults(topics: Mapping[str, Topic], pipelines: Mapping[str, Pipeline]) -> Iterator[NotRealtimeError]:
     """Returns why pipelines that request real-time mode cannot have it, each with the user's line.
 
     Example:
@@ -46,9 +38,7 @@ def realtime_faults(
 def _pipeline_faults(
     pipeline: Pipeline, topics: Mapping[str, Topic], pipelines: Mapping[str, Pipeline]
 ) -> Iterator[NotRealtimeError]:
-    views = [
-        name for name in pipeline.inputs if name in pipelines and pipelines[name].kind is PipelineKind.VIEW
-    ]
+    views = [name for name in pipeline.inputs if name in pipelines and pipelines[name].kind is PipelineKind.VIEW]
     if pipeline.kind is PipelineKind.VIEW:
         detail = "rows of a view and its ledger commit together, in batches"
         yield not_realtime_error(pipeline, "it is kept in a store", detail, f"app.stream, or {_REALTIME_FIX}")
@@ -61,9 +51,7 @@ def _pipeline_faults(
     for name in pipeline.inputs:
         if name in topics and topics[name].value_format is not ValueFormat.JSON:
             detail = "real-time mode reads JSON, in Spark SQL"
-            yield not_realtime_error(
-                pipeline, f'values of "{name}" are {topics[name].value_format.value}', detail
-            )
+            yield not_realtime_error(pipeline, f'values of "{name}" are {topics[name].value_format.value}', detail)
     if pipeline.late != KeepLate():
         detail = "every event counts whenever it comes: no watermark tells late ones apart"
         yield not_realtime_error(pipeline, f"it says late: {pipeline.late}", detail, "leave out late=…")
@@ -159,9 +147,7 @@ def _graph_faults(topics: tuple[Topic, ...], pipelines: Mapping[str, Pipeline]) 
             if name in pipelines and pipelines[name].kind is PipelineKind.FILES:
                 yield _unreadable_input_error(pipeline, pipelines[name])
             elif name not in readable:
-                yield _unknown_input_error(
-                    pipeline, name, [other for other in readable if other != pipeline.name]
-                )
+                yield _unknown_input_error(pipeline, name, [other for other in readable if other != pipeline.name])
     yield from realtime_faults({topic.name: topic for topic in topics}, pipelines)
     try:
         _topological_order(pipelines)
@@ -172,10 +158,7 @@ def _graph_faults(topics: tuple[Topic, ...], pipelines: Mapping[str, Pipeline]) 
 def _topological_order(pipelines: Mapping[str, Pipeline]) -> list[str]:
     """Returns pipelines after their inputs; independent ones in order of declaration."""
     sorter = TopologicalSorter(
-        {
-            name: [source for source in pipeline.inputs if source in pipelines]
-            for name, pipeline in pipelines.items()
-        }
+        {name: [source for source in pipeline.inputs if source in pipelines] for name, pipeline in pipelines.items()}
     )
     sorter.prepare()
     position = {name: number for number, name in enumerate(pipelines)}
@@ -199,13 +182,7 @@ def _unknown_input_error(pipeline: Pipeline, name: str, readable: list[str]) -> 
         what = f'{pipeline} reads "{name}", which the app does not declare'
     fix = near[0] if near else f'{name} = app.topic("{name}", …)'
     return UnknownInputError(
-        what,
-        detail=detail,
-        fix=fix,
-        location=pipeline.location,
-        pipeline=pipeline.name,
-        input=name,
-        near=near,
+        what, detail=detail, fix=fix, location=pipeline.location, pipeline=pipeline.name, input=name, near=near
     )
 
 

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["bind_inputs", "normalize_sql", "parse", "selects_whole_table", "tables_of"]
 
 
-def tables_of(
-    sql: str, *, what: str = "the query", location: SourceLocation | None = None
-) -> tuple[str, ...]:
+def tables_of(sql: str, *, what: str = "the query", location: SourceLocation | None = None) -> tuple[str, ...]:
     """Returns the tables that a query reads, in order of first use, without WITH names.
 
     Args:
@@ -147,9 +145,7 @@ def _tokens(sql: str) -> list[Token]:
     return tokens
 
 
-def _raise_syntax_error(
-    sql: str, what: str, location: SourceLocation | None, error: SqlglotError
-) -> NoReturn:
+def _raise_syntax_error(sql: str, what: str, location: SourceLocation | None, error: SqlglotError) -> NoReturn:
     first: dict[str, Any] = next(iter(getattr(error, "errors", ())), {})
     line, column, word = first.get("line"), first.get("col"), first.get("highlight")
     if line is None or column is None:
@@ -158,11 +154,7 @@ def _raise_syntax_error(
     column = max(1, column - len(word or "") + 1)  # the parser counts to the end of the word
     text = sql.splitlines()[line - 1]
     description = str(first.get("description", ""))
-    reason = (
-        "something is missing before it"
-        if "<class" in description
-        else description[:1].lower() + description[1:]
-    )
+    reason = "something is missing before it" if "<class" in description else description[:1].lower() + description[1:]
     raise BadSqlError(
         f'the sql of {what} cannot be read: line {line}, column {column}, at "{word}"',
         detail=f"{text}\n{' ' * (column - 1)}^ {reason}",

@@ -21,15 +21,7 @@ from headwater.log import Durability, Overload
 from headwater.queues.message import Message
 from headwater.queues.queue import Group, Queue, Retry
 
-__all__ = [
-    "Bridge",
-    "DeclaredQueue",
-    "QueueOptions",
-    "TargetKind",
-    "Worker",
-    "WorkerArguments",
-    "inspect_arguments",
-]
+__all__ = ["Bridge", "DeclaredQueue", "QueueOptions", "TargetKind", "Worker", "WorkerArguments", "inspect_arguments"]
 
 
 class TargetKind(StrEnum):
@@ -140,9 +132,7 @@ class Worker:
         given = {name: value for name, value in options.items() if value is not None}
         for name in ("threads", "processes", "prefetch"):
             if not isinstance(given.get(name, 1), int) or given.get(name, 1) < 1:
-                raise BadWorkerError(
-                    f"{given[name]!r} {name} of a worker", fix=f"{name}=1 or more", location=location
-                )
+                raise BadWorkerError(f"{given[name]!r} {name} of a worker", fix=f"{name}=1 or more", location=location)
         arguments = inspect_arguments(function, type_, location=location)
         if inspect.iscoroutinefunction(function):
             given.setdefault("prefetch", _ASYNC_PREFETCH)
@@ -193,9 +183,7 @@ def inspect_arguments(
             as_ = hint
     if not order or len(order) != len(set(order)):
         what = f"a worker is called with a value, a message or both, not with {len(order)} values"
-        raise BadWorkerError(
-            what, fix="def send(email: Email, message: hw.Message) -> None: …", location=location
-        )
+        raise BadWorkerError(what, fix="def send(email: Email, message: hw.Message) -> None: …", location=location)
     return WorkerArguments(tuple(order), as_)
 
 
@@ -348,9 +336,7 @@ class DeclaredQueue:
 
         def declare(found: F) -> F:
             self._add_worker(
-                Worker.from_function(
-                    found, self.name, self._type, group=self._resolve_group(group), **options
-                )
+                Worker.from_function(found, self.name, self._type, group=self._resolve_group(group), **options)
             )
             return found
 
@@ -364,9 +350,7 @@ class DeclaredQueue:
             return names[0]
         if group not in names:
             what = f'queue "{self.name}" has no group "{group}"' if group else "the worker names no group"
-            raise BadWorkerError(
-                what, detail=f"groups: {', '.join(names)}", fix=f'group="{names[0]}"', queue=self.name
-            )
+            raise BadWorkerError(what, detail=f"groups: {', '.join(names)}", fix=f'group="{names[0]}"', queue=self.name)
         return group
 
     def _add_worker(self, worker: Worker) -> None:

@@ -18,15 +18,7 @@ import msgspec
 import pyarrow as pa
 
 from headwater.errors import BadEventError, BadJsonError, BadKeyError, BadSettingError, TooLargeError
-from headwater.events import (
-    Codec,
-    arrow_schema,
-    check_headers,
-    check_traceparent,
-    from_row,
-    key_bytes,
-    to_row,
-)
+from headwater.events import Codec, arrow_schema, check_headers, check_traceparent, from_row, key_bytes, to_row
 from headwater.events.values import is_record, preview, to_json_value
 from headwater.log.topic import MAX_EVENT_BYTES
 from headwater.queues.protocol import AckResult, DeadLetter, Delivery, OutgoingMessage, Receiver

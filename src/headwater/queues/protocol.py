@@ -205,9 +205,7 @@ class Receiver(Protocol):
     def ack(self, deliveries: Sequence[Delivery]) -> list[AckResult]:
         """Acknowledge: the messages are never delivered again."""
 
-    def nack(
-        self, delivery: Delivery, why: str = "", *, stack: str = "", delay: timedelta | None = None
-    ) -> AckResult:
+    def nack(self, delivery: Delivery, why: str = "", *, stack: str = "", delay: timedelta | None = None) -> AckResult:
         """Report a failure: redelivered after the queue's backoff or `delay`; dead after the last attempt."""
 
     def reject(self, delivery: Delivery, why: str = "", *, stack: str = "") -> AckResult:
@@ -268,14 +266,7 @@ class BridgeBroker(Broker, Protocol):
         """Publish messages made from events, by rising offset; skips offsets published before."""
 
     def claim_for_topic(
-        self,
-        name: str,
-        group: str,
-        bridge: str,
-        *,
-        max_messages: int = 500,
-        min_sequence: int = 0,
-        timeout: float = 0,
+        self, name: str, group: str, bridge: str, *, max_messages: int = 500, min_sequence: int = 0, timeout: float = 0
     ) -> BridgeBatch | None:
         """Returns messages for a topic; the same ones until `confirm_in_topic`. None after `timeout`."""
 

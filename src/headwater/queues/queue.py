@@ -196,9 +196,7 @@ class Queue:
         """Raises if parts do not go together."""
         names = [each.name for each in self.groups]
         if not names or len(names) > _MAX_GROUPS or len(set(names)) < len(names):
-            raise self._setting_error(
-                f"groups {names[:10]}", "give each group a name of its own, up to a thousand"
-            )
+            raise self._setting_error(f"groups {names[:10]}", "give each group a name of its own, up to a thousand")
         for each in self.groups:
             if each.name:
                 check_name(each.name, what="group")
@@ -206,13 +204,9 @@ class Queue:
         if self.limit is not None and self.limit < 1:
             raise self._setting_error(f"a limit of {self.limit}", "use 1 or more, or None for no limit")
         if self.visibility_timeout <= timedelta(0):
-            raise self._setting_error(
-                "no time to work on a message", 'say how long: visibility_timeout="30s"'
-            )
+            raise self._setting_error("no time to work on a message", 'say how long: visibility_timeout="30s"')
         if self.key is not None and self.schema is not None and self.key not in self.schema.names:
-            raise self._setting_error(
-                f"no key column {self.key!r}", f"columns: {', '.join(self.schema.names)}"
-            )
+            raise self._setting_error(f"no key column {self.key!r}", f"columns: {', '.join(self.schema.names)}")
 
     def _check_condition(self, group: Group) -> None:
         if group.where is not None:
@@ -227,9 +221,7 @@ class Queue:
                 raise self._setting_error(f"the pattern {pattern!r}", hint)
 
     def _setting_error(self, what: str, hint: str) -> BadSettingError:
-        return BadSettingError(
-            f"queue {self.name!r}: {what}", detail=hint, location=self.location, queue=self.name
-        )
+        return BadSettingError(f"queue {self.name!r}: {what}", detail=hint, location=self.location, queue=self.name)
 
     def to_json(self) -> bytes:
         """Returns the definition as it is stored.
@@ -260,18 +252,11 @@ class Queue:
             **read
             | durations
             | {
-                "groups": tuple(
-                    Group(routing_key=tuple(each.pop("words")), **each) for each in read["groups"]
-                ),
-                "retry": Retry(
-                    **again | {name: _from_seconds(again[name]) for name in ("backoff", "longest")}
-                ),
+                "groups": tuple(Group(routing_key=tuple(each.pop("words")), **each) for each in read["groups"]),
+                "retry": Retry(**again | {name: _from_seconds(again[name]) for name in ("backoff", "longest")}),
                 "overload": Overload(
                     **overload
-                    | {
-                        "when_full": WhenFull(overload["when_full"]),
-                        "timeout": _from_seconds(overload["timeout"]),
-                    }
+                    | {"when_full": WhenFull(overload["when_full"]), "timeout": _from_seconds(overload["timeout"])}
                 ),
                 "durability": Durability(read["durability"]),
                 "schema": schema and pa.ipc.read_schema(pa.py_buffer(base64.b64decode(schema))),
@@ -292,9 +277,7 @@ def merge_definition(existing: Queue, declared: Queue) -> Queue:
         SchemaConflictError: Messages that wait could not be read under the new type.
     """
     every = {each.name for each in fields(Queue)} - {"name", "location", "given"}
-    changed = {
-        name: getattr(declared, name) for name in (every if declared.given is None else declared.given)
-    }
+    changed = {name: getattr(declared, name) for name in (every if declared.given is None else declared.given)}
     if existing.schema is not None and changed.get("schema") is not None:
         changed["schema"] = merge(existing.schema, changed["schema"])
     new = replace(existing, **changed, location=declared.location, given=declared.given)
@@ -318,9 +301,7 @@ def _parse_options(options: dict[str, Any]) -> dict[str, Any]:
         if read.get(name) is not None:
             read[name] = duration(read[name])
     if "groups" in read:
-        given = (
-            (read["groups"],) if isinstance(read["groups"], str | Group) else read["groups"] or (Group(""),)
-        )
+        given = (read["groups"],) if isinstance(read["groups"], str | Group) else read["groups"] or (Group(""),)
         read["groups"] = tuple(each if isinstance(each, Group) else Group(each) for each in given)
     if "durability" in read:
         read["durability"] = parse_choice("durability", Durability, read["durability"])
@@ -335,9 +316,7 @@ def _parse_options(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _durations_to_seconds(values: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: _to_seconds(value) if isinstance(value, timedelta) else value for name, value in values.items()
-    }
+    return {name: _to_seconds(value) if isinstance(value, timedelta) else value for name, value in values.items()}
 
 
 def _to_seconds(span: timedelta | None) -> float | None:

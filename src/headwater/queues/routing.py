@@ -67,9 +67,7 @@ class Router:
         self._groups = queue.groups
         self._all_groups = tuple(range(len(queue.groups)))
         self._filtered_groups = [
-            index
-            for index, group in enumerate(queue.groups)
-            if group.routing_key or group.headers or group.where
+            index for index, group in enumerate(queue.groups) if group.routing_key or group.headers or group.where
         ]
         self._conditions = [Filter(group.where) if group.where else None for group in queue.groups]
         self._codec = None if queue.schema is None else Codec(queue.schema)

@@ -27,11 +27,7 @@ from headwater.server.notifier import Notifier
 from headwater.server.serializers.requests import EventIngest
 from headwater.store.status import read_engine_status
 
-__all__ = [
-    "Gateway",
-    "GroupSessions",
-    "json_response",
-]
+__all__ = ["Gateway", "GroupSessions", "json_response"]
 
 logger = logging.getLogger("headwater.server")
 _CHECK_INTERVAL = 0.5  # seconds

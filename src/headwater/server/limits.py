@@ -15,10 +15,7 @@ from typing import Any, TypeVar
 import anyio
 from anyio import to_thread
 
-__all__ = [
-    "Limits",
-    "ThreadLimits",
-]
+__all__ = ["Limits", "ThreadLimits"]
 
 
 @dataclass(frozen=True)

@@ -19,25 +19,12 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from headwater.errors import (
-    BadJsonError,
-    ForbiddenError,
-    HeadwaterError,
-    OverloadedError,
-    TooLargeError,
-    UsageError,
-)
+from headwater.errors import BadJsonError, ForbiddenError, HeadwaterError, OverloadedError, TooLargeError, UsageError
 from headwater.events.values import preview
 from headwater.server.limits import Limits
 from headwater.server.problems import headers_too_long, http_problem, internal_error, problem_response
 
-__all__ = [
-    "SECURITY_HEADERS",
-    "RequestBodies",
-    "RequestGuard",
-    "media_type",
-    "parse_json",
-]
+__all__ = ["SECURITY_HEADERS", "RequestBodies", "RequestGuard", "media_type", "parse_json"]
 
 T = TypeVar("T")
 
@@ -101,17 +88,12 @@ class RequestBodies:
             taken += len(part)
             spent = time.monotonic() - began
             if spent > timeout and taken < self._limits.body_rate * (spent - timeout):
-                raise http_problem(
-                    408, f"the body comes more slowly than {self._limits.body_rate} bytes a second"
-                )
+                raise http_problem(408, f"the body comes more slowly than {self._limits.body_rate} bytes a second")
 
 
 def _body_too_large(limit: int) -> TooLargeError:
     return TooLargeError(
-        f"the body is longer than {limit:,} bytes",
-        detail="nothing of it was done",
-        fix="send it in parts",
-        limit=limit,
+        f"the body is longer than {limit:,} bytes", detail="nothing of it was done", fix="send it in parts", limit=limit
     )
 
 
@@ -214,9 +196,7 @@ class RequestGuard:
 def _is_cross_site(scope: Scope, named: dict[bytes, bytes]) -> bool:
     """Whether the browser reports a cross-site request; following a link to the page is allowed."""
     site = named.get(b"sec-fetch-site", b"none")
-    navigation = (
-        scope["path"] == "/" and scope["method"] == "GET" and named.get(b"sec-fetch-mode") == b"navigate"
-    )
+    navigation = scope["path"] == "/" and scope["method"] == "GET" and named.get(b"sec-fetch-mode") == b"navigate"
     return site not in (b"none", b"same-origin") and not navigation
 
 

@@ -196,12 +196,8 @@ def _bind_error(error: OSError | OverflowError, port: int) -> Exception:
             port=port,
         )
     if isinstance(error, OSError) and error.errno == errno.EACCES:
-        return NotWritableError(
-            f"this user may not listen on port {port}", fix="headwater run --port 8642", port=port
-        )
-    return PortTakenError(
-        f"cannot listen on port {port}: {error}", fix="headwater run --port 8642", port=port
-    )
+        return NotWritableError(f"this user may not listen on port {port}", fix="headwater run --port 8642", port=port)
+    return PortTakenError(f"cannot listen on port {port}: {error}", fix="headwater run --port 8642", port=port)
 
 
 def _raise_file_limit() -> None:

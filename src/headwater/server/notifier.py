@@ -110,9 +110,7 @@ class Notifier:
     async def _get(self, what: tuple[str, str | None], make: Callable[[], PollableWaiter]) -> Subscription:
         return self._subscriptions.get(what) or await self._subscribe(what, make)
 
-    async def _subscribe(
-        self, what: tuple[str, str | None], make: Callable[[], PollableWaiter]
-    ) -> Subscription:
+    async def _subscribe(self, what: tuple[str, str | None], make: Callable[[], PollableWaiter]) -> Subscription:
         try:
             waiter = await self._threads.read(make)
         except FileNotFoundError:

@@ -29,9 +29,7 @@ _RETRY_AFTER = {429: "1", 503: "1", 507: "5"}  # seconds
 _MESSAGES = {404: "there is nothing at this address", 405: "this address does not take that method"}
 
 
-def http_problem(
-    status: int, what: str, *, detail: str | None = None, fix: str | None = None
-) -> HTTPException:
+def http_problem(status: int, what: str, *, detail: str | None = None, fix: str | None = None) -> HTTPException:
     """Returns a refusal for which HTTP has a finer status than our errors have, such as 415."""
     return HTTPException(status, UsageError(what, detail=detail, fix=fix))
 
@@ -83,9 +81,7 @@ async def _handle_http_error(request: Request, error: Exception) -> Response:
     reported: Any = error.detail
     if not isinstance(reported, HeadwaterError):
         what = _MESSAGES.get(error.status_code, str(error.detail))
-        reported = UsageError(
-            what, detail=f"{request.method} {request.url.path}", fix="see /api/openapi.json"
-        )
+        reported = UsageError(what, detail=f"{request.method} {request.url.path}", fix="see /api/openapi.json")
     return problem_response(reported, error.status_code, error.headers)
 
 

@@ -32,24 +32,9 @@ from headwater.server.gateway import Gateway
 from headwater.server.limits import Limits
 from headwater.server.middleware import RequestGuard
 from headwater.server.problems import PROBLEM, headers_too_long, problem_bytes
-from headwater.server.routes import (
-    dashboard,
-    events,
-    frames,
-    groups,
-    node,
-    openapi,
-    topics,
-    views,
-)
+from headwater.server.routes import dashboard, events, frames, groups, node, openapi, topics, views
 
-__all__ = [
-    "GuardedConnection",
-    "WebServer",
-    "connection_class",
-    "make_app",
-    "make_routes",
-]
+__all__ = ["GuardedConnection", "WebServer", "connection_class", "make_app", "make_routes"]
 
 
 def make_routes(gateway: Gateway) -> FastAPI:
@@ -153,9 +138,7 @@ class GuardedConnection(H11Protocol):
 
     def _start_timer(self) -> None:
         self._stop_timer()
-        self._header_timer = self.loop.call_later(
-            self.limits.header_timeout.total_seconds(), self._on_timeout
-        )
+        self._header_timer = self.loop.call_later(self.limits.header_timeout.total_seconds(), self._on_timeout)
 
     def _stop_timer(self) -> None:
         if self._header_timer is not None:
@@ -234,9 +217,7 @@ class WebServer(uvicorn.Server):
     def _handle_signals(self) -> Iterator[None]:
         """Only the main thread can listen to signals."""
         loop = asyncio.get_running_loop()
-        mine = (
-            (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
-        )
+        mine = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
         for number in mine:
             loop.add_signal_handler(number, self.request_stop)
         try:

@@ -23,13 +23,7 @@ from headwater.engine.spark.java import find_java, spark_jars
 from headwater.errors import ServiceFailedError
 from headwater.services.servers import LaunchedServer, ProgressCallback, free_ports, java_command, launch
 
-__all__ = [
-    "cache_folder",
-    "fetch_jars",
-    "kafka_command",
-    "kafka_settings",
-    "launch_kafka",
-]
+__all__ = ["cache_folder", "fetch_jars", "kafka_command", "kafka_settings", "launch_kafka"]
 
 _POM: Final = """\
 <project xmlns="http://maven.apache.org/POM/4.0.0">
@@ -38,9 +32,7 @@ _POM: Final = """\
   <dependencies>{dependencies}</dependencies>
 </project>
 """
-_DEPENDENCY: Final = (
-    "<dependency><groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version></dependency>"
-)
+_DEPENDENCY: Final = "<dependency><groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version></dependency>"
 
 
 def cache_folder() -> Path:
@@ -100,15 +92,7 @@ def _maven_command(program: str, work: Path, target: Path, coordinates: tuple[st
 def _ivy_commands(work: Path, target: Path, coordinates: tuple[str, ...]) -> list[list[str]]:
     """One command for each coordinate; the exit code is not 0 when one of its jars is missing."""
     start = [str(find_java()), "-cp", f"{spark_jars()}/*", "org.apache.ivy.Main", "-cache", str(work / "ivy")]
-    kept = [
-        "-retrieve",
-        f"{target}/[artifact]-[revision].[ext]",
-        "-confs",
-        "default",
-        "-types",
-        "jar",
-        "bundle",
-    ]
+    kept = ["-retrieve", f"{target}/[artifact]-[revision].[ext]", "-confs", "default", "-types", "jar", "bundle"]
     return [[*start, "-dependency", *coordinate.split(":"), *kept] for coordinate in coordinates]
 
 
@@ -120,9 +104,7 @@ _COORDINATES: Final = (
 )
 # What Kafka's own start script passes, apart from the heap.
 _JVM: Final = ("-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20", "-XX:InitiatingHeapOccupancyPercent=35")
-_API_VERSIONS: Final = struct.pack(
-    ">ihhih", 10, 18, 0, 1, -1
-)  # length, request, version, number, no client id
+_API_VERSIONS: Final = struct.pack(">ihhih", 10, 18, 0, 1, -1)  # length, request, version, number, no client id
 
 
 def launch_kafka(

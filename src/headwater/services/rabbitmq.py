@@ -36,9 +36,7 @@ def rabbitmq_program(name: str = "rabbitmq-server") -> Path | None:
     return Path(found) if found else None
 
 
-def launch_rabbitmq(
-    folder: Path, *, ports: tuple[int, ...] = (), die_with_parent: bool = False
-) -> LaunchedServer:
+def launch_rabbitmq(folder: Path, *, ports: tuple[int, ...] = (), die_with_parent: bool = False) -> LaunchedServer:
     """Start a broker; it answers when `wait` returns. What the folder holds from before is kept.
 
     Args:

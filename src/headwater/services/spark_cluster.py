@@ -64,18 +64,7 @@ def launch_worker(
     """
     (port,) = free_ports(1, ports)
     work = folder / f"worker-{number}"
-    arguments = [
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-        "--webui-port",
-        "0",
-        "-c",
-        str(cores),
-        "-m",
-        memory,
-    ]
+    arguments = ["--host", "127.0.0.1", "--port", str(port), "--webui-port", "0", "-c", str(cores), "-m", memory]
     return _launch(
         folder,
         f"spark-worker-{number}",
@@ -87,12 +76,7 @@ def launch_worker(
 
 
 def _launch(
-    folder: Path,
-    name: str,
-    url: str,
-    ports: tuple[int, ...],
-    arguments: list[str],
-    ready: Callable[[], bool],
+    folder: Path, name: str, url: str, ports: tuple[int, ...], arguments: list[str], ready: Callable[[], bool]
 ) -> LaunchedServer:
     folder.mkdir(parents=True, exist_ok=True)
     jars = spark_jars()

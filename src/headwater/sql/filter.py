@@ -33,9 +33,7 @@ def _split_words(text: str) -> frozenset[str]:
 _MAX_LENGTH = 4_000
 _MAX_DEPTH = 100
 _INTERRUPTED = ("Query interrupted", "failed: KeyboardInterrupt")  # what DuckDB makes of Ctrl-C
-_ALLOWED_NODES = _split_words(
-    "BETWEEN CASE CAST COLUMN_REF COMPARISON CONJUNCTION CONSTANT FUNCTION OPERATOR TYPE"
-)
+_ALLOWED_NODES = _split_words("BETWEEN CASE CAST COLUMN_REF COMPARISON CONJUNCTION CONSTANT FUNCTION OPERATOR TYPE")
 # Pure functions whose result is not much larger than their input: nothing here can read, wait or fill memory.
 _ALLOWED_FUNCTIONS = _split_words(
     """
@@ -119,9 +117,7 @@ class Filter:
         """
         return self._columns
 
-    def mask(
-        self, batch: pa.RecordBatch, envelope: Mapping[str, pa.Array] | None = None
-    ) -> npt.NDArray[np.bool_]:
+    def mask(self, batch: pa.RecordBatch, envelope: Mapping[str, pa.Array] | None = None) -> npt.NDArray[np.bool_]:
         """Returns which rows of a batch match the condition.
 
         Args:
@@ -152,9 +148,7 @@ class Filter:
 
     def check(self, schema: pa.Schema) -> None:
         """Check the condition against a schema, without rows; raises `BadFilterError`."""
-        self.mask(
-            pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], names=schema.names)
-        )
+        self.mask(pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], names=schema.names))
 
     def _evaluate(self, table: pa.Table) -> pa.Array:
         import duckdb
@@ -207,9 +201,7 @@ def _connection() -> duckdb.DuckDBPyConnection:
 @lru_cache(maxsize=1)
 def _column_keywords() -> frozenset[str]:
     """Returns the words that DuckDB accepts as a column name only in quotes."""
-    question = (
-        "SELECT keyword_name FROM duckdb_keywords() WHERE keyword_category IN ('reserved', 'type_function')"
-    )
+    question = "SELECT keyword_name FROM duckdb_keywords() WHERE keyword_category IN ('reserved', 'type_function')"
     found = _connection().cursor().execute(question).fetchall()
     return frozenset(word for (word,) in found) - _GRAMMAR_KEYWORDS
 

@@ -106,9 +106,7 @@ class PostgresSession:
 
     def execute(self, statement: str, values: Sequence[Any] = ()) -> psycopg.Cursor[tuple[Any, ...]]:
         """Execute one statement."""
-        return self.connection.execute(
-            _to_postgres(statement), [_escape_nul(value) for value in values] or None
-        )
+        return self.connection.execute(_to_postgres(statement), [_escape_nul(value) for value in values] or None)
 
     def execute_raw(self, statement: str) -> None:
         """Execute a statement in PostgreSQL's dialect, unchanged."""
@@ -117,26 +115,18 @@ class PostgresSession:
     def executemany(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
         """Execute one statement for each of these rows."""
         with self.connection.cursor() as cursor:
-            cursor.executemany(
-                _to_postgres(statement), ([_escape_nul(value) for value in row] for row in rows)
-            )
+            cursor.executemany(_to_postgres(statement), ([_escape_nul(value) for value in row] for row in rows))
 
     def copy_in(self, target: str, data: memoryview) -> None:
         """Append rows in CSV to a table."""
-        with (
-            self.connection.cursor() as cursor,
-            cursor.copy(f"COPY {target} FROM STDIN (FORMAT csv)") as copy,
-        ):
+        with self.connection.cursor() as cursor, cursor.copy(f"COPY {target} FROM STDIN (FORMAT csv)") as copy:
             for start in range(0, len(data), 1 << 20):
                 copy.write(data[start : start + (1 << 20)])
 
     def copy_out(self, query: str) -> bytearray:
         """Returns the result of a statement as CSV."""
         found = bytearray()
-        with (
-            self.connection.cursor() as cursor,
-            cursor.copy(f"COPY ({query}) TO STDOUT (FORMAT csv)") as copy,
-        ):
+        with self.connection.cursor() as cursor, cursor.copy(f"COPY ({query}) TO STDOUT (FORMAT csv)") as copy:
             for data in copy:
                 found += data
         return found
@@ -234,13 +224,10 @@ class PostgresPool:
         message = self._redact_message(error)
         if re.search(r"authentication|password|pg_hba|role .* (does not exist|not permitted)", message):
             return BadCredentialsError(
-                "the database does not accept the user or the password",
-                detail=f"{self.display_url}: {message}",
+                "the database does not accept the user or the password", detail=f"{self.display_url}: {message}"
             )
         if re.search(r'database ".*" does not exist', message):
-            return BadSettingError(
-                "there is no such database", detail=self.display_url, fix="createdb, or another URL"
-            )
+            return BadSettingError("there is no such database", detail=self.display_url, fix="createdb, or another URL")
         if isinstance(error, psycopg.ProgrammingError):
             what = "the URL of the database cannot be read"
             return BadSettingError(what, detail=message, fix="postgresql://user:password@host:port/database")

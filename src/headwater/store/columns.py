@@ -146,9 +146,7 @@ def _identity(value: Any) -> Any:
 
 TIMESTAMP = pa.timestamp("us", "UTC")
 _WINDOW_FIELDS = ("start", "end")
-_MIN_MICROS = pa.scalar(
-    -62_135_596_800_000_000, pa.int64()
-)  # 0001-01-01 and 9999-12-31: years of four digits
+_MIN_MICROS = pa.scalar(-62_135_596_800_000_000, pa.int64())  # 0001-01-01 and 9999-12-31: years of four digits
 _MAX_MICROS = pa.scalar(253_402_300_799_999_999, pa.int64())
 _MIN_DAY = pa.scalar(-719_162, pa.int32())
 _MAX_DAY = pa.scalar(2_932_896, pa.int32())
@@ -193,8 +191,7 @@ def storage_columns(table: ViewTable) -> list[StoredColumn]:
         if field.name == table.window:
             _require_window(field)
             found += [
-                StoredColumn(f"{field.name}.{member}", field.name, TIMESTAMP, member)
-                for member in _WINDOW_FIELDS
+                StoredColumn(f"{field.name}.{member}", field.name, TIMESTAMP, member) for member in _WINDOW_FIELDS
             ]
         elif any(is_supported(field.type) for is_supported in _SUPPORTED_TYPES):
             found.append(StoredColumn(field.name, field.name, field.type))

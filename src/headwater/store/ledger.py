@@ -188,12 +188,7 @@ def write_entry(session: Session, entry: LedgerEntry) -> None:
             watermark = coalesce(excluded.watermark, t.watermark), committed_at = excluded.committed_at,
             rows = t.rows + excluded.rows, wall = t.wall + excluded.wall, cpu = t.cpu + excluded.cpu
         """,
-        (
-            *(entry.query, pipeline, int(version), entry.batch),
-            *summed,
-            *(entry.watermark, entry.committed_at),
-            *effort,
-        ),
+        (*(entry.query, pipeline, int(version), entry.batch), *summed, *(entry.watermark, entry.committed_at), *effort),
     )
     oldest = entry.batch - KEPT_BATCHES
     session.execute("DELETE FROM hw$ledger WHERE query = ? AND batch <= ?", (entry.query, oldest))

@@ -210,9 +210,7 @@ def check_condition(text: str, tokens: re.Pattern[str] = _TOKEN) -> str:
         sign = token["mark"]
         depth += {"(": 1, ")": -1}.get(sign or "", 0)
         if depth < 0 or sign not in (None, "(", ")"):
-            raise BadQueryError(
-                f"{preview(text)} is not one condition", detail=f"at {sign}", text=preview(text)
-            )
+            raise BadQueryError(f"{preview(text)} is not one condition", detail=f"at {sign}", text=preview(text))
     if depth or not text.strip():
         raise BadQueryError(f"{preview(text)} is not one condition", text=preview(text))
     return text

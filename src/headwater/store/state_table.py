@@ -15,9 +15,7 @@ __all__ = ["delete_state", "ensure_space", "find_space", "write_state_sizes"]
 
 def find_space(session: Session, query: str, space: str) -> int | None:
     """Returns the number of a space; None if nothing was ever written there."""
-    found = session.execute(
-        "SELECT id FROM hw$spaces WHERE query = ? AND space = ?", (query, space)
-    ).fetchone()
+    found = session.execute("SELECT id FROM hw$spaces WHERE query = ? AND space = ?", (query, space)).fetchone()
     return None if found is None else int(found[0])
 
 
@@ -26,9 +24,7 @@ def ensure_space(session: Session, query: str, space: str, kinds: str = "") -> i
 
     What its keys are, as `StateWrite` has it, is noted then, or later if nobody has noted it yet.
     """
-    found = session.execute(
-        "SELECT id, kinds FROM hw$spaces WHERE query = ? AND space = ?", (query, space)
-    ).fetchone()
+    found = session.execute("SELECT id, kinds FROM hw$spaces WHERE query = ? AND space = ?", (query, space)).fetchone()
     if found is not None:
         known, noted = found
         if kinds and not noted:

@@ -15,12 +15,7 @@ import msgspec
 from headwater.store.commit import PipelineReport
 from headwater.store.dialect import Session
 
-__all__ = [
-    "EngineStatus",
-    "read_engine_status",
-    "write_engine_status",
-    "write_report",
-]
+__all__ = ["EngineStatus", "read_engine_status", "write_engine_status", "write_report"]
 
 
 def write_report(session: Session, report: PipelineReport, reported_at: int) -> None:

@@ -19,15 +19,7 @@ import pyarrow as pa
 from headwater.store.commit import ViewTable
 from headwater.store.protocol import SqlResult
 
-__all__ = [
-    "SYSTEM_KEYS",
-    "SYSTEM_VIEWS",
-    "KeySql",
-    "build_system_views",
-    "state_view",
-    "system_table",
-    "system_view",
-]
+__all__ = ["SYSTEM_KEYS", "SYSTEM_VIEWS", "KeySql", "build_system_views", "state_view", "system_table", "system_view"]
 
 SYSTEM_KEYS: Final[dict[str, tuple[str, ...]]] = {
     "hw_pipelines": ("name",),
@@ -186,14 +178,10 @@ def _ledger_figure(value: str, name: str) -> str:
     return f"CASE WHEN r.latency = 'realtime' THEN NULL ELSE coalesce({value}, 0) END AS {name}"
 
 
-_COUNTS = ", ".join(
-    _ledger_figure(f"t.{name}", name) for name in ("in_", "used", "late", "quarantined", "dropped")
-)
+_COUNTS = ", ".join(_ledger_figure(f"t.{name}", name) for name in ("in_", "used", "late", "quarantined", "dropped"))
 
 
-def build_system_views(
-    timestamp: Callable[[str], str], keys: KeySql, ordered_join: str = "JOIN"
-) -> dict[str, str]:
+def build_system_views(timestamp: Callable[[str], str], keys: KeySql, ordered_join: str = "JOIN") -> dict[str, str]:
     """Returns the queries of the system views, by name.
 
     Args:

@@ -61,9 +61,7 @@ def write_side_outputs(
 def read_side_outputs(session: Session, table: SideTable, query: str) -> list[SideOutput]:
     """Returns the side outputs of a query, by topic, partition and offset."""
     order = 'topic, partition, "offset"'
-    rows = session.execute(
-        f"SELECT {_COLUMNS} FROM hw${table} WHERE query = ? ORDER BY {order}", (query,)
-    ).fetchall()
+    rows = session.execute(f"SELECT {_COLUMNS} FROM hw${table} WHERE query = ? ORDER BY {order}", (query,)).fetchall()
     return [SideOutput(*row) for row in rows]
 
 

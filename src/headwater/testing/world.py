@@ -94,9 +94,7 @@ class World:
     `client` is a client of its log and views, `data` its folder, `clock` the clock everything in it goes by.
     """
 
-    def __init__(
-        self, engine: Engine, context: EngineContext, log: EventLog, clock: ManualClock, app: App
-    ) -> None:
+    def __init__(self, engine: Engine, context: EngineContext, log: EventLog, clock: ManualClock, app: App) -> None:
         self._engine = engine
         self._context = context
         self._maintenance = Maintenance(log)

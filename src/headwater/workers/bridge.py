@@ -12,13 +12,7 @@ from abc import ABC, abstractmethod
 from typing import Any, Final
 
 from headwater.client import Client
-from headwater.errors import (
-    BadEventError,
-    BadKeyError,
-    FencedError,
-    OverloadedError,
-    UnknownTopicError,
-)
+from headwater.errors import BadEventError, BadKeyError, FencedError, OverloadedError, UnknownTopicError
 from headwater.events import Event
 from headwater.queues import Broker, Delivery, OutgoingMessage
 from headwater.queues.declarations import Bridge, TargetKind
@@ -79,11 +73,7 @@ def open_runner(client: Client, bridge: Bridge) -> BridgeRunner:
         ...         message.value, message.id
         ({'order_id': 'o-1'}, 'orders/0/0')
     """
-    return (
-        _TopicToQueue(client, bridge)
-        if bridge.target_kind is TargetKind.QUEUE
-        else _QueueToTopic(client, bridge)
-    )
+    return _TopicToQueue(client, bridge) if bridge.target_kind is TargetKind.QUEUE else _QueueToTopic(client, bridge)
 
 
 class _TopicToQueue(BridgeRunner):
@@ -181,9 +171,7 @@ class _QueueToTopic(BridgeRunner):
             for at, message in enumerate(batch.messages):
                 try:
                     value = self._codec.decode(message.body)
-                    producer.send(
-                        value, sequence=batch.first_sequence + at, **self._event_attributes(message)
-                    )
+                    producer.send(value, sequence=batch.first_sequence + at, **self._event_attributes(message))
                 except (BadEventError, BadKeyError) as error:
                     refused[at] = error.what
         return refused
@@ -194,9 +182,7 @@ class _QueueToTopic(BridgeRunner):
         with self._client.producer(self.bridge.target) as producer:
             for delivery in found:
                 try:
-                    producer.send(
-                        self._codec.decode(delivery.message.body), **self._event_attributes(delivery.message)
-                    )
+                    producer.send(self._codec.decode(delivery.message.body), **self._event_attributes(delivery.message))
                     sent.append(delivery)
                 except (BadEventError, BadKeyError) as error:
                     receiver.reject(delivery, error.what)
@@ -204,11 +190,7 @@ class _QueueToTopic(BridgeRunner):
         return len(found)
 
     def _event_attributes(self, message: OutgoingMessage) -> dict[str, Any]:
-        attributes: dict[str, Any] = {
-            "id": message.id,
-            "headers": message.headers,
-            "traceparent": message.traceparent,
-        }
+        attributes: dict[str, Any] = {"id": message.id, "headers": message.headers, "traceparent": message.traceparent}
         if self._keyless:
             attributes["key"] = message.key
         return {name: value for name, value in attributes.items() if value}

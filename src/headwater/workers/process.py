@@ -90,9 +90,7 @@ def plan_processes(app: App) -> list[dict[str, str]]:
     own = [one.processes for one in workers] + [one.processes for one in answers]
     shared: list[dict[str, str]] = [] if all(own) and not app.bridges else [{}]
     shared += [{"subject": one.subject} for one in answers for _ in range(one.processes)]
-    return shared + [
-        {"queue": one.queue, "worker": one.name} for one in workers for _ in range(one.processes)
-    ]
+    return shared + [{"queue": one.queue, "worker": one.name} for one in workers for _ in range(one.processes)]
 
 
 def main(argument: str) -> int:

@@ -26,16 +26,10 @@ from headwater.queues import Bridge, Broker, Message, Receiver, Reject, Worker
 from headwater.queues.message import MessageCodec, format_traceback
 from headwater.workers.bridge import BridgeRunner, open_runner, run_bridge
 
-__all__ = [
-    "VisibilityExtender",
-    "WorkerPool",
-    "WorkerThread",
-]
+__all__ = ["VisibilityExtender", "WorkerPool", "WorkerThread"]
 
 logger = logging.getLogger("headwater.workers")
-_EXTENSIONS_PER_TIMEOUT: Final = (
-    3  # extensions per visibility timeout, so that one late extension is harmless
-)
+_EXTENSIONS_PER_TIMEOUT: Final = 3  # extensions per visibility timeout, so that one late extension is harmless
 
 
 class VisibilityExtender:
@@ -96,12 +90,8 @@ def _extend(message: Message) -> None:
         logger.warning("%r could not be kept: %s", message, error.what)
 
 
-_POLL_TIMEOUT: Final = (
-    5.0  # the longest wait for messages in seconds, after which a thread checks whether to stop
-)
-_ASYNC_POLL_TIMEOUT: Final = (
-    1.0  # the same where others of its messages may be under way, so that nobody ends its wait
-)
+_POLL_TIMEOUT: Final = 5.0  # the longest wait for messages in seconds, after which a thread checks whether to stop
+_ASYNC_POLL_TIMEOUT: Final = 1.0  # the same where others of its messages may be under way, so that nobody ends its wait
 
 
 class WorkerThread:
@@ -125,9 +115,7 @@ class WorkerThread:
         # message that is about to be processed.
         self._lock = threading.Lock()
         self._busy = False
-        self._receiver: Receiver = broker.receiver(
-            worker.queue, worker.group, worker=who, prefetch=worker.prefetch
-        )
+        self._receiver: Receiver = broker.receiver(worker.queue, worker.group, worker=who, prefetch=worker.prefetch)
 
     def run(self, stopping: threading.Event) -> None:
         """Process messages until `stopping`; messages received but not started are requeued."""
@@ -185,9 +173,7 @@ class WorkerThread:
     def _failure_outcome(self, message: Message, error: BaseException) -> Callable[[], Any]:
         """Returns the outcome of a message on which the function failed or which it cannot accept."""
         if isinstance(error, Reject):
-            return partial(
-                _settle_once, message, partial(message.reject, str(error), stack=format_traceback(error))
-            )
+            return partial(_settle_once, message, partial(message.reject, str(error), stack=format_traceback(error)))
         if isinstance(error, BadEventError) and _is_invalid(message):
             return partial(_settle_once, message, partial(message.reject, error.what))
         why = f"{type(error).__name__}: {error}".rstrip(": ")
@@ -205,9 +191,7 @@ class WorkerThread:
                 if not free:
                     await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
                     continue
-                for delivery in await loop.run_in_executor(
-                    pool, self._receiver.receive, _ASYNC_POLL_TIMEOUT, free
-                ):
+                for delivery in await loop.run_in_executor(pool, self._receiver.receive, _ASYNC_POLL_TIMEOUT, free):
                     message = Message(self._receiver, delivery, self._codec)
                     task = loop.create_task(self._process_async(message, pool))
                     under_way.add(task)
@@ -289,16 +273,11 @@ class WorkerPool:
                 worker_thread = WorkerThread(self._broker, worker, self._extender, number)
                 name = f"headwater-{worker.name}-{number}"
                 self._worker_threads.append(worker_thread)
-                self._threads.append(
-                    threading.Thread(target=self._run, args=[worker_thread], name=name, daemon=True)
-                )
+                self._threads.append(threading.Thread(target=self._run, args=[worker_thread], name=name, daemon=True))
         for bridge in self._bridges:
             run = partial(run_bridge, self._client, bridge, self._stopping)
             thread = threading.Thread(
-                target=self._run_guarded,
-                args=[bridge.name, run],
-                name=f"headwater-{bridge.name}",
-                daemon=True,
+                target=self._run_guarded, args=[bridge.name, run], name=f"headwater-{bridge.name}", daemon=True
             )
             self._bridge_threads.append(thread)
         for thread in [*self._threads, *self._bridge_threads]:
@@ -329,16 +308,12 @@ class WorkerPool:
             thread.join(max(0.0, deadline - time.monotonic()))
         for worker_thread, thread in zip(self._worker_threads, self._threads, strict=True):
             if thread.is_alive():
-                logger.warning(
-                    "%s did not finish in time; its message is given back", worker_thread.worker.name
-                )
+                logger.warning("%s did not finish in time; its message is given back", worker_thread.worker.name)
                 worker_thread.close()
         self._extender.close()
 
     def _run(self, worker_thread: WorkerThread) -> None:
-        self._run_guarded(
-            f"the worker {worker_thread.worker.name}", partial(worker_thread.run, self._stopping)
-        )
+        self._run_guarded(f"the worker {worker_thread.worker.name}", partial(worker_thread.run, self._stopping))
 
     def _run_guarded(self, name: str, work: Callable[[], None]) -> None:
         try:

@@ -7,15 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 
-from headwater.engine.state.state import (
-    DELETED,
-    OFFSET,
-    PARTITION,
-    QUARANTINE_REASON,
-    SINCE,
-    WEIGHT,
-    MemoryState,
-)
+from headwater.engine.state.state import DELETED, OFFSET, PARTITION, QUARANTINE_REASON, SINCE, WEIGHT, MemoryState
 from headwater.engine.tables.apply_changes import ApplyChanges
 from headwater.events import changes
 

@@ -40,12 +40,7 @@ def histories(
     """A history of inputs whose records are drawn; times are small, so that many are equal."""
     lateness = draw(st.sampled_from([0, 0, 4]))
     lanes = [
-        _lane(
-            draw(st.lists(st.tuples(st.integers(0, span), record), max_size=most)),
-            number,
-            partition,
-            lateness,
-        )
+        _lane(draw(st.lists(st.tuples(st.integers(0, span), record), max_size=most)), number, partition, lateness)
         for number, record in enumerate(inputs)
         for partition in range(partitions)
     ]
@@ -70,15 +65,11 @@ def arranged(draw: st.DrawFn, lanes: list[list[tuple[int, Record]]], inputs: int
         (batch, max([START, *([min(reached) - lateness] if reached else [])])),
         (tuple([] for _ in range(inputs)), END),
     ]
-    every = tuple(
-        [record for lane in lanes for side, record in lane if side == number] for number in range(inputs)
-    )
+    every = tuple([record for lane in lanes for side, record in lane if side == number] for number in range(inputs))
     return History(every, tuple(batches))
 
 
-def _lane(
-    drawn: list[tuple[int, Record]], side: int, partition: int, lateness: int
-) -> list[tuple[int, Record]]:
+def _lane(drawn: list[tuple[int, Record]], side: int, partition: int, lateness: int) -> list[tuple[int, Record]]:
     """The records of one partition that are not late: not further back than the lateness from the highest before."""
     highest, kept = START, []
     for offset, (time, record) in enumerate(drawn):
@@ -118,9 +109,7 @@ def contents(results: Sequence[pa.Table], *, without: Sequence[str] = ()) -> Cou
     for result in results:
         for row in result.to_pylist():
             weight = row.pop(WEIGHT, 1)
-            left[
-                repr({name: plain(value) for name, value in sorted(row.items()) if name not in without})
-            ] += weight
+            left[repr({name: plain(value) for name, value in sorted(row.items()) if name not in without})] += weight
     return Counter({row: weight for row, weight in left.items() if weight})
 
 

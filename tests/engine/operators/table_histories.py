@@ -34,12 +34,8 @@ TABLES = {
         ),
         ("id",),
     ),
-    "users": TableInput(
-        pa.schema([("name", pa.string()), ("country", pa.string()), ("age", pa.int64())]), ("name",)
-    ),
-    "follows": TableInput(
-        pa.schema([("follower", pa.string()), ("followee", pa.string())]), ("follower", "followee")
-    ),
+    "users": TableInput(pa.schema([("name", pa.string()), ("country", pa.string()), ("age", pa.int64())]), ("name",)),
+    "follows": TableInput(pa.schema([("follower", pa.string()), ("followee", pa.string())]), ("follower", "followee")),
     "marks": TableInput(pa.schema([("mark", pa.float64()), ("n", pa.int64())]), ("mark",)),
 }
 NAMES = st.sampled_from(["ada", "bob", "cy", "dée"])
@@ -88,10 +84,7 @@ def arrived(table: str, batch: Iterable[Version], after: int = 0) -> pa.Table:
     """The versions of one table in a batch, as a source hands them over."""
     mine = [version for version in batch if version.table == table]
     schema = TABLES[table].schema
-    columns = [
-        pa.array([version.row.get(name) for version in mine], schema.field(name).type)
-        for name in schema.names
-    ]
+    columns = [pa.array([version.row.get(name) for version in mine], schema.field(name).type) for name in schema.names]
     offsets = pa.array(range(after, after + len(mine)), pa.int64())
     hidden = {
         DELETED: pa.array([version.deleted for version in mine], pa.bool_()),
@@ -108,9 +101,7 @@ class World:
 
     flow: Dataflow
     state: State = field(default_factory=MemoryState)
-    tables: dict[str, dict[tuple[Any, ...], Row]] = field(
-        default_factory=lambda: {name: {} for name in TABLES}
-    )
+    tables: dict[str, dict[tuple[Any, ...], Row]] = field(default_factory=lambda: {name: {} for name in TABLES})
     shown: Counter[tuple[Any, ...]] = field(default_factory=Counter)
 
     def take(self, batch: Sequence[Version]) -> pa.Table:

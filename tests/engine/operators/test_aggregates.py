@@ -27,24 +27,15 @@ SCHEMA = pa.schema(
 NUMBERS = ("n", "x", "price")
 ASKED = [
     WindowAggregate("count", None, "rows"),
-    *(
-        WindowAggregate(name, column, f"{name}_{column}")
-        for column in NUMBERS
-        for name in ("sum", "avg", "stddev")
-    ),
-    *(
-        WindowAggregate(name, column, f"{name}_{column}")
-        for column in SCHEMA.names
-        for name in ("count", "min", "max")
-    ),
+    *(WindowAggregate(name, column, f"{name}_{column}") for column in NUMBERS for name in ("sum", "avg", "stddev")),
+    *(WindowAggregate(name, column, f"{name}_{column}") for column in SCHEMA.names for name in ("count", "min", "max")),
 ]
 ROWS = st.lists(
     st.fixed_dictionaries(
         {
             "n": st.none() | st.integers(-5, 5),
             "x": st.none() | st.sampled_from([0.1, -2.5, 3e7, 1e-3]),
-            "price": st.none()
-            | st.sampled_from([Decimal("0.01"), Decimal("-99999999999999999999999999.99")]),
+            "price": st.none() | st.sampled_from([Decimal("0.01"), Decimal("-99999999999999999999999999.99")]),
             "name": st.none() | st.text("ab", max_size=2),
             "on": st.none() | st.dates(),
         }
@@ -58,23 +49,16 @@ ROWS = st.lists(
 def test_every_run_equals_that_of_duckdb(rows, runs):
     runs = [(min(low, len(rows)), min(max(low, high), len(rows))) for low, high in runs]
     table = pa.Table.from_pylist(rows, SCHEMA)
-    found = compute_aggregates(
-        ASKED, table, np.array([low for low, _ in runs]), np.array([high for _, high in runs])
-    )
+    found = compute_aggregates(ASKED, table, np.array([low for low, _ in runs]), np.array([high for _, high in runs]))
     result = pa.Table.from_arrays(found, schema=pa.schema(output_fields("test", ASKED, SCHEMA)))
     columns = ", ".join(f"{spelled(one)} as {one.name}" for one in ASKED)
-    spans = pa.table(
-        {"run": range(len(runs)), "low": [low for low, _ in runs], "high": [high for _, high in runs]}
-    )
+    spans = pa.table({"run": range(len(runs)), "low": [low for low, _ in runs], "high": [high for _, high in runs]})
     numbered = table.append_column("place", pa.array(range(len(rows)), pa.int64()))
     sql = f"select {columns} from spans left join numbered on place >= low and place < high group by run order by run"
     expected = query(sql, spans=spans, numbered=numbered).to_pylist()
     # Rounded texts would differ where a deviation lies between two of them.
     assert result.to_pylist() == [
-        {
-            name: pytest.approx(value, rel=1e-9) if isinstance(value, float) else value
-            for name, value in row.items()
-        }
+        {name: pytest.approx(value, rel=1e-9) if isinstance(value, float) else value for name, value in row.items()}
         for row in expected
     ]
 
@@ -94,9 +78,7 @@ def test_nan_is_above_all_numbers():
 
 def test_sums_of_large_numbers_are_exact():
     rows = pa.table({"n": [2**62, 2**62 - 1, -(2**62)]})
-    (found,) = compute_aggregates(
-        [WindowAggregate("sum", "n", "n")], rows, np.array([0, 1]), np.array([2, 3])
-    )
+    (found,) = compute_aggregates([WindowAggregate("sum", "n", "n")], rows, np.array([0, 1]), np.array([2, 3]))
     assert found.to_pylist() == [2**63 - 1, -1]
 
 

@@ -49,9 +49,7 @@ MALFORMED = st.sampled_from(
 CHANGES = st.one_of(puts(), puts(), puts(), DELETES, st.just({"op": "truncate"}), MALFORMED)
 SNAPSHOT = st.lists(st.builds(lambda row: {"op": "read", "after": row}, ROWS), max_size=4)
 BATCHES = st.builds(
-    lambda snapshot, batches: [snapshot, *batches],
-    SNAPSHOT,
-    st.lists(st.lists(CHANGES, max_size=8), max_size=3),
+    lambda snapshot, batches: [snapshot, *batches], SNAPSHOT, st.lists(st.lists(CHANGES, max_size=8), max_size=3)
 )
 
 
@@ -257,9 +255,7 @@ def test_a_changed_key_is_told_as_delete_and_insert():
 
 def test_an_equal_row_and_a_delete_of_none_give_nothing():
     zero, minus = ({"op": "insert", "after": {"a": 1, "b": "x", "f": number}} for number in (0.0, -0.0))
-    assert told(zero, minus, zero, {"op": "delete", "before": {"a": 7, "b": "x"}})[0] == [
-        (1, "x", None, 0.0, 1)
-    ]
+    assert told(zero, minus, zero, {"op": "delete", "before": {"a": 7, "b": "x"}})[0] == [(1, "x", None, 0.0, 1)]
 
 
 def test_a_truncate_within_a_batch_takes_rows_of_earlier_batches():

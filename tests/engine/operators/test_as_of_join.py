@@ -78,9 +78,7 @@ def test_corrections_never_take_away_unknown_rows(history):
 def test_only_needed_versions_are_kept(history):
     operator = AsOfJoin(SALES, PRICES, ON)
     for end in range(len(history.batches)):
-        _, state = run(
-            operator, replace(history, batches=history.batches[: end + 1]), [SALES, PRICES], [False, True]
-        )
+        _, state = run(operator, replace(history, batches=history.batches[: end + 1]), [SALES, PRICES], [False, True])
         watermark = history.batches[end][1]
         for versions in versions_of(state):
             assert sum(time_of(place) <= watermark for place in versions[::2]) <= 1
@@ -109,9 +107,7 @@ def stepped(operator, state, sales, prices, watermark):
 
 def simple(**options):
     sales = pa.schema([("sale", pa.int64()), ("product", pa.int64())])
-    return AsOfJoin(
-        sales, pa.schema([("id", pa.int64()), ("price", pa.int64())]), (("product", "id"),), **options
-    )
+    return AsOfJoin(sales, pa.schema([("id", pa.int64()), ("price", pa.int64())]), (("product", "id"),), **options)
 
 
 def test_an_event_waits_until_the_watermark_is_above_it():
@@ -130,13 +126,7 @@ def test_a_slice_that_is_partly_final_is_kept_in_part():
 
 def test_a_late_version_corrects_only_what_it_changes():
     operator, state = simple(final=False), MemoryState()
-    stepped(
-        operator,
-        state,
-        [sale(4), sale(6, offset=1), sale(9, offset=2)],
-        [price(3, 10), price(8, 30, offset=1)],
-        0,
-    )
+    stepped(operator, state, [sale(4), sale(6, offset=1), sale(9, offset=2)], [price(3, 10), price(8, 30, offset=1)], 0)
     changes = stepped(operator, state, [], [price(6, 20, offset=2)], 0)
     assert [(row[TIME], row["price"], row[WEIGHT]) for row in changes] == [(6, 10, -1), (6, 20, 1)]
 
@@ -176,9 +166,7 @@ def test_the_last_of_equal_times_holds():
 
 
 def test_a_table_of_keys_alone_can_be_joined():
-    operator = AsOfJoin(
-        pa.schema([("id", pa.int64())]), pa.schema([("id", pa.int64())]), (("id", "id"),), how="inner"
-    )
+    operator = AsOfJoin(pa.schema([("id", pa.int64())]), pa.schema([("id", pa.int64())]), (("id", "id"),), how="inner")
     rows = stepped(operator, MemoryState(), [{**sale(5), "id": 1}, {**sale(5), "id": 2}], [price(5, 0)], END)
     assert [row["id"] for row in rows] == [1]
 

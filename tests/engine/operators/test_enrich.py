@@ -19,9 +19,7 @@ PAGES = pa.schema([("id", pa.float64()), ("title", pa.string())])
 ON = (("page", "id"),)
 KEYS = st.sampled_from([1.0, math.nan, 0.0, -0.0, None])
 EVENTS = st.fixed_dictionaries({"click": st.integers(0, 3), "page": KEYS})
-VERSIONS = st.fixed_dictionaries(
-    {"id": KEYS, "title": st.sampled_from(["a", "b", None]), DELETED: st.booleans()}
-)
+VERSIONS = st.fixed_dictionaries({"id": KEYS, "title": st.sampled_from(["a", "b", None]), DELETED: st.booleans()})
 NOW = """
     with now as (
         select * from pages where id is not null
@@ -54,9 +52,7 @@ def test_each_batch_gives_the_rows_of_duckdb(history, how):
         expected += now(clicks, seen, how)
     assert contents(results) == expected
     rows = now(
-        [{"click": 0, "page": key, TIME: 0, PARTITION: 0, OFFSET: 0} for key in (1.0, math.nan, 0.0)],
-        seen,
-        "inner",
+        [{"click": 0, "page": key, TIME: 0, PARTITION: 0, OFFSET: 0} for key in (1.0, math.nan, 0.0)], seen, "inner"
     )
     assert spaces(state) == ({"rows": rows.total()} if rows else {})
 
@@ -74,9 +70,7 @@ def test_waiting_events_come_out_exactly_once(history, wait, refuse):
 @settings(max_examples=30, deadline=None)
 @given(histories(EVENTS, VERSIONS, most=5))
 def test_an_event_that_waits_gets_its_first_row(history):
-    results, _ = run(
-        Enrich(CLICKS, PAGES, ON, how="inner", wait=END // 2), history, [CLICKS, PAGES], [False, True]
-    )
+    results, _ = run(Enrich(CLICKS, PAGES, ON, how="inner", wait=END // 2), history, [CLICKS, PAGES], [False, True])
     waiting, seen, expected = [], [], contents([])
     for (clicks, pages), _ in history.batches:
         waiting, seen = waiting + clicks, seen + in_order(pages)
@@ -140,9 +134,7 @@ def test_a_missing_row_is_refused_with_its_reason():
 
 def test_a_table_of_keys_alone_can_be_joined():
     operator = Enrich(CLICKS, pa.schema([("id", pa.float64())]), ON, how="inner")
-    assert [
-        row["page"] for row in stepped(operator, MemoryState(), [click(5), click(5, 2)], [page(5, "a")])
-    ] == [1]
+    assert [row["page"] for row in stepped(operator, MemoryState(), [click(5), click(5, 2)], [page(5, "a")])] == [1]
 
 
 @pytest.mark.parametrize(

@@ -18,13 +18,7 @@ from tests.engine.operators.table_histories import TABLES, World, histories
 EXAMPLES = 400 if os.environ.get("HEADWATER_FAULTS") == "full" else 40
 POSTS = ("p.id", "p.author", "p.likes", "p.price", "p.score", "p.made")
 CONDITIONS = {
-    "p": (
-        "p.likes > 0",
-        "p.price is not null",
-        "p.author <> 'bob'",
-        "p.likes in (1, 2)",
-        "not (p.score > 1)",
-    ),
+    "p": ("p.likes > 0", "p.price is not null", "p.author <> 'bob'", "p.likes in (1, 2)", "not (p.score > 1)"),
     "u": ("u.age >= 2", "u.country = 'de' or u.age = 1", "u.name is null", "u.country is not null"),
     "q": ("q.n > 1", "q.most is null", "q.author like 'a%'"),
 }
@@ -41,9 +35,7 @@ AGGREGATES = ("count(*)", "count({})", "min({})", "max({})", "count(distinct {})
 def queries(draw: st.DrawFn) -> str:
     """A query in words that Spark and DuckDB share."""
     source, columns, aliases = "posts p", list(POSTS), ["p"]
-    for other, more, on in draw(
-        st.lists(st.sampled_from([USERS, GROUPS]), max_size=2, unique_by=lambda each: each[0])
-    ):
+    for other, more, on in draw(st.lists(st.sampled_from([USERS, GROUPS]), max_size=2, unique_by=lambda each: each[0])):
         how = draw(st.sampled_from(["join", "left join", "right join", "full join"]))
         alias = more[0].split(".", maxsplit=1)[0]
         extra = draw(st.sampled_from(["", f" and {draw(st.sampled_from(CONDITIONS[alias]))}"]))
@@ -51,9 +43,7 @@ def queries(draw: st.DrawFn) -> str:
         columns += more
         aliases.append(alias)
     conditions = [part for alias in aliases for part in CONDITIONS[alias]]
-    where = " and ".join(
-        f"({part})" for part in draw(st.lists(st.sampled_from(conditions), max_size=2, unique=True))
-    )
+    where = " and ".join(f"({part})" for part in draw(st.lists(st.sampled_from(conditions), max_size=2, unique=True)))
     tail = f" from {source}" + (f" where {where}" if where else "")
     chosen = draw(st.lists(st.sampled_from(columns), min_size=1, max_size=3, unique=True))
     shape = draw(st.sampled_from(["rows", "distinct", "group", "all", "union"]))
@@ -65,9 +55,7 @@ def queries(draw: st.DrawFn) -> str:
 
 
 def _grouped(draw: st.DrawFn, shape: str, chosen: list[str], columns: list[str], tail: str) -> str:
-    counted = draw(
-        st.lists(st.tuples(st.sampled_from(AGGREGATES), st.sampled_from(columns)), min_size=1, max_size=3)
-    )
+    counted = draw(st.lists(st.tuples(st.sampled_from(AGGREGATES), st.sampled_from(columns)), min_size=1, max_size=3))
     found = [text.format(name) for text, name in counted] + ["sum(p.price)"]
     keys = chosen if shape == "group" else []
     items = ", ".join(f"{name} as c{number}" for number, name in enumerate([*keys, *found]))

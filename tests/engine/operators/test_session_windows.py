@@ -59,9 +59,7 @@ def test_every_batch_shows_the_islands_of_duckdb(history, gap):
 @settings(max_examples=40, deadline=None)
 @given(histories(EVENTS, partitions=2, span=20), st.integers(1, 8))
 def test_every_cut_gives_the_same_limited_sessions(history, longest):
-    results, state = run(
-        SessionWindows(CLICKS, ("user",), "gap", ASKED[:1], longest), history, [CLICKS], [False]
-    )
+    results, state = run(SessionWindows(CLICKS, ("user",), "gap", ASKED[:1], longest), history, [CLICKS], [False])
     assert contents(results) == limited(history.inputs[0], longest)
     assert spaces(state) == {}
 

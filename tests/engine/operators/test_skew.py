@@ -40,9 +40,7 @@ def largest(tmp_path, step, inputs):
     state = StoreState(store.state_store(runner.query), PageCache())
     step.step(state, inputs, 0)
     runner.commit([], states=state.build_writes())
-    question = (
-        "select space, largest, largest_key from hw_state where largest > 1 and largest_key is not null"
-    )
+    question = "select space, largest, largest_key from hw_state where largest > 1 and largest_key is not null"
     found = SqliteViewReader(store).sql(question).rows
     store.close()
     return found

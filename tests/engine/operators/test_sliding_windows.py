@@ -103,7 +103,5 @@ def test_the_last_event_of_all_is_given_out():
 )
 def test_what_cannot_be_is_refused(options, part):
     with pytest.raises(BadPipelineError) as refused:
-        SlidingWindows(
-            **{"events": READINGS, "key": ("sensor",), "length": 5, "aggregates": ASKED, **options}
-        )
+        SlidingWindows(**{"events": READINGS, "key": ("sensor",), "length": 5, "aggregates": ASKED, **options})
     assert part in refused.value.data

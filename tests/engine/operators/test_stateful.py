@@ -23,9 +23,7 @@ def arrived(*events: tuple[Any, int, int]) -> list[pa.Table]:
     """Events of a key, a number and a time in seconds."""
     columns = list(zip(*events, strict=True)) or [(), (), ()]
     times = pa.array([time * SECOND for time in columns[2]], pa.int64())
-    table = pa.table(
-        {"k": pa.array(columns[0], pa.string()), "n": pa.array(columns[1], pa.int64()), TIME: times}
-    )
+    table = pa.table({"k": pa.array(columns[0], pa.string()), "n": pa.array(columns[1], pa.int64()), TIME: times})
     places = pa.array(range(len(times)), pa.int64())
     return [table.append_column(PARTITION, places).append_column(OFFSET, places)]
 
@@ -50,9 +48,7 @@ def told(key, state):
 
 
 def made(fn=tally, **options):
-    return Stateful(
-        EVENTS, **{"by": ["k"], "fn": fn, "returns": "k string, n bigint", "state": Tally, **options}
-    )
+    return Stateful(EVENTS, **{"by": ["k"], "fn": fn, "returns": "k string, n bigint", "state": Tally, **options})
 
 
 def rows(operator, state, events=(), watermark=0):

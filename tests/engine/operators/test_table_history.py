@@ -17,9 +17,7 @@ from tests.engine.operators.histories import END, START, asked, contents, histor
 
 PRICES = pa.schema([("id", pa.float64()), ("price", pa.int64())])
 KEYS = st.sampled_from([1.0, math.nan, None])
-VERSIONS = st.fixed_dictionaries(
-    {"id": KEYS, "price": st.sampled_from([10, 20, None]), DELETED: st.booleans()}
-)
+VERSIONS = st.fixed_dictionaries({"id": KEYS, "price": st.sampled_from([10, 20, None]), DELETED: st.booleans()})
 ORACLE = """
     with last as (
         select *, case when _hw_deleted then 'gone' else coalesce(price::text, 'null') end as told from prices

@@ -20,8 +20,7 @@ from tests.engine.operators.table_histories import NAN, TABLES, Version, World, 
 from tests.engine.operators.test_table_views import QUERIES, flow_of
 
 NUMBERS = TableInput(
-    pa.schema([("k", pa.int64()), ("g", pa.int64()), ("f", pa.float64()), ("d", pa.decimal128(38, 2))]),
-    ("k",),
+    pa.schema([("k", pa.int64()), ("g", pa.int64()), ("f", pa.float64()), ("d", pa.decimal128(38, 2))]), ("k",)
 )
 FLOATS = st.floats(-1e300, 1e300) | st.sampled_from([1e16, 1.0, -1e16, 5e-324, 0.1])
 
@@ -116,8 +115,7 @@ def test_change_of_unused_columns_is_no_change():
 def test_row_moves_when_its_join_key_changes():
     world = World(flow("select p.id, u.age from posts p left join users u on p.author = u.name", ("id",)))
     users = [
-        Version("users", {"name": name, "country": "de", "age": age}, False)
-        for name, age in (("ada", 1), ("bob", 2))
+        Version("users", {"name": name, "country": "de", "age": age}, False) for name, age in (("ada", 1), ("bob", 2))
     ]
     world.take([post(1, "ada"), *users])
     changes = world.take([post(1, "bob")])
@@ -131,9 +129,7 @@ def test_minus_zero_is_kept_as_zero():
         " group by u.name"
     )
     world = World(flow(sql, ("name",)))
-    world.take(
-        [Version("users", {"name": "ada", "country": "de", "age": 1}, False), post(1, "ada", score=-0.0)]
-    )
+    world.take([Version("users", {"name": "ada", "country": "de", "age": 1}, False), post(1, "ada", score=-0.0)])
     world.take([Version("posts", {"id": 1}, True), post(2, "ada", score=0.0)])
     assert world.shown == {("ada", 1, 0.0): 1}
     world.take([Version("posts", {"id": 2}, True)])
@@ -143,19 +139,12 @@ def test_minus_zero_is_kept_as_zero():
 @pytest.mark.parametrize("name", QUERIES)
 def test_nothing_is_left_of_deleted_rows(name):
     world = World(flow_of(name))
-    rows = [
-        post(number, author, likes=number, score=0.5)
-        for number, author in enumerate(["ada", "ada", "bob", None])
-    ]
-    rows += [
-        Version("users", {"name": name, "country": "de", "age": 1}, False) for name in ("ada", "cy", None)
-    ]
+    rows = [post(number, author, likes=number, score=0.5) for number, author in enumerate(["ada", "ada", "bob", None])]
+    rows += [Version("users", {"name": name, "country": "de", "age": 1}, False) for name in ("ada", "cy", None)]
     rows += [Version("follows", {"follower": "bob", "followee": name}, False) for name in ("ada", "cy")]
     rows += [Version("marks", {"mark": mark, "n": 1}, False) for mark in (None, NAN, 0.5)]
     world.take(rows)
-    world.take(
-        [Version(row.table, {key: row.row[key] for key in TABLES[row.table].key}, True) for row in rows]
-    )
+    world.take([Version(row.table, {key: row.row[key] for key in TABLES[row.table].key}, True) for row in rows])
     without_rows = 1 if name in ("everything", "unused") else 0  # the row of a group without keys stays
     assert sum(world.shown.values()) == len(world.state) == without_rows
 
@@ -167,9 +156,7 @@ class Counted(MemoryState):
         super().__init__()
         self.seen = 0
 
-    def values(
-        self, space: str, keys: Sequence[bytes], names: Sequence[bytes] | None = None
-    ) -> list[bytes | None]:
+    def values(self, space: str, keys: Sequence[bytes], names: Sequence[bytes] | None = None) -> list[bytes | None]:
         self.seen += len(keys)
         return super().values(space, keys, names)
 
@@ -179,21 +166,15 @@ class Counted(MemoryState):
         return found
 
 
-@pytest.mark.parametrize(
-    "name", ["group", "extremes", "left", "timeline", "top", "distinct", "previous", "three"]
-)
+@pytest.mark.parametrize("name", ["group", "extremes", "left", "timeline", "top", "distinct", "previous", "three"])
 def test_work_depends_on_touched_keys_alone(name):
     seen = []
     for others in (5, 200):
         world = World(flow_of(name), Counted())
         rows = [post(10 + number, f"a{number}", likes=number, score=1.0) for number in range(others)]
+        rows += [Version("users", {"name": f"a{number}", "country": "fr", "age": 9}, False) for number in range(others)]
         rows += [
-            Version("users", {"name": f"a{number}", "country": "fr", "age": 9}, False)
-            for number in range(others)
-        ]
-        rows += [
-            Version("follows", {"follower": f"a{number}", "followee": f"a{number}"}, False)
-            for number in range(others)
+            Version("follows", {"follower": f"a{number}", "followee": f"a{number}"}, False) for number in range(others)
         ]
         world.take(rows)
         before = world.state.seen
@@ -258,18 +239,12 @@ def test_form_changes_with_what_is_kept():
 
 POSTS, USERS = Table.named("posts"), Table.named("users")
 BUILT = {
-    "join": (
-        POSTS.where("likes > 0").join(USERS, on="left.author = right.name").select("id", "country"),
-        ("id",),
-    ),
+    "join": (POSTS.where("likes > 0").join(USERS, on="left.author = right.name").select("id", "country"), ("id",)),
     "using": (
         POSTS.select("id", "author as name").join(USERS, on="name", how="left").select("id", "name", "age"),
         ("id",),
     ),
-    "group": (
-        POSTS.group_by("author", "likes % 2 as odd").agg("count(*) as n", top="max(price)"),
-        ("author", "odd"),
-    ),
+    "group": (POSTS.group_by("author", "likes % 2 as odd").agg("count(*) as n", top="max(price)"), ("author", "odd")),
     "top": (POSTS.where("likes is not null").top(2, by="likes desc, id", per="author"), ("id",)),
     "best": (POSTS.where("likes is not null").top(2, by="likes desc, id"), ("id",)),
     "union": (POSTS.select("author").union(USERS.select("name")).distinct(), ("author",)),

@@ -95,17 +95,9 @@ QUERIES: dict[str, tuple[str, tuple[str, ...], str | None]] = {
         f"with h as (select {HOUR} as w, count(*) as n from posts where made is not null group by 1)"
         " select a.w, a.n, b.n as before, a.n - coalesce(b.n, 0) as more from h a left join h b on a.w.start = b.w.end",
     ),
-    "inner": (
-        "select p.id, p.price, u.country, u.age from posts p join users u on p.author = u.name",
-        ("id",),
-        None,
-    ),
+    "inner": ("select p.id, p.price, u.country, u.age from posts p join users u on p.author = u.name", ("id",), None),
     "left": ("select p.id, u.country from posts p left join users u on p.author = u.name", ("id",), None),
-    "right": (
-        "select p.id, u.name, u.age from posts p right join users u on p.author = u.name",
-        ("id", "name"),
-        None,
-    ),
+    "right": ("select p.id, u.name, u.age from posts p right join users u on p.author = u.name", ("id", "name"), None),
     "full": ("select p.id, u.name from posts p full join users u on p.author = u.name", ("id", "name"), None),
     "narrow": (
         "select p.id, u.name from posts p left join users u on p.author = u.name and u.age > 2 and p.likes > 0",
@@ -197,11 +189,7 @@ QUERIES: dict[str, tuple[str, tuple[str, ...], str | None]] = {
         "select country, n from (select country, count(*) as n from users group by country)"
         " order by n desc, country nulls first limit 1",
     ),
-    "floats": (
-        "select m.mark, m.n, p.id from marks m left join posts p on p.score = m.mark",
-        ("mark", "id"),
-        None,
-    ),
+    "floats": ("select m.mark, m.n, p.id from marks m left join posts p on p.score = m.mark", ("mark", "id"), None),
     "semi": (
         "select p.id, p.author from posts p left semi join follows f on f.followee = p.author",
         ("id",),

@@ -67,10 +67,7 @@ def test_a_version_is_moved_only_as_far_as_one_before_it(timed):
 
 
 def test_a_delete_of_an_earlier_time_ends_the_row():
-    insert, delete = (
-        {"op": "insert", "after": {"a": 1, "b": "x"}},
-        {"op": "delete", "before": {"a": 1, "b": "x"}},
-    )
+    insert, delete = ({"op": "insert", "after": {"a": 1, "b": "x"}}, {"op": "delete", "before": {"a": 1, "b": "x"}})
     found, shown = versions([(insert, 10), (delete, 5)], [1])
     assert not shown
     assert [(row[WEIGHT], row[SINCE]) for row in found] == [

@@ -86,10 +86,7 @@ def table_of(records: list[Record], topic: str) -> pa.Table:
     schema = columns_of(topic)
     rows = [{**record, "at": (START + record["at"]) * 1_000_000} for record in records]
     shown = pa.table(
-        {
-            name: pa.array([row.get(name) for row in rows], _raw(schema.field(name).type))
-            for name in schema.names
-        }
+        {name: pa.array([row.get(name) for row in rows], _raw(schema.field(name).type)) for name in schema.names}
     ).cast(schema)
     hidden = {
         TIME: pa.array([row["at"] for row in rows], pa.int64()),
@@ -114,9 +111,7 @@ def _added(key: Any, events: list[Record], state: Record | None) -> tuple[Record
     return state, [{"who": key[0], "part": key[1], **state}]
 
 
-def _added_at_once(
-    events: pa.Table, at: Any, states: dict[str, np.ndarray[Any, Any]], keys: pa.Table
-) -> pa.Table:
+def _added_at_once(events: pa.Table, at: Any, states: dict[str, np.ndarray[Any, Any]], keys: pa.Table) -> pa.Table:
     np.add.at(states["n"], at, 1)
     np.add.at(states["total"], at, events["n"].to_numpy())
     return keys.append_column("n", pa.array(states["n"])).append_column("total", pa.array(states["total"]))
@@ -147,11 +142,7 @@ def check_counts_at_once(host: Host, random: Random) -> None:
     """A function for all keys: the same."""
     batches = history(random, "events", disorder=5)
     operator = VectorizedStateful(
-        columns_of(EVENTS),
-        by=["who", "part"],
-        fn=_added_at_once,
-        returns=_RETURNS,
-        state="n bigint, total bigint",
+        columns_of(EVENTS), by=["who", "part"], fn=_added_at_once, returns=_RETURNS, state="n bigint, total bigint"
     )
     assert _last(host(operator, {"events": EVENTS}, batches)) == _sums(batches)
 

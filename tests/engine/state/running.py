@@ -42,9 +42,7 @@ class Stream:
         self._log = EventLog(folder / "data", clock=self.clock)
         self._client = hw.connect(folder / "data", clock=self.clock)
         for name, columns in topics.items():
-            self._client.create_topic(
-                name, columns, time="at", lateness=lateness, partitions=1, idle="5 seconds"
-            )
+            self._client.create_topic(name, columns, time="at", lateness=lateness, partitions=1, idle="5 seconds")
         for shared in ("notes", "loaded"):
             (folder / shared).write_bytes(bytes(len(topics)))
         self._topics = tuple(topics)

@@ -168,9 +168,7 @@ def test_pages_that_are_not_asked_for_are_not_read(runner: Runner):
     assert sum(asked) <= 3
 
 
-@pytest.mark.parametrize(
-    "gone", [b"", bytes([0b11100000, 0, 0, 0])], ids=["what is known of the pages", "a page"]
-)
+@pytest.mark.parametrize("gone", [b"", bytes([0b11100000, 0, 0, 0])], ids=["what is known of the pages", "a page"])
 def test_what_was_taken_out_of_the_store_is_missed(gone, runner: Runner):
     pages = opened(runner)
     pages.put(keys(range(1_000)), [b"value"] * 1_000)

@@ -31,9 +31,7 @@ def in_memory(operator: Operator, topics: Mapping[str, str], batches: Sequence[B
     return [_stepped(operator, state, topics, batch) for batch in _and_the_end(topics, batches)]
 
 
-def packed_each_time(
-    operator: Operator, topics: Mapping[str, str], batches: Sequence[Batch]
-) -> list[list[Record]]:
+def packed_each_time(operator: Operator, topics: Mapping[str, str], batches: Sequence[Batch]) -> list[list[Record]]:
     results, packed = [], key_groups.pack_key_group(MemoryState(), 1, operator.form).data
     for batch in _and_the_end(topics, batches):
         state = key_groups.unpack_key_group(packed, 1, operator.form)
@@ -42,9 +40,7 @@ def packed_each_time(
     return results
 
 
-def at_the_sink(
-    operator: Operator, topics: Mapping[str, str], batches: Sequence[Batch]
-) -> list[list[Record]]:
+def at_the_sink(operator: Operator, topics: Mapping[str, str], batches: Sequence[Batch]) -> list[list[Record]]:
     """State in a store; every batch runs once in vain, as when its commit failed, and few values stay in memory."""
     results = []
     with tempfile.TemporaryDirectory() as folder, closing(SqliteStore(Path(folder))) as store:
@@ -86,9 +82,7 @@ class InSpark:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def __call__(
-        self, operator: Operator, topics: Mapping[str, str], batches: Sequence[Batch]
-    ) -> list[list[Record]]:
+    def __call__(self, operator: Operator, topics: Mapping[str, str], batches: Sequence[Batch]) -> list[list[Record]]:
         def query(frames: Mapping[str, Any]) -> Any:
             return apply_in_spark(
                 operator, list(frames.values()), times=["at"] * len(topics), key_groups=3, metric="kept"

@@ -16,9 +16,7 @@ NAMES = st.sampled_from([b"", b"\x00", b"a", b"ab", b"\xff"])
 KEYS = st.sampled_from([b"", b"k", b"l"])
 SPACES = st.sampled_from(["one", "two"])
 PUTS = st.tuples(
-    SPACES,
-    st.lists(st.tuples(KEYS, NAMES, st.none() | st.sampled_from([b"", b"v", b"w"])), max_size=4),
-    st.booleans(),
+    SPACES, st.lists(st.tuples(KEYS, NAMES, st.none() | st.sampled_from([b"", b"v", b"w"])), max_size=4), st.booleans()
 )
 ASKED = st.tuples(
     SPACES, KEYS, NAMES, st.none() | NAMES, st.none() | st.integers(0, 3), st.booleans()

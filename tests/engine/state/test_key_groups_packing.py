@@ -27,9 +27,7 @@ NUMBERS = pa.schema([("n", pa.int64())])
 @given(st.lists(st.tuples(SMALL, SMALL, SMALL)))
 def test_rows_are_ordered_by_time_partition_and_offset(rows):
     columns = dict(zip((TIME, PARTITION, OFFSET), zip(*rows, strict=True), strict=True)) if rows else {}
-    table = pa.table(
-        {name: pa.array(columns.get(name, ()), pa.int64()) for name in (TIME, PARTITION, OFFSET)}
-    )
+    table = pa.table({name: pa.array(columns.get(name, ()), pa.int64()) for name in (TIME, PARTITION, OFFSET)})
     assert [tuple(row.values()) for row in sort_by_event_time(table).to_pylist()] == sorted(rows)
 
 
@@ -68,9 +66,7 @@ def test_many_rows_and_large_ones_are_packed_in_portions(buckets):
 
 
 def test_rows_are_unpacked_as_the_types_that_spark_has():
-    (packets,) = BatchPacker(0, (), 1)(
-        [pa.record_batch({"n": pa.array([1, 2], pa.int16()), "x": ["a", "b"]})]
-    )
+    (packets,) = BatchPacker(0, (), 1)([pa.record_batch({"n": pa.array([1, 2], pa.int16()), "x": ["a", "b"]})])
     assert decode_ipc(packets["rows"].to_pylist(), NUMBERS).schema == NUMBERS
 
 
@@ -81,9 +77,7 @@ def test_equal_keys_have_equal_buckets():
     buckets = defaultdict(set)
     for column in columns:
         table = pa.table({"k": column})
-        for key, bucket in zip(
-            encode_keys([table["k"]]), assign_key_groups(table, ["k"], 1_000).tolist(), strict=True
-        ):
+        for key, bucket in zip(encode_keys([table["k"]]), assign_key_groups(table, ["k"], 1_000).tolist(), strict=True):
             buckets[key].add(bucket)
     assert all(len(found) == 1 for found in buckets.values())
     assert len(buckets) == 6

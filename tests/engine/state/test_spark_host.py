@@ -97,9 +97,7 @@ def test_totals_equal_those_of_a_batch_after_a_restart(tmp_path):
 def test_a_window_may_follow_in_the_query(tmp_path):
     def windows(frames):
         rows = numbers(frames).groupBy(F.window("at", "10 seconds").alias("w"), "who")
-        return rows.agg(F.max("number").alias("number")).select(
-            "who", "number", F.col("w.start").alias("start")
-        )
+        return rows.agg(F.max("number").alias("number")).select("who", "number", F.col("w.start").alias("start"))
 
     stream = Stream(tmp_path, {"events": EVENTS}, windows)
     found = []
@@ -135,9 +133,7 @@ def test_another_number_of_buckets_stops_the_query(tmp_path):
         settle()
     with stream.running() as settle:
         stream.send("events", *(event(who, 0, 2) for who in "abcdefgh"))
-        with pytest.raises(
-            StreamingQueryException, match="keyed state is in 2 key groups, and 4 are requested"
-        ):
+        with pytest.raises(StreamingQueryException, match="keyed state is in 2 key groups, and 4 are requested"):
             settle()
     stream.close()
 

@@ -22,9 +22,7 @@ READ = st.tuples(st.just("read"), st.lists(st.tuples(KEYS, NAMES), min_size=1, m
 LOAD = st.tuples(st.just("load"), st.lists(KEYS, max_size=3))
 SCAN = st.tuples(
     st.just("scan"),
-    st.tuples(
-        KEYS, NAMES, st.one_of(st.none(), NAMES), st.one_of(st.none(), st.integers(0, 3)), st.booleans()
-    ),
+    st.tuples(KEYS, NAMES, st.one_of(st.none(), NAMES), st.one_of(st.none(), st.integers(0, 3)), st.booleans()),
 )
 END = st.tuples(st.sampled_from(["commit", "lose"]), st.none())
 STEPS = st.lists(st.one_of(NAMED, SINGLE, READ, LOAD, SCAN, END), max_size=30)

@@ -155,13 +155,9 @@ def test_a_new_partition_begins_with_the_lowest_time_of_the_others(keeper: Calla
     lowest = min(partition.state().max_event_time for partition in reader.open_topic(name).partitions)
     log.kafka_topics.add_partitions(name, 3)
     wait_until(lambda: len(log.open_topic(name).partitions) == 3)
-    produce(
-        log.address.servers, name, *([(b"1", b'{"id": 1, "at": "2026-01-01T00:00:00Z"}')] * 2), partition=2
-    )
+    produce(log.address.servers, name, *([(b"1", b'{"id": 1, "at": "2026-01-01T00:00:00Z"}')] * 2), partition=2)
     wait_until(lambda: log.open_topic(name).partitions[2].state().next_offset == 2)
-    new = reader.open_topic(name).partitions[
-        2
-    ]  # whoever knows of later times knows of the new partition, too
+    new = reader.open_topic(name).partitions[2]  # whoever knows of later times knows of the new partition, too
     assert (new.state().max_event_time, new.state().next_offset) == (lowest, 2)
     assert next(frame.max_event_time for frame in new.frame_headers(0, 2)) == lowest
     assert [list(batch.late()) for batch in reader.open_topic(name).batches(2, 1, 2)] == [[True]]

@@ -79,9 +79,7 @@ def runners(kafka: Broker) -> Iterator[tuple[KafkaLog, KafkaLog]]:
 
 
 def numbers(broker: Broker, topic: str, *, committed: bool = True) -> list[int]:
-    return [
-        json.loads(message.value())["n"] for message in consume(broker.address, topic, 2, committed=committed)
-    ]
+    return [json.loads(message.value())["n"] for message in consume(broker.address, topic, 2, committed=committed)]
 
 
 @pytest.fixture
@@ -128,11 +126,7 @@ def test_a_zombie_is_shut_out_by_its_successor(
 
 
 def test_a_zombie_whose_answer_was_lost_does_not_come_back(
-    client: hw.Client,
-    kafka: Broker,
-    topic: str,
-    runners: tuple[KafkaLog, KafkaLog],
-    monkeypatch: pytest.MonkeyPatch,
+    client: hw.Client, kafka: Broker, topic: str, runners: tuple[KafkaLog, KafkaLog], monkeypatch: pytest.MonkeyPatch
 ):
     (zombie, successor), id = runners, fresh("pipeline")
     publish(zombie, topic, id, [1], batch=0, epoch=1)

@@ -88,14 +88,10 @@ def consume_last(address: str, name: str) -> bytes:
 @settings(max_examples=30)
 def test_rows_come_back_as_they_were_whatever_their_type(form, drawn):
     schema, rows = drawn
-    fields = [
-        pa.field(f"f{number}", _plain(field.type), field.nullable) for number, field in enumerate(schema)
-    ]
+    fields = [pa.field(f"f{number}", _plain(field.type), field.nullable) for number, field in enumerate(schema)]
     renamed = pa.schema(fields)
     codec = Codec(renamed)
-    batch = codec.encode(
-        [{f"f{n}": _renamed(row.get(f.name), f.type) for n, f in enumerate(schema)} for row in rows]
-    )
+    batch = codec.encode([{f"f{n}": _renamed(row.get(f.name), f.type) for n, f in enumerate(schema)} for row in rows])
     made = create_serializer(form, codec, "t")
     assert same(codec.rows(made.decode(made.encode(batch))), codec.rows(batch))
 
@@ -199,24 +195,16 @@ def test_types_grow_and_the_form_may_change(client: hw.Client, kafka: Broker, fo
 def test_event_time_is_walked_and_bad_messages_move_nothing(kafka: Broker, form: str):
     name = fresh()
     with KafkaLog(f"kafka://{kafka.address}", index_time=True) as log:
-        log.create(
-            Topic.declare(name, "id int, at timestamp", time="at", lateness="10 seconds", value_format=form)
-        )
+        log.create(Topic.declare(name, "id int, at timestamp", time="at", lateness="10 seconds", value_format=form))
         client = hw.Client(log, log.clock)
-        client.send_many(
-            name, [{"id": n, "at": f"2026-01-01T00:00:{s}Z"} for n, s in enumerate((10, 40, 20))]
-        )
+        client.send_many(name, [{"id": n, "at": f"2026-01-01T00:00:{s}Z"} for n, s in enumerate((10, 40, 20))])
         produce(kafka.address, name, (None, b"\xffgarbage"))
         client.send(name, {"id": 3, "at": "2026-01-01T00:00:35Z"})
         log.await_event_time(name)
         opened = log.open_topic(name)
         end = opened.partitions[0].state().next_offset
         batches = list(opened.batches(0, 0, end))
-        late = [
-            batch.values.column("id")[int(row)].as_py()
-            for batch in batches
-            for row in batch.late().nonzero()[0]
-        ]
+        late = [batch.values.column("id")[int(row)].as_py() for batch in batches for row in batch.late().nonzero()[0]]
         assert (end, late, sum(int(batch.bad.sum()) for batch in batches)) == (5, [2], 1)
 
 

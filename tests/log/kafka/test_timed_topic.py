@@ -40,9 +40,7 @@ def everything(log: KafkaLog, name: str) -> list[tuple[object, ...]]:
 
 def test_pages_say_what_kafka_says(kafka: Broker, tmp_path: Path):
     name, url = fresh(), f"kafka://{kafka.address}"
-    events = [
-        {"id": n, "note": None if n % 3 else "x", "at": f"2026-01-01T00:{n % 50:02}:00Z"} for n in range(200)
-    ]
+    events = [{"id": n, "note": None if n % 3 else "x", "at": f"2026-01-01T00:{n % 50:02}:00Z"} for n in range(200)]
     with KafkaLog(url, index_time=True, cache=tmp_path) as keeper, KafkaLog(url) as plain:
         keeper.create(Topic.declare(name, TYPE, time="at", lateness="10 minutes", partitions=2))
         keeper.open_topic(name)
@@ -97,9 +95,7 @@ def test_a_stretch_that_is_read_in_parts_is_counted_whole(kafka: Broker, monkeyp
         end = log.open_topic(name).partitions[0].state().next_offset
         monkeypatch.setattr(event_time_index, "_READ_BYTES", 8 << 10)
         assert len(list(log.open_topic(name).batches(0, 0, end))) > 1
-        found = account_input(
-            log, Input(name, log.topic(name)), PlannedInput({0: 0}, {0: end}, 0), allowed, ()
-        )
+        found = account_input(log, Input(name, log.topic(name)), PlannedInput({0: 0}, {0: end}, 0), allowed, ())
     late = [n for n, s in enumerate(seconds) if s < max([0, *seconds[:n]]) - 10]
     assert [aside.offset for aside in found.late] == late
     assert (found.in_, found.ready) == (2_000, 2_000 - len(late))

@@ -29,9 +29,7 @@ def test_events_become_messages_and_messages_events(rabbit, name, tmp_path, monk
         client.create_queue(name, groups=["work", into_topic.group])
         client.send_many("orders", [{"n": n} for n in range(20)])
         carried(client, into_queue, 20)
-        client.reset(
-            into_queue.group, "orders", "earliest"
-        )  # as if it had been killed before it said how far it was
+        client.reset(into_queue.group, "orders", "earliest")  # as if it had been killed before it said how far it was
         carried(client, into_queue, 20)
         with client.queue(name) as queue:
             queue.publish({"n": "many"})

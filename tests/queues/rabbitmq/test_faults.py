@@ -122,9 +122,7 @@ def test_a_delivery_from_before_a_broken_connection_is_stale(harmed, name):
     receiver = broker.receiver(name)
     [before] = receiver.receive(timeout=20)
     proxy.lost_after = b"cut here"
-    broker.publish(
-        name, [OutgoingMessage(b"cut here", id="other")]
-    )  # ends that connection; the other one is cut below
+    broker.publish(name, [OutgoingMessage(b"cut here", id="other")])  # ends that connection; the other one is cut below
     proxy.cut()
     [after] = receiver.receive(timeout=20)
     assert (after.message.body, after.attempt, after.is_redelivery) == (b"1", 2, True)

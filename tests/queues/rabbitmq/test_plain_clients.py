@@ -17,9 +17,7 @@ pytestmark = pytest.mark.services
 def test_a_plain_client_reads_what_we_publish(rabbit, shared, name):
     shared.declare(Queue.declare(name))
     trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
-    message = OutgoingMessage(
-        b'{"to": "ada"}', "m-1", "mails.new", "ada", {"tenant": "acme"}, traceparent=trace
-    )
+    message = OutgoingMessage(b'{"to": "ada"}', "m-1", "mails.new", "ada", {"tenant": "acme"}, traceparent=trace)
     shared.publish(name, [message])
     got = get(rabbit.url(), name)
     assert (got.body, got.message_id, got.routing_key) == (b'{"to": "ada"}', "m-1", "mails.new")
@@ -29,9 +27,7 @@ def test_a_plain_client_reads_what_we_publish(rabbit, shared, name):
 
 
 def test_we_read_what_a_plain_client_publishes(rabbit, shared, name):
-    shared.declare(
-        Queue.declare(name, groups=[group("eu", routing_key="*.eu", headers={"vip": "yes"}), "all"])
-    )
+    shared.declare(Queue.declare(name, groups=[group("eu", routing_key="*.eu", headers={"vip": "yes"}), "all"]))
     sent_at = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
     about = {"message_id": "p-1", "timestamp": sent_at}
     put(rabbit.url(), name, b'{"n": 1}', "orders.eu", headers={"vip": "yes", "count": 7}, **about)

@@ -183,9 +183,7 @@ def test_while_rabbitmq_is_away_the_error_says_so(proxied, subject):
 
 def test_whoever_answers_comes_back_after_its_connection_was_lost(rabbit, client, subject):
     proxy = Proxy(rabbit.port)
-    answering = open_responder(
-        rabbit.url(proxy.port), [Answer.from_function(lambda question: question, subject)]
-    )
+    answering = open_responder(rabbit.url(proxy.port), [Answer.from_function(lambda question: question, subject)])
     try:
         assert client.ask(subject, 1, timeout=LONG) == 1
         proxy.cut()

@@ -44,17 +44,10 @@ def test_what_rabbitmq_cannot_do_is_refused_with_the_reason(options):
 
 @pytest.mark.parametrize(
     "about",
-    [
-        {"priority": 1},
-        {"headers": {"hw-key": "ada"}},
-        {"ttl": timedelta(days=60)},
-        {"delay": timedelta(days=60)},
-    ],
+    [{"priority": 1}, {"headers": {"hw-key": "ada"}}, {"ttl": timedelta(days=60)}, {"delay": timedelta(days=60)}],
 )
 def test_what_rabbitmq_cannot_do_with_a_message_is_refused(about):
-    check_message_support(
-        "emails", OutgoingMessage(b"1", headers={"tenant": "acme"}, delay=timedelta(days=1))
-    )
+    check_message_support("emails", OutgoingMessage(b"1", headers={"tenant": "acme"}, delay=timedelta(days=1)))
     with pytest.raises(RefusedError) as raised:
         check_message_support("emails", OutgoingMessage(b"1", **about))
     assert raised.value.detail
@@ -87,9 +80,7 @@ def test_an_address_that_is_none_is_refused():
 
 
 def test_a_server_that_does_not_answer_is_told_without_the_password():
-    broker = RabbitBroker(
-        f"amqp://ada:secret@127.0.0.1:{free_ports(1)[0]}", patience=timedelta(milliseconds=100)
-    )
+    broker = RabbitBroker(f"amqp://ada:secret@127.0.0.1:{free_ports(1)[0]}", patience=timedelta(milliseconds=100))
     with pytest.raises(UnreachableError) as raised:
         broker.queues()
     assert "secret" not in str(raised.value)
@@ -110,9 +101,7 @@ def test_groups_that_change_get_what_they_choose_now(rabbit, shared, name):
     groups = [group("moved", routing_key="a.*"), group("headed", headers={"k": "1"}), "gone"]
     old.declare(Queue.declare(name, groups=groups))
     shared.declare(
-        Queue.declare(
-            name, groups=[group("moved", routing_key="b.*"), group("headed", headers={"k": "2"}), "new"]
-        )
+        Queue.declare(name, groups=[group("moved", routing_key="b.*"), group("headed", headers={"k": "2"}), "new"])
     )
     # The first one does not know of the change: RabbitMQ itself decides.
     old.publish(

@@ -41,10 +41,7 @@ async def keep(email): ...
 
 def left(client: hw.Client, queue: str) -> list[tuple[str, int, int]]:
     """What is not done yet, and what died; RabbitMQ does not count what others have done."""
-    return [
-        (one.group, one.waiting + one.delayed + one.in_flight, one.dead)
-        for one in client.queue(queue).counts()
-    ]
+    return [(one.group, one.waiting + one.delayed + one.in_flight, one.dead) for one in client.queue(queue).counts()]
 
 
 def test_an_app_runs_on_rabbitmq_as_it_runs_in_a_folder(rabbit, name, tmp_path, monkeypatch):

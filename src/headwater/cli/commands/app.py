@@ -30,12 +30,7 @@ if TYPE_CHECKING:
     from headwater.runner import EngineProcess, WorkerProcesses
     from headwater.server import Node
 
-__all__ = [
-    "exit_code",
-    "plan",
-    "prepare",
-    "run",
-]
+__all__ = ["exit_code", "plan", "prepare", "run"]
 
 
 def plan(app: str, /, *, mermaid: bool = False, spark: bool = True, options: Options = DEFAULTS) -> int:
@@ -67,9 +62,7 @@ def plan(app: str, /, *, mermaid: bool = False, spark: bool = True, options: Opt
         return 0
     if not output.json:
         profile_lines = (
-            [*describe(options.effective_profile, options.data), ""]
-            if options.effective_profile.location
-            else []
+            [*describe(options.effective_profile, options.data), ""] if options.effective_profile.location else []
         )
         output.print_text("\n".join(map(escape, [*profile_lines, *planned.lines()])))
     if not options.remote:
@@ -87,9 +80,7 @@ def exit_code(planned: Plan) -> int:
         return 1
     if planned.is_refused:
         return 4
-    return (
-        max((error.exit_code for error in planned.inspection.errors), default=0) if planned.inspection else 0
-    )
+    return max((error.exit_code for error in planned.inspection.errors), default=0) if planned.inspection else 0
 
 
 def _inspect(options: Options, graph: Graph) -> Inspection:
@@ -228,9 +219,7 @@ def run(
 class _AppRunner:
     """An app beside its node; its file is loaded, with Spark's modules, while the node answers."""
 
-    def __init__(
-        self, node: Node, folder: Path, file: str | None, rebuild: tuple[str, ...], options: Options
-    ) -> None:
+    def __init__(self, node: Node, folder: Path, file: str | None, rebuild: tuple[str, ...], options: Options) -> None:
         self._node = node
         self._profile = options.profile
         self._folder = folder
@@ -271,9 +260,7 @@ class _AppRunner:
                 self._engine = EngineProcess(str(self._file), self._folder, self._rebuild, self._profile)
                 self._engine.start()
             if app is not None:
-                self._workers = _start_workers(
-                    app, str(self._file), self._folder, self._profile, self._output
-                )
+                self._workers = _start_workers(app, str(self._file), self._folder, self._profile, self._output)
             self._print_ready(app)
         except BaseException as error:
             self._error = error
@@ -351,15 +338,11 @@ def _run_until_current(app: str | None, folder: Path, rebuild: tuple[str, ...], 
         )
     output.note("Spark is starting")
     catch_up(app, folder, rebuild, profile=options.profile, notify=output.note)
-    output.print_record(
-        {"current": True, "folder": str(folder)}, ["all pipelines have read the log to its end"]
-    )
+    output.print_record({"current": True, "folder": str(folder)}, ["all pipelines have read the log to its end"])
     return 0
 
 
-def _start_workers(
-    app: App, file: str, folder: Path, profile: str | None, output: Output
-) -> WorkerProcesses | None:
+def _start_workers(app: App, file: str, folder: Path, profile: str | None, output: Output) -> WorkerProcesses | None:
     """Declare the app's queues and start its workers and answers, if it has any."""
     if not app.queues and not app.answers:
         return None

@@ -31,10 +31,7 @@ if TYPE_CHECKING:
     from headwater.demo import DemoResult, DemoRun, PipelineFacts, TopicFacts
     from headwater.store.status import EngineStatus
 
-__all__ = [
-    "demo",
-    "display",
-]
+__all__ = ["demo", "display"]
 
 _CATCH_UP_TIMEOUT: Final = 180.0  # seconds for the pipelines to take in what is left
 _EXIT_MISSING: Final = 3  # the exit code when something that is needed is not there
@@ -53,9 +50,7 @@ _PIPELINES = [
     Column("+ QUARANTINED", "quarantined", format_count, right=True),
     Column("+ DROPPED", "dropped", format_count, right=True),
     Column("ROWS", "rows", lambda rows: "" if rows is None else format_count(rows), right=True),
-    Column(
-        "NOT AS IN BATCH", "wrong", lambda wrong: "" if wrong is None else format_count(wrong), right=True
-    ),
+    Column("NOT AS IN BATCH", "wrong", lambda wrong: "" if wrong is None else format_count(wrong), right=True),
 ]
 
 
@@ -93,10 +88,7 @@ def demo(
     output = Output(options)
     length = _parse_length(for_, forever=sys.stdout.isatty())
     settings = DemoSettings(rate, seed, poison)
-    with (
-        _open_folder(options) as folder,
-        contextlib.closing(DemoRun(folder, _choose_port(port), settings)) as run,
-    ):
+    with _open_folder(options) as folder, contextlib.closing(DemoRun(folder, _choose_port(port), settings)) as run:
         run.start()
         _print_banner(output, run, what, length)
         with contextlib.suppress(KeyboardInterrupt):
@@ -140,9 +132,7 @@ def _print_banner(output: Output, run: DemoRun, name: str, length: float | None)
     output.note(f"headwater {__version__}  {name}   {run.url}")
     output.note(f"log        ready   {plural(len(run.app.topics), 'topic')} in {run.folder}")
     output.note(f"spark      {spark}")
-    output.note(
-        f"shop       {run.settings.rate:g} events/s, {plural(len(run.app.pipelines), 'pipeline')}, {until}"
-    )
+    output.note(f"shop       {run.settings.rate:g} events/s, {plural(len(run.app.pipelines), 'pipeline')}, {until}")
     output.note(f"try        headwater tail orders --data {run.folder}")
 
 
@@ -252,9 +242,7 @@ def display(run: DemoRun, done: Callable[[], bool], hint: str = "Ctrl-C ends") -
             rates = topics.update(now, counts)
             last = f"\n{sum(rates.values()):,.0f} events/s   {run.url}   {hint}"
             tables = Group(_topic_table(counts, rates), Text(), _pipeline_table(facts, pipeline_rates))
-            live.update(
-                Group(tables, _engine_line(run.engine_status()), Text(last, style="dim")), refresh=True
-            )
+            live.update(Group(tables, _engine_line(run.engine_status()), Text(last, style="dim")), refresh=True)
             time.sleep(_REFRESH_INTERVAL)
 
 

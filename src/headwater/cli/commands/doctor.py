@@ -34,13 +34,7 @@ from headwater.log.storage import Disk, StateFile
 from headwater.log.storage.segment import FORMAT_VERSION
 from headwater.profiles import Address, Profile
 
-__all__ = [
-    "Check",
-    "CheckState",
-    "doctor",
-    "log_checks",
-    "machine_checks",
-]
+__all__ = ["Check", "CheckState", "doctor", "log_checks", "machine_checks"]
 
 _MIN_PYTHON: Final = (3, 11)
 _LOW_SPACE: Final = 1_000_000_000
@@ -106,9 +100,7 @@ def _check_folder(folder: Path) -> Check:
         probe.unlink()
     except OSError as error:
         detail = f"{place} cannot be written: {error.strerror}"
-        return Check(
-            "folder", CheckState.FAIL, detail, "choose another folder with --data, or change its owner"
-        )
+        return Check("folder", CheckState.FAIL, detail, "choose another folder with --data, or change its owner")
     new = "" if place == folder.absolute() else f", {folder} will be made"
     return Check("folder", CheckState.OK, f"{place} can be written{new}")
 
@@ -128,9 +120,7 @@ def _check_sync(folder: Path) -> Check:
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as error:
-        return Check(
-            "sync", CheckState.FAIL, f"not measured: {error.strerror}", "see the check of the folder"
-        )
+        return Check("sync", CheckState.FAIL, f"not measured: {error.strerror}", "see the check of the folder")
     try:
         took = statistics.median(_measure(lambda: _write_and_sync(handle)) for _ in range(11))
     finally:
@@ -138,9 +128,7 @@ def _check_sync(folder: Path) -> Check:
         path.unlink()
     detail = f"{format_duration(took)} for one durable write"
     if took > _SLOW_SYNC:
-        return Check(
-            "sync", CheckState.WARN, detail, 'send in groups, or durability="fast" where that is enough'
-        )
+        return Check("sync", CheckState.WARN, detail, 'send in groups, or durability="fast" where that is enough')
     return Check("sync", CheckState.OK, detail)
 
 
@@ -157,9 +145,7 @@ def _measure(work: Callable[[], None]) -> float:
 
 def _check_inotify() -> Check:
     """Linux limits how many watches a user may have; each reader that waits needs one instance."""
-    limits = {
-        name: _read_number(Path(f"/proc/sys/fs/inotify/max_user_{name}")) for name in ("instances", "watches")
-    }
+    limits = {name: _read_number(Path(f"/proc/sys/fs/inotify/max_user_{name}")) for name in ("instances", "watches")}
     instances, watches = limits["instances"], limits["watches"]
     if instances is None or watches is None:
         return Check("wake-up", CheckState.OK, "this system sets no limit on watched files")
@@ -189,9 +175,7 @@ def check_clock_skew(newest: datetime | None, now: datetime) -> Check | None:
     if newest is None or newest - now < timedelta(seconds=5):
         return None
     detail = f"it is behind the newest event by {format_duration(newest - now)}"
-    return Check(
-        "clock", CheckState.WARN, detail, "set the machine's clock; received_at of new events would go back"
-    )
+    return Check("clock", CheckState.WARN, detail, "set the machine's clock; received_at of new events would go back")
 
 
 def _check_port(port: int) -> Check:
@@ -270,9 +254,7 @@ def _print_checks(output: Output, checks: list[Check]) -> None:
         output.print_rows(columns, map(asdict, checks))
     words = {CheckState.FAIL: "fault", CheckState.WARN: "warning"}
     found = {state: sum(check.state is state for check in checks) for state in words}
-    output.note(
-        ", ".join(plural(found[state], words[state]) for state in words if found[state]) or "all is well"
-    )
+    output.note(", ".join(plural(found[state], words[state]) for state in words if found[state]) or "all is well")
 
 
 _MIN_AGE: Final = 60  # seconds in which an unfinished file may still be finished
@@ -341,9 +323,7 @@ def _topic_faults(folder: Path, sound: dict[str, int]) -> Iterator[Check]:
         sound[topic_folder.name] = topic.partitions
         if damaged := _find_damaged_ends(topic_folder, topic.partitions):
             detail = f"the ends of partitions {', '.join(map(str, damaged))} are damaged"
-            yield Check(
-                name, CheckState.WARN, detail, "nothing: they are rebuilt when the topic is next used"
-            )
+            yield Check(name, CheckState.WARN, detail, "nothing: they are rebuilt when the topic is next used")
 
 
 def _read_definition(folder: Path) -> Topic:
@@ -382,19 +362,12 @@ def _leftovers(folder: Path) -> Iterator[Check]:
     unfinished = [path for path in folder.rglob("*.new") if path.stat().st_mtime < old]
     if unfinished:
         detail = f"{plural(len(unfinished), 'file')} of interrupted writes, such as {unfinished[0]}"
-        yield Check(
-            "leftovers", CheckState.WARN, detail, "they are not used; remove them when no program runs"
-        )
+        yield Check("leftovers", CheckState.WARN, detail, "they are not used; remove them when no program runs")
     torn = list((folder / "topics").rglob("*.torn-*"))
     if torn:
         size = sum(path.stat().st_size for path in torn)
         detail = f"{format_bytes(size)} of unfinished batches were cut off after a crash, and kept in {torn[0].name}"
-        yield Check(
-            "torn tails",
-            CheckState.WARN,
-            detail,
-            "no event is lost; remove the files when you like",
-        )
+        yield Check("torn tails", CheckState.WARN, detail, "no event is lost; remove the files when you like")
 
 
 def _latest_append(folder: Path) -> datetime | None:

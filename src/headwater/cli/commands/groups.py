@@ -22,10 +22,7 @@ if TYPE_CHECKING:
     from headwater.client import Client, Lag, OffsetReset
     from headwater.store.views.lag import PipelineLag
 
-__all__ = [
-    "lag",
-    "reset",
-]
+__all__ = ["lag", "reset"]
 
 
 def _format_trend(rate: float | None) -> str:
@@ -40,18 +37,9 @@ _LAG_COLUMNS = [
     Column("BEHIND", "behind", format_duration, right=True),
     Column("EVENTS", "events", format_count, right=True),
     Column("TREND", "trend", _format_trend),
-    Column(
-        "CAUGHT UP IN",
-        "left",
-        lambda left: "" if left is None else "now" if left == 0 else format_duration(left),
-    ),
+    Column("CAUGHT UP IN", "left", lambda left: "" if left is None else "now" if left == 0 else format_duration(left)),
 ]
-_PIPELINES = [
-    Column("PIPELINE", "pipeline"),
-    Column("INPUT", "input"),
-    *_LAG_COLUMNS,
-    Column("STATE", "state"),
-]
+_PIPELINES = [Column("PIPELINE", "pipeline"), Column("INPUT", "input"), *_LAG_COLUMNS, Column("STATE", "state")]
 _GROUPS = [
     Column("GROUP", "group"),
     Column("TOPIC", "topic"),
@@ -126,9 +114,7 @@ def _print_lags(output: Output, pipelines: list[dict[str, Any]], groups: list[di
         output.note("there are no consumer groups yet; client.consumer(topic, group=…) begins one")
 
 
-def _pipeline_rows(
-    before: list[PipelineLag], now: list[PipelineLag], window: timedelta
-) -> list[dict[str, Any]]:
+def _pipeline_rows(before: list[PipelineLag], now: list[PipelineLag], window: timedelta) -> list[dict[str, Any]]:
     earlier = {(lag.pipeline, lag.input): lag.events for lag in before}
     rows = []
     for lag in now:
@@ -281,9 +267,7 @@ def _confirm(output: Output, group: str, topic: str) -> None:
     sys.stderr.write(f"Type the group's name to set it ({group}): ")
     sys.stderr.flush()
     if sys.stdin.readline().strip() != group:
-        raise RefusedError(
-            "nothing was changed", detail="the name was not confirmed", fix="type it again, or --yes"
-        )
+        raise RefusedError("nothing was changed", detail="the name was not confirmed", fix="type it again, or --yes")
 
 
 def _reset_row(move: OffsetReset) -> dict[str, Any]:

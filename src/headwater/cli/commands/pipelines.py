@@ -18,11 +18,7 @@ from headwater.events import Codec
 if TYPE_CHECKING:
     from headwater.client import Client
 
-__all__ = [
-    "backfill",
-    "late",
-    "replay",
-]
+__all__ = ["backfill", "late", "replay"]
 
 _EVENT_COLUMNS = [
     Column("PIPELINE", "pipeline"),
@@ -69,11 +65,7 @@ def late(
         where = None if pipeline is None else "pipeline = '" + pipeline.replace("'", "''") + "'"
         if to is not None:
             return _resend(client, to, name, where, output) if known else 0
-        rows = (
-            client.view(name).rows(where=where, order=["-received_at", "-offset"], limit=limit)
-            if known
-            else []
-        )
+        rows = client.view(name).rows(where=where, order=["-received_at", "-offset"], limit=limit) if known else []
         total = _count_events(client, name, where) if rows else 0
     output.print_rows(_EVENT_COLUMNS, rows)
     word = "quarantined event" if quarantine else "late event"
@@ -88,9 +80,7 @@ def _resend(client: Client, to: str, name: str, where: str | None, output: Outpu
     """Send late or quarantined events to a topic; the original offset is the sequence number, so each is sent once."""
     codec = Codec(client.topic(to).schema)
     rows = client.view(name).rows(where=where, order=["topic", "partition", "offset"])
-    once = {
-        (row["topic"], row["partition"], row["offset"]): row for row in rows
-    }  # several pipelines may have it
+    once = {(row["topic"], row["partition"], row["offset"]): row for row in rows}  # several pipelines may have it
     progress, sent = Progress(output, "send"), 0
     for place, places in itertools.groupby(once, key=lambda place: place[:2]):
         some = [once[place] for place in places]
@@ -101,9 +91,7 @@ def _resend(client: Client, to: str, name: str, where: str | None, output: Outpu
             sent += sum(not receipt.duplicate for receipt in producer.flush())
         progress.update(sent, len(once))
     progress.close()
-    output.print_record(
-        {"sent": sent, "found": len(once), "topic": to}, [f"sent {plural(sent, 'event')} to {to}"]
-    )
+    output.print_record({"sent": sent, "found": len(once), "topic": to}, [f"sent {plural(sent, 'event')} to {to}"])
     return 0
 
 
@@ -182,9 +170,7 @@ def find_app_file(app: str | None, folder: Path) -> Path:
     return file
 
 
-def backfill(
-    view: str, /, *, from_: str = "earliest", app: str | None = None, options: Options = DEFAULTS
-) -> int:
+def backfill(view: str, /, *, from_: str = "earliest", app: str | None = None, options: Options = DEFAULTS) -> int:
     """Make a view anew from the log, beside the present one, then let it take its place.
 
     The same function runs over history as over live events, so the rows are those that a run from the beginning would

@@ -18,24 +18,13 @@ from headwater.errors import BadSettingError, UsageError
 if TYPE_CHECKING:
     from headwater.queues import Broker, DeadLetter, GroupCounts
 
-__all__ = [
-    "DEAD_LETTER_COLUMNS",
-    "dead_letter_row",
-    "parse_rate",
-    "queues",
-    "redrive",
-]
+__all__ = ["DEAD_LETTER_COLUMNS", "dead_letter_row", "parse_rate", "queues", "redrive"]
 
 _COUNT_COLUMNS = [
     Column("QUEUE", "queue"),
     Column("GROUP", "group", lambda group: group or "-"),
     *(
-        Column(
-            name.upper().replace("_", " "),
-            name,
-            lambda of: "-" if of is None else format_count(of),
-            right=True,
-        )
+        Column(name.upper().replace("_", " "), name, lambda of: "-" if of is None else format_count(of), right=True)
         for name in ("waiting", "delayed", "in_flight", "dead", "published", "acked", "redelivered")
     ),
 ]
@@ -86,9 +75,7 @@ def queues(
             if not rows:
                 output.note("there are no queues yet; headwater run app.py creates those of an app")
             return 0
-        letters = [
-            dead_letter_row(one, letter) for one in names for letter in client.broker.dead_letters(one, group)
-        ]
+        letters = [dead_letter_row(one, letter) for one in names for letter in client.broker.dead_letters(one, group)]
     output.print_rows(DEAD_LETTER_COLUMNS, letters[:limit])
     if len(letters) > limit:
         output.note(f"the oldest {limit:,} of {plural(len(letters), 'dead letter')}; --limit shows more")
@@ -179,14 +166,10 @@ def redrive(
         ]
         if dry_run:
             output.print_rows(DEAD_LETTER_COLUMNS, [dead_letter_row(queue, letter) for letter in letters])
-            output.note(
-                f"{plural(len(letters), 'dead letter')} would go back; nothing was changed (--dry-run)"
-            )
+            output.note(f"{plural(len(letters), 'dead letter')} would go back; nothing was changed (--dry-run)")
             return 0
         done = _redrive(client.broker, queue, letters, pause, Progress(output, "redrive"))
-    output.print_record(
-        {"queue": queue, "retried": done}, [f"{plural(done, 'dead letter')} of {queue} redriven"]
-    )
+    output.print_record({"queue": queue, "retried": done}, [f"{plural(done, 'dead letter')} of {queue} redriven"])
     return 0
 
 
@@ -202,9 +185,7 @@ def parse_rate(rate: str) -> float:
     """
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*/\s*([smh])\w*\s*", rate)
     if found is None or not float(found[1]):
-        raise BadSettingError(
-            f"cannot read {rate!r} as a rate", detail="such as 10/s or 600/m", fix="--rate 10/s"
-        )
+        raise BadSettingError(f"cannot read {rate!r} as a rate", detail="such as 10/s or 600/m", fix="--rate 10/s")
     return float(found[1]) / _UNITS[found[2]]
 
 

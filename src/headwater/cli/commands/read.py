@@ -29,14 +29,7 @@ if TYPE_CHECKING:
     from headwater.log.protocol import Log
     from headwater.sql.filter import Filter
 
-__all__ = [
-    "EventPrinter",
-    "TopicSelection",
-    "cat",
-    "parse_filter",
-    "read_batches",
-    "tail",
-]
+__all__ = ["EventPrinter", "TopicSelection", "cat", "parse_filter", "read_batches", "tail"]
 
 
 def cat(
@@ -159,9 +152,7 @@ class EventPrinter:
         prefix = f"{format_time(event.occurred_at)}  {event.partition}:{event.offset}  {key}".rstrip()
         late = "  late" if event.late else ""
         text = "deleted" if event.tombstone else event.error or value.decode()
-        return (
-            f"{self._output.style(escape(prefix), 'dim')}{self._output.style(late, 'yellow')}  {escape(text)}"
-        )
+        return f"{self._output.style(escape(prefix), 'dim')}{self._output.style(late, 'yellow')}  {escape(text)}"
 
 
 _FOLLOW_TIMEOUT = 3600.0  # seconds of one wait while following
@@ -288,9 +279,7 @@ def _keys(batch: LogBatch) -> pa.Array:
     keys = batch.key_bytes
     if keys is None:
         return pa.nulls(batch.values.num_rows, pa.string())
-    return pa.array(
-        [None if key is None else key.decode(errors="replace") for key in keys.to_pylist()], pa.string()
-    )
+    return pa.array([None if key is None else key.decode(errors="replace") for key in keys.to_pylist()], pa.string())
 
 
 def _empty_envelope(topic: Topic) -> dict[str, pa.Array]:

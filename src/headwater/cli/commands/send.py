@@ -25,14 +25,7 @@ from cyclopts import Parameter
 from headwater.cli.formatting import plural
 from headwater.cli.options import DEFAULTS, Options, PositionText, open_client
 from headwater.cli.output import Output, Progress
-from headwater.errors import (
-    BadEventError,
-    BadKeyError,
-    BadSettingError,
-    HeadwaterError,
-    TooLargeError,
-    UsageError,
-)
+from headwater.errors import BadEventError, BadKeyError, BadSettingError, HeadwaterError, TooLargeError, UsageError
 from headwater.events import Codec, JsonLimits, check_headers, check_traceparent, key_bytes
 from headwater.events.values import format_moment, preview
 from headwater.log import Topic, WriteBatch
@@ -43,14 +36,7 @@ if TYPE_CHECKING:
     from headwater.client import Client
     from headwater.events.envelope import Receipts
 
-__all__ = [
-    "Chunk",
-    "EventOverrides",
-    "LineParser",
-    "parse_documents",
-    "read_chunks",
-    "send",
-]
+__all__ = ["Chunk", "EventOverrides", "LineParser", "parse_documents", "read_chunks", "send"]
 
 _CHUNK: Final = 4 << 20  # bytes
 _PAUSE: Final = 0.05  # seconds without input after which what is there is sent
@@ -208,9 +194,7 @@ def _parse_overrides(key: str | None, headers: list[str] | None, event_time: str
     return EventOverrides(key, check_headers(pairs), at)
 
 
-def _send_chunks(
-    client: Client, topic: str, event: str | None, overrides: EventOverrides
-) -> Iterator[Receipts]:
+def _send_chunks(client: Client, topic: str, event: str | None, overrides: EventOverrides) -> Iterator[Receipts]:
     """Receipts for each piece that was sent."""
     parser = LineParser(client.topic(topic), overrides)
     given = iter([parse_documents(event.encode())]) if event is not None else read_chunks(sys.stdin.buffer)
@@ -242,9 +226,7 @@ def _add_line_number(error: UsageError, chunk: Chunk, done: int) -> UsageError:
     detail = "\n".join(part for part in (error.detail, _progress_text(done)) if part)
     data = error.data | {"line": number, "sent_lines": done}
     what = _ROW_PREFIX.sub(f"line {number}", error.what)
-    return type(error)(
-        what if what != error.what else f"line {number}: {what}", detail=detail, fix=error.fix, **data
-    )
+    return type(error)(what if what != error.what else f"line {number}: {what}", detail=detail, fix=error.fix, **data)
 
 
 def _progress_text(done: int) -> str:
@@ -330,9 +312,7 @@ class LineParser:
         for tombstone, members in groupby(items, key=lambda item: item.tombstone):
             group = list(members)
             try:
-                made.extend(
-                    self._tombstone_rows(group, sent_at) if tombstone else [self._event_rows(group, sent_at)]
-                )
+                made.extend(self._tombstone_rows(group, sent_at) if tombstone else [self._event_rows(group, sent_at)])
             except BadEventError as error:
                 if isinstance(error.data.get("row"), int):
                     error.data["row"] += first
@@ -489,6 +469,4 @@ def _parse_headers(text: str | None, row: int) -> dict[str, str] | None:
     try:
         return check_headers(msgspec.json.decode(text, type=dict[str, str]))
     except msgspec.DecodeError as error:
-        raise BadEventError(
-            f"row {row}: the headers are not a JSON object of text: {error}", row=row
-        ) from None
+        raise BadEventError(f"row {row}: the headers are not a JSON object of text: {error}", row=row) from None

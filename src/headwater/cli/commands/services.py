@@ -93,8 +93,7 @@ def print_profile(state: ServerState, wanted: Callable[[str], bool], write: bool
 def _print_servers(output: Output, services: Iterable[Service]) -> None:
     columns = [Column(name.upper(), name) for name in ("name", "state", "url", "pid", "output")]
     output.print_rows(
-        columns,
-        [{column.field: getattr(service, column.field) for column in columns} for service in services],
+        columns, [{column.field: getattr(service, column.field) for column in columns} for service in services]
     )
 
 
@@ -146,9 +145,7 @@ def _start_cluster(state: ServerState, output: Output, workers: int, cores: int,
     start_servers(state, {"spark-master": lambda ports: launch_master(folder, ports=ports)}, output)
     master = state.services()["spark-master"]
     launch_numbered = partial(launch_worker, folder, master.url, master.ports[1], cores=cores, memory=memory)
-    launches = {
-        f"spark-worker-{number}": partial(launch_numbered, number=number) for number in range(1, workers + 1)
-    }
+    launches = {f"spark-worker-{number}": partial(launch_numbered, number=number) for number in range(1, workers + 1)}
     start_servers(state, launches, output)
 
 

@@ -24,12 +24,7 @@ from headwater.store.status import read_engine_status
 if TYPE_CHECKING:
     from headwater.client import Client
 
-__all__ = [
-    "NodeStatus",
-    "fetch_health",
-    "inspect_node",
-    "status",
-]
+__all__ = ["NodeStatus", "fetch_health", "inspect_node", "status"]
 
 _TIMEOUT: Final = 3.0  # seconds
 
@@ -84,10 +79,7 @@ def status(*, options: Options = DEFAULTS) -> int:
     with open_client(options) as client:
         document = {"node": _node_facts(node, options), "folder": options.target} | _log_facts(client)
     if options.kafka:
-        document |= {
-            "log": str(options.effective_profile.log),
-            "engine": _engine_facts(local_folder(options)),
-        }
+        document |= {"log": str(options.effective_profile.log), "engine": _engine_facts(local_folder(options))}
     output.print_record(document, _lines(node, document))
     healthy = node.health is not None or (node.info is None and not node.stale)
     return 0 if healthy else UnreachableError.exit_code
@@ -98,9 +90,7 @@ def _find_node(options: Options) -> NodeStatus:
         return inspect_node(local_folder(options) if options.kafka else data_folder(options))
     found = fetch_health(options.target)
     if found is None:
-        raise UnreachableError(
-            f"no node answers at {options.target}", fix="headwater run app.py", url=options.target
-        )
+        raise UnreachableError(f"no node answers at {options.target}", fix="headwater run app.py", url=options.target)
     return NodeStatus(None, stale=False, health=found)
 
 
@@ -181,7 +171,5 @@ def _lines(node: NodeStatus, document: dict[str, Any]) -> list[str]:
         lines.append(f"pipelines  {document['pipelines']:<9} furthest behind: {place}, {behind}")
     if document["pipelines_failed"]:
         names = ", ".join(document["pipelines_failed"])
-        lines.append(
-            f"failed     {len(document['pipelines_failed']):<9} {names}; headwater view hw_pipelines says why"
-        )
+        lines.append(f"failed     {len(document['pipelines_failed']):<9} {names}; headwater view hw_pipelines says why")
     return lines

@@ -21,24 +21,14 @@ if TYPE_CHECKING:
     from headwater.client import Client
     from headwater.log.maintenance.verify import VerifyReport
 
-__all__ = [
-    "bench",
-    "verify",
-]
+__all__ = ["bench", "verify"]
 
 _FIGURES = [
     Column("FIGURE", "figure"),
-    Column(
-        "VALUE",
-        "value",
-        lambda value: f"{value:,.2f}" if value < 100 else format_count(round(value)),
-        right=True,
-    ),
+    Column("VALUE", "value", lambda value: f"{value:,.2f}" if value < 100 else format_count(round(value)), right=True),
     Column("UNIT", "unit"),
 ]
-_TYPE = (
-    "order_id string, customer_id bigint, product_id bigint, quantity int, amount decimal(12,2), note string"
-)
+_TYPE = "order_id string, customer_id bigint, product_id bigint, quantity int, amount decimal(12,2), note string"
 _BATCH_SIZE = 1_000  # events in one append
 _SAMPLES = 50
 _MIN_DURATION = 0.5  # seconds for one figure
@@ -58,9 +48,7 @@ def bench(what: Literal["log"], /, *, options: Options = DEFAULTS) -> int:
     beside = local_folder(options).absolute().parent
     with tempfile.TemporaryDirectory(prefix=f"headwater-bench-{what}-", dir=beside) as folder:
         names = ("figure", "value", "unit")
-        output.print_rows(
-            _FIGURES, [dict(zip(names, figure, strict=True)) for figure in _measurements(Path(folder))]
-        )
+        output.print_rows(_FIGURES, [dict(zip(names, figure, strict=True)) for figure in _measurements(Path(folder))])
     return 0
 
 
@@ -138,9 +126,7 @@ _FAULTS = [
     Column("PARTITION", "partition", right=True),
     Column("SEGMENT", "segment"),
     Column("OFFSET", "offset", lambda offset: "" if offset is None else format_count(offset), right=True),
-    Column(
-        "BYTE", "position", lambda position: "" if position is None else format_count(position), right=True
-    ),
+    Column("BYTE", "position", lambda position: "" if position is None else format_count(position), right=True),
     Column("WHAT", "what"),
 ]
 

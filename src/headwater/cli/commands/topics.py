@@ -122,17 +122,13 @@ def _topic_document(log: Log, topic: Topic) -> dict[str, Any]:
 
 def _topic_lines(topic: Topic, document: dict[str, Any]) -> list[str]:
     counts = document["counts"] or {}
-    decided = " + ".join(
-        f"{name} {number:,}" for name, number in counts.items() if name != "offered" and number
-    )
+    decided = " + ".join(f"{name} {number:,}" for name, number in counts.items() if name != "offered" and number)
     facts = {
         "type": f"{document['type']}   (version {topic.version})",
         "key": format_plain(topic.key) or "none",
         "time": f"{topic.event_time_source}, lateness {format_duration(topic.lateness)}, "
         f"idle after {format_duration(topic.idle)}",
-        "keeps": "the newest event of each key"
-        if topic.compact
-        else _format_retention(document["retention"]),
+        "keeps": "the newest event of each key" if topic.compact else _format_retention(document["retention"]),
         "durability": topic.durability.value,
         "overload": str(topic.overload),
     }

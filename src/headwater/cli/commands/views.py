@@ -18,11 +18,7 @@ if TYPE_CHECKING:
     from headwater.events import Change
     from headwater.store.views.view_query import ViewInfo, ViewQuery
 
-__all__ = [
-    "changes",
-    "sql",
-    "view",
-]
+__all__ = ["changes", "sql", "view"]
 
 
 def changes(
@@ -67,9 +63,7 @@ def changes(
 
 def _format_change(change: Change) -> str:
     key = ", ".join(map(_format_value, change.key))
-    return escape(
-        f"{format_time(change.transaction.committed_at)}  {change.op:6}  {key}  {_format_difference(change)}"
-    )
+    return escape(f"{format_time(change.transaction.committed_at)}  {change.op:6}  {key}  {_format_difference(change)}")
 
 
 def _format_difference(change: Change) -> str:
@@ -77,9 +71,7 @@ def _format_difference(change: Change) -> str:
     before, after = change.before or {}, change.after or {}
     if before and after:
         other = [name for name in after if after[name] != before.get(name)]
-        return "  ".join(
-            f"{name} {_format_value(before.get(name))} → {_format_value(after[name])}" for name in other
-        )
+        return "  ".join(f"{name} {_format_value(before.get(name))} → {_format_value(after[name])}" for name in other)
     return "  ".join(f"{name} {_format_value(value)}" for name, value in (after or before).items())
 
 
@@ -92,11 +84,7 @@ def _format_value(value: Any) -> str:
 
 
 def sql(
-    text: str,
-    /,
-    *,
-    limit: Annotated[int, Parameter(name=["--limit", "-n"])] = 1000,
-    options: Options = DEFAULTS,
+    text: str, /, *, limit: Annotated[int, Parameter(name=["--limit", "-n"])] = 1000, options: Options = DEFAULTS
 ) -> int:
     """Ask a SELECT over views.
 
@@ -113,10 +101,7 @@ def sql(
     with open_client(options) as client:
         answer = client.sql(text, limit=limit)
     names = _unique_names(answer.columns)
-    numbers = [
-        all(isinstance(cell, int | float | None) for cell in cells)
-        for cells in zip(*answer.rows, strict=True)
-    ]
+    numbers = [all(isinstance(cell, int | float | None) for cell in cells) for cells in zip(*answer.rows, strict=True)]
     columns = [
         Column(name.upper() if output.terminal else name, name, right=bool(numbers) and numbers[at])
         for at, name in enumerate(names)
@@ -180,9 +165,7 @@ class RowSelection:
 _ALL_ROWS = RowSelection()
 
 
-def view(
-    name: str | None = None, /, *, selection: RowSelection = _ALL_ROWS, options: Options = DEFAULTS
-) -> int:
+def view(name: str | None = None, /, *, selection: RowSelection = _ALL_ROWS, options: Options = DEFAULTS) -> int:
     """Print the rows of a view, or list the views.
 
     A row of a window says by a word whether the window is open, so that the row may still change, or closed. The

@@ -82,9 +82,7 @@ class BuiltQuery:
         if not self.has_weights or self.sink_stage is not None:
             return self.inputs
         return tuple(
-            read
-            for i in self.inputs
-            for read in ((i.as_new_rows(), i.as_old_rows()) if i.row_behaviour else (i,))
+            read for i in self.inputs for read in ((i.as_new_rows(), i.as_old_rows()) if i.row_behaviour else (i,))
         )
 
     @property
@@ -148,9 +146,7 @@ def build(
     if scope.descriptions:
         inputs = tuple(replace(input_, has_position=True) for input_ in inputs)
         if sink_stage_of(first) is not None:
-            return _build_with_sink_stage(
-                probing, pipeline, inputs, input_options, len(scope.descriptions) - 1
-            )
+            return _build_with_sink_stage(probing, pipeline, inputs, input_options, len(scope.descriptions) - 1)
         checks.refuse_following_steps(pipeline, scope.last_only)
         first, scope = _call_on_streams(probing, pipeline, inputs, input_options)
     operators = tuple(plan_analysis.stateful_steps(plan_analysis.plan_of(first)))
@@ -173,9 +169,7 @@ def _build_in_spark(
     operators = tuple(plan_analysis.stateful_steps(plan))
     mode = _choose_mode(first, pipeline, operators)
     has_weights = (
-        pipeline.kind is PipelineKind.VIEW
-        and not operators
-        and any(input_.row_behaviour for input_ in inputs)
+        pipeline.kind is PipelineKind.VIEW and not operators and any(input_.row_behaviour for input_ in inputs)
     )
     input_options = replace(
         input_options,
@@ -187,9 +181,7 @@ def _build_in_spark(
     waits = bool(scope.descriptions) or (mode == "append" and bool(operators))
     session = new_session(spark, empty_batches=waits)
     whole = has_weights or bool(scope.descriptions)
-    input_options = replace(
-        input_options, columns={} if whole else prune_columns(session, pipeline.apply, inputs)
-    )
+    input_options = replace(input_options, columns={} if whole else prune_columns(session, pipeline.apply, inputs))
     frame = (
         _build_weighted_frame(session, pipeline, inputs, input_options)
         if has_weights
@@ -223,9 +215,7 @@ def _call_on_streams(
 
     `outside_spark` has the same meaning as in `BuildScope`.
     """
-    result, scope = _call_in_scope(
-        pipeline, inputs, stream_inputs(session, inputs, input_options), outside_spark
-    )
+    result, scope = _call_in_scope(pipeline, inputs, stream_inputs(session, inputs, input_options), outside_spark)
     return _require_stream(pipeline, result), scope
 
 
@@ -237,18 +227,12 @@ def _call_in_scope(
 ) -> tuple[DataFrame, BuildScope]:
     tables = {input_.name: (input_, frames[input_.name]) for input_ in inputs if input_.is_table}
     given: dict[str, Any] = {**frames, **{name: Table.named(name) for name in tables}}
-    with build_scope(
-        tables, final=pipeline.kind is not PipelineKind.VIEW, outside_spark=outside_spark
-    ) as scope:
+    with build_scope(tables, final=pipeline.kind is not PipelineKind.VIEW, outside_spark=outside_spark) as scope:
         return _apply_function(pipeline, given), scope
 
 
 def _build_with_sink_stage(
-    session: SparkSession,
-    pipeline: Pipeline,
-    inputs: tuple[Input, ...],
-    input_options: InputOptions,
-    last: int,
+    session: SparkSession, pipeline: Pipeline, inputs: tuple[Input, ...], input_options: InputOptions, last: int
 ) -> BuiltQuery:
     """Build a pipeline whose last step is an operator at the sink; Spark runs the steps before it."""
 
@@ -303,9 +287,7 @@ def _table_query(pipeline: Pipeline, inputs: tuple[Input, ...]) -> str | None:
     made = _apply_function(pipeline, {input_.name: Table.named(input_.name) for input_ in inputs})
     if not isinstance(made, Table):
         what = f"{pipeline} returned {type(made).__name__}, not a table"
-        raise BadPipelineError(
-            what, fix="return the table", location=pipeline.location, pipeline=pipeline.name
-        )
+        raise BadPipelineError(what, fix="return the table", location=pipeline.location, pipeline=pipeline.name)
     return made.sql
 
 
@@ -316,9 +298,7 @@ def _build_over_tables(
     inputs = tuple(input_.as_table() for input_ in inputs)
     input_options = replace(input_options, drop_late=False, ipc_batches=True)
     build_stage = build_table_stage if pipeline.history is None else build_history_stage
-    return _build_at_sink(
-        pipeline, inputs, input_options, build_stage(session, pipeline, sql, inputs, input_options)
-    )
+    return _build_at_sink(pipeline, inputs, input_options, build_stage(session, pipeline, sql, inputs, input_options))
 
 
 def _build_from_changes(
@@ -365,9 +345,7 @@ def call_function(pipeline: Pipeline, frames: Mapping[str, Any]) -> DataFrame:
 def _require_stream(pipeline: Pipeline, frame: Any) -> DataFrame:
     if not isinstance(frame, DataFrame):
         what = f"{pipeline} returned {type(frame).__name__}, not a DataFrame"
-        raise BadPipelineError(
-            what, fix="return the DataFrame", location=pipeline.location, pipeline=pipeline.name
-        )
+        raise BadPipelineError(what, fix="return the DataFrame", location=pipeline.location, pipeline=pipeline.name)
     if not frame.isStreaming:
         what = f"{pipeline} returned a DataFrame that does not come from its inputs"
         fix = f"start from {pipeline.inputs[0]}"
@@ -380,14 +358,10 @@ def _build_weighted_frame(
 ) -> DataFrame:
     """Build a view over views, as Z-set rows; the time of a change is not part of the row."""
     after = stream_inputs(
-        session,
-        tuple(input_.as_new_rows() if input_.row_behaviour else input_ for input_ in inputs),
-        input_options,
+        session, tuple(input_.as_new_rows() if input_.row_behaviour else input_ for input_ in inputs), input_options
     )
     before = stream_inputs(
-        session,
-        tuple(input_.as_old_rows() if input_.row_behaviour else input_ for input_ in inputs),
-        input_options,
+        session, tuple(input_.as_old_rows() if input_.row_behaviour else input_ for input_ in inputs), input_options
     )
     timeless = {
         input_.name
@@ -397,18 +371,13 @@ def _build_weighted_frame(
     views = {input_.name for input_ in inputs if input_.row_behaviour}
 
     def without_event_time(frames: Mapping[str, DataFrame]) -> dict[str, DataFrame]:
-        return {
-            name: frame.drop(DEFAULT_EVENT_TIME) if name in timeless else frame
-            for name, frame in frames.items()
-        }
+        return {name: frame.drop(DEFAULT_EVENT_TIME) if name in timeless else frame for name, frame in frames.items()}
 
     old = {name: frame for name, frame in without_event_time(before).items() if name in views}
     return apply_with_weights(lambda frames: call_function(pipeline, frames), without_event_time(after), old)
 
 
-def _refuse_unsafe(
-    frame: DataFrame, pipeline: Pipeline, inputs: tuple[Input, ...], operators: tuple[str, ...]
-) -> None:
+def _refuse_unsafe(frame: DataFrame, pipeline: Pipeline, inputs: tuple[Input, ...], operators: tuple[str, ...]) -> None:
     plan: Any = plan_analysis.plan_of(frame)
     checks.refuse_nondeterminism(pipeline, plan)
     checks.refuse_unbounded_join(frame, pipeline)
@@ -418,11 +387,7 @@ def _refuse_unsafe(
 
 def _choose_mode(frame: DataFrame, pipeline: Pipeline, operators: tuple[str, ...]) -> plan_analysis.Mode:
     """Choose the output mode: rows as early as possible for a view, final rows for everything else."""
-    if (
-        pipeline.kind is PipelineKind.VIEW
-        and operators
-        and plan_analysis.output_mode_error(frame, "update") is None
-    ):
+    if pipeline.kind is PipelineKind.VIEW and operators and plan_analysis.output_mode_error(frame, "update") is None:
         return "update"
     refusal = plan_analysis.output_mode_error(frame, "append")
     if refusal is None:

@@ -40,15 +40,7 @@ __all__ = [
 
 logger = logging.getLogger("headwater.engine")
 _LEAF: Final = "Relation"
-_PASS_THROUGH: Final = (
-    "Filter",
-    "Join",
-    "Sort",
-    "GlobalLimit",
-    "LocalLimit",
-    "BatchEvalPython",
-    "ArrowEvalPython",
-)
+_PASS_THROUGH: Final = ("Filter", "Join", "Sort", "GlobalLimit", "LocalLimit", "BatchEvalPython", "ArrowEvalPython")
 """Steps that pass on the columns they are given."""
 _PROJECTING: Final = ("Project", "Aggregate")
 """Steps that pass on nothing but what they name."""
@@ -72,8 +64,7 @@ def prune_columns(
     try:
         with tempfile.TemporaryDirectory(prefix="headwater-") as nothing:
             tables = {
-                input_.name: session.read.schema(_schema_with_watermark(input_)).parquet(nothing)
-                for input_ in inputs
+                input_.name: session.read.schema(_schema_with_watermark(input_)).parquet(nothing) for input_ in inputs
             }
             plan = apply(tables)._jdf.queryExecution().optimizedPlan()
             used = set(_read_attributes(plan, _parse_attributes(plan.outputSet())))
@@ -85,9 +76,7 @@ def prune_columns(
     names = {attribute.rpartition("#")[0] for attribute in used if attribute is not None}
     return {
         input_.name: tuple(
-            name
-            for name in wholes[input_.name]
-            if name in names or name == input_.time or name in HIDDEN_COLUMNS
+            name for name in wholes[input_.name] if name in names or name == input_.time or name in HIDDEN_COLUMNS
         )
         for input_ in inputs
     }
@@ -144,9 +133,7 @@ def refuse_unbounded_join(frame: DataFrame, pipeline: Pipeline) -> None:
         if wait is None:
             what = f"{pipeline} joins two streams without a range of time: its {side} side waits for ever"
             detail = "nothing would ever be forgotten, and an outer join would never give the rows that find no partner"
-            fix = (
-                "add a range to the condition: paid_at between placed_at and placed_at + interval 10 minutes"
-            )
+            fix = "add a range to the condition: paid_at between placed_at and placed_at + interval 10 minutes"
             raise _pipeline_error(pipeline, what, detail, fix)
 
 

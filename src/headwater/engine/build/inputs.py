@@ -197,11 +197,7 @@ def stream_inputs(
     for number, input_ in enumerate(inputs):
         options = _source_options(input_, input_options, topics, tables, number)
         frame = _add_watermark(_load_stream(session, input_, input_options, options, number), input_)
-        if (
-            input_options.ipc_batches
-            and input_.has_position
-            and input_.name not in input_options.alignment_files
-        ):
+        if input_options.ipc_batches and input_.has_position and input_.name not in input_options.alignment_files:
             frame = attach_ipc_source(frame, partial(_load_ipc_batches, session, input_, options))
         found[input_.name] = frame
     return found
@@ -222,22 +218,13 @@ def _source_options(
         "rows": str(input_options.batch_rows),
         "cores": str(input_options.cores),
         "skips": input_options.skip_files[input_.name],
-        "start": json.dumps(
-            {str(p): offset for p, offset in input_options.start_offsets[input_.name].items()}
-        ),
-        "end": json.dumps(
-            {str(p): offset for p, offset in input_options.end_offsets.get(input_.name, {}).items()}
-        ),
+        "start": json.dumps({str(p): offset for p, offset in input_options.start_offsets[input_.name].items()}),
+        "end": json.dumps({str(p): offset for p, offset in input_options.end_offsets.get(input_.name, {}).items()}),
         "number": str(number),
         "decided": input_options.alignment_files.get(input_.name, ""),
         "loading": json.dumps({"path": input_options.barrier_file, "number": number, "tables": tables}),
         "pace": json.dumps(
-            {
-                "topics": topics,
-                "number": number,
-                "notes": input_options.pacer_file,
-                "wait": input_options.max_wait,
-            }
+            {"topics": topics, "number": number, "notes": input_options.pacer_file, "wait": input_options.max_wait}
         ),
         "packing": "",
     }

@@ -20,13 +20,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from headwater.engine.build.inputs import Input
-from headwater.engine.build.plan_analysis import (
-    EVENT_TIME,
-    HIDDEN_PREFIX,
-    event_time_column,
-    plan_of,
-    restore_position,
-)
+from headwater.engine.build.plan_analysis import EVENT_TIME, HIDDEN_PREFIX, event_time_column, plan_of, restore_position
 from headwater.engine.build.sink_stage import SinkStage, StageInput
 from headwater.engine.state.spark_host import apply_in_spark
 from headwater.engine.state.state import OFFSET, PARTITION, QUARANTINE_REASON, TIME, WEIGHT, Operator
@@ -135,18 +129,13 @@ def stream_input(events: Any, operator_name: str) -> StageInput:
     """
     if not isinstance(events, DataFrame):
         what = f"{operator_name} takes events, not {type(events).__name__}"
-        raise BadPipelineError(
-            what, fix="a parameter annotated DataFrame", location=SourceLocation.of_caller()
-        )
+        raise BadPipelineError(what, fix="a parameter annotated DataFrame", location=SourceLocation.of_caller())
     events = restore_position(events)
     time = event_time_column(events.schema)
     if time is None:
         what = f"{operator_name} orders events by event time; an earlier step has dropped that column"
         raise BadPipelineError(
-            what,
-            detail=_POSITION_HELP,
-            fix=_EARLIER_FIX.format(operator_name),
-            location=SourceLocation.of_caller(),
+            what, detail=_POSITION_HELP, fix=_EARLIER_FIX.format(operator_name), location=SourceLocation.of_caller()
         )
     return StageInput(events, time)
 
@@ -200,10 +189,7 @@ def _require_position(inputs: tuple[StageInput, ...], operator_name: str) -> Non
     if not all(one.frame.columns.count(name) == 1 for one in inputs for name in (PARTITION, OFFSET)):
         what = f"{operator_name} identifies events by partition and offset; an earlier step has dropped these columns"
         raise BadPipelineError(
-            what,
-            detail=_POSITION_HELP,
-            fix=_EARLIER_FIX.format(operator_name),
-            location=SourceLocation.of_caller(),
+            what, detail=_POSITION_HELP, fix=_EARLIER_FIX.format(operator_name), location=SourceLocation.of_caller()
         )
 
 
@@ -219,15 +205,9 @@ def _drop_quarantined(result: DataFrame, scope: BuildScope) -> DataFrame:
     name = f"refused.{len(scope.descriptions)}"
     scope.quarantine_metrics.append(name)
     refused = F.when(F.col(QUARANTINE_REASON).isNotNull(), F.struct(PARTITION, OFFSET, QUARANTINE_REASON))
-    kept = result.observe(name, F.collect_list(refused).alias("events")).where(
-        F.col(QUARANTINE_REASON).isNull()
-    )
+    kept = result.observe(name, F.collect_list(refused).alias("events")).where(F.col(QUARANTINE_REASON).isNull())
     # A row that is not an event has no position; only rejected events had one.
-    return (
-        kept.drop(QUARANTINE_REASON)
-        if TIME in result.columns
-        else kept.drop(QUARANTINE_REASON, PARTITION, OFFSET)
-    )
+    return kept.drop(QUARANTINE_REASON) if TIME in result.columns else kept.drop(QUARANTINE_REASON, PARTITION, OFFSET)
 
 
 def _add_event_time(result: DataFrame, input_: StageInput) -> DataFrame:
@@ -252,8 +232,6 @@ def _require_scope(operator_name: str) -> BuildScope:
     if scope is None:
         what = f"{operator_name} describes a step of a pipeline, and is called outside of one"
         raise BadPipelineError(
-            what,
-            fix="call it in a function under @app.view or @app.stream",
-            location=SourceLocation.of_caller(),
+            what, fix="call it in a function under @app.view or @app.stream", location=SourceLocation.of_caller()
         )
     return scope

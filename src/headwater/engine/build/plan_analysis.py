@@ -140,20 +140,14 @@ def window_column(schema: StructType) -> str | None:
 
 def event_time_column(schema: StructType) -> str | None:
     """Returns the column that carries the event time, if there is one."""
-    marked = [
-        f.name for f in schema if WATERMARK_DELAY_KEY in f.metadata and isinstance(f.dataType, TimestampType)
-    ]
+    marked = [f.name for f in schema if WATERMARK_DELAY_KEY in f.metadata and isinstance(f.dataType, TimestampType)]
     return marked[0] if marked else None
 
 
 HIDDEN_PREFIX: Final = "_hw_"
 EVENT_TIME: Final = "_hw_at"
 """The event time, if the user's columns no longer have it."""
-_CARRIED: Final = {
-    "_hw_carried_partition": PARTITION,
-    "_hw_carried_offset": OFFSET,
-    "_hw_carried_at": EVENT_TIME,
-}
+_CARRIED: Final = {"_hw_carried_partition": PARTITION, "_hw_carried_offset": OFFSET, "_hw_carried_at": EVENT_TIME}
 """Temporary names of hidden columns: a user's `select("*")` may include those of the source as well."""
 _ROW_PRESERVING: Final = (
     "Filter",
@@ -229,10 +223,7 @@ class _PlanRewriter:
             return self._logical.Project(_append_all(plan.projectList(), _hidden_columns(below[0])), below[0])
         if kind == "Union":
             both = zip(children, below, strict=True)
-            below = [
-                self._logical.Project(_append_all(old.output(), _hidden_columns(new)), new)
-                for old, new in both
-            ]
+            below = [self._logical.Project(_append_all(old.output(), _hidden_columns(new)), new) for old, new in both]
         return plan.withNewChildren(_append_all(plan.children().take(0), below))
 
     def _rewrite_leaf(self, plan: Any) -> Any | None:
@@ -243,9 +234,7 @@ class _PlanRewriter:
             return None
         branch, self.branches = self.branches, self.branches + 1
         columns = {"_hw_carried_at": F.col(f"`{time}`")}
-        if all(frame.columns.count(name) == 1 for name in (PARTITION, OFFSET)) and _preserves_rows(
-            plan, deep=True
-        ):
+        if all(frame.columns.count(name) == 1 for name in (PARTITION, OFFSET)) and _preserves_rows(plan, deep=True):
             # An event may come through two branches of a union.
             partition = F.col(PARTITION).cast("bigint") + F.lit(branch << _BRANCH_SHIFT)
             columns |= {"_hw_carried_partition": partition, "_hw_carried_offset": F.col(OFFSET)}
@@ -264,9 +253,7 @@ def _preserves_rows(plan: Any, *, deep: bool = False) -> bool:
     streams = [child for child in below if child.isStreaming()]
     if kind in ("Distinct", "Generate") or (kind == "Join" and len(streams) > 1):
         return False
-    if kind.startswith("Deduplicate") and PARTITION in [
-        column.name() for column in _scala_items(plan.keys())
-    ]:
+    if kind.startswith("Deduplicate") and PARTITION in [column.name() for column in _scala_items(plan.keys())]:
         return False
     return not deep or all(_preserves_rows(child, deep=True) for child in streams)
 

@@ -57,15 +57,11 @@ def is_table_query(pipeline: Pipeline, inputs: tuple[Input, ...], operators: tup
         what = f'{pipeline} joins the events of "{events[0].name}" with the table "{tables[0].name}" in SQL'
         detail = "a row of the table may change after the event: say which row is meant"
         fix = "in Python: hw.enrich(…) for the row as it is now, hw.join_as_of(…) for the row at the event's time"
-        raise BadPipelineError(
-            what, detail=detail, fix=fix, location=pipeline.location, pipeline=pipeline.name
-        )
+        raise BadPipelineError(what, detail=detail, fix=fix, location=pipeline.location, pipeline=pipeline.name)
     return True
 
 
-def _query_schema(
-    pipeline: Pipeline, sql: str, inputs: tuple[Input, ...], session: SparkSession
-) -> pa.Schema:
+def _query_schema(pipeline: Pipeline, sql: str, inputs: tuple[Input, ...], session: SparkSession) -> pa.Schema:
     """Returns the columns of a query over tables, as Spark understands it.
 
     Raises:
@@ -90,11 +86,7 @@ def _empty_frame(session: SparkSession, input_: Input) -> DataFrame:
 
 
 def build_table_stage(
-    session: SparkSession,
-    pipeline: Pipeline,
-    sql: str,
-    inputs: tuple[Input, ...],
-    input_options: InputOptions,
+    session: SparkSession, pipeline: Pipeline, sql: str, inputs: tuple[Input, ...], input_options: InputOptions
 ) -> SinkStage:
     """Build the query as operators, with the changes of each table as input.
 
@@ -111,17 +103,11 @@ def build_table_stage(
     )
     frames = stream_inputs(session, inputs, input_options)
     stage_inputs = {input_.name: StageInput(frames[input_.name], input_.time) for input_ in inputs}
-    return SinkStage(
-        flow, tuple(stage_inputs[name] for name in flow.inputs), flow.descriptions, order_by_offset=True
-    )
+    return SinkStage(flow, tuple(stage_inputs[name] for name in flow.inputs), flow.descriptions, order_by_offset=True)
 
 
 def build_history_stage(
-    session: SparkSession,
-    pipeline: Pipeline,
-    sql: str,
-    inputs: tuple[Input, ...],
-    input_options: InputOptions,
+    session: SparkSession, pipeline: Pipeline, sql: str, inputs: tuple[Input, ...], input_options: InputOptions
 ) -> SinkStage:
     """Build the history of a table: current and earlier rows, each with its validity.
 
@@ -132,9 +118,7 @@ def build_history_stage(
     if others or not selects_whole_table(sql, input_.name):
         what = f"{pipeline} keeps the history of something that is not one table as it is"
         in_python = f"def {pipeline.name}({input_.name}: hw.Table) -> hw.Table: return {input_.name}"
-        raise _pipeline_error(
-            pipeline, what, f'sql="select * from {input_.name}"' if pipeline.sql else in_python
-        )
+        raise _pipeline_error(pipeline, what, f'sql="select * from {input_.name}"' if pipeline.sql else in_python)
     if pipeline.key != (*input_.key, VALID_FROM):
         what = f'{pipeline} keeps the history of "{input_.name}" under another key'
         raise _pipeline_error(
@@ -164,9 +148,7 @@ def build_changes_stage(
         raise _pipeline_error(pipeline, what, "give it another name")
     operator = ApplyChanges(input_.name, row, pipeline.key)
     frame = stream_inputs(session, (input_,), input_options)[input_.name]
-    return SinkStage(
-        operator, (StageInput(frame, input_.time),), (operator.description,), order_by_offset=True
-    )
+    return SinkStage(operator, (StageInput(frame, input_.time),), (operator.description,), order_by_offset=True)
 
 
 def _pipeline_error(pipeline: Pipeline, what: str, fix: str) -> BadPipelineError:

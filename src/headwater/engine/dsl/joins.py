@@ -117,9 +117,7 @@ def join_as_of(
     pairs = _column_pairs(on)
 
     def make(*, final: bool) -> AsOfJoin:
-        return AsOfJoin(
-            visible_schema(left), visible_schema(right), pairs, how=how, final=final, valid_from=valid_from
-        )
+        return AsOfJoin(visible_schema(left), visible_schema(right), pairs, how=how, final=final, valid_from=valid_from)
 
     description = f"versions of {table.inputs[0]} by {_table_columns(pairs)}"
     return place_operator(make, (left, right), description, "hw.join_as_of")

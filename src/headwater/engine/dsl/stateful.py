@@ -110,6 +110,4 @@ def _refuse_options(**options: Any) -> None:
     for name, value in options.items():
         if value:
             what = f"hw.stateful with columns as state has no {name}"
-            raise BadPipelineError(
-                what, fix="state=… with a type", location=SourceLocation.of_caller(), option=name
-            )
+            raise BadPipelineError(what, fix="state=… with a type", location=SourceLocation.of_caller(), option=name)

@@ -23,12 +23,7 @@ _CALL = re.compile(r"\s*(\w+)\s*\(\s*(\*|\w+)\s*\)\s*")
 
 
 def sliding(
-    events: DataFrame,
-    *,
-    by: str | Sequence[str],
-    over: str | timedelta,
-    itself: bool = True,
-    **aggregates: str,
+    events: DataFrame, *, by: str | Sequence[str], over: str | timedelta, itself: bool = True, **aggregates: str
 ) -> DataFrame:
     """Add aggregates over a sliding window: the events of the same key in the time span that ends with each event.
 
@@ -68,9 +63,7 @@ def sliding(
     )
 
     def make(*, final: bool) -> SlidingWindows:
-        return SlidingWindows(
-            visible_schema(left), keys, _to_microseconds(over), wanted, itself=itself, final=final
-        )
+        return SlidingWindows(visible_schema(left), keys, _to_microseconds(over), wanted, itself=itself, final=final)
 
     return place_operator(make, (left,), f"the past of {', '.join(keys)}", "hw.sliding")
 
@@ -181,11 +174,7 @@ def _parse_aggregates(operator_name: str, asked: Mapping[str, Any]) -> tuple[Win
             what = f"{operator_name} does not know the aggregate {name}={text!r}"
             detail = f"it can be: {', '.join(get_args(AggregateFunction))} of a column, or count(*)"
             raise BadPipelineError(
-                what,
-                detail=detail,
-                fix=f'{name}="avg(price)"',
-                location=SourceLocation.of_caller(),
-                column=name,
+                what, detail=detail, fix=f'{name}="avg(price)"', location=SourceLocation.of_caller(), column=name
             )
         column = None if call[2] == "*" else call[2]
         found.append(WindowAggregate(cast(AggregateFunction, call[1].lower()), column, name))

@@ -190,9 +190,7 @@ def parse_columns(returns: pa.Schema | str, function: UserFunction) -> pa.Schema
         return from_ddl(returns)
     except BadTypeError as error:
         what = f"{function}: what it returns cannot be read: {error.what}"
-        raise BadPipelineError(
-            what, detail=error.detail, fix=error.fix, location=function.location
-        ) from error
+        raise BadPipelineError(what, detail=error.detail, fix=error.fix, location=function.location) from error
 
 
 def key_schema(events: pa.Schema, by: Sequence[str], function: UserFunction) -> pa.Schema:
@@ -207,11 +205,7 @@ def key_schema(events: pa.Schema, by: Sequence[str], function: UserFunction) -> 
     """
     missing = [name for name in by if name not in events.names]
     if missing or not by:
-        what = (
-            f"{function}: no column {missing[0]!r} to go by"
-            if missing
-            else f"{function}: there is no key to go by"
-        )
+        what = f"{function}: no column {missing[0]!r} to go by" if missing else f"{function}: there is no key to go by"
         raise BadPipelineError(what, fix=f"by= one of {', '.join(events.names)}", location=function.location)
     found = pa.schema([events.field(name) for name in by])
     try:
@@ -238,9 +232,7 @@ def build_table(rows: list[dict[str, Any]], schema: pa.Schema, function: UserFun
     if other is not None:
         unknown = ", ".join(sorted(other.keys() - names))
         what = f"{function} returned a row with columns that it does not declare: {unknown}"
-        raise BadPipelineError(
-            what, fix=f"declared are {', '.join(schema.names)}", location=function.location
-        )
+        raise BadPipelineError(what, fix=f"declared are {', '.join(schema.names)}", location=function.location)
     try:
         return pa.Table.from_pylist(rows, schema=schema)
     except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, OverflowError) as error:

@@ -9,13 +9,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from headwater.engine.operators.arguments import (
-    ColumnPairs,
-    JoinType,
-    refuse,
-    require_join_columns,
-    value_columns,
-)
+from headwater.engine.operators.arguments import ColumnPairs, JoinType, refuse, require_join_columns, value_columns
 from headwater.engine.operators.reorder_buffer import hold_rows, release_rows
 from headwater.engine.operators.sliding_windows import read_affected, track_emitted
 from headwater.engine.operators.timelines import VersionLookup, find_versions, insert_versions, prune_versions
@@ -131,9 +125,7 @@ class AsOfJoin:
             events = events.take(np.flatnonzero(~later))
         return events if over is None else pa.concat_tables([over, events])
 
-    def _corrections(
-        self, state: State, given: pa.Table, before: VersionLookup, events: pa.Table
-    ) -> pa.Table:
+    def _corrections(self, state: State, given: pa.Table, before: VersionLookup, events: pa.Table) -> pa.Table:
         now = self._look_up(state, given)
         changed = np.array(
             [old != new for old, new in zip(self._answers(before), self._answers(now), strict=True)], bool
@@ -167,9 +159,7 @@ class AsOfJoin:
             kept = np.flatnonzero(at >= 0)
             events, at, since = events.take(kept), at[kept], since[kept]
         used, where = _compact_indices(at)
-        contents = decode_rows(
-            value_columns(self.table, self.on), [versions.values[number] for number in used]
-        )
+        contents = decode_rows(value_columns(self.table, self.on), [versions.values[number] for number in used])
         if self.valid_from is not None:
             events = events.append_column(self.valid_from, pa.array(since, _TIMESTAMP, mask=at < 0))
         if not self.final:

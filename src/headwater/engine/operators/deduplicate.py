@@ -84,9 +84,7 @@ class Deduplicate:
         ready = events.take(np.flatnonzero(~later))
         if waited is not None:
             ready = pa.concat_tables([waited, ready])
-        result = self._drop_repeats(
-            state, ready.sort_by([(name, "ascending") for name in POSITION_SCHEMA.names])
-        )
+        result = self._drop_repeats(state, ready.sort_by([(name, "ascending") for name in POSITION_SCHEMA.names]))
         self._expire(state, watermark)
         return result
 
@@ -96,9 +94,7 @@ class Deduplicate:
         known = {code: _decode_time(time) for code, time in enumerate(stored) if time is not None}
         last = dict(known)
         kept: list[int] = []
-        for number, (code, time) in enumerate(
-            zip(found.codes.tolist(), event_times(ready).tolist(), strict=True)
-        ):
+        for number, (code, time) in enumerate(zip(found.codes.tolist(), event_times(ready).tolist(), strict=True)):
             if code not in last or time >= last[code] + self.within:
                 last[code] = time
                 kept.append(number)
@@ -112,9 +108,7 @@ class Deduplicate:
         keys = pop_expired(state, watermark)
         stored = state.values(_LAST_TIMES, keys)
         pairs = zip(keys, stored, strict=True)
-        old = [
-            key for key, time in pairs if time is not None and _decode_time(time) + self.within <= watermark
-        ]
+        old = [key for key, time in pairs if time is not None and _decode_time(time) + self.within <= watermark]
         state.put(_LAST_TIMES, old, None, [None] * len(old))
 
 

@@ -188,7 +188,5 @@ class Enrich:
         null = np.zeros(len(events), bool)
         for name in names:
             null |= events.column(name).is_null().to_numpy()
-        reasons = pc.if_else(
-            pa.array(null), f"{' or '.join(names)} is null", f"no row for this {', '.join(names)}"
-        )
+        reasons = pc.if_else(pa.array(null), f"{' or '.join(names)} is null", f"no row for this {', '.join(names)}")
         return pc.if_else(pa.array(at < 0), reasons, pa.scalar(None, pa.string()))

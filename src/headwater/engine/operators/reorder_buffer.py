@@ -33,11 +33,7 @@ from headwater.engine.state.key_groups import sort_by_event_time
 from headwater.engine.state.state import TIME, Operator, State, delete_timers, pop_timers, set_timers
 from headwater.events import to_ddl
 
-__all__ = [
-    "ReorderBuffer",
-    "hold_rows",
-    "release_rows",
-]
+__all__ = ["ReorderBuffer", "hold_rows", "release_rows"]
 
 _BUFFER: Final = "held"
 _TIMER_PREFIX: Final = b"\x02held:"
@@ -115,11 +111,7 @@ class ReorderBuffer:
         set_timers(state, [time for time, _ in others], [name for _, name in others])
         keys = {name[len(_TIMER_PREFIX) :] for _, name in found if name.startswith(_TIMER_PREFIX)}
         state.prefetch(_BUFFER, keys)
-        rows = [
-            (key, *row)
-            for key in sorted(keys)
-            for row in state.entries(_BUFFER, key, high=encode_time(watermark))
-        ]
+        rows = [(key, *row) for key in sorted(keys) for row in state.entries(_BUFFER, key, high=encode_time(watermark))]
         state.put(_BUFFER, [key for key, _, _ in rows], [name for _, name, _ in rows], [None] * len(rows))
         return decode_rows(self._row_schema, [row for _, _, row in rows])
 

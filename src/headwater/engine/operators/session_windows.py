@@ -11,20 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.engine.operators.aggregates import (
-    WindowAggregate,
-    compute_aggregates,
-    input_columns,
-    output_fields,
-)
+from headwater.engine.operators.aggregates import WindowAggregate, compute_aggregates, input_columns, output_fields
 from headwater.engine.operators.arguments import refuse, require_duration, require_key
-from headwater.engine.operators.timelines import (
-    Timeline,
-    insert_entries,
-    pop_expired,
-    rewrite_timelines,
-    set_expiry,
-)
+from headwater.engine.operators.timelines import Timeline, insert_entries, pop_expired, rewrite_timelines, set_expiry
 from headwater.engine.state.encoding import decode_keys
 from headwater.engine.state.grouping import (
     decode_rows,
@@ -128,9 +117,7 @@ class SessionWindows:
         pop_timers(state, watermark)
         events = self._add_gap(select_and_cast(inputs[0], with_position(self.events)))
         owners = factorize_keys(events, self.key, nulls=True).row_keys
-        touched = insert_entries(
-            state, _EVENTS, owners, encode_positions(events), encode_rows(self._contents, events)
-        )
+        touched = insert_entries(state, _EVENTS, owners, encode_positions(events), encode_rows(self._contents, events))
         set_expiry(state, owners, event_times(events) + to_int64(events.column(_GAP)))
         before = self._session_rows({key: was for key, (was, _) in touched.items()}, -1)
         after = self._session_rows({key: now for key, (_, now) in touched.items()}, 1)

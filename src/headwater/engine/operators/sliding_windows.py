@@ -13,12 +13,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from headwater.engine.operators.aggregates import (
-    WindowAggregate,
-    compute_aggregates,
-    input_columns,
-    output_fields,
-)
+from headwater.engine.operators.aggregates import WindowAggregate, compute_aggregates, input_columns, output_fields
 from headwater.engine.operators.arguments import refuse, require_duration, require_key
 from headwater.engine.operators.reorder_buffer import hold_rows, release_rows
 from headwater.engine.operators.timelines import (
@@ -46,11 +41,7 @@ from headwater.engine.state.grouping import (
 )
 from headwater.engine.state.state import TIME, WEIGHT, State, pop_timers
 
-__all__ = [
-    "SlidingWindows",
-    "read_affected",
-    "track_emitted",
-]
+__all__ = ["SlidingWindows", "read_affected", "track_emitted"]
 
 _EMITTED: Final = "given"
 _FINALITY: Final = "known"
@@ -80,9 +71,7 @@ def track_emitted(state: State, found: KeyCodes, events: pa.Table, watermark: in
     rows, keys = events.take(later), [found.keys[code] for code in found.codes[later].tolist()]
     names = encode_positions(rows)
     state.put(_EMITTED, keys, names, encode_rows(rows.schema, rows), kinds=found.kinds)
-    hold_rows(
-        state, _FINALITY, pa.table({"key": keys, "name": names, TIME: rows.column(TIME)}, _FINALITY_SCHEMA)
-    )
+    hold_rows(state, _FINALITY, pa.table({"key": keys, "name": names, TIME: rows.column(TIME)}, _FINALITY_SCHEMA))
     over = release_rows(state, _FINALITY, watermark)
     if over is not None:
         owners, names = over.column("key").to_pylist(), over.column("name").to_pylist()
@@ -185,10 +174,7 @@ class SlidingWindows:
             result = self._aggregate_rows(state, self._pop_ready(state, events, watermark), 1)
         else:
             changed = read_affected(
-                state,
-                factorize_keys(events, self.key, nulls=True),
-                event_times(events),
-                with_position(self.events),
+                state, factorize_keys(events, self.key, nulls=True), event_times(events), with_position(self.events)
             )
             before = self._aggregate_rows(state, changed, -1)
             self._insert(state, events)
@@ -200,9 +186,7 @@ class SlidingWindows:
 
     def _insert(self, state: State, events: pa.Table) -> None:
         owners = factorize_keys(events, self.key, nulls=True).row_keys
-        insert_entries(
-            state, _EVENTS, owners, encode_positions(events), encode_rows(self._aggregate_columns, events)
-        )
+        insert_entries(state, _EVENTS, owners, encode_positions(events), encode_rows(self._aggregate_columns, events))
         set_expiry(state, owners, event_times(events) + self.length - self.itself)
 
     def _pop_ready(self, state: State, events: pa.Table, watermark: int) -> pa.Table:

@@ -32,10 +32,7 @@ from headwater.errors import BadPipelineError, StateChangedError
 from headwater.events import to_ddl
 from headwater.units import duration
 
-__all__ = [
-    "Stateful",
-    "VectorizedStateful",
-]
+__all__ = ["Stateful", "VectorizedStateful"]
 
 Row = dict[str, Any]
 KeyFunction = Callable[[Any, list[Row], Any], tuple[Any, Iterable[Row]]]
@@ -134,10 +131,7 @@ class Stateful:
         except TypeError:
             kept = False
         if not kept:
-            wrong = (
-                f"a state of type {self._type!r} cannot be kept",
-                "use a dataclass, a msgspec struct or dict",
-            )
+            wrong = (f"a state of type {self._type!r} cannot be kept", "use a dataclass, a msgspec struct or dict")
         if wrong:
             what, fix = wrong
             raise BadPipelineError(f"{self._function}: {what}", fix=fix, location=self._function.location)
@@ -216,8 +210,7 @@ class Stateful:
         encode = msgspec.msgpack.Encoder().encode
         prefix = bytes([self._version])
         values: list[bytes | None] = [
-            None if mine.value is None else prefix + self._encode_times(mine) + encode(mine.value)
-            for mine in kept
+            None if mine.value is None else prefix + self._encode_times(mine) + encode(mine.value) for mine in kept
         ]
         state.put(_SPACE, keys, None, values)
 
@@ -272,12 +265,7 @@ class Stateful:
             fix = "give upgrade=fn(old_version, plain) -> state, or rebuild"
         what = f"{self._function}: a state of version {version} cannot be read by version {self._version}"
         raise StateChangedError(
-            what,
-            detail=detail,
-            fix=fix,
-            location=self._function.location,
-            version=version,
-            known=self._version,
+            what, detail=detail, fix=fix, location=self._function.location, version=version, known=self._version
         )
 
 

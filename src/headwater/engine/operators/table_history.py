@@ -134,9 +134,7 @@ class TableHistory:
         return found
 
     def _rows(self, changes: list[_Change]) -> pa.Table:
-        key = decode_keys(
-            [key for key, _, _ in changes], pa.schema([self.table.field(name) for name in self.key])
-        )
+        key = decode_keys([key for key, _, _ in changes], pa.schema([self.table.field(name) for name in self.key]))
         contents = decode_rows(self._contents, [span[0] for _, span, _ in changes])
         columns = dict(zip(self.key, key, strict=True))
         columns |= {name: contents.column(name) for name in contents.column_names}
@@ -166,11 +164,7 @@ def _trim_versions(versions: Timeline, ended: int | None, limit: int) -> Timelin
     """Returns the versions after the expired ones, without leading deletions and versions of zero validity."""
     times = decode_times(versions[::2]).tolist()
     first = 0 if ended is None else bisect_left(times, ended)
-    while (
-        first < len(times)
-        and times[first] < limit
-        and _is_void(versions[2 * first + 1], times[first : first + 2])
-    ):
+    while first < len(times) and times[first] < limit and _is_void(versions[2 * first + 1], times[first : first + 2]):
         first += 1
     return versions[2 * first :]
 

@@ -129,9 +129,7 @@ def rewrite_timelines(
 
 def set_expiry(state: State, owners: Sequence[bytes], times: Numbers) -> None:
     """Set timers at which keys are examined again."""
-    hold_rows(
-        state, _EXPIRY, pa.table({"key": pa.array(owners, pa.binary()), TIME: pa.array(times, pa.int64())})
-    )
+    hold_rows(state, _EXPIRY, pa.table({"key": pa.array(owners, pa.binary()), TIME: pa.array(times, pa.int64())}))
 
 
 def pop_expired(state: State, watermark: int) -> list[bytes]:

@@ -30,14 +30,7 @@ from headwater.log.kafka.brokers import KafkaAddress
 from headwater.pipelines import Pipeline
 from headwater.pipelines.graph import not_realtime_error
 
-__all__ = [
-    "JARS",
-    "RECORD",
-    "decode_records",
-    "encode_records",
-    "java_settings",
-    "load_connector",
-]
+__all__ = ["JARS", "RECORD", "decode_records", "encode_records", "java_settings", "load_connector"]
 
 _SAME_NAME: Final = (
     "client.id",
@@ -168,9 +161,7 @@ def _local_jars(folder: str) -> list[str]:
 
 
 def _fetch_jars(spark: SparkSession) -> list[str]:
-    return [
-        _verify_jar(_resolve_jar(spark, coordinate), coordinate, known) for coordinate, known in JARS.items()
-    ]
+    return [_verify_jar(_resolve_jar(spark, coordinate), coordinate, known) for coordinate, known in JARS.items()]
 
 
 def _resolve_jar(spark: SparkSession, coordinate: str) -> str:
@@ -198,9 +189,7 @@ def _jvm(spark: SparkSession) -> Any:
     return spark.sparkContext._jvm
 
 
-RECORD: Final = (
-    "key binary, value binary, timestamp timestamp, headers array<struct<key: string, value: binary>>"
-)
+RECORD: Final = "key binary, value binary, timestamp timestamp, headers array<struct<key: string, value: binary>>"
 """What is used of the columns of Spark's Kafka source."""
 _CORRUPT: Final = "_hw_bad"
 _TIME_FORMAT: Final = "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"
@@ -237,17 +226,10 @@ def _field(name: str) -> Column:
 
 def encode_records(rows: DataFrame, pipeline: Pipeline, topic: Topic) -> DataFrame:
     """Returns rows as records: JSON value, canonical key bytes, and the type's version in a header."""
-    plain = [
-        _json_form(F.col(_quote_name(field.name)), field.dataType).alias(field.name) for field in rows.schema
-    ]
+    plain = [_json_form(F.col(_quote_name(field.name)), field.dataType).alias(field.name) for field in rows.schema]
     options = {"timestampFormat": _TIME_FORMAT, "ignoreNullFields": "false"}
-    version = F.struct(
-        F.lit("hw.version").alias("key"), F.lit(str(topic.version)).cast("binary").alias("value")
-    )
-    columns = [
-        F.to_json(F.struct(*plain), options).cast("binary").alias("value"),
-        F.array(version).alias("headers"),
-    ]
+    version = F.struct(F.lit("hw.version").alias("key"), F.lit(str(topic.version)).cast("binary").alias("value"))
+    columns = [F.to_json(F.struct(*plain), options).cast("binary").alias("value"), F.array(version).alias("headers")]
     if pipeline.key:
         columns.append(_record_key(rows, pipeline).alias("key"))
     return rows.select(*columns)
@@ -274,9 +256,7 @@ def _record_key(rows: DataFrame, pipeline: Pipeline) -> Column:
         if not isinstance(kinds[name], (*_UNQUOTED_TYPES, *_TEXT_TYPES)):
             detail = "its bytes would not be those that other producers give the same key"
             fix = f"cast {name} to text"
-            raise not_realtime_error(
-                pipeline, f'its key "{name}" is a {kinds[name].simpleString()}', detail, fix
-            )
+            raise not_realtime_error(pipeline, f'its key "{name}" is a {kinds[name].simpleString()}', detail, fix)
     if len(pipeline.key) == 1:
         return F.col(_quote_name(pipeline.key[0])).cast("string").cast("binary")
     parts = [_key_part(F.col(_quote_name(name)), kinds[name]) for name in pipeline.key]

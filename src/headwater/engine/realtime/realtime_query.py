@@ -24,13 +24,7 @@ from headwater.engine.build.build import BuiltQuery, call_function
 from headwater.engine.build.inputs import Input
 from headwater.engine.context import EngineContext
 from headwater.engine.query import Query
-from headwater.engine.realtime.kafka import (
-    RECORD,
-    decode_records,
-    encode_records,
-    java_settings,
-    load_connector,
-)
+from headwater.engine.realtime.kafka import RECORD, decode_records, encode_records, java_settings, load_connector
 from headwater.engine.spark.error_translation import first_line
 from headwater.errors import BadSettingError
 from headwater.log import Topic
@@ -38,11 +32,7 @@ from headwater.log.kafka.brokers import KafkaAddress
 from headwater.pipelines import Pipeline
 from headwater.pipelines.graph import not_realtime_error
 
-__all__ = [
-    "RealtimeQuery",
-    "TaskSlots",
-    "require_realtime",
-]
+__all__ = ["RealtimeQuery", "TaskSlots", "require_realtime"]
 
 _SUPPORTED_NODES: Final = (
     *("Project", "Filter", "Aggregate", "Generate", "SubqueryAlias", "Subquery", "EventTimeWatermark"),
@@ -190,9 +180,7 @@ class RealtimeQuery(Query):
         self._kafka = KafkaAddress.parse(context.kafka) if context.kafka else None
         super().__init__(spark, pipeline, inputs, version, context, lambda: None)
 
-    def _build(
-        self, spark: SparkSession, inputs: tuple[Input, ...], version: int
-    ) -> tuple[BuiltQuery, Topic]:
+    def _build(self, spark: SparkSession, inputs: tuple[Input, ...], version: int) -> tuple[BuiltQuery, Topic]:
         """Build the query over an empty stream, which needs neither Kafka nor the connector.
 
         Raises:
@@ -276,10 +264,7 @@ class RealtimeQuery(Query):
     def _sink_options(self) -> dict[str, str]:
         assert self._kafka is not None
         assert self.topic is not None
-        return java_settings(self._kafka) | {
-            "topic": self.topic.name,
-            "kafka.max.request.size": _MAX_REQUEST_BYTES,
-        }
+        return java_settings(self._kafka) | {"topic": self.topic.name, "kafka.max.request.size": _MAX_REQUEST_BYTES}
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until the query ends; translates refusals by Spark's own check."""

@@ -31,13 +31,7 @@ from headwater.log.storage.frame import LOWEST_TIME, Frame, envelope_bits
 from headwater.pipelines import DropLate
 from headwater.store import EventCounts, InputRange, SideOutput, StateSize
 
-__all__ = [
-    "BatchAccounting",
-    "InputAccounting",
-    "ObservedRows",
-    "account_input",
-    "to_side_outputs",
-]
+__all__ = ["BatchAccounting", "InputAccounting", "ObservedRows", "account_input", "to_side_outputs"]
 
 _DELETED = envelope_bits({"_hw.deleted": None})
 
@@ -63,11 +57,7 @@ class InputAccounting:
 
 
 def account_input(
-    log: TimedLog,
-    input_: Input,
-    planned: PlannedInput,
-    allowed: timedelta | None,
-    skipped: Collection[tuple[int, int]],
+    log: TimedLog, input_: Input, planned: PlannedInput, allowed: timedelta | None, skipped: Collection[tuple[int, int]]
 ) -> InputAccounting:
     """Count the events of a range; frame headers suffice for most, and only frames with late rows are read.
 
@@ -95,19 +85,12 @@ def account_input(
                 counted += batch.values.num_rows
                 late.extend(to_side_outputs(batch.select(is_late), _late_reasons(batch, is_late, allowed)))
                 deleted += int(is_deleted.sum())
-                left_out += int(
-                    ((np.isin(batch.offsets, skipped_offsets) & ~is_late & ~is_deleted) | batch.bad).sum()
-                )
+                left_out += int(((np.isin(batch.offsets, skipped_offsets) & ~is_late & ~is_deleted) | batch.bad).sum())
     return InputAccounting(counted, tuple(late), tuple(unreadable), left_out, deleted)
 
 
 def _scan_headers(
-    log: TimedLog,
-    input_: Input,
-    partition: int,
-    range_: tuple[int, int],
-    allowed: timedelta | None,
-    skipped: list[int],
+    log: TimedLog, input_: Input, partition: int, range_: tuple[int, int], allowed: timedelta | None, skipped: list[int]
 ) -> tuple[int, list[tuple[int, int]]]:
     """Returns the events that frame headers account for, and the offset ranges of all others, merged."""
     start, end = range_
@@ -168,14 +151,7 @@ def to_side_outputs(batch: LogBatch, reasons: Iterator[str], data: bytes = b"") 
     rows = zip(batch.offsets, batch.event_times, batch.arrival_times, texts, reasons, strict=True)
     for offset, occurred, received, text, reason in rows:
         yield SideOutput(
-            batch.topic.name,
-            batch.partition,
-            int(offset),
-            int(occurred),
-            int(received),
-            text.decode(),
-            reason,
-            data,
+            batch.topic.name, batch.partition, int(offset), int(occurred), int(received), text.decode(), reason, data
         )
 
 
@@ -197,9 +173,7 @@ class ObservedRows:
         """Returns the events that operators in Spark rejected: partition, offset and reason."""
         metrics = [self._execution.observedMetrics().get(name) for name in names]
         found = [json.loads(one.get().json())["events"] for one in metrics if one.isDefined()]
-        return tuple(
-            (one[PARTITION], one[OFFSET], one[QUARANTINE_REASON]) for events in found for one in events
-        )
+        return tuple((one[PARTITION], one[OFFSET], one[QUARANTINE_REASON]) for events in found for one in events)
 
     def state_sizes(self, names: Sequence[str]) -> tuple[StateSize, ...]:
         """Returns the state sizes of the key groups that the batch touched in Spark."""
@@ -305,9 +279,7 @@ class BatchAccounting:
     @cached_property
     def _rejections(self) -> list[tuple[int, int, int, str]]:
         """Returns the rejected events, each once: number of the input, partition, offset and reason."""
-        by_position = {
-            (*split_partition(partition), offset): reason for partition, offset, reason in self.refused
-        }
+        by_position = {(*split_partition(partition), offset): reason for partition, offset, reason in self.refused}
         return [(*position, reason) for position, reason in by_position.items()]
 
     def _read_rejections(self) -> Iterator[SideOutput]:

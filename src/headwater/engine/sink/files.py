@@ -26,11 +26,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from headwater.store import LedgerEntry, StagedPart, Stager, ViewTable
 
-__all__ = [
-    "ParquetFolder",
-    "Staging",
-    "stage_in_store",
-]
+__all__ = ["ParquetFolder", "Staging", "stage_in_store"]
 
 _MANIFEST: Final = "_manifest"
 
@@ -79,9 +75,7 @@ class ParquetFolder:
             return
         file = self._file(entry.batch)
         rows = pq.read_metadata(file).num_rows if file.exists() else 0
-        manifest_entry = ManifestEntry(
-            entry.query, entry.batch, file.name if rows else None, rows, entry.ranges()
-        )
+        manifest_entry = ManifestEntry(entry.query, entry.batch, file.name if rows else None, rows, entry.ranges())
         temporary = target.with_suffix(".new")
         temporary.write_bytes(msgspec.json.encode(manifest_entry))
         _commit_file(temporary, target)
@@ -158,9 +152,7 @@ class Staging:
         self._folder.mkdir(parents=True)
         paths = frame.mapInArrow(partial(_write_part, str(self._folder)), "path string").toArrow()
         parts = [_map_file(path) for path in paths.column("path").to_pylist()]
-        return (
-            pa.concat_tables(parts) if parts else to_arrow_schema(frame.schema, timezone="UTC").empty_table()
-        )
+        return pa.concat_tables(parts) if parts else to_arrow_schema(frame.schema, timezone="UTC").empty_table()
 
     def clear(self) -> None:
         """Remove the parts."""

@@ -39,10 +39,7 @@ def output_topic(built: BuiltQuery, version: int) -> Topic | None:
     If rows carry event time, the topic's event time is kept externally: it is the pipeline's watermark, which covers
     all upstream partitions, and not the time of the topic's own rows.
     """
-    pipeline, timed = (
-        built.pipeline,
-        built.window is not None or built.time is not None or built.emits_versions,
-    )
+    pipeline, timed = (built.pipeline, built.window is not None or built.time is not None or built.emits_versions)
     if pipeline.kind is PipelineKind.FILES:
         return None
     location = pipeline.location
@@ -97,11 +94,7 @@ def _append(log: TimedLog, topic: Topic, built: BuiltQuery, outgoing: OutboxEntr
         ends = pc.struct_field(rows.column(built.window), "end")
         envelope["_hw.occurred_at"] = pc.cast(pc.subtract(pc.cast(ends, pa.int64()), 1), _TIME)
     first, entry = outgoing.batch * _BATCH_STEP, outgoing.entry
-    origin = (
-        None
-        if entry is None
-        else Origin(entry.batch, entry.epoch, msgspec.json.encode(entry.ranges()).decode())
-    )
+    origin = None if entry is None else Origin(entry.batch, entry.epoch, msgspec.json.encode(entry.ranges()).decode())
     batch = WriteBatch(
         rows, topic.version, envelope, 0, outgoing.query, first, sent_at=outgoing.committed_at, origin=origin
     )
@@ -111,9 +104,7 @@ def _append(log: TimedLog, topic: Topic, built: BuiltQuery, outgoing: OutboxEntr
 def _to_topic_batch(changes: pa.Table, schema: pa.Schema, built: BuiltQuery) -> pa.RecordBatch:
     """Returns one batch with exactly the topic's columns; a change has the event time of its row, if any."""
     if built.pipeline.kind is PipelineKind.VIEW and built.time is not None and built.window is None:
-        rows = pc.coalesce(
-            *(pc.struct_field(changes.column(side), built.time) for side in ("after", "before"))
-        )
+        rows = pc.coalesce(*(pc.struct_field(changes.column(side), built.time) for side in ("after", "before")))
         times = pc.coalesce(rows.cast(_TIME), changes.column("at"))
         changes = changes.set_column(changes.schema.get_field_index("at"), "at", times)
     whole = changes.select(schema.names).cast(schema).combine_chunks()

@@ -27,13 +27,7 @@ from headwater.engine.sink.accounting import BatchAccounting, ObservedRows
 from headwater.engine.sink.checkpoint import PlannedInput, read_planned_batch
 from headwater.engine.sink.files import ParquetFolder, Staging, stage_in_store
 from headwater.engine.sink.publisher import publish
-from headwater.engine.sink.stateful_stage import (
-    StageResult,
-    StatefulStage,
-    last_by_key,
-    to_changes,
-    to_upserts,
-)
+from headwater.engine.sink.stateful_stage import StageResult, StatefulStage, last_by_key, to_changes, to_upserts
 from headwater.engine.state.state import SINCE, WEIGHT
 from headwater.engine.tables.zset import distinct_rows, sum_weights
 from headwater.errors import HeadwaterError, KeyNotUniqueError
@@ -42,11 +36,7 @@ from headwater.log.protocol import Log
 from headwater.pipelines import DropLate
 from headwater.store import Commit, LedgerEntry, StagedPart, ViewTable
 
-__all__ = [
-    "OffsetReport",
-    "Sink",
-    "consumer_group",
-]
+__all__ = ["OffsetReport", "Sink", "consumer_group"]
 
 logger = logging.getLogger("headwater.engine")
 _REPORT_INTERVAL: Final = 2.0
@@ -149,9 +139,7 @@ class Sink:
                 built.sink_stage, context.store.state_store(directory.query_id), has_commits=has_commits
             )
         self._rows_per_event = 1.0  # result rows per event in the last batch
-        self._offset_report = (
-            OffsetReport(context.log, built.pipeline.name) if context.scratch is None else None
-        )
+        self._offset_report = OffsetReport(context.log, built.pipeline.name) if context.scratch is None else None
         self._files = ParquetFolder(context.data / built.pipeline.path) if built.pipeline.path else None
 
     def process_batch(self, frame: DataFrame, batch: int, observed: ObservedRows) -> bool:
@@ -169,9 +157,7 @@ class Sink:
         planned = read_planned_batch(self._directory.checkpoint, batch, list(self._starts), self._starts)
         # Always run the batch, even if its commit is skipped: Spark's own state advances with it.
         rows, parts = self._compute(frame, batch, _offset_count(planned))
-        accounting = BatchAccounting(
-            self._built, planned, self._store.skips(self._directory.query_id), self._log
-        )
+        accounting = BatchAccounting(self._built, planned, self._store.skips(self._directory.query_id), self._log)
         accounting.reconcile(observed)
         # The checkpoint must be durable before the ledger names the batch: after a power failure a committed batch
         # without its offsets could not be identified.
@@ -269,8 +255,7 @@ class Sink:
             self._table,
             rows.cast(self._built.schema) if self._files is None else rows.slice(0, 0),
             late=() if isinstance(self._built.pipeline.late, DropLate) else late,
-            quarantined=accounting.to_quarantine(late)
-            + tuple(a for one in accounts.values() for a in one.unreadable),
+            quarantined=accounting.to_quarantine(late) + tuple(a for one in accounts.values() for a in one.unreadable),
             finals=self._built.marks_final_rows,
             deletes=deletes,
             changes=changes,

@@ -24,14 +24,7 @@ from headwater.errors import DamagedError
 from headwater.store import StateStore, StateWrite, ViewTable
 from headwater.store.changelog import change_schema
 
-__all__ = [
-    "STATE_LOST",
-    "StageResult",
-    "StatefulStage",
-    "last_by_key",
-    "to_changes",
-    "to_upserts",
-]
+__all__ = ["STATE_LOST", "StageResult", "StatefulStage", "last_by_key", "to_changes", "to_upserts"]
 
 STATE_LOST: Final = "the state of an operator is gone or damaged"
 """What is said then; whoever runs the pipeline makes it anew from the log."""
@@ -74,9 +67,7 @@ class StatefulStage:
         self._state: StoreState | None = None
         self._layout_known = states.values(_LAYOUT_SPACE, [b""], [_LAYOUT]) != [None]
         if has_commits and not self._layout_known:
-            raise DamagedError(
-                STATE_LOST, detail="the store has the view's rows, and no state that this version reads"
-            )
+            raise DamagedError(STATE_LOST, detail="the store has the view's rows, and no state that this version reads")
 
     def run(self, rows: pa.Table, watermark: int) -> StageResult:
         """Run the operator on a batch; the caller commits rows and state together.
@@ -95,10 +86,7 @@ class StatefulStage:
         if QUARANTINE_REASON in result.column_names:
             rejected = result.filter(pc.is_valid(result.column(QUARANTINE_REASON)))
             refused = tuple(
-                zip(
-                    *(rejected.column(n).to_pylist() for n in (PARTITION, OFFSET, QUARANTINE_REASON)),
-                    strict=True,
-                )
+                zip(*(rejected.column(n).to_pylist() for n in (PARTITION, OFFSET, QUARANTINE_REASON)), strict=True)
             )
             result = result.filter(pc.is_null(result.column(QUARANTINE_REASON)))
         hidden = {name for name in result.column_names if name.startswith(HIDDEN_PREFIX)} - {WEIGHT, SINCE}
@@ -107,9 +95,7 @@ class StatefulStage:
             if self._layout_known
             else (StateWrite(_LAYOUT_SPACE, [b""], [_LAYOUT], [self._sink_stage.operator.form.encode()]),)
         )
-        return StageResult(
-            result.drop_columns(sorted(hidden)), (*self._state.build_writes(), *layout), refused
-        )
+        return StageResult(result.drop_columns(sorted(hidden)), (*self._state.build_writes(), *layout), refused)
 
     def on_commit(self) -> None:
         """Record that the result of `run` was committed."""

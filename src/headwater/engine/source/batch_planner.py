@@ -18,13 +18,7 @@ from pathlib import Path
 from headwater.log.protocol import TimedLog, TimedTopic
 from headwater.log.storage.frame import LOWEST_TIME, Frame
 
-__all__ = [
-    "BatchPacer",
-    "Span",
-    "plan_batch",
-    "split_into_tasks",
-    "watermark_at",
-]
+__all__ = ["BatchPacer", "Span", "plan_batch", "split_into_tasks", "watermark_at"]
 
 _MAX_WAIT = 1.0
 _MAX_PAUSE = 5.0
@@ -49,9 +43,7 @@ class BatchPacer:
         wait: The longest wait in seconds; Spark can end the query between two waits.
     """
 
-    def __init__(
-        self, log: TimedLog, topics: list[str], number: int, notes: str, wait: float = _MAX_WAIT
-    ) -> None:
+    def __init__(self, log: TimedLog, topics: list[str], number: int, notes: str, wait: float = _MAX_WAIT) -> None:
         self._number = number
         self._wait = wait
         self._waiter = log.watch_event_times(topics) if number == 0 and wait else None
@@ -181,16 +173,12 @@ def split_into_tasks(
 ) -> list[list[Span]]:
     """Split a range into one task per core; a small range stays whole, because each task has a fixed cost."""
     spans = [
-        Span(number, start.get(number, 0), end[number])
-        for number in sorted(end)
-        if start.get(number, 0) < end[number]
+        Span(number, start.get(number, 0), end[number]) for number in sorted(end) if start.get(number, 0) < end[number]
     ]
     total = sum(span.end - span.start for span in spans)
     if total <= _SINGLE_TASK_ROWS or cores == 1:
         return [spans]
-    return _balance_tasks(
-        [piece for span in spans for piece in _split_span(topic, span, total // (2 * cores))], cores
-    )
+    return _balance_tasks([piece for span in spans for piece in _split_span(topic, span, total // (2 * cores))], cores)
 
 
 def _split_span(topic: TimedTopic, span: Span, rows: int) -> Iterator[Span]:

@@ -293,11 +293,7 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             yield from self._visible_rows(topic, partition)
         if partition.watermark is not None:
             at = partition.watermark + WATERMARK_ROW_SHIFT
-            yield (
-                self._packer.watermark_row(at)
-                if self._packer
-                else self._watermark_row(topic.definition.schema, at)
-            )
+            yield (self._packer.watermark_row(at) if self._packer else self._watermark_row(topic.definition.schema, at))
         freeze_gc("source")
 
     def _visible_rows(self, topic: TimedTopic, task: LogInputPartition) -> Iterator[pa.RecordBatch]:
@@ -321,9 +317,7 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _watermark_row(self, schema: pa.Schema, at: int) -> pa.RecordBatch:
         """Returns the row that advances Spark's watermark: it has only an event time."""
-        visible = self._visible.schema(
-            pa.schema(list(schema.field("after").type)) if self._visible.ops else schema
-        )
+        visible = self._visible.schema(pa.schema(list(schema.field("after").type)) if self._visible.ops else schema)
         columns = [
             times_column(np.array([at])) if field.name == self._visible.time else pa.nulls(1, field.type)
             for field in visible

@@ -76,12 +76,8 @@ class VisibleRows:
         if name == OFFSET:
             return pa.array(batch.offsets, pa.int64())
         if name == DELETED:
-            return (
-                pc.equal(batch.values.column("op"), "delete") if self.ops else flags_column(batch.tombstones)
-            )
-        watermark = np.maximum(batch.max_event_times, LOWEST_TIME + max(self.lateness, 0)) - max(
-            self.lateness, 0
-        )
+            return pc.equal(batch.values.column("op"), "delete") if self.ops else flags_column(batch.tombstones)
+        watermark = np.maximum(batch.max_event_times, LOWEST_TIME + max(self.lateness, 0)) - max(self.lateness, 0)
         return times_column(np.maximum(batch.event_times, watermark))
 
     def _column(self, values: pa.RecordBatch, batch: LogBatch, name: str) -> pa.Array:

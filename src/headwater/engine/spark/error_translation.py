@@ -17,9 +17,7 @@ _PROCESS_LOST = re.compile(
     "failed to connect back|Broken pipe|Connection reset|worker exited|Answer from Java|Connection refused"
 )
 """What Spark says when one of its processes is gone: nothing in the user's file is the cause."""
-_SOURCE_ERROR = re.compile(
-    r"log_source\.py.*^headwater\.errors\.\w+: ([A-Z_]+): (.*?)$", re.DOTALL | re.MULTILINE
-)
+_SOURCE_ERROR = re.compile(r"log_source\.py.*^headwater\.errors\.\w+: ([A-Z_]+): (.*?)$", re.DOTALL | re.MULTILINE)
 """An error of ours that the source raised in one of Spark's processes, of which only the text comes back."""
 
 
@@ -48,9 +46,7 @@ def translate_error(error: BaseException, pipeline: Pipeline) -> HeadwaterError:
     line = first_line(error)
     if _PROCESS_LOST.search(line):
         detail = "what was not committed is run again"
-        return EngineFailedError(
-            f"{pipeline} lost a process of Spark: {line}", detail=detail, pipeline=pipeline.name
-        )
+        return EngineFailedError(f"{pipeline} lost a process of Spark: {line}", detail=detail, pipeline=pipeline.name)
     return BadPipelineError(
         f"{pipeline} fails: {line}",
         detail=_suggestion(error),

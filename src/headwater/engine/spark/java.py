@@ -177,9 +177,7 @@ def _major_version(java: Path) -> int:
         lines = release.read_text().splitlines()
     except OSError:
         return 0
-    version = next(
-        (line.split("=", 1)[1].strip('"') for line in lines if line.startswith("JAVA_VERSION=")), "0"
-    )
+    version = next((line.split("=", 1)[1].strip('"') for line in lines if line.startswith("JAVA_VERSION=")), "0")
     return int(version.split(".")[0])
 
 
@@ -202,9 +200,7 @@ class Jvm:
             self.process.wait()
 
 
-def start_jvm(
-    settings: dict[str, str], options: list[str], log_file: Path, folder: Path | None = None
-) -> Jvm:
+def start_jvm(settings: dict[str, str], options: list[str], log_file: Path, folder: Path | None = None) -> Jvm:
     """Start Spark's driver in a Java virtual machine and wait until it listens.
 
     The scripts that come with Spark start two machines in turn and ask for a module that small Java runtimes lack.
@@ -221,10 +217,7 @@ def start_jvm(
     """
     with tempfile.TemporaryDirectory(prefix="headwater-") as scratch:
         connection_file = Path(scratch, "connection")
-        environment = os.environ | {
-            "_PYSPARK_DRIVER_CONN_INFO_PATH": str(connection_file),
-            "SPARK_CONNECT_MODE": "0",
-        }
+        environment = os.environ | {"_PYSPARK_DRIVER_CONN_INFO_PATH": str(connection_file), "SPARK_CONNECT_MODE": "0"}
         # The memory of workers is limited by address space, of which glibc reserves 64 MB for each thread.
         environment["MALLOC_ARENA_MAX"] = "1"
         with log_file.open("wb") as sink:
@@ -260,9 +253,7 @@ def _command(settings: dict[str, str], options: list[str]) -> list[str]:
     ]
 
 
-def _read_connection(
-    process: subprocess.Popen[bytes], connection_file: Path, log_file: Path
-) -> tuple[int, str]:
+def _read_connection(process: subprocess.Popen[bytes], connection_file: Path, log_file: Path) -> tuple[int, str]:
     deadline = time.monotonic() + _START_TIMEOUT
     while not connection_file.is_file():
         if process.poll() is not None or time.monotonic() > deadline:

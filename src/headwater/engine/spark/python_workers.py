@@ -18,11 +18,7 @@ from pyspark.sql import SparkSession
 
 from headwater.app_file import module_name
 
-__all__ = [
-    "freeze_gc",
-    "ship_app",
-    "sibling_modules",
-]
+__all__ = ["freeze_gc", "ship_app", "sibling_modules"]
 
 
 @cache

@@ -22,11 +22,7 @@ from headwater.engine.spark.java import Jvm, start_jvm
 from headwater.engine.spark.python_workers import ship_app
 from headwater.profiles import ARCHIVE_SUFFIXES
 
-__all__ = [
-    "Spark",
-    "SparkSettings",
-    "watch_jvm",
-]
+__all__ = ["Spark", "SparkSettings", "watch_jvm"]
 
 _STREAMING = "spark.sql.streaming."
 _STATE = f"{_STREAMING}stateStore."
@@ -139,17 +135,12 @@ class Spark:
     def _start(self) -> SparkSession:
         self._folder.mkdir(parents=True, exist_ok=True)
         scratch = tempfile.mkdtemp(prefix="headwater-spark-")
-        conf = self._settings.conf() | {
-            "spark.local.dir": scratch,
-            "spark.sql.warehouse.dir": f"{scratch}/warehouse",
-        }
+        conf = self._settings.conf() | {"spark.local.dir": scratch, "spark.sql.warehouse.dir": f"{scratch}/warehouse"}
         # Workers run this very Python, with these very packages, unless the profile names another.
         os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
         os.environ["PYSPARK_PYTHON"] = self._settings.worker_python
         where = _write_python_wrapper(Path(scratch)) if self._settings.python_is_archive else None
-        self._jvm = start_jvm(
-            conf, _java_options(self._settings), self._folder.absolute() / "spark.log", where
-        )
+        self._jvm = start_jvm(conf, _java_options(self._settings), self._folder.absolute() / "spark.log", where)
         os.environ["PYSPARK_GATEWAY_PORT"] = str(self._jvm.port)
         os.environ["PYSPARK_GATEWAY_SECRET"] = self._jvm.secret
         try:
@@ -245,9 +236,7 @@ def watch_jvm(spark: Spark, timeout: float) -> None:
             time.sleep(1.0)
         if spark.is_stopped:
             return
-        logger.error(
-            "Java is gone or has not answered for %g s; the engine ends and is started again", timeout
-        )
+        logger.error("Java is gone or has not answered for %g s; the engine ends and is started again", timeout)
         logging.shutdown()
         os._exit(EXIT_JVM_HANGS)
 

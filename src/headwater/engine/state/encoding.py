@@ -236,9 +236,7 @@ def _encoder(kind: pa.DataType) -> Encode:  # noqa: C901, PLR0911 - one line for
     if pa.types.is_floating(kind):
         return _encode_float
     if pa.types.is_decimal(kind):
-        return lambda value: (int(_EXACT.scaleb(Decimal(value), kind.scale)) + _DECIMAL_SHIFT).to_bytes(
-            16, "big"
-        )
+        return lambda value: (int(_EXACT.scaleb(Decimal(value), kind.scale)) + _DECIMAL_SHIFT).to_bytes(16, "big")
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return lambda value: value.encode().replace(b"\x00", b"\x00\xff") + b"\x00\x00"
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):

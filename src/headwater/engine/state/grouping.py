@@ -268,9 +268,7 @@ def decode_times(found: Sequence[bytes]) -> Numbers:
         [5, -7]
     """
     wide = np.frombuffer(b"".join(found), np.uint8).reshape(-1, POSITION_SIZE)
-    return (np.ascontiguousarray(wide[:, :8]).view(">u8").reshape(-1).astype(np.uint64) ^ _SIGN).view(
-        np.int64
-    )
+    return (np.ascontiguousarray(wide[:, :8]).view(">u8").reshape(-1).astype(np.uint64) ^ _SIGN).view(np.int64)
 
 
 def with_position(schema: pa.Schema) -> pa.Schema:

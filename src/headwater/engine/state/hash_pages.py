@@ -24,14 +24,7 @@ import numpy.typing as npt
 from headwater.engine.state.encoding import hash_key, hash_keys
 from headwater.store import StateStore, StateWrite
 
-__all__ = [
-    "CACHE_BYTES",
-    "SLOTS",
-    "Changes",
-    "DeltaLog",
-    "HashPages",
-    "slot_of",
-]
+__all__ = ["CACHE_BYTES", "SLOTS", "Changes", "DeltaLog", "HashPages", "slot_of"]
 
 SLOTS: Final = 32
 """The number of slots: with more, a batch writes fewer pages and more changes stay in memory."""
@@ -85,9 +78,7 @@ class DeltaLog:
                 message = f"log {number} of the state is gone"
                 raise msgspec.DecodeError(message)
             changes, new = msgspec.msgpack.decode(log, type=_LogRecord)
-            later = {
-                key: value for key, value in changes.items() if _last_flush(slot_of(key), next_) < number
-            }
+            later = {key: value for key, value in changes.items() if _last_flush(slot_of(key), next_) < number}
             overlay._record(later, [key for key in new if key in later])
         return overlay
 
@@ -202,9 +193,7 @@ class HashPages:
         self._has_pages = header is not None
         known = msgspec.msgpack.decode(header, type=tuple[int, int, int, int]) if header else (1, 0, 0, 0)
         self._page_count, self._total_bytes, first, next_ = known
-        self._delta_log = DeltaLog.read(
-            first, next_, self._read_entries([_log_key(n) for n in range(first, next_)])
-        )
+        self._delta_log = DeltaLog.read(first, next_, self._read_entries([_log_key(n) for n in range(first, next_)]))
 
     def values(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Returns the value of each key; None where there is none."""
@@ -213,9 +202,7 @@ class HashPages:
             return self._read_pages(keys)
         older = [key for key in keys if key not in changed and key not in lately]
         found = dict(zip(older, self._read_pages(older), strict=True))
-        return [
-            changed[key] if key in changed else lately[key] if key in lately else found[key] for key in keys
-        ]
+        return [changed[key] if key in changed else lately[key] if key in lately else found[key] for key in keys]
 
     def put(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
         """Set values; None deletes one."""

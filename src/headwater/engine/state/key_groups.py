@@ -66,9 +66,7 @@ def pack_key_group(state: MemoryState, key_groups: int, form: str) -> PackedKeyG
     plain = {space: msgspec.Raw(msgspec.msgpack.encode(keys)) for space, keys in state.single_values.items()}
     named = {space: msgspec.Raw(msgspec.msgpack.encode(keys)) for space, keys in state.map_values.items()}
     sizes = {space: len(plain.get(space, b"")) + len(named.get(space, b"")) for space in [*plain, *named]}
-    return PackedKeyGroup(
-        bytes([_FORMAT_VERSION]) + msgspec.msgpack.encode((key_groups, form, plain, named)), sizes
-    )
+    return PackedKeyGroup(bytes([_FORMAT_VERSION]) + msgspec.msgpack.encode((key_groups, form, plain, named)), sizes)
 
 
 def unpack_key_group(data: bytes, key_groups: int, form: str) -> MemoryState:
@@ -89,12 +87,8 @@ def unpack_key_group(data: bytes, key_groups: int, form: str) -> MemoryState:
         raise StateChangedError(what, fix="rebuild", was=data[0], now=_FORMAT_VERSION)
     if data[0] > _FORMAT_VERSION:
         what = f"a key group of state has format {data[0]}, and this version reads {_FORMAT_VERSION}"
-        raise NewerFormatError(
-            what, fix="run the version of Headwater that wrote it, or rebuild", form=data[0]
-        )
-    was, written_form, plain, named = msgspec.msgpack.decode(
-        data[1:], type=tuple[int, str, SingleValues, MapValues]
-    )
+        raise NewerFormatError(what, fix="run the version of Headwater that wrote it, or rebuild", form=data[0])
+    was, written_form, plain, named = msgspec.msgpack.decode(data[1:], type=tuple[int, str, SingleValues, MapValues])
     if was != key_groups:
         what = f"keyed state is in {was} key groups, and {key_groups} are requested"
         raise StateChangedError(what, fix=f"keep {was} key groups, or rebuild", was=was, now=key_groups)
@@ -207,17 +201,13 @@ class BatchPacker:
         rows = table.take(pa.array(np.argsort(small, kind="stable")))
         starts, lengths = (np.cumsum(counts) - counts)[touched].tolist(), counts[touched].tolist()
         streams = [_encode_ipc(rows.slice(*cut)) for cut in zip(starts, lengths, strict=True)]
-        return self._build_batch(
-            key_group_ids(self.key_groups)[touched], [NEVER_LATE] * len(streams), lengths, streams
-        )
+        return self._build_batch(key_group_ids(self.key_groups)[touched], [NEVER_LATE] * len(streams), lengths, streams)
 
     def _build_batch(
         self, key_groups: Any, times: Sequence[int], counts: Sequence[int], streams: Sequence[bytes]
     ) -> pa.RecordBatch:
         columns = [key_groups, [self.number] * len(streams), times, counts, streams]
-        arrays = [
-            pa.array(column).cast(field.type) for column, field in zip(columns, IPC_BATCH_SCHEMA, strict=True)
-        ]
+        arrays = [pa.array(column).cast(field.type) for column, field in zip(columns, IPC_BATCH_SCHEMA, strict=True)]
         return pa.RecordBatch.from_arrays(arrays, schema=IPC_BATCH_SCHEMA)
 
 

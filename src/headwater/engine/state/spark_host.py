@@ -65,9 +65,7 @@ def apply_in_spark(
     from pyspark.sql import functions as F
 
     inputs = [_add_position(frame, at) for frame, at in zip(frames, times, strict=True)]
-    delays = [
-        frame.schema[at].metadata.get(_WATERMARK_DELAY_KEY) for frame, at in zip(frames, times, strict=True)
-    ]
+    delays = [frame.schema[at].metadata.get(_WATERMARK_DELAY_KEY) for frame, at in zip(frames, times, strict=True)]
     delay = next(mark for mark in delays if mark is not None)
     packers = [BatchPacker(number, tuple(keys), key_groups) for number, keys in enumerate(operator.keys)]
     batches = [
@@ -164,9 +162,7 @@ class SparkHost:
         """Do nothing at the end of a task: nothing is open."""
         freeze_gc("operator")
 
-    def _step(
-        self, number: int, streams: list[list[bytes]], times: Any, fired: int | None = None
-    ) -> Iterator[Any]:
+    def _step(self, number: int, streams: list[list[bytes]], times: Any, fired: int | None = None) -> Iterator[Any]:
         arrived = [
             sort_by_event_time(decode_ipc(found, schema)) if found else schema.empty_table()
             for found, schema in zip(streams, self._schemas, strict=True)
@@ -211,11 +207,7 @@ def _to_list_rows(table: pa.Table, state_sizes: bytes) -> Iterator[Any]:
         bare = [column.null_count == len(rows) for column in rows.columns]
         bare[0] &= not all(bare)  # one list says how many rows there are
         yield made(
-            *(
-                () if null else _to_spark_values(column)
-                for null, column in zip(bare, rows.columns, strict=True)
-            ),
-            None,
+            *(() if null else _to_spark_values(column) for null, column in zip(bare, rows.columns, strict=True)), None
         )
     yield made(*([()] * table.num_columns), state_sizes)
 

@@ -56,9 +56,7 @@ class State(Protocol):
     the name b"".
     """
 
-    def values(
-        self, space: str, keys: Sequence[bytes], names: Sequence[bytes] | None = None
-    ) -> list[bytes | None]:
+    def values(self, space: str, keys: Sequence[bytes], names: Sequence[bytes] | None = None) -> list[bytes | None]:
         """Returns the values of many entries, in the order requested; None for a missing entry.
 
         Args:
@@ -139,9 +137,7 @@ class MemoryState:
         ([(b'\x01', b'one')], [b'two', None])
     """
 
-    def __init__(
-        self, single_values: SingleValues | None = None, map_values: MapValues | None = None
-    ) -> None:
+    def __init__(self, single_values: SingleValues | None = None, map_values: MapValues | None = None) -> None:
         self._single_values: SingleValues = single_values or {}
         self._map_values: dict[str, dict[bytes, _MapEntries]] = {
             space: {key: _MapEntries(values) for key, values in keys.items()}
@@ -164,9 +160,7 @@ class MemoryState:
             if keys
         }
 
-    def values(
-        self, space: str, keys: Sequence[bytes], names: Sequence[bytes] | None = None
-    ) -> list[bytes | None]:
+    def values(self, space: str, keys: Sequence[bytes], names: Sequence[bytes] | None = None) -> list[bytes | None]:
         """Returns the values of many entries; None for a missing entry."""
         plain, named = self._single_values.get(space, {}), self._map_values.get(space, {})
         if names is None:

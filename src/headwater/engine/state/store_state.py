@@ -52,20 +52,14 @@ class StoreState:
         self._prefetched_keys: dict[str, set[bytes]] = {}
         self._kinds: dict[str, str] = {}
 
-    def values(
-        self, space: str, keys: Sequence[bytes], names: Sequence[bytes] | None = None
-    ) -> list[bytes | None]:
+    def values(self, space: str, keys: Sequence[bytes], names: Sequence[bytes] | None = None) -> list[bytes | None]:
         """Returns the values of many entries, in the order requested; None for a missing entry."""
         if names is None:
             return self._page_cache.pages(self._states, space).values(keys)
         pairs = list(zip(keys, names, strict=True))
         mine, loaded = self._map_changes.get(space, {}), self._prefetched_keys.get(space, set())
         asked = [pair for pair in pairs if pair[0] not in loaded and pair[1] not in mine.get(pair[0], {})]
-        read = (
-            self._states.values(space, [key for key, _ in asked], [name for _, name in asked])
-            if asked
-            else []
-        )
+        read = self._states.values(space, [key for key, _ in asked], [name for _, name in asked]) if asked else []
         found = dict(zip(asked, read, strict=True))
         there = iter(self._prefetched.values(space, keys, names)) if loaded else iter([None] * len(keys))
         return [

@@ -20,12 +20,7 @@ from headwater.engine.state.state import WEIGHT, State
 from headwater.engine.tables.evaluation import evaluate, quote
 from headwater.engine.tables.zset import decode_weight, encode_weight
 
-__all__ = [
-    "OrderedValues",
-    "Total",
-    "ValueMoves",
-    "total_of",
-]
+__all__ = ["OrderedValues", "Total", "ValueMoves", "total_of"]
 
 _SIGN: Final = np.uint64(1 << 63)
 
@@ -98,9 +93,7 @@ class OrderedValues:
         if len(there) == len(values):
             return column
         places = iter(range(len(there)))
-        return column.take(
-            pa.array([None if value is None else next(places) for value in values], pa.int64())
-        )
+        return column.take(pa.array([None if value is None else next(places) for value in values], pa.int64()))
 
     def _delta(self, rows: pa.Table, by: tuple[str, ...]) -> tuple[list[bytes], list[bytes], list[int]]:
         """Returns keys, values and weights of the changes."""
@@ -191,9 +184,7 @@ class _IntegerTotal:
 
     @property
     def type(self) -> pa.DataType:
-        return (
-            pa.int64() if self.precision is None else pa.decimal128(min(38, self.precision + 10), self.scale)
-        )
+        return pa.int64() if self.precision is None else pa.decimal128(min(38, self.precision + 10), self.scale)
 
     @property
     def average_type(self) -> pa.DataType:
@@ -233,8 +224,7 @@ class _IntegerTotal:
             return pa.array([total / count if count else None for total, count in pairs], pa.float64())
         more: int = 10 ** (self.average_type.scale - self.scale)
         return _to_array(
-            self.average_type,
-            [_divide_half_up(total * more, count) if count else None for total, count in pairs],
+            self.average_type, [_divide_half_up(total * more, count) if count else None for total, count in pairs]
         )
 
 
@@ -263,20 +253,13 @@ class _FloatTotal:
 
     def result(self, kind: str, totals: list[Any], counts: list[int]) -> pa.Array:
         if kind == "sum":
-            sums = [
-                _to_float(total, 1) if count else None for total, count in zip(totals, counts, strict=True)
-            ]
+            sums = [_to_float(total, 1) if count else None for total, count in zip(totals, counts, strict=True)]
         else:
-            sums = [
-                _to_float(total, count) if count else None
-                for total, count in zip(totals, counts, strict=True)
-            ]
+            sums = [_to_float(total, count) if count else None for total, count in zip(totals, counts, strict=True)]
         return pa.array(sums, pa.float64())
 
 
-def _add_floats(
-    kept: Sequence[Any], values: Sequence[float], weights: Sequence[int]
-) -> tuple[str, int, int, int]:
+def _add_floats(kept: Sequence[Any], values: Sequence[float], weights: Sequence[int]) -> tuple[str, int, int, int]:
     text, *others = kept
     total = _parse_total(text)
     for value, weight in zip(values, weights, strict=True):

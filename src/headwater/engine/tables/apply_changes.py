@@ -19,11 +19,7 @@ from headwater.engine.tables.zset import describe_columns
 from headwater.events.change import AFTER, BEFORE, OP, OPS, UNCHANGED
 from headwater.events.values import preview
 
-__all__ = [
-    "ApplyChanges",
-    "TableRows",
-    "Version",
-]
+__all__ = ["ApplyChanges", "TableRows", "Version"]
 
 _ROWS: Final = "rows"
 _DISPLACED: Final = "displaced"
@@ -170,9 +166,7 @@ class _LatestTime:
 
 
 _TIMESTAMP: Final = pa.timestamp("us", "UTC")
-_QUARANTINE_FIELDS: Final = pa.schema(
-    [(PARTITION, pa.int64()), (OFFSET, pa.int64()), (QUARANTINE_REASON, pa.string())]
-)
+_QUARANTINE_FIELDS: Final = pa.schema([(PARTITION, pa.int64()), (OFFSET, pa.int64()), (QUARANTINE_REASON, pa.string())])
 _QuarantinedChange = tuple[int, int, str]
 """An event that is given back: partition, offset and why."""
 
@@ -273,9 +267,7 @@ class ApplyChanges:
             message = f"its row has no column {preview(unknown[0])} that could be unchanged"
             raise _UnusableError(message)
         if stored is None:
-            message = (
-                f"{', '.join(dict.fromkeys(names))} should be unchanged, and there is no row with that key"
-            )
+            message = f"{', '.join(dict.fromkeys(names))} should be unchanged, and there is no row with that key"
             raise _UnusableError(message)
         sent, had = msgspec.msgpack.decode(row), msgspec.msgpack.decode(stored, type=list[Any])
         for name in names:
@@ -360,9 +352,7 @@ class _ChangeBatch:
 
     def leaving(self) -> Iterable[bytes]:
         """The keys that a row may leave: those of deletes, and of updates that change the key."""
-        for op, there, old, new in zip(
-            self.ops, self.before.present, self.before.keys, self.after.keys, strict=True
-        ):
+        for op, there, old, new in zip(self.ops, self.before.present, self.before.keys, self.after.keys, strict=True):
             if there and (op == "delete" or (op == "update" and old != new)):
                 yield old
 

@@ -12,14 +12,7 @@ from sqlglot.expressions import Expr
 
 from headwater.engine.state.encoding import require_keys
 from headwater.engine.state.state import WEIGHT, Operator
-from headwater.engine.tables.evaluation import (
-    cast_columns,
-    evaluate,
-    plain_schema,
-    quote,
-    result_schema,
-    result_type,
-)
+from headwater.engine.tables.evaluation import cast_columns, evaluate, plain_schema, quote, result_schema, result_type
 from headwater.engine.tables.expressions import scalar_writer
 from headwater.engine.tables.group import ZSetGroup
 from headwater.engine.tables.integrate import Integrate, ZSetDistinct
@@ -119,13 +112,9 @@ class Compiler:
         rows = pa.schema([table.schema.field(each) for each in columns])
         key = pa.schema([table.schema.field(each) for each in table.key])
         self._require_keys(plain_schema(key), f"the key of {name}")
-        return self._add_node(
-            Integrate(name, rows, key), (number,), f"rows of {name} by {', '.join(table.key)}"
-        )
+        return self._add_node(Integrate(name, rows, key), (number,), f"rows of {name} by {', '.join(table.key)}")
 
-    def _add_node(
-        self, work: Statement | Operator, inputs: tuple[int, ...], description: str | None = None
-    ) -> int:
+    def _add_node(self, work: Statement | Operator, inputs: tuple[int, ...], description: str | None = None) -> int:
         self.nodes.append((work, inputs))
         if description:
             self.descriptions.append(description)
@@ -134,11 +123,7 @@ class Compiler:
     def _node_for(self, rows: _RelationSql) -> int:
         """Returns the number of the node that makes these rows."""
         plain = rows.columns is not None
-        if (
-            plain
-            and rows.columns == tuple(rows.schema.names)
-            and self._schema_of(rows.inputs[0]) == rows.schema
-        ):
+        if plain and rows.columns == tuple(rows.schema.names) and self._schema_of(rows.inputs[0]) == rows.schema:
             return rows.inputs[0]
         sql = rows.sql
         for place, number in enumerate(rows.inputs):
@@ -211,8 +196,7 @@ class Compiler:
     def _join(self, join: asked_for.Join) -> _RelationSql:
         sides = [self._compile(join.left), self._compile(join.right)]
         left, right = (
-            _columns_to_store(side.schema, join.columns, key)
-            for side, key in zip(sides, join.on[0], strict=True)
+            _columns_to_store(side.schema, join.columns, key) for side, key in zip(sides, join.on[0], strict=True)
         )
         on: list[tuple[str, str]] = []
         for names in join.on:
@@ -236,9 +220,7 @@ class Compiler:
         self._require_keys(pa.schema(list(zip(("left", "right"), kinds, strict=True))), part)
         if kinds[0] == kinds[1]:
             return sides, names
-        common = result_type(
-            "select coalesce(a, b) from t", {"t": pa.schema([("a", kinds[0]), ("b", kinds[1])])}
-        )
+        common = result_type("select coalesce(a, b) from t", {"t": pa.schema([("a", kinds[0]), ("b", kinds[1])])})
         return [_add_cast(side, name, common) for side, name in zip(sides, names, strict=True)], (
             f"key.{names[0]}",
             f"key.{names[1]}",
@@ -257,9 +239,7 @@ class Compiler:
         except TypeError as error:
             self._query.refuse("sum or avg", str(error))
         by = ", ".join(self._column_text(group.input, name) for name in group.keys)
-        number = self._add_node(
-            operator, (self._node_for(rows),), f"groups by {by}" if by else "one group of all rows"
-        )
+        number = self._add_node(operator, (self._node_for(rows),), f"groups by {by}" if by else "one group of all rows")
         return self._select_from(number)
 
     def _top(self, top: asked_for.Top) -> _RelationSql:

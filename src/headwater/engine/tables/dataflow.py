@@ -119,9 +119,7 @@ class Dataflow:
             return changed if _is_one_sided(changed) else consolidate(changed)
         except (duckdb.Error, pa.ArrowInvalid, OverflowError) as error:
             reason = str(error).splitlines()[0]
-            raise BadPipelineError(
-                f"{self.what} meets a value it cannot compute with", detail=reason
-            ) from error
+            raise BadPipelineError(f"{self.what} meets a value it cannot compute with", detail=reason) from error
 
 
 def compile_tables(
@@ -156,9 +154,7 @@ def compile_tables(
         sql, {name: tuple(table.schema.names) for name, table in tables.items()}, what=what, location=location
     )
     keys = {name: table.key for name, table in tables.items()}
-    require_key(
-        relation, key, keys, query, {name: _window_columns(table.schema) for name, table in tables.items()}
-    )
+    require_key(relation, key, keys, query, {name: _window_columns(table.schema) for name, table in tables.items()})
     compiler = Compiler(relation, tables, query)
     found = compiler.schema
     columns = utc_schema(found) if types is None else types
@@ -182,9 +178,7 @@ class _NodeState:
         self._state = state
         self._prefix = prefix
 
-    def values(
-        self, space: str, keys: Sequence[bytes], names: Sequence[bytes] | None = None
-    ) -> list[bytes | None]:
+    def values(self, space: str, keys: Sequence[bytes], names: Sequence[bytes] | None = None) -> list[bytes | None]:
         return self._state.values(self._prefix + space, keys, names)
 
     def prefetch(self, space: str, keys: Iterable[bytes]) -> None:

@@ -95,9 +95,7 @@ def _case(scalar: ScalarWriter, node: exp.Expr) -> str:
     if isinstance(node, exp.Case) and node.this is not None:
         scalar.require_same_family(node, node.this, *(each.this for each in branches))
     start = scalar.to_sql(node.this) if isinstance(node, exp.Case) and node.this is not None else ""
-    whens = " ".join(
-        f"when {scalar.to_sql(each.this)} then {scalar.to_sql(each.args['true'])}" for each in branches
-    )
+    whens = " ".join(f"when {scalar.to_sql(each.this)} then {scalar.to_sql(each.args['true'])}" for each in branches)
     end = f" else {scalar.to_sql(other)}" if other is not None else ""
     return f"(case {start} {whens}{end} end)"
 
@@ -130,9 +128,7 @@ def _product(scalar: ScalarWriter, node: exp.Expr) -> str:
     kinds = scalar.value_type(left), scalar.value_type(right)
     if not any(map(pa.types.is_decimal, kinds)) or any(map(pa.types.is_floating, kinds)):
         return f"({scalar.to_sql(left)} * {scalar.to_sql(right)})"
-    (first, one), (second, two) = (
-        spark_decimal(kind, part) for kind, part in zip(kinds, (left, right), strict=True)
-    )
+    (first, one), (second, two) = (spark_decimal(kind, part) for kind, part in zip(kinds, (left, right), strict=True))
     _require_digits(scalar, node, first + second + 1)
     # The wider left side makes DuckDB compute in 128 bits: in 64 it would report an overflow.
     wide, narrow = f"decimal({38 - second}, {one})", f"decimal({second}, {two})"
@@ -189,9 +185,7 @@ def _cast(scalar: ScalarWriter, node: exp.Expr) -> str:
         return f"cast(trunc({text}) as {wanted})"
     allowed = (
         (from_ == to == "number" and (exact or "decimal" not in wanted))
-        or (
-            to == "text" and (from_ == "boolean" or (from_ == "number" and exact) or pa.types.is_date(source))
-        )
+        or (to == "text" and (from_ == "boolean" or (from_ == "number" and exact) or pa.types.is_date(source)))
         or (from_ == "boolean" and whole)
         or from_ == to == "boolean"
     )
@@ -201,9 +195,7 @@ def _cast(scalar: ScalarWriter, node: exp.Expr) -> str:
 
 
 def _dot(scalar: ScalarWriter, node: exp.Expr) -> str:
-    return (
-        f"struct_extract({scalar.to_sql(node.this)}, '{node.expression.name.replace(chr(39), chr(39) * 2)}')"
-    )
+    return f"struct_extract({scalar.to_sql(node.this)}, '{node.expression.name.replace(chr(39), chr(39) * 2)}')"
 
 
 def _struct(scalar: ScalarWriter, node: exp.Expr) -> str:

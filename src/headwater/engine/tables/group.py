@@ -81,17 +81,13 @@ class ZSetGroup:
         new = [self._add_delta(slots, number, delta) for number, slots in enumerate(old)]
         self._update_values(state, rows, keys, new)
         alive = [bool(count) or not self.by for count in new[0]]
-        packed = [
-            _ENCODE(slots) if there else None
-            for there, slots in zip(alive, zip(*new, strict=True), strict=True)
-        ]
+        packed = [_ENCODE(slots) if there else None for there, slots in zip(alive, zip(*new, strict=True), strict=True)]
         state.put(_GROUPS, keys, None, packed)
         moved = [before != after for before, after in zip(found, packed, strict=True)]
         before = [there is not None and differs for there, differs in zip(found, moved, strict=True)]
         after = [there and differs for there, differs in zip(alive, moved, strict=True)]
         return build_zset(
-            [(self._build_rows(delta, old, before), -1), (self._build_rows(delta, new, after), 1)],
-            self.schema,
+            [(self._build_rows(delta, old, before), -1), (self._build_rows(delta, new, after), 1)], self.schema
         )
 
     @cached_property
@@ -139,9 +135,7 @@ class ZSetGroup:
                 only = f" filter ({quote(name)} is not null)" if name else ""
                 items.append(f'cast(coalesce(sum({weight}){only}, 0) as bigint) as "{number}"')
             elif what == "sum" and name:
-                items += [
-                    f'{text} as "{number}.{place}"' for place, text in enumerate(self._totals[name].sql)
-                ]
+                items += [f'{text} as "{number}.{place}"' for place, text in enumerate(self._totals[name].sql)]
         input_rows = rows
         for total in self._totals.values():
             input_rows = total.prepare(input_rows)
@@ -178,9 +172,7 @@ class ZSetGroup:
                     if what == "distinct":
                         new[number][place] = old + len(moves.added) - len(moves.removed)
                     elif what in ("min", "max"):
-                        new[number][place] = values.find_extreme(
-                            state, key, moves, old, highest=what == "max"
-                        )
+                        new[number][place] = values.find_extreme(state, key, moves, old, highest=what == "max")
 
     def _build_rows(self, delta: pa.Table, slots: Slots, chosen: list[bool]) -> pa.Table:
         """Returns the rows of the chosen groups."""

@@ -17,10 +17,7 @@ from headwater.engine.state.state import DELETED, WEIGHT, State
 from headwater.engine.tables.evaluation import consolidate, plain_schema
 from headwater.engine.tables.zset import build_zset, decode_weight, describe_columns, encode_weight
 
-__all__ = [
-    "Integrate",
-    "ZSetDistinct",
-]
+__all__ = ["Integrate", "ZSetDistinct"]
 
 _ROWS = "rows"
 

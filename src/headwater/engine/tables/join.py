@@ -19,14 +19,7 @@ __all__ = ["ZSetJoin"]
 
 _WEIGHT_ONE: Final = encode_weight(1) or b""
 _SIDES: Final = ("left", "right")
-_UNMATCHED_SIDES: Final = {
-    "left": (0,),
-    "right": (1,),
-    "full": (0, 1),
-    "anti": (0,),
-    "semi": (0,),
-    "inner": (),
-}
+_UNMATCHED_SIDES: Final = {"left": (0,), "right": (1,), "full": (0, 1), "anti": (0,), "semi": (0,), "inner": ()}
 """Of which sides rows appear without a partner; of a semi join they appear where there is one."""
 
 
@@ -119,9 +112,7 @@ class ZSetJoin:
             other = (self.right, self.left)[side]
             nulls = pa.Table.from_arrays([pa.nulls(len(rows), each.type) for each in other], schema=other)
             first, second = (rows, nulls) if side == 0 else (nulls, rows)
-            rows = pa.Table.from_arrays(
-                [*first.columns, *second.columns], schema=pa.schema([*self.left, *self.right])
-            )
+            rows = pa.Table.from_arrays([*first.columns, *second.columns], schema=pa.schema([*self.left, *self.right]))
         return build_zset([(rows, weights)], self.schema)
 
 
@@ -212,9 +203,7 @@ class _UnmatchedRows:
         now = self.other.has_rows(self.state, touched)
         turned = {key for key, was, there in zip(touched, self.was, now, strict=True) if was is not there}
         shown = {key for key, there in zip(touched, now, strict=True) if there is self.wanted}
-        gone = _StoredRows(
-            [self.old[key] for key in touched if key in turned and key in self.old], self.side.schema
-        )
+        gone = _StoredRows([self.old[key] for key in touched if key in turned and key in self.old], self.side.schema)
         back = self.side.read_rows(self.state, [key for key in touched if key in turned and key in shown])
         still = np.array([key in shown and key not in turned for key in self.side.keys], bool)
         stay = self.side.rows.filter(pa.array(still, pa.bool_()))

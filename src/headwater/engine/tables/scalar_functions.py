@@ -17,14 +17,7 @@ from sqlglot import exp
 from headwater.engine.tables.evaluation import result_schema
 from headwater.pipelines.tables.sql_nodes import QueryRefusal
 
-__all__ = [
-    "FUNCTIONS",
-    "Handler",
-    "ScalarWriter",
-    "duckdb_type",
-    "spark_decimal",
-    "type_family",
-]
+__all__ = ["FUNCTIONS", "Handler", "ScalarWriter", "duckdb_type", "spark_decimal", "type_family"]
 
 _DUCKDB_NAMES: Final = {
     "TINYINT": "tinyint", "SMALLINT": "smallint", "INT": "integer", "BIGINT": "bigint", "FLOAT": "float",
@@ -45,9 +38,7 @@ def type_family(kind: pa.DataType) -> str:
     checks = {
         "null": pa.types.is_null,
         "boolean": pa.types.is_boolean,
-        "number": lambda kind: (
-            pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
-        ),
+        "number": lambda kind: pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind),
         "text": pa.types.is_string,
         "bytes": pa.types.is_binary,
         "time": lambda kind: pa.types.is_timestamp(kind) or pa.types.is_date(kind),
@@ -101,9 +92,7 @@ class ScalarWriter:
         DataType(int32)
     """
 
-    def __init__(
-        self, schema: pa.Schema, query: QueryRefusal, handlers: Mapping[type[exp.Expr], Handler]
-    ) -> None:
+    def __init__(self, schema: pa.Schema, query: QueryRefusal, handlers: Mapping[type[exp.Expr], Handler]) -> None:
         self._handlers = handlers
         self._schema = schema
         self._kinds: dict[str, pa.DataType] = {}
@@ -141,11 +130,7 @@ class ScalarWriter:
 
     def require_same_family(self, node: exp.Expr, *parts: exp.Expr | None) -> None:
         """Refuse mixed type families, which Spark and DuckDB cast by different rules."""
-        sorts = {
-            self.family(part)
-            for part in parts
-            if part is not None and not _is_time_literal(self, part, parts)
-        }
+        sorts = {self.family(part) for part in parts if part is not None and not _is_time_literal(self, part, parts)}
         if len(sorts - {"null"}) > 1:
             self.query.refuse(node, f"it mixes {' and '.join(sorted(sorts))}", fix="cast(… as …)")
 
@@ -301,9 +286,7 @@ def _interval(scalar: ScalarWriter, node: exp.Expr) -> str:
         f"{node.this.name if node.this else ''} {node.args['unit'].name if node.args.get('unit') else ''}"
     )
     if length is None:
-        scalar.query.refuse(
-            node, f"an interval is a number of {', '.join(_UNITS).lower()}", fix="interval 1 hour"
-        )
+        scalar.query.refuse(node, f"an interval is a number of {', '.join(_UNITS).lower()}", fix="interval 1 hour")
     return f"to_microseconds({length // timedelta(microseconds=1)})"
 
 
@@ -319,9 +302,7 @@ def _window(scalar: ScalarWriter, node: exp.Expr) -> str:
     if node.name.lower() != "window":
         scalar.query.refuse(node, "this function is not known")
     if len(node.expressions) != 2:
-        scalar.query.refuse(
-            node, "only windows that follow one another are supported", fix="window(at, '1 hour')"
-        )
+        scalar.query.refuse(node, "only windows that follow one another are supported", fix="window(at, '1 hour')")
     time, length = node.expressions
     found = _parse_interval(length.name) if isinstance(length, exp.Literal) else None
     if found is None or found <= timedelta(0):

@@ -70,8 +70,7 @@ class ZSetTop:
     def form(self) -> str:
         """What is kept for each group."""
         order = ", ".join(
-            f"{by.column}{' desc' if by.descending else ''}{' nulls first' if by.nulls_first else ''}"
-            for by in self.by
+            f"{by.column}{' desc' if by.descending else ''}{' nulls first' if by.nulls_first else ''}" for by in self.by
         )
         return f"rows ({describe_columns(self.rows)}) per ({', '.join(self.per)}) by {order}"
 
@@ -89,9 +88,7 @@ class ZSetTop:
         self._put(state, keys, changed)
         for key in groups:
             moved.update(self._top_rows(state, key))
-        return self._build_changes(
-            [(row, number, weight) for (row, number), weight in moved.items() if weight]
-        )
+        return self._build_changes([(row, number, weight) for (row, number), weight in moved.items() if weight])
 
     def _put(self, state: State, keys: list[bytes], changed: pa.Table) -> None:
         rows = RowCodec(self.rows).encode(changed)

@@ -42,9 +42,7 @@ def apply_with_weights(
         after: A frame for each input; of a view, its new rows.
         before: The old rows, for those inputs that are views.
     """
-    gone = {
-        name: before[name] if name in before else frame.where(F.lit(False)) for name, frame in after.items()
-    }
+    gone = {name: before[name] if name in before else frame.where(F.lit(False)) for name, frame in after.items()}
     added = apply(after).withColumn(WEIGHT, F.lit(1))
     return added.unionByName(apply(gone).withColumn(WEIGHT, F.lit(-1)))
 
@@ -106,9 +104,7 @@ def build_zset(
     tables = []
     for rows, weight in parts:
         if len(rows):
-            weights = (
-                pa.repeat(pa.scalar(weight, pa.int64()), len(rows)) if isinstance(weight, int) else weight
-            )
+            weights = pa.repeat(pa.scalar(weight, pa.int64()), len(rows)) if isinstance(weight, int) else weight
             columns = [*rows.columns, pa.array(weights, pa.int64())]
             tables.append(pa.Table.from_arrays(columns, schema=schema))
     return pa.concat_tables(tables) if tables else schema.empty_table()

@@ -115,12 +115,7 @@ class HttpGroups:
         self._lock = threading.Lock()
 
     def join(
-        self,
-        group: str,
-        topic: str,
-        *,
-        start: Start = "earliest",
-        session: timedelta = timedelta(minutes=5),
+        self, group: str, topic: str, *, start: Start = "earliest", session: timedelta = timedelta(minutes=5)
     ) -> Membership:
         """Become a member. If this process dies, its partitions are released seconds later."""
         wanted = {"start": format_start(start), "session": session.total_seconds()}
@@ -132,9 +127,7 @@ class HttpGroups:
     def sync(self, membership: Membership) -> Membership:
         """Send a heartbeat and return the partitions assigned now."""
         wanted = {"generation": membership.generation}
-        found = self._decode(
-            self._transport.json("POST", f"{_member_path(membership)}/sync", document=wanted)
-        )
+        found = self._decode(self._transport.json("POST", f"{_member_path(membership)}/sync", document=wanted))
         return membership if found.generation == membership.generation else found
 
     def commit(self, membership: Membership, offsets: Mapping[int, int]) -> None:
@@ -152,21 +145,15 @@ class HttpGroups:
 
     def states(self) -> list[GroupState]:
         """Returns the state of all groups."""
-        return msgspec.convert(
-            self._transport.json("GET", "/api/groups")["groups"], list[GroupState], strict=False
-        )
+        return msgspec.convert(self._transport.json("GET", "/api/groups")["groups"], list[GroupState], strict=False)
 
     def state(self, group: str, topic: str) -> GroupState:
         """Returns the state of one group."""
-        return msgspec.convert(
-            self._transport.json("GET", _group_path(group, topic)), GroupState, strict=False
-        )
+        return msgspec.convert(self._transport.json("GET", _group_path(group, topic)), GroupState, strict=False)
 
     def reset(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
         """Set the committed offsets of a group."""
-        self._transport.call(
-            "POST", f"{_group_path(group, topic)}/offsets", document={"offsets": dict(offsets)}
-        )
+        self._transport.call("POST", f"{_group_path(group, topic)}/offsets", document={"offsets": dict(offsets)})
 
     def watch(self, group: str, topic: str) -> HttpGroupWaiter:
         """Returns a waiter for changes of a group."""
@@ -190,9 +177,7 @@ class HttpGroups:
             heartbeat = self._heartbeats.get((group, topic))
             fresh = heartbeat is None or heartbeat.stopped
             if heartbeat is None or heartbeat.stopped:
-                heartbeat = self._heartbeats[group, topic] = GroupHeartbeat(
-                    self._transport, _group_path(group, topic)
-                )
+                heartbeat = self._heartbeats[group, topic] = GroupHeartbeat(self._transport, _group_path(group, topic))
             if member is not None:
                 heartbeat.members.append(member)
             if fresh:

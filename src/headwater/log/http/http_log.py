@@ -33,11 +33,7 @@ from headwater.log.topic import OPTION_NAMES, Topic, check_name
 from headwater.log.wire import FRAMES_MEDIA_TYPE, pack_batch, unpack_frames, unpack_receipts
 from headwater.log.write_batch import PendingEvent, WriteBatch, coalesce
 
-__all__ = [
-    "HttpLog",
-    "HttpTopicWriter",
-    "PendingSend",
-]
+__all__ = ["HttpLog", "HttpTopicWriter", "PendingSend"]
 
 _MAX_PENDING: Final = 10_000
 _MAX_EVENTS_PER_REQUEST: Final = 5_000
@@ -177,9 +173,7 @@ def _group_sends(taken: list[PendingSend]) -> Iterator[list[PendingSend]]:
 _MAX_POLL: Final = 20.0  # seconds one request waits for events
 _LARGE_RESPONSE: Final = 8 << 20  # bytes; it may have left out partitions
 _GROUP_CHANGED: Final = "headwater-group-changed"
-_STORED_FIELDS: Final = {item.name for item in fields(Topic)} - {"schema", "location", "given"} | set(
-    OPTION_NAMES
-)
+_STORED_FIELDS: Final = {item.name for item in fields(Topic)} - {"schema", "location", "given"} | set(OPTION_NAMES)
 
 
 @dataclass
@@ -209,11 +203,7 @@ class HttpLog:
     """
 
     def __init__(
-        self,
-        url: str,
-        *,
-        patience: timedelta = timedelta(seconds=15),
-        timeout: timedelta = timedelta(seconds=60),
+        self, url: str, *, patience: timedelta = timedelta(seconds=15), timeout: timedelta = timedelta(seconds=60)
     ) -> None:
         self._transport = Transport(url, patience, timeout)
         self.groups = HttpGroups(self._transport)
@@ -250,9 +240,7 @@ class HttpLog:
         stored = {option: name for name, option in OPTION_NAMES.items()}
         wanted["given"] = sorted(stored.get(option, option) for option in topic.given)
         try:
-            return self._remember_topic(
-                self._transport.json("POST", "/api/topics", document=wanted)
-            ).definition
+            return self._remember_topic(self._transport.json("POST", "/api/topics", document=wanted)).definition
         except RefusedError as error:
             error.location = error.location or topic.location
             raise
@@ -312,9 +300,7 @@ class HttpLog:
 
     def _post(self, name: str, body: bytes, *, repeatable: bool) -> Receipts:
         path = f"{_topic_path(name)}/frames"
-        answer = self._transport.call(
-            "POST", path, content=body, media=FRAMES_MEDIA_TYPE, repeatable=repeatable
-        )
+        answer = self._transport.call("POST", path, content=body, media=FRAMES_MEDIA_TYPE, repeatable=repeatable)
         return unpack_receipts(name, answer.content)
 
     def last_sequences(self, name: str, producer: str) -> list[int]:
@@ -357,12 +343,7 @@ class HttpLog:
         deadline = time.monotonic() + timeout
         while True:
             wait = max(0.0, min(deadline - time.monotonic(), _MAX_POLL))
-            wanted = {
-                "positions": self._rotate(positions),
-                "max_bytes": max_bytes,
-                "wait": wait,
-                "group": group,
-            }
+            wanted = {"positions": self._rotate(positions), "max_bytes": max_bytes, "wait": wait, "group": group}
             answer = self._transport.call("POST", f"{_topic_path(name)}/fetch", document=wanted, wait=wait)
             if answer.content:
                 self._rotation += len(answer.content) >= _LARGE_RESPONSE

@@ -129,9 +129,7 @@ class Transport:
             return HeadwaterError.from_problem(problem)
         except (msgspec.MsgspecError, TypeError):
             what = f"{self.url} answers, but not as a Headwater node"
-            return UnreachableError(
-                what, detail=f"status {answer.status_code}", fix="headwater run", url=self.url
-            )
+            return UnreachableError(what, detail=f"status {answer.status_code}", fix="headwater run", url=self.url)
 
     def close(self) -> None:
         """Close all connections."""

@@ -156,11 +156,7 @@ class Brokers:
         }
         self._authentication_codes = {codes._AUTHENTICATION, codes.SASL_AUTHENTICATION_FAILED}
         self._fenced_codes = {codes._FENCED, codes.PRODUCER_FENCED, codes.INVALID_PRODUCER_EPOCH}
-        self._unknown_topic_codes = {
-            codes.UNKNOWN_TOPIC_OR_PART,
-            codes._UNKNOWN_TOPIC,
-            codes._UNKNOWN_PARTITION,
-        }
+        self._unknown_topic_codes = {codes.UNKNOWN_TOPIC_OR_PART, codes._UNKNOWN_TOPIC, codes._UNKNOWN_PARTITION}
         self.retriable_codes = {getattr(codes, name) for name in _RETRIABLE_CODES}
 
     @property
@@ -313,11 +309,7 @@ def with_batch_cache(url: str, folder: Path) -> str:
 def topic_partition(topic: str, partition: int, offset: int | None = None) -> Any:
     """A partition, and an offset in it, as the driver has them."""
     kafka = driver()
-    return (
-        kafka.TopicPartition(topic, partition)
-        if offset is None
-        else kafka.TopicPartition(topic, partition, offset)
-    )
+    return kafka.TopicPartition(topic, partition) if offset is None else kafka.TopicPartition(topic, partition, offset)
 
 
 def _kafka_error(error: Any) -> Any:

@@ -24,10 +24,7 @@ from headwater.log.kafka.brokers import Brokers, driver, topic_partition
 from headwater.log.kafka.fetcher import KafkaGroupWaiter
 from headwater.log.topic import Topic, check_name
 
-__all__ = [
-    "GroupMember",
-    "KafkaGroups",
-]
+__all__ = ["GroupMember", "KafkaGroups"]
 
 _SESSION_TIMEOUT_MS: Final = (
     10_000  # milliseconds without a sign of life after which the brokers count a member as dead
@@ -208,16 +205,10 @@ class GroupMember:
             self._revoking |= revoked & self._owned
             self.generation += 1
         self._notify()
-        while (
-            not self._closing
-            and self._revoking & revoked
-            and time.monotonic() - self._last_poll_at < self._session
-        ):
+        while not self._closing and self._revoking & revoked and time.monotonic() - self._last_poll_at < self._session:
             self._commit_pending()  # the reader may finish what it has before it lets go
             with self._changed:
-                self._changed.wait_for(
-                    lambda: self._closing or not (self._revoking & revoked), _POLL_INTERVAL
-                )
+                self._changed.wait_for(lambda: self._closing or not (self._revoking & revoked), _POLL_INTERVAL)
         with self._changed:
             self._owned -= revoked
             self._revoking -= revoked
@@ -270,12 +261,7 @@ class KafkaGroups:
         self._waiters: dict[tuple[str, str], list[KafkaGroupWaiter]] = {}
 
     def join(
-        self,
-        group: str,
-        topic: str,
-        *,
-        start: Start = "earliest",
-        session: timedelta = timedelta(minutes=5),
+        self, group: str, topic: str, *, start: Start = "earliest", session: timedelta = timedelta(minutes=5)
     ) -> Membership:
         """Become a member. If this process dies, its partitions come free some seconds later."""
         check_name(group, what="group")
@@ -371,9 +357,7 @@ class KafkaGroups:
             raise UnknownGroupError(f'no group "{group}" on topic "{topic}"', group=group)
         return self._state(group, topic, offsets, self._partition_owners([group])[group])
 
-    def _state(
-        self, group: str, topic: str, offsets: dict[int, int], owners: dict[str, dict[int, str]]
-    ) -> GroupState:
+    def _state(self, group: str, topic: str, offsets: dict[int, int], owners: dict[str, dict[int, str]]) -> GroupState:
         seen = [m.generation for m in self._members.values() if (m.group, m.topic) == (group, topic)]
         return GroupState(group, topic, max(seen, default=0), owners.get(topic, {}), offsets)
 
@@ -384,9 +368,7 @@ class KafkaGroups:
             RefusedError: A member is running.
         """
         check_name(group, what="group")
-        running = {
-            owner for held in self._partition_owners([group])[group].values() for owner in held.values()
-        }
+        running = {owner for held in self._partition_owners([group])[group].values() for owner in held.values()}
         if running:
             raise RefusedError(
                 f'group "{group}" has {len(running)} running members',

@@ -41,14 +41,7 @@ from headwater.log.storage.frame_builder import max_event_times
 if TYPE_CHECKING:
     from headwater.log.kafka.kafka_log import KafkaLog
 
-__all__ = [
-    "EventTimeEnd",
-    "EventTimeIndex",
-    "EventTimeWalk",
-    "OffsetRange",
-    "index_topic",
-    "walk",
-]
+__all__ = ["EventTimeEnd", "EventTimeIndex", "EventTimeWalk", "OffsetRange", "index_topic", "walk"]
 
 INDEX_CONFIG: Final = {
     "cleanup.policy": "delete",
@@ -268,9 +261,7 @@ class EventTimeIndex:
         """
         self._consumer.close()
         self._consumer = self._create_consumer()
-        partitions = [
-            topic_partition(self.name, number, known.position) for number, known in self._known.items()
-        ]
+        partitions = [topic_partition(self.name, number, known.position) for number, known in self._known.items()]
         self._consumer.incremental_assign(partitions)
 
     def _create_consumer(self) -> Any:

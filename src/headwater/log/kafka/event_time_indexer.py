@@ -38,9 +38,7 @@ _UNREAD_RANGE: Final = 20_000  # offsets of a range whose rows were not read
 _ROW_BYTES: Final = 250  # bytes that such a row is taken for
 _POLL_INTERVAL: Final = 0.25  # seconds between two polls of an idle topic
 _TAKEOVER_TIMEOUT: Final = 5.0  # seconds without progress after which another indexer counts as dead
-_CHECK_INTERVAL: Final = (
-    1.0  # seconds between two looks whether the topic is the same, and has the same partitions
-)
+_CHECK_INTERVAL: Final = 1.0  # seconds between two looks whether the topic is the same, and has the same partitions
 _IDLE_TIMEOUT: Final = 10.0  # seconds of silence after which marks of commits at the end are passed over
 
 
@@ -129,9 +127,7 @@ class EventTimeIndexer:
                 if self._is_deleted():
                     return
             except DataGoneError as error:
-                logger.warning(
-                    "%s: event time continues from the remaining events: %s", self._name, error.what
-                )
+                logger.warning("%s: event time continues from the remaining events: %s", self._name, error.what)
             except HeadwaterError as error:
                 self._failure = error
                 logger.warning("%s: its time is not kept: %s", self._name, error.what)
@@ -182,9 +178,7 @@ class EventTimeIndexer:
         self._requested.clear()
         ends = self._log.kafka_topics.end_offsets(self._name, list(self._progress))
         with self._changed:
-            self._write(
-                [(number, each) for number, end in ends.items() for each in self._unread_ranges(number, end)]
-            )
+            self._write([(number, each) for number, end in ends.items() for each in self._unread_ranges(number, end)])
             self._indexed_to = ends
             self._changed.notify_all()
 
@@ -199,9 +193,7 @@ class EventTimeIndexer:
 
     def _index_new_events(self) -> None:
         positions = {number: reached.next_offset for number, reached in self._progress.items()}
-        found = self._log.fetch(
-            self._name, positions, max_bytes=_READ_BYTES, timeout=_POLL_INTERVAL, envelope=False
-        )
+        found = self._log.fetch(self._name, positions, max_bytes=_READ_BYTES, timeout=_POLL_INTERVAL, envelope=False)
         if found:
             self._last_event_at = time.monotonic()
             with self._changed:
@@ -239,15 +231,7 @@ class EventTimeIndexer:
         after = max(progress.max_event_time, time_)
         lowest = LOWEST_TIME
         return partition, OffsetRange(
-            progress.next_offset,
-            progress.next_offset,
-            0,
-            0,
-            False,
-            lowest,
-            lowest,
-            progress.max_event_time,
-            after,
+            progress.next_offset, progress.next_offset, 0, 0, False, lowest, lowest, progress.max_event_time, after
         )
 
     def _commit_marker_ranges(self, ends: dict[int, int]) -> list[tuple[int, OffsetRange]]:
@@ -288,16 +272,10 @@ class EventTimeIndexer:
             for number, stretch in ranges:
                 value = msgspec.json.encode(replace(stretch, partitions=len(after)))
                 producer.produce(
-                    self._index,
-                    value,
-                    partition=number,
-                    timestamp=stretch.next_offset,
-                    on_delivery=on_delivery,
+                    self._index, value, partition=number, timestamp=stretch.next_offset, on_delivery=on_delivery
                 )
 
-        state = {
-            "reached": {str(number): [r.next_offset, r.max_event_time] for number, r in sorted(after.items())}
-        }
+        state = {"reached": {str(number): [r.next_offset, r.max_event_time] for number, r in sorted(after.items())}}
         self._producer.commit(write, state)
         self._log.kafka_topics.wait_until_visible(self._index, newest)
         self._progress = after

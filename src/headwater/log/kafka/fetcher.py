@@ -18,11 +18,7 @@ from headwater.errors import BadOffsetError, DataGoneError, UnknownTopicError, U
 from headwater.log.kafka.brokers import Brokers, driver, topic_partition
 from headwater.log.kafka.topics import KafkaTopics
 
-__all__ = [
-    "ConsumerPool",
-    "KafkaGroupWaiter",
-    "KafkaTopicWaiter",
-]
+__all__ = ["ConsumerPool", "KafkaGroupWaiter", "KafkaTopicWaiter"]
 
 _MAX_IDLE: Final = 8
 _MAX_MESSAGES: Final = 20_000
@@ -251,18 +247,14 @@ class KafkaTopicWaiter:
         group_waiter: Changes of the group; None without one.
     """
 
-    def __init__(
-        self, end_offsets: Callable[[], dict[int, int]], group_waiter: KafkaGroupWaiter | None
-    ) -> None:
+    def __init__(self, end_offsets: Callable[[], dict[int, int]], group_waiter: KafkaGroupWaiter | None) -> None:
         self._end_offsets = end_offsets
         self._last_ends = end_offsets()
         self._group_waiter = group_waiter
 
     def group_changed(self) -> bool:
         """Whether the group changed; told once."""
-        return (
-            self._group_waiter is not None and self._group_waiter.has_changed and self._group_waiter.wait(0)
-        )
+        return self._group_waiter is not None and self._group_waiter.has_changed and self._group_waiter.wait(0)
 
     def wait(self, timeout: float | None) -> bool:
         """Returns True as soon as the topic grew, or the group changed, since the last wait."""

@@ -32,13 +32,7 @@ from headwater.log.kafka.records import RecordCodec, event_times
 from headwater.log.kafka.serializers import Serializer
 from headwater.log.kafka.timed_topic import BatchCache, EventTimeWaiter, TimedKafkaTopic
 from headwater.log.kafka.topic_writer import KafkaTopicWriter, WriteContext
-from headwater.log.kafka.topics import (
-    DEFINITIONS_TOPIC,
-    KafkaTopics,
-    TopicDefinition,
-    TopicDefinitions,
-    topic_config,
-)
+from headwater.log.kafka.topics import DEFINITIONS_TOPIC, KafkaTopics, TopicDefinition, TopicDefinitions, topic_config
 from headwater.log.notifier import Waiter
 from headwater.log.topic import (
     Topic,
@@ -51,11 +45,7 @@ from headwater.log.topic import (
 from headwater.log.write_batch import PendingEvent, WriteBatch
 from headwater.units import micros, moment
 
-__all__ = [
-    "SUPPORT",
-    "KafkaInspector",
-    "KafkaLog",
-]
+__all__ = ["SUPPORT", "KafkaInspector", "KafkaLog"]
 
 _MICROSECOND = timedelta(microseconds=1)
 _SCAN_BYTES: Final = 1 << 20  # bytes read at once while a time is looked for
@@ -116,12 +106,7 @@ class KafkaLog:
         self._lock = threading.RLock()
         self._handles: dict[str, _TopicHandle] = {}
         self._write_context = WriteContext(
-            self.brokers,
-            self._producer,
-            self._named_producers,
-            self.serializer_for,
-            self._partition_count,
-            self.clock,
+            self.brokers, self._producer, self._named_producers, self.serializer_for, self._partition_count, self.clock
         )
         self.groups = KafkaGroups(self.brokers, self)
 
@@ -386,9 +371,7 @@ class KafkaLog:
 
 def _merge_wanted(known: Topic, partitions: int, wanted: Topic) -> Topic:
     """Returns `merge_definition` of both; keeps partitions that were added outside the definition."""
-    there = (
-        known if wanted.partitions == known.partitions <= partitions else _with_partitions(known, partitions)
-    )
+    there = known if wanted.partitions == known.partitions <= partitions else _with_partitions(known, partitions)
     return merge_definition(there, wanted)
 
 

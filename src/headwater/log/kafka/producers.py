@@ -71,9 +71,7 @@ class ProducedBatch:
             except (BufferError, self._kafka.KafkaException):
                 self._retry_produce(producer, topic, value, keys[row], partition, about)
 
-    def _retry_produce(
-        self, producer: Any, topic: str, value: Any, key: Any, partition: int, headers: Any
-    ) -> None:
+    def _retry_produce(self, producer: Any, topic: str, value: Any, key: Any, partition: int, headers: Any) -> None:
         """Offer a row again: the driver's queue was full, or it did not know the partition yet."""
         deadline = time.monotonic() + self._brokers.patience
         while True:
@@ -167,9 +165,7 @@ class IdempotentProducer:
         while not self._closed.is_set():
             try:
                 producer.poll(0.5)
-            except (
-                Exception
-            ) as error:  # the driver raises here what ends this producer: the next send makes a new one
+            except Exception as error:  # the driver raises here what ends this producer: the next send makes a new one
                 logger.warning("a new Kafka producer is needed: %s", error)
                 with self._lock:
                     if self._producer is producer:
@@ -190,9 +186,7 @@ class IdempotentProducer:
 
 COMMITS_TOPIC: Final = "__headwater.commits"
 _COMMITS_PARTITIONS: Final = 8
-_TRANSACTION_TIMEOUT_MS: Final = (
-    30_000  # milliseconds after which the brokers abort what a dead process left open
-)
+_TRANSACTION_TIMEOUT_MS: Final = 30_000  # milliseconds after which the brokers abort what a dead process left open
 
 
 class TransactionalProducer:
@@ -283,21 +277,13 @@ class TransactionalProducer:
         if getattr(error.args[0], "txn_requires_abort", bool)():
             with contextlib.suppress(self._kafka.KafkaException):
                 self._producer.abort_transaction(self._brokers.patience)
-        return (
-            found
-            if isinstance(found, UnreachableError)
-            else UnreachableError(found.what, detail=found.detail)
-        )
+        return found if isinstance(found, UnreachableError) else UnreachableError(found.what, detail=found.detail)
 
     def _open(self) -> None:
         if self._fenced is not None:
             raise self._fenced
         self._topics.create(COMMITS_TOPIC, _COMMITS_PARTITIONS, COMPACTED_CONFIG)
-        settings = {
-            "transactional.id": self.id,
-            "transaction.timeout.ms": _TRANSACTION_TIMEOUT_MS,
-            "linger.ms": 1,
-        }
+        settings = {"transactional.id": self.id, "transaction.timeout.ms": _TRANSACTION_TIMEOUT_MS, "linger.ms": 1}
         producer = self._brokers.create_producer(settings | {"delivery.timeout.ms": _TRANSACTION_TIMEOUT_MS})
         self._brokers.retry(producer.init_transactions)
         tail = PartitionTail(self._topics, COMMITS_TOPIC, self._partition)
@@ -403,9 +389,7 @@ class NamedProducer:
             what = f"epoch {origin.epoch} of {self._producer.id!r} is over: {last['epoch']} has published"
             raise FencedError(what, epoch=last["epoch"])
         if origin.batch == last["batch"]:
-            what = (
-                f"batch {origin.batch} was published from {last['span']}, and comes again from {origin.span}"
-            )
+            what = f"batch {origin.batch} was published from {last['span']}, and comes again from {origin.span}"
             raise LedgerMismatchError(what, batch=origin.batch)
 
     def _resolve_offsets(self, part: SequencedRecords, repeats: int, new: Any) -> OffsetArray:

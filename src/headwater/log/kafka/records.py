@@ -44,14 +44,7 @@ from headwater.log.storage.frame import LOWEST_TIME, Frame, FrameKind
 from headwater.log.topic import MAX_EVENT_BYTES, Topic, ValueFormat, too_large_error
 from headwater.log.write_batch import WriteBatch
 
-__all__ = [
-    "EncodedRecords",
-    "RecordCodec",
-    "build_headers",
-    "decode_header",
-    "encode_records",
-    "parse_headers",
-]
+__all__ = ["EncodedRecords", "RecordCodec", "build_headers", "decode_header", "encode_records", "parse_headers"]
 
 _TIMESTAMP = pa.timestamp("us", "UTC")
 _RESERVED_PREFIX: Final = "hw."
@@ -102,9 +95,7 @@ def _check_header_names(headers: dict[str, str]) -> dict[str, str]:
     for name in headers:
         if name.startswith(_RESERVED_PREFIX) or name == _TRACEPARENT:
             what = f"the header {name!r} is one of Headwater's own"
-            raise BadEventError(
-                what, detail=f"names do not start with {_RESERVED_PREFIX} in Kafka", field="headers"
-            )
+            raise BadEventError(what, detail=f"names do not start with {_RESERVED_PREFIX} in Kafka", field="headers")
     return headers
 
 
@@ -138,9 +129,7 @@ def _parse_columns(heads: list[dict[str, bytes]]) -> tuple[dict[str, pa.Array], 
         if name in names:
             columns[column] = _parse_times([decode_header(head.get(name)) for head in heads])
     if any(not name.startswith(_RESERVED_PREFIX) and name != _TRACEPARENT for name in names):
-        own = [
-            [(n, decode_header(v) or "") for n, v in head.items() if not _is_reserved(n)] for head in heads
-        ]
+        own = [[(n, decode_header(v) or "") for n, v in head.items() if not _is_reserved(n)] for head in heads]
         columns["_hw.headers"] = pa.array(own, pa.map_(pa.string(), pa.string()))
     sent = LOWEST_TIME
     if "_hw.sent_at" in columns and len(set(columns["_hw.sent_at"].to_pylist())) == 1:
@@ -163,11 +152,7 @@ def _parse_times(texts: list[str | None]) -> pa.Array:
     try:
         return pa.array(texts, pa.string()).cast(_TIMESTAMP)
     except pa.ArrowInvalid:  # a header of others under our name
-        return (
-            pa.concat_arrays([_parse_times([text]) for text in texts])
-            if len(texts) > 1
-            else pa.nulls(1, _TIMESTAMP)
-        )
+        return pa.concat_arrays([_parse_times([text]) for text in texts]) if len(texts) > 1 else pa.nulls(1, _TIMESTAMP)
 
 
 @dataclass(frozen=True)
@@ -204,9 +189,7 @@ def encode_records(
     return EncodedRecords(values, keys, build_headers(rows, serializer.headers, envelope, len(values)))
 
 
-def _encode_values(
-    serializer: Serializer, rows: pa.RecordBatch, deleted: pa.Array | None
-) -> list[bytes | None]:
+def _encode_values(serializer: Serializer, rows: pa.RecordBatch, deleted: pa.Array | None) -> list[bytes | None]:
     """Returns the value of each row; a tombstone has none."""
     if deleted is None:
         return list(serializer.encode(rows))
@@ -278,9 +261,7 @@ class RecordCodec:
             serializer = AvroSerializer(self.codec, self.topic.name, schema)
             if serializer.fingerprint == fingerprint:
                 return serializer
-        return UnknownSerializer(
-            self.codec, f"it was written under a schema that is not known here: {fingerprint}"
-        )
+        return UnknownSerializer(self.codec, f"it was written under a schema that is not known here: {fingerprint}")
 
     def decode(self, partition: int, messages: list[Any], *, envelope: bool = True) -> LogBatch:
         """Messages of one partition, in order, as one batch.
@@ -325,12 +306,7 @@ class RecordCodec:
     def _decode_without_headers(self, lines: list[bytes | None]) -> pa.RecordBatch | None:
         """Returns the columns of rows whose headers nobody need read: JSON throughout, that says when it happened."""
         time = self.topic.time
-        if (
-            self.topic.value_format is not ValueFormat.JSON
-            or self.topic.external_time
-            or time is None
-            or None in lines
-        ):
+        if self.topic.value_format is not ValueFormat.JSON or self.topic.external_time or time is None or None in lines:
             return None
         try:
             found = self._serializers[self.topic.version].decode(lines)  # type: ignore[arg-type]
@@ -342,9 +318,7 @@ class RecordCodec:
 
     def _serializers_of(self, heads: list[list[Header] | None]) -> list[Serializer]:
         """How each record is read."""
-        runs = (
-            (self._record_serializer(dict(head or ())), sum(1 for _ in run)) for head, run in groupby(heads)
-        )
+        runs = ((self._record_serializer(dict(head or ())), sum(1 for _ in run)) for head, run in groupby(heads))
         return [serializer for serializer, length in runs for _ in range(length)]
 
     def _decode_values(
@@ -364,9 +338,7 @@ class RecordCodec:
         reasons: dict[int, str] = {}
         parts: list[DecodedRows] = []
         for serializer, rows in by_serializer.items():
-            parts += _decode_readable(
-                serializer, [row for row in rows if lines[row] is not None], lines, reasons
-            )
+            parts += _decode_readable(serializer, [row for row in rows if lines[row] is not None], lines, reasons)
         if self._key_serializer is None:
             parts += [(gone, {})] if gone else []
         else:
@@ -390,9 +362,7 @@ class RecordCodec:
             return key
 
 
-def _error_columns(
-    lines: list[bytes | None], keys: list[bytes | None], reasons: dict[int, str]
-) -> dict[str, pa.Array]:
+def _error_columns(lines: list[bytes | None], keys: list[bytes | None], reasons: dict[int, str]) -> dict[str, pa.Array]:
     """Returns what is told of rows that cannot be read: why, and their bytes."""
     raws = {row: keys[row] if lines[row] is None else lines[row] for row in reasons}
     count = range(len(lines))

@@ -111,10 +111,7 @@ class AvroSerializer:
         self._write, self._read = avro.schemaless_writer, avro.schemaless_reader
         canonical = avro.schema.to_parsing_canonical_form(self.schema)
         self.fingerprint = str(avro.schema.fingerprint(canonical, "CRC-64-AVRO"))
-        self.headers: list[Header] = [
-            (VALUE_FORMAT_HEADER, b"avro"),
-            (FINGERPRINT_HEADER, self.fingerprint.encode()),
-        ]
+        self.headers: list[Header] = [(VALUE_FORMAT_HEADER, b"avro"), (FINGERPRINT_HEADER, self.fingerprint.encode())]
 
     def encode(self, rows: pa.RecordBatch) -> list[bytes]:
         """One datum for each row."""
@@ -153,9 +150,7 @@ class ArrowSerializer:
         """One stream for each row."""
         plain = rows.replace_schema_metadata(None)
         head = plain.schema.serialize().to_pybytes()
-        return [
-            b"".join((head, plain.slice(row, 1).serialize(), _END_OF_STREAM)) for row in range(plain.num_rows)
-        ]
+        return [b"".join((head, plain.slice(row, 1).serialize(), _END_OF_STREAM)) for row in range(plain.num_rows)]
 
     def decode(self, values: Sequence[bytes]) -> pa.RecordBatch:
         """Returns the rows of these streams."""

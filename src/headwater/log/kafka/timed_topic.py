@@ -23,13 +23,7 @@ import pyarrow as pa
 
 from headwater.errors import DataGoneError
 from headwater.log.batch import LogBatch
-from headwater.log.kafka.event_time_index import (
-    EventTimeEnd,
-    EventTimeIndex,
-    frame_headers,
-    index_topic,
-    walk,
-)
+from headwater.log.kafka.event_time_index import EventTimeEnd, EventTimeIndex, frame_headers, index_topic, walk
 from headwater.log.kafka.event_time_indexer import EventTimeIndexer
 from headwater.log.storage.frame import Frame
 from headwater.log.topic import Topic
@@ -38,12 +32,7 @@ if TYPE_CHECKING:
     from headwater.log.kafka.kafka_log import KafkaLog
     from headwater.log.kafka.records import RecordCodec
 
-__all__ = [
-    "BatchCache",
-    "EventTimeWaiter",
-    "TimedKafkaPartition",
-    "TimedKafkaTopic",
-]
+__all__ = ["BatchCache", "EventTimeWaiter", "TimedKafkaPartition", "TimedKafkaTopic"]
 
 logger = logging.getLogger("headwater.kafka")
 _MAX_BYTES: Final = 1 << 30  # bytes of all pages
@@ -103,9 +92,7 @@ class BatchCache:
         values = pa.RecordBatch.from_arrays(
             [columns.column(f.name) for f in codec.stored_schema], schema=codec.stored_schema
         )
-        return LogBatch(
-            codec.topic, partition, frame, values, {n: columns.column(n) for n in own}, codec.codec
-        )
+        return LogBatch(codec.topic, partition, frame, values, {n: columns.column(n) for n in own}, codec.codec)
 
     def _path(self, topic: Topic, partition: int, base: int) -> Path:
         return self.folder / topic.name / str(partition) / f"{base}-{topic.version}.arrow"

@@ -122,9 +122,7 @@ class KafkaTopicWriter:
         delivery = ProducedBatch(self._context.brokers)
         plain = [part for part in parts if not part.rows.producer]
         for part in plain:
-            delivery.produce(
-                self._context.producer.get(), self.definition.name, part.records, part.partitions
-            )
+            delivery.produce(self._context.producer.get(), self.definition.name, part.records, part.partitions)
         for part in parts:
             if part.rows.producer:
                 named.setdefault(part.rows.producer, []).append(part)
@@ -185,9 +183,7 @@ class KafkaTopicWriter:
         if not column.null_count:
             return partitions_of(column, number)
         lacking = np.array(column.is_null().to_pylist(), bool)
-        return np.where(
-            lacking, next(self._round_robin) % number, partitions_of(column.fill_null(b""), number)
-        )
+        return np.where(lacking, next(self._round_robin) % number, partitions_of(column.fill_null(b""), number))
 
     def _count(self, entries: list[PendingAppend]) -> None:
         for entry in entries:

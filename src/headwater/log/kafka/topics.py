@@ -96,9 +96,7 @@ class KafkaTopics:
     def _list_topics(self, name: str | None, seconds: float) -> Any:
         found = self.brokers.admin.list_topics(name, timeout=seconds)
         unsure = found.topics[name].error if name in found.topics else None
-        if (
-            unsure is not None and unsure.code() in self.brokers.retriable_codes
-        ):  # between two leaders, not gone
+        if unsure is not None and unsure.code() in self.brokers.retriable_codes:  # between two leaders, not gone
             raise self._kafka.KafkaException(unsure)
         return found
 
@@ -109,9 +107,9 @@ class KafkaTopics:
             UnknownTopicError: There is no such topic.
         """
         names = self._kafka.TopicCollection([name])
-        found = self.brokers.call_admin(
-            lambda admin, seconds: admin.describe_topics(names, request_timeout=seconds)
-        )[name]
+        found = self.brokers.call_admin(lambda admin, seconds: admin.describe_topics(names, request_timeout=seconds))[
+            name
+        ]
         return str(found.topic_id).translate(_URL_SAFE), len(found.partitions)
 
     def create(self, name: str, partitions: int, settings: dict[str, str]) -> bool:
@@ -119,14 +117,10 @@ class KafkaTopics:
         wanted = dict(self.brokers.address.topic_settings)
         copies = int(wanted.pop("replication.factor", -1))  # -1: as many as the brokers think right
         config = settings | wanted
-        new = self._kafka.admin.NewTopic(
-            name, num_partitions=partitions, replication_factor=copies, config=config
-        )
+        new = self._kafka.admin.NewTopic(name, num_partitions=partitions, replication_factor=copies, config=config)
         try:
             self.brokers.call_admin(
-                lambda admin, seconds: admin.create_topics(
-                    [new], operation_timeout=seconds, request_timeout=seconds
-                )
+                lambda admin, seconds: admin.create_topics([new], operation_timeout=seconds, request_timeout=seconds)
             )
         except Exception as error:
             if self.partition_counts(name).get(name):
@@ -138,9 +132,7 @@ class KafkaTopics:
     def _check_created(self, name: str, seconds: float) -> None:
         found = self.brokers.admin.list_topics(name, timeout=seconds).topics.get(name)
         if found is None or found.error is not None or any(p.leader < 0 for p in found.partitions.values()):
-            raise self._kafka.KafkaException(
-                self._kafka.KafkaError(self._kafka.KafkaError.LEADER_NOT_AVAILABLE)
-            )
+            raise self._kafka.KafkaException(self._kafka.KafkaError(self._kafka.KafkaError.LEADER_NOT_AVAILABLE))
 
     @staticmethod
     def _create_error(error: Exception, name: str) -> Exception:
@@ -149,9 +141,7 @@ class KafkaTopics:
     def add_partitions(self, name: str, partitions: int) -> None:
         """Give a topic more partitions."""
         more = self._kafka.admin.NewPartitions(name, partitions)
-        self.brokers.call_admin(
-            lambda admin, seconds: admin.create_partitions([more], request_timeout=seconds)
-        )
+        self.brokers.call_admin(lambda admin, seconds: admin.create_partitions([more], request_timeout=seconds))
 
     def configure(self, name: str, settings: dict[str, str]) -> None:
         """Change settings of a topic; others stay."""
@@ -232,9 +222,7 @@ class KafkaTopics:
         wanted = {topic_partition(name, number): spec for number in numbers}
         committed = self._kafka.IsolationLevel.READ_COMMITTED
         found = self.brokers.call_admin(
-            lambda admin, seconds: admin.list_offsets(
-                wanted, isolation_level=committed, request_timeout=seconds
-            )
+            lambda admin, seconds: admin.list_offsets(wanted, isolation_level=committed, request_timeout=seconds)
         )
         return {where.partition: held for where, held in found.items()}
 
@@ -288,9 +276,7 @@ class PartitionTail:
 
 logger = logging.getLogger("headwater.kafka")
 DEFINITIONS_TOPIC: Final = "__headwater.topics"
-_STORED_FIELDS: Final = {item.name for item in fields(Topic)} - {"schema", "location", "given"} | set(
-    OPTION_NAMES
-)
+_STORED_FIELDS: Final = {item.name for item in fields(Topic)} - {"schema", "location", "given"} | set(OPTION_NAMES)
 _MAX_ATTEMPTS: Final = 20
 
 
@@ -383,9 +369,7 @@ class TopicDefinitions:
             if new is None:
                 return
             self._producer.begin_transaction()
-            self._producer.produce(
-                DEFINITIONS_TOPIC, key=new.topic.name.encode(), value=new.encode(), partition=0
-            )
+            self._producer.produce(DEFINITIONS_TOPIC, key=new.topic.name.encode(), value=new.encode(), partition=0)
             self._brokers.retry(self._producer.commit_transaction)
         except self._kafka.KafkaException as error:
             self._close_producer()

@@ -204,9 +204,7 @@ class _CompactionPass:
             max_event_time_before=batches[0].frame.max_event_time_before,
             max_event_time=batches[-1].frame.max_event_time,
         )
-        columns = pa.RecordBatch.from_arrays(
-            [*values.columns, *envelope.values()], [*values.schema.names, *envelope]
-        )
+        columns = pa.RecordBatch.from_arrays([*values.columns, *envelope.values()], [*values.schema.names, *envelope])
         yield encode_frame(frame, columns.serialize())
 
 

@@ -43,9 +43,7 @@ class IdleDetector:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._last_seen: dict[
-            tuple[str, int], tuple[int, float, float]
-        ] = {}  # end, since when, next mark after
+        self._last_seen: dict[tuple[str, int], tuple[int, float, float]] = {}  # end, since when, next mark after
 
     def due_markers(
         self,
@@ -80,12 +78,7 @@ class IdleDetector:
             yield number, end.max_event_time + int(idle_seconds * 1e6) if known else furthest
 
     def _idle_seconds(
-        self,
-        key: tuple[str, int],
-        end_offset: int,
-        idle: timedelta,
-        width: int,
-        is_awaited: Callable[[], bool],
+        self, key: tuple[str, int], end_offset: int, idle: timedelta, width: int, is_awaited: Callable[[], bool]
     ) -> float | None:
         """Returns the idle seconds to account for, when a marker is due."""
         now = self._clock.monotonic()

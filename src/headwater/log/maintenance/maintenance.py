@@ -90,9 +90,7 @@ class Maintenance:
             with self._log_errors(name):
                 topic = self._log.open_topic(name)
                 if not topic.definition.is_table:
-                    newest = max(
-                        newest, *(partition.state().max_event_time for partition in topic.partitions)
-                    )
+                    newest = max(newest, *(partition.state().max_event_time for partition in topic.partitions))
         return newest
 
     def apply_retention(self, topic: OpenTopic) -> list[RetentionResult]:

@@ -62,17 +62,13 @@ def apply_retention(
         return RetentionResult(partition.number, start, end, blocked_by)
 
 
-def _roll_if_expired(
-    partition: Partition, state: PartitionState, retention: Retention, clock: Clock
-) -> PartitionState:
+def _roll_if_expired(partition: Partition, state: PartitionState, retention: Retention, clock: Clock) -> PartitionState:
     """Close the active segment when all in it is too old: the active segment is never removed."""
     too_old = retention.time is not None and _age(state.appended_at, clock) > retention.time
     return partition.roll(state) if too_old and state.next_offset > state.segment else state
 
 
-def _first_retained_offset(
-    partition: Partition, state: PartitionState, retention: Retention, clock: Clock
-) -> int:
+def _first_retained_offset(partition: Partition, state: PartitionState, retention: Retention, clock: Clock) -> int:
     """Returns the first offset to keep."""
     bases = partition.files.bases(fresh=True)
     sizes = [partition.files.file_size(base) for base in bases]

@@ -68,9 +68,7 @@ def verify(log: EventLog, progress: Progress | None = None) -> VerifyReport:
     work = [(topic, partition) for topic in opened for partition in topic.partitions]
     total = sum(_total_bytes(partition) for _, partition in work)
     for topic, partition in work:
-        _check_partition(
-            report, topic, partition, lambda name: progress and progress(report.bytes, total, name)
-        )
+        _check_partition(report, topic, partition, lambda name: progress and progress(report.bytes, total, name))
     return report
 
 
@@ -91,12 +89,7 @@ def _check_partition(
         where = error.data
         report.faults.append(
             Fault(
-                name,
-                partition.number,
-                where.get("segment", ""),
-                where.get("offset"),
-                where.get("position"),
-                str(error),
+                name, partition.number, where.get("segment", ""), where.get("offset"), where.get("position"), str(error)
             )
         )
         return

@@ -180,9 +180,7 @@ def translate_os_error(error: OSError, subject: object) -> HeadwaterError | OSEr
     """Returns the Headwater error for an operating system error, where a user can act on it."""
     what = f"{subject}: {error.strerror or error}"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return DiskFullError(
-            f"no space left on the disk ({what})", fix="free some space; appends then work again"
-        )
+        return DiskFullError(f"no space left on the disk ({what})", fix="free some space; appends then work again")
     if error.errno in (errno.EIO, errno.EFBIG):
         return DiskFailedError(f"the disk refused: {what}", fix="headwater verify", errno=error.errno)
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR):

@@ -16,14 +16,7 @@ from headwater.log.storage.producers import ProducerState
 if TYPE_CHECKING:
     from headwater.log.write_batch import WriteBatch
 
-__all__ = [
-    "AppendResult",
-    "EncodedFrames",
-    "PartitionBatch",
-    "build_frames",
-    "count_duplicates",
-    "max_event_times",
-]
+__all__ = ["AppendResult", "EncodedFrames", "PartitionBatch", "build_frames", "count_duplicates", "max_event_times"]
 
 
 @dataclass(frozen=True)
@@ -82,11 +75,7 @@ class EncodedFrames:
 
 
 def build_frames(
-    batches: list[PartitionBatch],
-    state: PartitionState,
-    now: int,
-    ahead: int | None,
-    producers: ProducerState,
+    batches: list[PartitionBatch], state: PartitionState, now: int, ahead: int | None, producers: ProducerState
 ) -> EncodedFrames:
     """Assign offsets to the rows and encode them; skips rows that the producer has sent before.
 
@@ -144,9 +133,7 @@ def count_duplicates(batch: PartitionBatch | WriteBatch, last: int) -> int:
     return duplicates
 
 
-def _build_header(
-    batch: PartitionBatch, offset: int, before: int, now: int, ahead: int | None, position: int
-) -> Frame:
+def _build_header(batch: PartitionBatch, offset: int, before: int, now: int, ahead: int | None, position: int) -> Frame:
     rows = batch.values.num_rows
     if batch.times is None:
         lowest = highest = now

@@ -43,13 +43,7 @@ class Partition:
     """Appends to and reads from one partition."""
 
     def __init__(
-        self,
-        disk: Disk,
-        clock: Clock,
-        folder: Path,
-        state_file: StateFile,
-        number: int,
-        options: WriteOptions,
+        self, disk: Disk, clock: Clock, folder: Path, state_file: StateFile, number: int, options: WriteOptions
     ) -> None:
         self.number = number
         self.folder = folder
@@ -185,9 +179,7 @@ class Partition:
             )
             self._write_frames(state, encode_frame(frame, b""), [frame], state.appended_at)
 
-    def _write_frames(
-        self, state: PartitionState, data: bytes, frames: list[Frame], appended_at: int
-    ) -> None:
+    def _write_frames(self, state: PartitionState, data: bytes, frames: list[Frame], appended_at: int) -> None:
         # The end is published after the sync: on a durable topic nobody reads bytes that a power cut can lose.
         segment = self.files.segment(state.segment)
         try:
@@ -225,9 +217,7 @@ class Partition:
         failed = replace(state, dirty=True, sync_failed=True)
         with contextlib.suppress(DiskFailedError, DiskFullError):
             self.publish(failed)
-        segment = self.files.segment(
-            state.segment
-        )  # held by name: the file is closed with the last reference
+        segment = self.files.segment(state.segment)  # held by name: the file is closed with the last reference
         with contextlib.suppress(DiskFailedError, DiskFullError):
             self.disk.truncate(segment.handle, state.length)
         with contextlib.suppress(DiskFailedError, DiskFullError):
@@ -243,9 +233,7 @@ class Partition:
         segment, created = self._segment_created
         if segment != state.segment:
             frames = self.files.segment(state.segment).walk(0, state.length)
-            created = next(
-                (frame.appended_at for frame in frames if frame.kind != FrameKind.SEGMENT_HEADER), 0
-            )
+            created = next((frame.appended_at for frame in frames if frame.kind != FrameKind.SEGMENT_HEADER), 0)
             if not created:
                 return False
             self._segment_created = (state.segment, created)
@@ -256,9 +244,7 @@ class Partition:
         producers = self._load_producers(state).snapshot(self._clock.micros())
         self.publish(replace(state, dirty=True))
         previous: tuple[int, int, int] | None = (state.segment, state.length, state.appended_at)
-        same_base = (
-            state.next_offset == state.segment
-        )  # it holds no events yet: a new file under the same name
+        same_base = state.next_offset == state.segment  # it holds no events yet: a new file under the same name
         if same_base:
             previous = self.files.segment(state.segment).header()[1].previous
         segment = Segment(self.disk, self.folder, state.next_offset)
@@ -311,9 +297,7 @@ class Partition:
             except DamagedError:
                 if state.files_version == files_version:
                     raise
-                files_version = (
-                    state.files_version
-                )  # perhaps the file was rewritten between two looks: look once more
+                files_version = state.files_version  # perhaps the file was rewritten between two looks: look once more
                 self.invalidate()
 
     def _fetch(self, offset: int, max_bytes: int, state: PartitionState) -> list[tuple[Frame, memoryview]]:
@@ -378,9 +362,7 @@ class Partition:
         if state.max_event_time < time:
             return None
         bases = self.files.bases(fresh=True)
-        later = bisect_left(
-            bases, time, key=lambda base: self.files.segment(base).header()[0].max_event_time_before
-        )
+        later = bisect_left(bases, time, key=lambda base: self.files.segment(base).header()[0].max_event_time_before)
         for base in bases[max(0, later - 1) :]:
             segment = self.files.segment(base)
             for frame in segment.walk(0, self.files.valid_length(segment, state)):

@@ -75,9 +75,7 @@ class StateFile:
             if len(data) == _LAYOUT.size and zlib.crc32(data[4:]) == int.from_bytes(data[:4], "little"):
                 _, flags, *numbers = _LAYOUT.unpack(data)
                 values = dict(zip(_NUMBERS, numbers, strict=True))
-                return PartitionState(
-                    **values, dirty=bool(flags & _DIRTY), sync_failed=bool(flags & _SYNC_FAILED)
-                )
+                return PartitionState(**values, dirty=bool(flags & _DIRTY), sync_failed=bool(flags & _SYNC_FAILED))
         return None
 
     def write(self, partition: int, state: PartitionState) -> None:

@@ -55,13 +55,7 @@ class ProducerState:
             return
         batches = self._batches.setdefault(frame.producer, deque(maxlen=_MAX_BATCHES))
         batches.append(
-            ProducerBatch(
-                frame.first_sequence,
-                frame.last_sequence,
-                frame.base_offset,
-                frame.count,
-                frame.appended_at,
-            )
+            ProducerBatch(frame.first_sequence, frame.last_sequence, frame.base_offset, frame.count, frame.appended_at)
         )
 
     def offset_of(self, producer: str, sequence: int) -> int:
@@ -82,9 +76,7 @@ class ProducerState:
 
     def restore(self, snapshot: dict[str, tuple[int, int, int, int, int]], frames: Iterable[Frame]) -> None:
         """Restore the state from a segment header and the frames that follow it."""
-        self._batches = {
-            name: deque([ProducerBatch(*batch)], _MAX_BATCHES) for name, batch in snapshot.items()
-        }
+        self._batches = {name: deque([ProducerBatch(*batch)], _MAX_BATCHES) for name, batch in snapshot.items()}
         for frame in frames:
             self.record(frame)
 

@@ -52,9 +52,7 @@ def recover(partition: Partition, published: PartitionState | None) -> Partition
         last_frame=last.position,
         max_event_time=last.max_event_time,
         appended_at=last.appended_at or (published.appended_at if published else 0),
-        files_version=published.files_version + 1
-        if published
-        else secrets.randbits(40),  # one that nobody has seen
+        files_version=published.files_version + 1 if published else secrets.randbits(40),  # one that nobody has seen
         sync_failed=known is not None and known.sync_failed,
     )
     _sync_folders(partition)

@@ -231,11 +231,7 @@ class Segment:
         at = raw.find(MAGIC)
         while at >= 0:
             frame = parse_header(data, at, position + at) if (position + at) % 8 == 0 else None
-            if (
-                frame
-                and at + frame.length <= len(data)
-                and frame.body(data[at : at + frame.length]) is not None
-            ):
+            if frame and at + frame.length <= len(data) and frame.body(data[at : at + frame.length]) is not None:
                 return position + at
             at = raw.find(MAGIC, at + 1)
         return None

@@ -13,17 +13,7 @@ from itertools import count
 from sqlglot import exp
 
 from headwater.pipelines.tables.pushdown import columns_in
-from headwater.pipelines.tables.relation import (
-    Distinct,
-    GroupBy,
-    Join,
-    Project,
-    Relation,
-    Scan,
-    Top,
-    Union,
-    Where,
-)
+from headwater.pipelines.tables.relation import Distinct, GroupBy, Join, Project, Relation, Scan, Top, Union, Where
 from headwater.pipelines.tables.sql_nodes import QueryRefusal, conjuncts
 
 __all__ = ["identifies", "require_key"]
@@ -53,9 +43,7 @@ def require_key(
     names = {name.lower(): name for name in relation.columns}
     for name in key:
         if name.lower() not in names:
-            refusal.refuse(
-                name, "the key is not among the columns of the result", fix=", ".join(relation.columns)
-            )
+            refusal.refuse(name, "the key is not among the columns of the result", fix=", ".join(relation.columns))
     if not identifies(relation, [names[name.lower()] for name in key], tables, windows):
         better = _minimal_key(relation, tables, windows)
         named = repr(better[0]) if len(better) == 1 else repr(tuple(better))
@@ -174,10 +162,7 @@ class _DependencyAnalysis:
             return []
         parts = zip(relation.inputs, keys, strict=True)
         key_positions = {part.columns.index(name) for part, key in parts for name in key}
-        return [
-            [relation.columns[number] for number in sorted(key_positions | {position})]
-            for position in positions
-        ]
+        return [[relation.columns[number] for number in sorted(key_positions | {position})] for position in positions]
 
     def _new_row_id(self) -> str:
         return f"#{next(self._numbers)}"
@@ -227,9 +212,7 @@ class _DependencyAnalysis:
         if relation.count == 1:
             known = known.with_rules((relation.per, known.row_ids))
         if relation.rank is not None:
-            known = known.with_rules(
-                ([*relation.per, relation.rank], known.row_ids), (known.row_ids, [relation.rank])
-            )
+            known = known.with_rules(([*relation.per, relation.rank], known.row_ids), (known.row_ids, [relation.rank]))
         return known
 
 
@@ -277,9 +260,7 @@ def _is_window(tree: exp.Expr) -> bool:
     return isinstance(tree, exp.Anonymous) and tree.name.lower() == "window"
 
 
-def _window_alias_rules(
-    below: _Dependencies, old: str, new: str, hidden: str
-) -> list[tuple[list[str], list[str]]]:
+def _window_alias_rules(below: _Dependencies, old: str, new: str, hidden: str) -> list[tuple[list[str], list[str]]]:
     """Returns the rules for start and end of a window under its new name."""
     named = {name for rule in below.rules for part in rule for name in part if name.startswith(f"{old}#")}
     pairs = [(f"{new}#{name[len(old) + 1 :]}", hidden + name) for name in sorted(named)]

@@ -6,17 +6,7 @@ from collections.abc import Iterable
 
 from sqlglot import exp
 
-from headwater.pipelines.tables.relation import (
-    Distinct,
-    GroupBy,
-    Join,
-    Project,
-    Relation,
-    Scan,
-    Top,
-    Union,
-    Where,
-)
+from headwater.pipelines.tables.relation import Distinct, GroupBy, Join, Project, Relation, Scan, Top, Union, Where
 from headwater.pipelines.tables.sql_nodes import conjunction, conjuncts
 
 __all__ = ["columns_in", "push_down"]
@@ -105,9 +95,7 @@ def _prune(relation: Relation, used: frozenset[str]) -> Relation:
         below = frozenset(relation.keys) | values
         return GroupBy(_prune(relation.input, below), relation.keys, relation.aggregates)
     if isinstance(relation, Top):
-        below = (
-            used.intersection(relation.input.columns) | set(relation.per) | {by.column for by in relation.by}
-        )
+        below = used.intersection(relation.input.columns) | set(relation.per) | {by.column for by in relation.by}
         return Top(_prune(relation.input, below), relation.per, relation.by, relation.count, relation.rank)
     return Distinct(_prune(relation.input, frozenset(relation.columns)))
 

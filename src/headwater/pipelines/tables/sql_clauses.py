@@ -32,23 +32,14 @@ from headwater.pipelines.tables.sql_nodes import (
     flatten_columns,
 )
 
-__all__ = [
-    "apply_limit",
-    "group_rows",
-    "has_aggregates",
-    "join_relations",
-    "rank_rows",
-    "upper_bounds",
-]
+__all__ = ["apply_limit", "group_rows", "has_aggregates", "join_relations", "rank_rows", "upper_bounds"]
 
 SelectItems = list[tuple[str, exp.Expr]]
 _AGGREGATE_KINDS: Final[dict[type[exp.Expr], AggregateKind]] = {
     exp.Count: "count", exp.Sum: "sum", exp.Avg: "avg", exp.Min: "min", exp.Max: "max", exp.CountIf: "count",
     exp.LogicalOr: "max", exp.LogicalAnd: "min",
 }  # fmt: skip
-_NOT_INCREMENTAL: Final = (
-    "its value depends on the order of rows, or cannot be kept up to date in small steps"
-)
+_NOT_INCREMENTAL: Final = "its value depends on the order of rows, or cannot be kept up to date in small steps"
 
 
 def has_aggregates(trees: Iterable[exp.Expr | None]) -> bool:
@@ -86,9 +77,7 @@ def group_rows(
     condition = rewriter.rewrite(having.this) if having else None
     shown = {name for name, _ in items}
     ordered = [each if _names_output(each, shown) else rewriter.rewrite(each) for each in sorting]
-    below = Project(
-        rows, tuple((f"group.{number}", key) for number, key in enumerate(rewriter.keys)) + rewriter.values
-    )
+    below = Project(rows, tuple((f"group.{number}", key) for number, key in enumerate(rewriter.keys)) + rewriter.values)
     groups: Relation = GroupBy(
         below, tuple(f"group.{number}" for number in range(len(rewriter.keys))), rewriter.aggregates
     )
@@ -187,12 +176,9 @@ def _combine_values(values: list[exp.Expr]) -> exp.Expr:
     """Returns several values as one; null if one of them is null, because such rows are not counted."""
     if len(values) == 1:
         return values[0]
-    all_present = exp.and_(
-        *(exp.Not(this=exp.Is(this=each.copy(), expression=exp.Null())) for each in values)
-    )
+    all_present = exp.and_(*(exp.Not(this=exp.Is(this=each.copy(), expression=exp.Null())) for each in values))
     members = [
-        exp.PropertyEQ(this=exp.to_identifier(f"m{number}"), expression=each)
-        for number, each in enumerate(values)
+        exp.PropertyEQ(this=exp.to_identifier(f"m{number}"), expression=each) for number, each in enumerate(values)
     ]
     return _case_when(all_present, exp.Struct(expressions=members))
 
@@ -207,12 +193,7 @@ Equality = tuple[exp.Expr, exp.Expr, exp.Expr]
 
 
 def join_relations(
-    left: Relation,
-    right: Relation,
-    join: exp.Join,
-    conditions: list[exp.Expr],
-    sides: Sides,
-    refusal: QueryRefusal,
+    left: Relation, right: Relation, join: exp.Join, conditions: list[exp.Expr], sides: Sides, refusal: QueryRefusal
 ) -> tuple[Relation, list[exp.Expr]]:
     """Returns the join of two relations whose columns are named `alias.column`.
 
@@ -267,9 +248,7 @@ def _split_conditions(
     return equal, rest, conditions
 
 
-def _join_on_keys(
-    left: Relation, right: Relation, how: JoinType, pairs: list[tuple[exp.Expr, exp.Expr]]
-) -> Join:
+def _join_on_keys(left: Relation, right: Relation, how: JoinType, pairs: list[tuple[exp.Expr, exp.Expr]]) -> Join:
     """Returns the join of two relations by key expressions."""
     kept = left.columns if how in ("semi", "anti") else (*left.columns, *right.columns)
     left, mine_names = _add_key_columns(left, [mine for mine, _ in pairs], "left")
@@ -352,18 +331,14 @@ def _null_unless(condition: exp.Expr, value: exp.Expr) -> exp.Expr:
 
 def _add_key_columns(rows: Relation, keys: list[exp.Expr], side: str) -> tuple[Relation, list[str]]:
     """Returns the rows with their keys as columns; keys that are columns already are reused."""
-    names = [
-        key.name if isinstance(key, exp.Column) else f"{side}.{number}" for number, key in enumerate(keys)
-    ]
+    names = [key.name if isinstance(key, exp.Column) else f"{side}.{number}" for number, key in enumerate(keys)]
     added = [(name, key) for name, key in zip(names, keys, strict=True) if not isinstance(key, exp.Column)]
     if not added:
         return rows, names
     return Project(rows, (*((name, column(name)) for name in rows.columns), *added)), names
 
 
-_TOP_FIX = (
-    "select * from (select *, row_number() over (partition by … order by …) as place from …) where place <= 3"
-)
+_TOP_FIX = "select * from (select *, row_number() over (partition by … order by …) as place from …) where place <= 3"
 
 
 def upper_bounds(conditions: Iterable[exp.Expr]) -> dict[tuple[str, str], int]:
@@ -432,17 +407,11 @@ def _to_top(rows: Relation, window: exp.Window, name: str, count: int, refusal: 
     order = window.args.get("order")
     if order is None or window.args.get("spec"):
         refusal.refuse(window, "row_number() needs ORDER BY, and no frame")
-    per = [
-        (f"per.{name}.{number}", each) for number, each in enumerate(window.args.get("partition_by") or ())
-    ]
+    per = [(f"per.{name}.{number}", each) for number, each in enumerate(window.args.get("partition_by") or ())]
     by = [(f"by.{name}.{number}", each.this) for number, each in enumerate(order.expressions)]
     below = Project(rows, (*((each, column(each)) for each in rows.columns), *per, *by))
     return Top(
-        below,
-        tuple(each for each, _ in per),
-        _sort_keys(order, [each for each, _ in by]),
-        count,
-        rank=f"rank.{name}",
+        below, tuple(each for each, _ in per), _sort_keys(order, [each for each, _ in by]), count, rank=f"rank.{name}"
     )
 
 
@@ -467,9 +436,7 @@ def apply_limit(rows: Relation, tree: exp.Expr, by: tuple[str, ...], refusal: Qu
     count = _integer_literal(limit.expression) if isinstance(limit, exp.Limit) else None
     if order is None or count is None:
         refusal.refuse(
-            limit or "LIMIT",
-            "LIMIT needs ORDER BY and a plain number: which rows would stay?",
-            fix="order by …",
+            limit or "LIMIT", "LIMIT needs ORDER BY and a plain number: which rows would stay?", fix="order by …"
         )
     names = by or tuple(each.this.name for each in order.expressions)
     for name in names:

@@ -48,11 +48,7 @@ _UNSUPPORTED_CLAUSES = {
 
 
 def parse_relation(
-    sql: str,
-    tables: Mapping[str, tuple[str, ...]],
-    *,
-    what: str = "the query",
-    location: SourceLocation | None = None,
+    sql: str, tables: Mapping[str, tuple[str, ...]], *, what: str = "the query", location: SourceLocation | None = None
 ) -> Relation:
     """Parse a query to a relation.
 
@@ -85,14 +81,10 @@ def parse_relation(
         tree = qualify(tree, dialect="spark", schema=schema, quote_identifiers=False)
     except OptimizeError as error:
         reason = str(error)
-        raise BadSqlError(
-            f"the sql of {what} cannot be read: {reason}", location=location, part=reason
-        ) from error
+        raise BadSqlError(f"the sql of {what} cannot be read: {reason}", location=location, part=reason) from error
     except SqlglotError as error:
         raise BadSqlError(f"the sql of {what} cannot be read: {error}", location=location) from error
-    parser = _QueryParser(
-        refusal, {name: Scan(spellings[name], tuple(columns[name].values())) for name in columns}
-    )
+    parser = _QueryParser(refusal, {name: Scan(spellings[name], tuple(columns[name].values())) for name in columns})
     relation = parser.parse_query(tree, {})
     _check_unique_names(relation, refusal)
     return push_down(relation)
@@ -174,10 +166,7 @@ class _QueryParser:
     ) -> Relation:
         """Translate SELECT, DISTINCT, ORDER BY and LIMIT."""
         shown = dict(items)
-        hidden = [
-            (f"order.{number}", shown.get(_output_name(each) or "", each))
-            for number, each in enumerate(sorting)
-        ]
+        hidden = [(f"order.{number}", shown.get(_output_name(each) or "", each)) for number, each in enumerate(sorting)]
         if tree.args.get("distinct"):
             if tree.args["distinct"].args.get("on"):
                 self.refusal.refuse("distinct on", "DISTINCT ON is not supported")

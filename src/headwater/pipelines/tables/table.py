@@ -102,9 +102,7 @@ class Table:
         """
         if how not in _JOINS:
             message = f'no join "{how}"'
-            raise BadPipelineError(
-                message, fix=", ".join(_JOINS), location=SourceLocation.of_caller(), how=how
-            )
+            raise BadPipelineError(message, fix=", ".join(_JOINS), location=SourceLocation.of_caller(), how=how)
         keyword = {"inner": "", "semi": "LEFT SEMI ", "anti": "LEFT ANTI "}.get(how, f"{how.upper()} ")
         columns = (on,) if isinstance(on, str) else on
         if all(re.fullmatch(r"\w+", column) for column in columns):
@@ -218,9 +216,7 @@ def _quote_sides(condition: str) -> str:
     from sqlglot.dialects.dialect import Dialect
 
     tokens = Dialect.get_or_raise("spark").tokenize(condition)
-    sides = [
-        one for one, two in pairwise(tokens) if two.text == "." and one.text.lower() in ("left", "right")
-    ]
+    sides = [one for one, two in pairwise(tokens) if two.text == "." and one.text.lower() in ("left", "right")]
     for token in reversed(sides):
         bare = condition[token.start : token.end + 1].strip("`")
         condition = f"{condition[: token.start]}`{bare.lower()}`{condition[token.end + 1 :]}"

@@ -30,9 +30,7 @@ def publish_from(
     """Take messages made of events at these rising offsets, except those that were taken before."""
     begun = _position(transaction, bridge)
     new = [at for at, offset in enumerate(offsets) if offset >= begun]
-    kept = replace(
-        request, messages=[request.messages[at] for at in new], routes=[request.routes[at] for at in new]
-    )
+    kept = replace(request, messages=[request.messages[at] for at in new], routes=[request.routes[at] for at in new])
     outcome = publish(transaction, kept)
     if new and isinstance(outcome, list):
         _set_position(transaction, bridge, offsets[-1] + 1)
@@ -49,9 +47,7 @@ def claim_for_topic(
     )
     rows = transaction.execute(sql, (bridge,)).fetchall()
     if rows:
-        return BridgeBatch(
-            bridge, rows[0][0], tuple(decode_message(list(columns))[0] for _, *columns in rows)
-        )
+        return BridgeBatch(bridge, rows[0][0], tuple(decode_message(list(columns))[0] for _, *columns in rows))
     taken = claim(transaction, group, bridge, max_messages)
     if not taken:
         return None

@@ -152,9 +152,7 @@ class EmbeddedBroker:
         self,
         name: str,
         messages: Sequence[OutgoingMessage],
-        step: Callable[
-            [PublishRequest], Callable[[QueueTransaction], list[PublishConfirm] | QueueFull | None]
-        ],
+        step: Callable[[PublishRequest], Callable[[QueueTransaction], list[PublishConfirm] | QueueFull | None]],
     ) -> list[PublishConfirm]:
         file = self._file(name)
         for row, message in enumerate(messages):
@@ -178,9 +176,7 @@ class EmbeddedBroker:
             known = self._routers[queue.name] = (queue, Router(queue))
         return known[1]
 
-    def receiver(
-        self, name: str, group: str = "", *, worker: str = "", prefetch: int = 1
-    ) -> EmbeddedReceiver:
+    def receiver(self, name: str, group: str = "", *, worker: str = "", prefetch: int = 1) -> EmbeddedReceiver:
         """Returns a receiver for a group; up to `prefetch` deliveries may be unsettled at a time."""
         if prefetch < 1:
             raise BadSettingError(f"a prefetch of {prefetch}", detail="use 1 or more")
@@ -230,14 +226,7 @@ class EmbeddedBroker:
         )
 
     def claim_for_topic(
-        self,
-        name: str,
-        group: str,
-        bridge: str,
-        *,
-        max_messages: int = 500,
-        min_sequence: int = 0,
-        timeout: float = 0,
+        self, name: str, group: str, bridge: str, *, max_messages: int = 500, min_sequence: int = 0, timeout: float = 0
     ) -> BridgeBatch | None:
         """Returns messages for a topic; the same ones until `confirm_in_topic`. None after `timeout`.
 

@@ -37,8 +37,7 @@ def read_dead_letters(transaction: QueueTransaction, group: str | None, after: i
 
 def _read_history(transaction: QueueTransaction, group: int, id: int) -> tuple[Attempt, ...]:
     rows = transaction.execute(
-        "SELECT number, at, why, worker, stack FROM attempt WHERE grp = ? AND id = ? ORDER BY number",
-        (group, id),
+        "SELECT number, at, why, worker, stack FROM attempt WHERE grp = ? AND id = ? ORDER BY number", (group, id)
     )
     return tuple(Attempt(number, to_datetime(at), *words) for number, at, *words in rows)
 
@@ -50,9 +49,7 @@ def redrive(transaction: QueueTransaction, letters: Sequence[DeadLetter]) -> int
     """
     redriven = 0
     for letter in letters:
-        row = transaction.fetch_one(
-            "DELETE FROM dead WHERE number = ? RETURNING grp, id, claims", (letter.number,)
-        )
+        row = transaction.fetch_one("DELETE FROM dead WHERE number = ? RETURNING grp, id, claims", (letter.number,))
         if row is None:
             continue
         group, old, claims = row

@@ -68,9 +68,7 @@ class DeliveryFailure:
 
 def acknowledge(transaction: QueueTransaction, tag: DeliveryTag) -> bool:
     """Remove the message from this group; returns False if the delivery had expired."""
-    row = transaction.fetch_one(
-        f"DELETE FROM delivery {_BY_PRIMARY_KEY} AND claims = ? RETURNING key", tag.row_key
-    )
+    row = transaction.fetch_one(f"DELETE FROM delivery {_BY_PRIMARY_KEY} AND claims = ? RETURNING key", tag.row_key)
     if row is None:
         return False
     transaction.count_move(tag.group, IN_FLIGHT, None)
@@ -81,9 +79,7 @@ def acknowledge(transaction: QueueTransaction, tag: DeliveryTag) -> bool:
 
 def extend(transaction: QueueTransaction, tag: DeliveryTag, until: int) -> bool:
     """Extend the visibility timeout of a delivery."""
-    change = transaction.execute(
-        f"UPDATE delivery SET at = ? {_BY_PRIMARY_KEY} AND claims = ?", (until, *tag.row_key)
-    )
+    change = transaction.execute(f"UPDATE delivery SET at = ? {_BY_PRIMARY_KEY} AND claims = ?", (until, *tag.row_key))
     transaction.notify_receivers = transaction.notify_receivers or until < tag.until
     return change.rowcount == 1
 
@@ -113,9 +109,7 @@ def fail(transaction: QueueTransaction, tag: DeliveryTag, failure: DeliveryFailu
     if failure.final or failed + 1 >= retry.attempts:
         transaction.execute(f"DELETE FROM delivery {_BY_PRIMARY_KEY} AND claims = ?", tag.row_key)
         transaction.count_move(tag.group, IN_FLIGHT, None)
-        make_dead_letter(
-            transaction, tag.group, tag.id, key, tag.claims, "rejected" if failure.final else "failed"
-        )
+        make_dead_letter(transaction, tag.group, tag.id, key, tag.claims, "rejected" if failure.final else "failed")
         return True
     delay = failure.delay if failure.delay is not None else retry.delay(failed + 1, _rng)
     at = transaction.now + delay // timedelta(microseconds=1)
@@ -140,9 +134,7 @@ def make_dead_letter(
     unblock_next(transaction, group, key, id)
 
 
-def remove_from_group(
-    transaction: QueueTransaction, group: int, id: int, key: str | None, tried: bool
-) -> None:
+def remove_from_group(transaction: QueueTransaction, group: int, id: int, key: str | None, tried: bool) -> None:
     """A group is done with a message whose row is gone already; without another group, so is its body."""
     if tried:
         transaction.execute("DELETE FROM attempt WHERE grp = ? AND id = ?", (group, id))
@@ -206,9 +198,7 @@ def drop_oldest(transaction: QueueTransaction, group: int) -> bool:
 _BATCH_SIZE = 500
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _TIMED_OUT = DeliveryFailure("not settled in its visibility time", delay=timedelta(0))
-MESSAGE_COLUMNS = (
-    "m.uid, m.body, m.words, m.key, m.headers, m.priority, m.delay, m.ttl, m.traceparent, m.published_at"
-)
+MESSAGE_COLUMNS = "m.uid, m.body, m.words, m.key, m.headers, m.priority, m.delay, m.ttl, m.traceparent, m.published_at"
 """Columns of a message, for `message_of`."""
 _SELECT_NEXT = (
     f"SELECT d.rank, d.id, d.claims, d.expires, {MESSAGE_COLUMNS} FROM delivery d CROSS JOIN message m ON m.id = d.id"
@@ -287,9 +277,7 @@ def release_due(transaction: QueueTransaction, group: int) -> bool:
     True if there may be more than one transaction should move.
     """
     now = transaction.now
-    rested, overdue, expired = transaction.fetch_one(
-        _ANY_DUE, (group, DELAYED, now, group, IN_FLIGHT, now, now)
-    )
+    rested, overdue, expired = transaction.fetch_one(_ANY_DUE, (group, DELAYED, now, group, IN_FLIGHT, now, now))
     moved = (
         _release_delayed(transaction, group) if rested else 0,
         _fail_overdue(transaction, group) if overdue else 0,

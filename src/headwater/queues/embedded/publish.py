@@ -43,9 +43,7 @@ class QueueFull:
     limit: int
 
 
-def publish(
-    transaction: QueueTransaction, request: PublishRequest
-) -> list[PublishConfirm] | QueueFull | None:
+def publish(transaction: QueueTransaction, request: PublishRequest) -> list[PublishConfirm] | QueueFull | None:
     """Take the messages of one call; None when the queue's definition has changed since the groups were chosen."""
     queue = transaction.queue
     if queue is not request.queue:

@@ -42,10 +42,7 @@ from headwater.queues.embedded.transaction import QueueTransaction, clean_up, mi
 from headwater.queues.queue import Queue, merge_definition
 from headwater.sql.sqlite_file import BUSY_TIMEOUT, translate_sqlite_errors
 
-__all__ = [
-    "QueueClock",
-    "QueueFile",
-]
+__all__ = ["QueueClock", "QueueFile"]
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -134,9 +131,7 @@ class QueueFile:
             self._lock_fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             resources.callback(os.close, self._lock_fd)
             self.notifier = resources.enter_context(contextlib.closing(SharedNotifier(folder / "news")))
-            self.capacity_notifier = resources.enter_context(
-                contextlib.closing(SharedNotifier(folder / "room"))
-            )
+            self.capacity_notifier = resources.enter_context(contextlib.closing(SharedNotifier(folder / "room")))
             with self._process_lock():
                 self._connection = resources.enter_context(contextlib.closing(_connect(self.path)))
         with self._transaction():
@@ -262,9 +257,7 @@ class QueueFile:
         fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
         try:
             if self.is_deleted:
-                raise UnknownQueueError(
-                    f'queue "{self.path.parent.name}" was deleted', fix="declare it again"
-                )
+                raise UnknownQueueError(f'queue "{self.path.parent.name}" was deleted', fix="declare it again")
             yield
         finally:
             fcntl.flock(self._lock_fd, fcntl.LOCK_UN)

@@ -54,9 +54,7 @@ class EmbeddedReceiver:
         self._worker = worker or f"process {os.getpid()}"
         self._prefetch = prefetch
         self._changed = threading.Condition()
-        self._unacked: dict[
-            tuple[int, int], DeliveryTag
-        ] = {}  # what it has, by message and number of the delivery
+        self._unacked: dict[tuple[int, int], DeliveryTag] = {}  # what it has, by message and number of the delivery
         self._reserved = 0
         self._closed = False
 
@@ -140,14 +138,10 @@ class EmbeddedReceiver:
     def ack(self, deliveries: Sequence[Delivery]) -> list[AckResult]:
         """Acknowledge: the messages are never delivered again."""
         tags = self._pop_tags(deliveries)
-        done = self._file.run(
-            lambda transaction: [acknowledge(transaction, tag) for tag in tags], rows=len(tags)
-        )
+        done = self._file.run(lambda transaction: [acknowledge(transaction, tag) for tag in tags], rows=len(tags))
         return [_to_ack_result(each) for each in done]
 
-    def nack(
-        self, delivery: Delivery, why: str = "", *, stack: str = "", delay: timedelta | None = None
-    ) -> AckResult:
+    def nack(self, delivery: Delivery, why: str = "", *, stack: str = "", delay: timedelta | None = None) -> AckResult:
         """Report a failure: redelivered after the backoff or `delay`; dead after the last attempt."""
         return self._fail(delivery, DeliveryFailure(why, stack, delay))
 

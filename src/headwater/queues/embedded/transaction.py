@@ -111,17 +111,7 @@ def migrate(connection: sqlite3.Connection, path: Path) -> None:
     apply_migrations(connection, path, "queue", _MIGRATIONS)
 
 
-COUNT_COLUMNS = (
-    "waiting",
-    "delayed",
-    "in_flight",
-    "dead",
-    "published",
-    "acked",
-    "redelivered",
-    "expired",
-    "dropped",
-)
+COUNT_COLUMNS = ("waiting", "delayed", "in_flight", "dead", "published", "acked", "redelivered", "expired", "dropped")
 _STATE_COLUMNS = {READY: "waiting", BLOCKED: "waiting", DELAYED: "delayed", IN_FLIGHT: "in_flight"}
 
 
@@ -212,7 +202,5 @@ def vacuum_pages(transaction: QueueTransaction) -> None:
     """Give pages that acknowledged messages have left back to the file system, a few at a time."""
     (free,) = transaction.fetch_one("PRAGMA freelist_count", ())
     if free >= _VACUUM_PAGES and free * 2 > transaction.fetch_one("PRAGMA page_count", ())[0]:
-        for _ in range(
-            _VACUUM_PAGES // 4
-        ):  # Python runs only the first step of this statement, which is one page
+        for _ in range(_VACUUM_PAGES // 4):  # Python runs only the first step of this statement, which is one page
             transaction.execute("PRAGMA incremental_vacuum(1)")

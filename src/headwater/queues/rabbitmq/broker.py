@@ -195,8 +195,7 @@ class RabbitBroker:
         routes = known.router.route(messages)
         now = [each for each in envelopes if not each.message.delay]
         publications = [
-            Publication(name, each.message.routing_key, each.to_amqp(self._driver, expires=True))
-            for each in now
+            Publication(name, each.message.routing_key, each.to_amqp(self._driver, expires=True)) for each in now
         ]
         outcomes = iter(await self._send(known.queue, publications))
         confirmed = []
@@ -206,9 +205,7 @@ class RabbitBroker:
             confirmed.append(self._record_outcome(known.queue, envelope, groups, outcome))
         return confirmed
 
-    async def _publish_delayed(
-        self, queue: Queue, envelopes: Iterable[tuple[Envelope, Sequence[int]]]
-    ) -> None:
+    async def _publish_delayed(self, queue: Queue, envelopes: Iterable[tuple[Envelope, Sequence[int]]]) -> None:
         """Send those that rest first to each of their groups."""
         resting: dict[tuple[timedelta, int], list[Envelope]] = {}
         for envelope, groups in envelopes:
@@ -281,9 +278,7 @@ class RabbitBroker:
         return receiver
 
     async def _counts(self, name: str) -> list[GroupCounts]:
-        groups = [
-            group.name for group in (await self._load_definition(name, _DEFINITION_MAX_AGE)).queue.groups
-        ]
+        groups = [group.name for group in (await self._load_definition(name, _DEFINITION_MAX_AGE)).queue.groups]
         waiting = await self._message_counts(*(group_queue(name, group) for group in groups))
         dead = await self._message_counts(*(dead_letter_queue(name, group) for group in groups))
         return [

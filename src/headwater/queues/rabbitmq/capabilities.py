@@ -28,19 +28,13 @@ CAPABILITIES: Final[dict[str, tuple[str, str]]] = {
         "kept by the receiver's process; RabbitMQ itself takes a message back when the connection ends, and after its "
         "`consumer_timeout` (30 minutes)",
     ),
-    "a receiver that died": (
-        "after `visibility_timeout`",
-        "at once; after 20 s when its machine fell silent",
-    ),
+    "a receiver that died": ("after `visibility_timeout`", "at once; after 20 s when its machine fell silent"),
     "attempts": (
         "counted when handed out",
         "the same; when a process dies, what it had prefetched counts as handed out and failed, too",
     ),
     "backoff between attempts": ("exact", "up to a quarter longer: each length is a queue in RabbitMQ"),
-    "dead letters with reason, stack, history": (
-        "yes",
-        "yes; 64 KB of history, the oldest stacks are left out first",
-    ),
+    "dead letters with reason, stack, history": ("yes", "yes; 64 KB of history, the oldest stacks are left out first"),
     "a copy after a crash while a message is given back": (
         "never",
         "possible, with the same id: RabbitMQ has no transaction over two queues",
@@ -64,10 +58,7 @@ CAPABILITIES: Final[dict[str, tuple[str, str]]] = {
         "of all processes",
         "waiting and dead of all; delayed, in flight and totals of this process: AMQP tells no more",
     ),
-    "a connection that breaks": (
-        "has none",
-        "made anew; what was not confirmed is sent again with the same id",
-    ),
+    "a connection that breaks": ("has none", "made anew; what was not confirmed is sent again with the same id"),
     "low on memory": ("has no such limit", "publish waits and says so; OVERLOADED after 30 s"),
     "clients of others": ("none", "any AMQP client publishes and receives"),
 }
@@ -105,9 +96,7 @@ def check_message_support(queue: str, message: OutgoingMessage) -> None:
     else:
         return
     fix = "leave it out, or keep the queue in the data folder"
-    raise RefusedError(
-        f'a message of queue "{queue}" cannot have {what} on RabbitMQ', detail=why, fix=fix, queue=queue
-    )
+    raise RefusedError(f'a message of queue "{queue}" cannot have {what} on RabbitMQ', detail=why, fix=fix, queue=queue)
 
 
 def _find_unsupported(queue: Queue) -> Iterator[tuple[str, str]]:

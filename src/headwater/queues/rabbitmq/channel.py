@@ -21,12 +21,7 @@ from headwater.queues.rabbitmq.connection import CONNECTION_ERRORS, RabbitConnec
 if TYPE_CHECKING:
     from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 
-__all__ = [
-    "ConsumerChannel",
-    "GroupCounters",
-    "new_counters",
-    "settle",
-]
+__all__ = ["ConsumerChannel", "GroupCounters", "new_counters", "settle"]
 
 
 @dataclass
@@ -146,9 +141,7 @@ class ConsumerChannel:
             self._lost_at = self._lost_at or now()
             patience = self._connection.patience if timeout is None else max(timeout, 0.5)
             try:
-                channel = await self._connection.open_channel(
-                    patience=min(patience, self._connection.patience)
-                )
+                channel = await self._connection.open_channel(patience=min(patience, self._connection.patience))
                 channel.close_callbacks.add(lambda *_: self.changed.set())
                 await channel.set_qos(self._prefetch)
             except (UnreachableError, *self.lost_errors):

@@ -11,13 +11,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
-from headwater.errors import (
-    BadCredentialsError,
-    BadSettingError,
-    MissingPackageError,
-    RefusedError,
-    UnreachableError,
-)
+from headwater.errors import BadCredentialsError, BadSettingError, MissingPackageError, RefusedError, UnreachableError
 from headwater.profiles import redact
 
 if TYPE_CHECKING:
@@ -33,9 +27,7 @@ for _name in ("aio_pika", "aiormq"):
 T = TypeVar("T")
 _RETRY_PAUSE: Final = 0.1  # seconds before something is asked again
 _CONNECT_TIMEOUT: Final = 10.0  # seconds that one try to connect may take
-_HEARTBEAT: Final = (
-    10  # seconds; a connection that was cut off without a word is noticed after about two of them
-)
+_HEARTBEAT: Final = 10  # seconds; a connection that was cut off without a word is noticed after about two of them
 CONNECTION_ERRORS: Final = (ConnectionError, OSError, RuntimeError, asyncio.TimeoutError)
 """What the driver raises when a connection or channel is not there any more; its other errors are `AMQPError`."""
 
@@ -68,12 +60,8 @@ def parse_addresses(url: str) -> list[str]:
     if parts.scheme not in ("amqp", "amqps") or not all(host.strip() for host in hosts.split(",")):
         what = f"cannot connect to {redact(url)!r}"
         raise BadSettingError(what, fix="amqp://user:${PASSWORD}@host:5672")
-    query = (
-        parts.query if "heartbeat=" in parts.query else f"{parts.query}&heartbeat={_HEARTBEAT}".lstrip("&")
-    )
-    return [
-        urlunsplit((parts.scheme, f"{user}{mark}{host}", parts.path, query, "")) for host in hosts.split(",")
-    ]
+    query = parts.query if "heartbeat=" in parts.query else f"{parts.query}&heartbeat={_HEARTBEAT}".lstrip("&")
+    return [urlunsplit((parts.scheme, f"{user}{mark}{host}", parts.path, query, "")) for host in hosts.split(",")]
 
 
 class RabbitConnection:
@@ -111,9 +99,7 @@ class RabbitConnection:
             except self._auth_errors() as error:
                 detail = str(error) or "the user or the password is wrong"
                 what = f"RabbitMQ at {self.redacted_url} does not let us in"
-                raise BadCredentialsError(
-                    what, detail=detail, fix="look at the user and the password"
-                ) from None
+                raise BadCredentialsError(what, detail=detail, fix="look at the user and the password") from None
             except (*CONNECTION_ERRORS, self._driver.exceptions.AMQPError) as error:
                 if asyncio.get_running_loop().time() + pause > end:
                     raise self._unreachable(error) from None

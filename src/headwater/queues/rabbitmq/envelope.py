@@ -27,15 +27,8 @@ __all__ = ["Envelope"]
 
 _RESERVED_PREFIXES: Final = ("hw-", "x-")
 _MAX_STACK: Final = 8_000  # characters of one stack that are kept
-_MAX_HISTORY: Final = (
-    64_000  # bytes of history that are kept whole: headers must fit into one frame of 128 KiB
-)
-_DEATH_REASONS: Final = {
-    "expired": "expired",
-    "rejected": "rejected",
-    "maxlen": "full",
-    "delivery_limit": "failed",
-}
+_MAX_HISTORY: Final = 64_000  # bytes of history that are kept whole: headers must fit into one frame of 128 KiB
+_DEATH_REASONS: Final = {"expired": "expired", "rejected": "rejected", "maxlen": "full", "delivery_limit": "failed"}
 
 
 @dataclass(frozen=True)
@@ -98,17 +91,14 @@ class Envelope:
             deliveries=int(headers.get("hw-deliveries", 0)) + lost,
             failures=int(headers.get("hw-failures", 0)) + lost,
             history=_decode_history(headers.get("hw-history")),
-            why=_to_text(headers.get("hw-why"))
-            or _DEATH_REASONS.get(str(deaths[0].get("reason")), "rejected"),
+            why=_to_text(headers.get("hw-why")) or _DEATH_REASONS.get(str(deaths[0].get("reason")), "rejected"),
             died_at=_parse_time(headers.get("hw-died-at")) or deaths[0].get("time"),
         )
 
     def add_failure(self, attempt: Attempt) -> Envelope:
         """After one more failure."""
         kept = replace(attempt, stack=attempt.stack[-_MAX_STACK:])
-        return replace(
-            self, deliveries=attempt.number, failures=self.failures + 1, history=(*self.history, kept)
-        )
+        return replace(self, deliveries=attempt.number, failures=self.failures + 1, history=(*self.history, kept))
 
     def to_amqp(self, driver: Any, *, expires: bool = False) -> Message:
         """As RabbitMQ keeps it.

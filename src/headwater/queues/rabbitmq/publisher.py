@@ -60,9 +60,7 @@ class Publisher:
         self._lock = asyncio.Lock()
         self._channel: AbstractChannel | None = None
 
-    async def send(
-        self, publications: Sequence[Publication], *, patience: float | None = None
-    ) -> list[PublishOutcome]:
+    async def send(self, publications: Sequence[Publication], *, patience: float | None = None) -> list[PublishOutcome]:
         """Publish, and wait until each is confirmed, returned or refused.
 
         Raises:
@@ -73,9 +71,7 @@ class Publisher:
         outcomes: list[PublishOutcome] = []
         for start in range(0, len(publications), _MAX_UNCONFIRMED):
             part = publications[start : start + _MAX_UNCONFIRMED]
-            outcomes += await self._send_batch(
-                part, self._connection.patience if patience is None else patience
-            )
+            outcomes += await self._send_batch(part, self._connection.patience if patience is None else patience)
         return outcomes
 
     async def close(self) -> None:
@@ -137,9 +133,7 @@ class Publisher:
             answer: Any = await exchange.publish(publication.message, publication.routing_key, mandatory=True)
         except self._driver.exceptions.DeliveryError:
             return PublishOutcome.FULL
-        returned = answer is not None and hasattr(
-            answer, "body"
-        )  # the message itself, in place of a confirmation
+        returned = answer is not None and hasattr(answer, "body")  # the message itself, in place of a confirmation
         return PublishOutcome.UNROUTABLE if returned else PublishOutcome.CONFIRMED
 
     async def _await_confirms(self, tasks: list[asyncio.Task[PublishOutcome]], end: float) -> None:
@@ -153,9 +147,7 @@ class Publisher:
             blocked = await self._connection.is_blocked()
             if blocked and not told:
                 told = True
-                logger.warning(
-                    "RabbitMQ at %s is low on memory or disk; publish waits", self._connection.redacted_url
-                )
+                logger.warning("RabbitMQ at %s is low on memory or disk; publish waits", self._connection.redacted_url)
             if asyncio.get_running_loop().time() > end:
                 raise self._timeout_error(blocked, len(pending))
 
@@ -168,9 +160,7 @@ class Publisher:
     def _timeout_error(self, blocked: bool, waiting: int) -> OverloadedError | UnreachableError:
         detail = f"{waiting} messages were not confirmed; they may be there or not, under the same ids"
         if blocked:
-            what = (
-                f"RabbitMQ at {self._connection.redacted_url} takes no messages: it is low on memory or disk"
-            )
+            what = f"RabbitMQ at {self._connection.redacted_url} takes no messages: it is low on memory or disk"
             return OverloadedError(what, detail=detail, fix="rabbitmqctl status tells which alarm it is")
         what = f"RabbitMQ at {self._connection.redacted_url} does not answer"
         return UnreachableError(what, detail=detail, fix="look whether it runs")
@@ -178,7 +168,5 @@ class Publisher:
     def _refusal_error(self, publication: Publication, error: Exception) -> UnknownQueueError | RefusedError:
         if isinstance(error, self._driver.exceptions.ChannelNotFoundEntity):
             what = f'RabbitMQ has no exchange "{publication.exchange}"'
-            return UnknownQueueError(
-                what, detail=str(error), fix="declare the queue again", queue=publication.exchange
-            )
+            return UnknownQueueError(what, detail=str(error), fix="declare the queue again", queue=publication.exchange)
         return RefusedError("RabbitMQ refused a message", detail=str(error))

@@ -32,10 +32,7 @@ from headwater.queues.routing import Router
 if TYPE_CHECKING:
     from aio_pika.abc import AbstractIncomingMessage
 
-__all__ = [
-    "MessageReceiver",
-    "RabbitReceiver",
-]
+__all__ = ["MessageReceiver", "RabbitReceiver"]
 
 logger = logging.getLogger("headwater.rabbitmq")
 _RNG: Final = random.Random()
@@ -245,9 +242,7 @@ class MessageReceiver:
                 why = self._death_reason(envelope)
                 if why == "expired":
                     self._counters.expired += 1
-                lost = Attempt(
-                    envelope.deliveries, datetime.now(UTC), "its receiver went away without a word"
-                )
+                lost = Attempt(envelope.deliveries, datetime.now(UTC), "its receiver went away without a word")
                 history = (*envelope.history, lost) if why == "failed" else envelope.history
                 dead = replace(envelope, why=why, died_at=datetime.now(UTC), history=history)
                 await self._requeuer.move_to_dead_letters(dead)
@@ -303,9 +298,7 @@ class MessageReceiver:
         """Publish a copy, then acknowledge; the caller keeps the message if the copy is not confirmed."""
         try:
             if why:
-                await self._requeuer.move_to_dead_letters(
-                    replace(envelope, why=why, died_at=datetime.now(UTC))
-                )
+                await self._requeuer.move_to_dead_letters(replace(envelope, why=why, died_at=datetime.now(UTC)))
             else:
                 await self._requeuer.requeue([envelope], delay, exact=exact)
         except BaseException:
@@ -346,9 +339,7 @@ class MessageReceiver:
     def _on_task_done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()):
-            logger.warning(
-                "a message of %s that took too long could not be given back: %s", self._name, error
-            )
+            logger.warning("a message of %s that took too long could not be given back: %s", self._name, error)
 
 
 class RabbitReceiver:
@@ -375,9 +366,7 @@ class RabbitReceiver:
         """Acknowledge the messages."""
         return self._loop.run(self._receiver.ack(deliveries))
 
-    def nack(
-        self, delivery: Delivery, why: str = "", *, stack: str = "", delay: timedelta | None = None
-    ) -> AckResult:
+    def nack(self, delivery: Delivery, why: str = "", *, stack: str = "", delay: timedelta | None = None) -> AckResult:
         """Report a failure: redelivered after a delay, or dead after the last attempt."""
         return self._loop.run(self._receiver.nack(delivery, why, stack, delay))
 

@@ -25,13 +25,7 @@ from headwater.queues.request_reply.wire import Reply, encode_document
 if TYPE_CHECKING:
     from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 
-__all__ = [
-    "CANCEL_EXCHANGE",
-    "NoReply",
-    "RabbitPendingRequest",
-    "RabbitRequester",
-    "ReplyQueue",
-]
+__all__ = ["CANCEL_EXCHANGE", "NoReply", "RabbitPendingRequest", "RabbitRequester", "ReplyQueue"]
 
 CANCEL_EXCHANGE: Final = "amq.direct"
 """The exchange, one of RabbitMQ's own, over which whoever answers hears of cancelled questions."""
@@ -155,9 +149,7 @@ class RabbitRequester:
         self._pending: set[RabbitPendingRequest] = set()
         self._loop = EventLoopThread("headwater-asking")
 
-    def request(
-        self, subject: str, value: Any, timeout: float, as_: type | None = None
-    ) -> RabbitPendingRequest:
+    def request(self, subject: str, value: Any, timeout: float, as_: type | None = None) -> RabbitPendingRequest:
         """Returns a question that is not asked yet."""
         return RabbitPendingRequest(self, OutgoingRequest(subject, value, timeout, as_, scope=_SCOPE))
 
@@ -227,9 +219,7 @@ class RabbitRequester:
         async with self._lock:
             if self._reply_queue is None or not self._reply_queue.is_open:
                 patience = min(max(0.0, request.time_left), self._connection.patience)
-                self._reply_queue = await ReplyQueue.open(
-                    await self._connection.open_channel(patience=patience)
-                )
+                self._reply_queue = await ReplyQueue.open(await self._connection.open_channel(patience=patience))
         if request.cancelled:
             raise request.no_answer_error("the question was cancelled", sent=False)
         return self._reply_queue
@@ -238,12 +228,8 @@ class RabbitRequester:
         if self._reply_queue is None or not self._reply_queue.is_open:
             return self._connection_error("there was no connection in time")
         if await self._connection.is_blocked():
-            what = (
-                f"RabbitMQ at {self._connection.redacted_url} takes no questions: it is low on memory or disk"
-            )
-            return OverloadedError(
-                what, fix="rabbitmqctl status tells which alarm it is", subject=request.subject
-            )
+            what = f"RabbitMQ at {self._connection.redacted_url} takes no questions: it is low on memory or disk"
+            return OverloadedError(what, fix="rabbitmqctl status tells which alarm it is", subject=request.subject)
         return request.no_answer_error("it took too long, or whoever was to answer ended", sent=True)
 
     def _connection_error(self, detail: str) -> UnreachableError:

@@ -24,11 +24,7 @@ from headwater.queues.rabbitmq.topology import Topology, dead_letter_queue, grou
 if TYPE_CHECKING:
     from aio_pika.abc import AbstractIncomingMessage
 
-__all__ = [
-    "Requeuer",
-    "read_dead_letters",
-    "redrive",
-]
+__all__ = ["Requeuer", "read_dead_letters", "redrive"]
 
 _FULL_DELAY: Final = 1_000  # milliseconds after which a message looks again for room in a queue that is full
 
@@ -83,9 +79,7 @@ class Requeuer:
 
     async def _delay(self, envelopes: Sequence[Envelope], milliseconds: int) -> None:
         exchange = await self._topology.declare_delay_queue(milliseconds)
-        publications = [
-            Publication(exchange, self._name, envelope.to_amqp(self._driver)) for envelope in envelopes
-        ]
+        publications = [Publication(exchange, self._name, envelope.to_amqp(self._driver)) for envelope in envelopes]
         for outcome in await self._publisher.send(publications):
             if outcome is not PublishOutcome.CONFIRMED:
                 what = f'RabbitMQ does not take a message that is to rest in "{exchange}"'
@@ -162,6 +156,4 @@ def _to_dead_letter(queue: str, group: str, incoming: AbstractIncomingMessage) -
     death = incoming.headers.get("hw-died-at") or incoming.headers.get("x-death")
     facts = f"{group}\n{envelope.message.id}\n{death!r}"
     number = int.from_bytes(hashlib.blake2b(facts.encode(), digest_size=5).digest())
-    return DeadLetter(
-        number, group, envelope.message, envelope.published_at, died_at, envelope.why, envelope.history
-    )
+    return DeadLetter(number, group, envelope.message, envelope.published_at, died_at, envelope.why, envelope.history)

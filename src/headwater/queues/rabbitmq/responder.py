@@ -26,10 +26,7 @@ from headwater.queues.request_reply.wire import Reply, Request, decline, encode_
 if TYPE_CHECKING:
     from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 
-__all__ = [
-    "RabbitResponder",
-    "RequestConsumer",
-]
+__all__ = ["RabbitResponder", "RequestConsumer"]
 
 logger = logging.getLogger("headwater.workers")
 T = TypeVar("T")
@@ -192,9 +189,7 @@ class RequestConsumer:
                 body = encode_document(reply)
             except TooLargeError as error:
                 body = encode_document(Reply(reply.number, problem=error.problem()))
-            answer = self._driver.Message(
-                body, content_type="application/json", correlation_id=message.correlation_id
-            )
+            answer = self._driver.Message(body, content_type="application/json", correlation_id=message.correlation_id)
             await channel.default_exchange.publish(answer, message.reply_to, mandatory=False)
 
 
@@ -242,9 +237,7 @@ class RabbitResponder:
         BadSettingError: The URL cannot be one.
     """
 
-    def __init__(
-        self, url: str, answers: Sequence[Answer], *, patience: timedelta = timedelta(seconds=30)
-    ) -> None:
+    def __init__(self, url: str, answers: Sequence[Answer], *, patience: timedelta = timedelta(seconds=30)) -> None:
         self._connection = RabbitConnection(url, "answering", patience)
         self._consumers = [RequestConsumer(self._connection, Dispatcher(answer)) for answer in answers]
         self._watchers: list[asyncio.Task[None]] = []

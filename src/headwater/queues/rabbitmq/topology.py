@@ -144,9 +144,7 @@ class DefinitionRegistry:
             try:
                 yield
             finally:
-                with contextlib.suppress(
-                    *CONNECTION_ERRORS, self._driver.exceptions.AMQPError
-                ):  # then it is free, too
+                with contextlib.suppress(*CONNECTION_ERRORS, self._driver.exceptions.AMQPError):  # then it is free, too
                     lock_queue = await channel.get_queue(LOCK_QUEUE, ensure=False)
                     await lock_queue.delete(if_unused=False, if_empty=False)
                     await channel.close()
@@ -181,9 +179,7 @@ class DefinitionRegistry:
         """Add a definition; the caller has the lock."""
         channel = await self._connection.open_channel()
         try:
-            await channel.declare_queue(
-                DEFINITIONS_STREAM, durable=True, arguments={"x-queue-type": "stream"}
-            )
+            await channel.declare_queue(DEFINITIONS_STREAM, durable=True, arguments={"x-queue-type": "stream"})
         finally:
             await channel.close()
         message = self._driver.Message(queue.to_json(), content_type="application/json", delivery_mode=2)
@@ -212,9 +208,7 @@ class DefinitionRegistry:
                 await asyncio.sleep(_PAUSE)
 
 
-async def _read_records(
-    stream: AbstractQueue, start: str, until: int | None
-) -> list[AbstractIncomingMessage]:
+async def _read_records(stream: AbstractQueue, start: str, until: int | None) -> list[AbstractIncomingMessage]:
     """Records of the stream from `start` up to an offset; only the first one without an offset."""
     incoming: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
 
@@ -245,9 +239,7 @@ def _decode_definition(body: bytes) -> Queue:
         return Queue.from_json(body)
     except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
         what = f'the stream "{DEFINITIONS_STREAM}" of RabbitMQ has a record that is no definition of a queue'
-        raise DamagedError(
-            what, detail=str(error), fix="find out who writes there besides Headwater"
-        ) from None
+        raise DamagedError(what, detail=str(error), fix="find out who writes there besides Headwater") from None
 
 
 # We count attempts ourselves. Without a number here, RabbitMQ 4 gives up after 20.

@@ -9,11 +9,4 @@ local sockets (sockets.py, wire.py); on RabbitMQ, see `queues/rabbitmq`. Enter a
 from headwater.queues.request_reply.dispatcher import Answer
 from headwater.queues.request_reply.protocol import PendingRequest, Replies, Requester, Responder, ask_all
 
-__all__ = [
-    "Answer",
-    "PendingRequest",
-    "Replies",
-    "Requester",
-    "Responder",
-    "ask_all",
-]
+__all__ = ["Answer", "PendingRequest", "Replies", "Requester", "Responder", "ask_all"]

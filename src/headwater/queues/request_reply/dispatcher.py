@@ -31,11 +31,7 @@ from headwater.queues.declarations import WorkerArguments, inspect_arguments, lo
 from headwater.queues.message import MessageCodec, format_traceback
 from headwater.queues.request_reply.wire import Reply, Request
 
-__all__ = [
-    "Answer",
-    "Dispatcher",
-    "encode_json",
-]
+__all__ = ["Answer", "Dispatcher", "encode_json"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,9 +72,7 @@ class Answer:
         given = {name: value for name, value in options.items() if value is not None}
         for name, value in given.items():
             if not isinstance(value, int) or value < 1:
-                raise BadWorkerError(
-                    f"{value!r} {name} of an answer", fix=f"{name}=1 or more", location=location
-                )
+                raise BadWorkerError(f"{value!r} {name} of an answer", fix=f"{name}=1 or more", location=location)
         arguments = inspect_arguments(function, location=location)
         if arguments.parameters != ("value",):
             what = "a function that answers is called with the question's value and nothing else"
@@ -158,9 +152,7 @@ class Dispatcher:
         deadline = time.monotonic() + request.left
         with self._lock:
             if self._pending >= self.answer.limit + self.answer.threads:
-                raise OverloadedError(
-                    f'too many questions wait at "{request.subject}"', subject=request.subject
-                )
+                raise OverloadedError(f'too many questions wait at "{request.subject}"', subject=request.subject)
             self._pending += 1
         try:
             if not self._slots.acquire(timeout=max(0.0, request.left)):
@@ -190,7 +182,7 @@ class Dispatcher:
             raise _wrap_error(request.subject, error) from None
 
 
-class _DeadlinePassed(Exception):  # noqa: N818 - a signal, not an error
+class _DeadlinePassed(Exception):
     """The requester waits no longer: there is nobody to reply to."""
 
 
@@ -199,9 +191,7 @@ class _EventLoop:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name="headwater-answers-loop", daemon=True
-        )
+        self._thread = threading.Thread(target=self._loop.run_forever, name="headwater-answers-loop", daemon=True)
         self._thread.start()
 
     def run(self, coroutine: Any, deadline: float) -> Any:

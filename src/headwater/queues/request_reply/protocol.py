@@ -19,14 +19,7 @@ from headwater.log.topic import check_name
 from headwater.queues.request_reply.dispatcher import encode_json
 from headwater.queues.request_reply.wire import Request
 
-__all__ = [
-    "OutgoingRequest",
-    "PendingRequest",
-    "Replies",
-    "Requester",
-    "Responder",
-    "ask_all",
-]
+__all__ = ["OutgoingRequest", "PendingRequest", "Replies", "Requester", "Responder", "ask_all"]
 
 _MAX_THREADS: Final = 64
 

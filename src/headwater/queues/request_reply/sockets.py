@@ -31,12 +31,7 @@ from headwater.queues.request_reply.dispatcher import Answer, Dispatcher
 from headwater.queues.request_reply.protocol import OutgoingRequest
 from headwater.queues.request_reply.wire import LineConnection, Reply, Request, decline, is_disconnected
 
-__all__ = [
-    "ResponderRegistry",
-    "SocketPendingRequest",
-    "SocketRequester",
-    "SocketResponder",
-]
+__all__ = ["ResponderRegistry", "SocketPendingRequest", "SocketRequester", "SocketResponder"]
 
 
 class ResponderRegistry:
@@ -212,9 +207,7 @@ class SocketRequester:
         self._busy: dict[str, int] = {}
         self._lock = threading.Lock()
 
-    def request(
-        self, subject: str, value: Any, timeout: float, as_: type | None = None
-    ) -> SocketPendingRequest:
+    def request(self, subject: str, value: Any, timeout: float, as_: type | None = None) -> SocketPendingRequest:
         """Returns a question that is not asked yet."""
         return SocketPendingRequest(self, OutgoingRequest(subject, value, timeout, as_, scope=_SCOPE))
 
@@ -335,9 +328,7 @@ class SocketPendingRequest:
             line.send(request.to_wire())
             document = line.receive(request.deadline)
             if document is None:
-                raise request.no_answer_error(
-                    "whoever was to answer ended, or did not come to it in time", sent=True
-                )
+                raise request.no_answer_error("whoever was to answer ended, or did not come to it in time", sent=True)
             usable = True
             return msgspec.json.decode(document, type=Reply)
         except TimeoutError:

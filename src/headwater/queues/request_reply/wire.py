@@ -56,9 +56,7 @@ def encode_document(document: msgspec.Struct) -> bytes:
 
 def decline(request: Request) -> Reply:
     """Returns the reply of a stopping responder to a request it has not started; the requester may try others."""
-    error = NoAnswerError(
-        f'"{request.subject}" is not answered here any more', subject=request.subject, sent=False
-    )
+    error = NoAnswerError(f'"{request.subject}" is not answered here any more', subject=request.subject, sent=False)
     return Reply(request.number, problem=error.problem())
 
 

@@ -31,12 +31,7 @@ from headwater.store.views.store_views import StoreViews
 from headwater.store.views.view_query import ViewQuery
 from headwater.units import micros
 
-__all__ = [
-    "PipelineSnapshot",
-    "RowSnapshot",
-    "routes",
-    "summarize_engine",
-]
+__all__ = ["PipelineSnapshot", "RowSnapshot", "routes", "summarize_engine"]
 
 Document: TypeAlias = dict[str, Any]
 
@@ -329,6 +324,4 @@ class _Dashboard:
 
 
 def _encode_message(event: str, document: Any) -> bytes:
-    return (
-        b"event: " + event.encode() + b"\ndata: " + escape_newlines(msgspec.json.encode(document)) + b"\n\n"
-    )
+    return b"event: " + event.encode() + b"\ndata: " + escape_newlines(msgspec.json.encode(document)) + b"\n\n"

@@ -46,10 +46,7 @@ from headwater.server.serializers.responses import (
     parse_positions,
 )
 
-__all__ = [
-    "follow_routes",
-    "routes",
-]
+__all__ = ["follow_routes", "routes"]
 
 CLOUD_EVENT: Final = "application/cloudevents+json"
 _NDJSON_TYPES: Final = (NDJSON, "application/ndjson", "application/jsonl")
@@ -77,15 +74,7 @@ _ROUTES: Final = (
         "append",
         "Append an event, or many as NDJSON",
         one_of(Receipt, AppendDocument),
-        (
-            UnknownTopicError,
-            BadJsonError,
-            BadEventError,
-            BadKeyError,
-            TooLargeError,
-            OverloadedError,
-            DiskFullError,
-        ),
+        (UnknownTopicError, BadJsonError, BadEventError, BadKeyError, TooLargeError, OverloadedError, DiskFullError),
         request_body=body(None, JSON) | body(None, CLOUD_EVENT) | body(None, NDJSON),
         query=_ATTRIBUTES,
         status=201,
@@ -290,9 +279,7 @@ class _FollowRoutes:
     def _fetch(self, name: str, positions: dict[int, int]) -> list[LogBatch]:
         return self._log.fetch(name, positions, max_bytes=_MAX_BYTES, timeout=0, waiter=None)
 
-    async def _stream(
-        self, name: str, positions: dict[int, int], batches: list[LogBatch]
-    ) -> AsyncIterator[bytes]:
+    async def _stream(self, name: str, positions: dict[int, int], batches: list[LogBatch]) -> AsyncIterator[bytes]:
         yield b"retry: 1000\n: following\n\n"
         notifier = self._gateway.notifier
         try:

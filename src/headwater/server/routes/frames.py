@@ -23,13 +23,7 @@ from headwater.events import Codec
 from headwater.events.envelope import Receipts
 from headwater.log import WriteBatch
 from headwater.log.open_topic import OpenTopic
-from headwater.log.wire import (
-    FRAMES_MEDIA_TYPE,
-    RECEIPTS_MEDIA_TYPE,
-    pack_frames,
-    pack_receipts,
-    unpack_batch,
-)
+from headwater.log.wire import FRAMES_MEDIA_TYPE, RECEIPTS_MEDIA_TYPE, pack_frames, pack_receipts, unpack_batch
 from headwater.server.gateway import Gateway
 from headwater.server.middleware import media_type, parse_json
 from headwater.server.problems import http_problem
@@ -82,9 +76,7 @@ class _FrameRoutes:
         """With a producer and sequence in the frame's header a repeated send is told apart and not written again."""
         if media_type(request) != FRAMES_MEDIA_TYPE:
             raise http_problem(
-                415,
-                f"a body of {media_type(request) or 'no type'} is not a frame",
-                detail=f"send {FRAMES_MEDIA_TYPE}",
+                415, f"a body of {media_type(request) or 'no type'} is not a frame", detail=f"send {FRAMES_MEDIA_TYPE}"
             )
         async with self._gateway.bodies.read(request, self._gateway.limits.frames) as data:
             name = request.path_params["name"]

@@ -45,14 +45,7 @@ _MAX_SESSION = 86_400.0  # seconds
 _GROUP_PATH = "/api/groups/{group}/{topic}"
 _ROUTES = (
     Route("GET", "/api/groups", "states", "List groups", list_of("groups", GroupState)),
-    Route(
-        "GET",
-        "/api/lag",
-        "lag",
-        "How far groups are behind",
-        list_of("lag", LagDocument),
-        (UnknownGroupError,),
-    ),
+    Route("GET", "/api/lag", "lag", "How far groups are behind", list_of("lag", LagDocument), (UnknownGroupError,)),
     Route("GET", _GROUP_PATH, "state", "A group on a topic", body(GroupState), (UnknownGroupError,)),
     Route(
         "POST",
@@ -82,12 +75,7 @@ _ROUTES = (
         status=204,
     ),
     Route(
-        "DELETE",
-        f"{_GROUP_PATH}/members/{{member}}",
-        "leave",
-        "Leave a group",
-        errors=(UnknownGroupError,),
-        status=204,
+        "DELETE", f"{_GROUP_PATH}/members/{{member}}", "leave", "Leave a group", errors=(UnknownGroupError,), status=204
     ),
     Route(
         "POST",
@@ -206,9 +194,7 @@ class _GroupRoutes:
         for member in wanted.members:
             self._gateway.sessions.renew(member)
         with await self._gateway.notifier.watch_group(group, topic) as subscription:
-            if wanted.mark == subscription.token and await self._wait_or_disconnect(
-                request, subscription, wanted.wait
-            ):
+            if wanted.mark == subscription.token and await self._wait_or_disconnect(request, subscription, wanted.wait):
                 for member in wanted.members:
                     self._gateway.sessions.expire_soon(member)
             return json_response(GroupChangeDocument(wanted.mark != subscription.token, subscription.token))
@@ -233,28 +219,20 @@ class _GroupRoutes:
         async with self._gateway.bodies.read(request) as data:
             wanted = parse_json(data, ResetRequest)
         if (wanted.to is None) == (wanted.offsets is None):
-            raise UsageError(
-                "say where the group is to go on", fix='{"to": "earliest"} or {"offsets": {"0": 0}}'
-            )
+            raise UsageError("say where the group is to go on", fix='{"to": "earliest"} or {"offsets": {"0": 0}}')
         if wanted.offsets is not None:
             return await self._reset_offsets(group, topic, wanted.offsets, dry_run=wanted.dry_run)
         to = parse_start(str(wanted.to))
         moves = await self._threads.append(reset_group, self._log, group, topic, to, dry_run=wanted.dry_run)
-        return json_response(
-            {"moves": [OffsetResetDocument(move.partition, move.old, move.new) for move in moves]}
-        )
+        return json_response({"moves": [OffsetResetDocument(move.partition, move.old, move.new) for move in moves]})
 
-    async def _reset_offsets(
-        self, group: str, topic: str, offsets: dict[int, int], *, dry_run: bool
-    ) -> Response:
+    async def _reset_offsets(self, group: str, topic: str, offsets: dict[int, int], *, dry_run: bool) -> Response:
         await self._threads.read(self._check_offsets, topic, offsets)
         states = await self._threads.read(self._groups.states)
         known = next((s.committed for s in states if (s.group, s.topic) == (group, topic)), {})
         if not dry_run:
             await self._threads.append(self._groups.reset, group, topic, offsets)
-        return json_response(
-            {"moves": [OffsetResetDocument(p, known.get(p), new) for p, new in offsets.items()]}
-        )
+        return json_response({"moves": [OffsetResetDocument(p, known.get(p), new) for p, new in offsets.items()]})
 
 
 async def _wait_for_disconnect(request: Request) -> None:

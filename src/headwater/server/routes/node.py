@@ -17,10 +17,7 @@ from headwater.server.gateway import Gateway, json_response
 from headwater.server.routes.openapi import Route, body, router_of
 from headwater.server.serializers.documents import Health, Version
 
-__all__ = [
-    "page_routes",
-    "routes",
-]
+__all__ = ["page_routes", "routes"]
 
 # Scripts and styles come from files of the node alone. Whatever would make markup of text is stopped by the browser
 # too; the one policy is Svelte's own, for the templates that were compiled into the page.

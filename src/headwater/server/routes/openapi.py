@@ -49,13 +49,7 @@ def describe_parameters(query: dict[str, str]) -> list[dict[str, Any]]:
     return [
         name,
         *(
-            {
-                "name": key,
-                "in": "query",
-                "required": False,
-                "description": about,
-                "schema": {"type": "string"},
-            }
+            {"name": key, "in": "query", "required": False, "description": about, "schema": {"type": "string"}}
             for key, about in query.items()
         ),
     ]
@@ -186,14 +180,10 @@ def install(app: FastAPI) -> None:
 
     def describe() -> dict[str, Any]:
         if app.openapi_schema is None:
-            made = get_openapi(
-                title="Headwater", version=__version__, description=_DESCRIPTION, routes=app.routes
-            )
+            made = get_openapi(title="Headwater", version=__version__, description=_DESCRIPTION, routes=app.routes)
             known = [getattr(documents, name) for name in documents.__all__]
             structs = [one for one in known if isinstance(one, type)]
-            _, components = msgspec.json.schema_components(
-                structs, ref_template="#/components/schemas/{name}"
-            )
+            _, components = msgspec.json.schema_components(structs, ref_template="#/components/schemas/{name}")
             made["components"] = {"schemas": dict(sorted(components.items()))}
             app.openapi_schema = made
         return app.openapi_schema

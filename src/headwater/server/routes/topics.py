@@ -161,9 +161,7 @@ class _TopicRoutes:
         topic = await self._threads.read(self._log.topic, name)
         number = topic.version if version is None else version
         if not 1 <= number <= topic.version:
-            raise http_problem(
-                404, f'topic "{name}" has no schema {number}', detail=f"it has 1 to {topic.version}"
-            )
+            raise http_problem(404, f'topic "{name}" has no schema {number}', detail=f"it has 1 to {topic.version}")
         schema = (await self._threads.read(self._log.open_topic(name).codec_of, number)).schema
         accept = request.headers.get("accept", "")
         if ARROW_SCHEMA in accept:
@@ -176,9 +174,7 @@ class _TopicRoutes:
             return answer
         return json_response(schema_document(schema, number, name))
 
-    async def ends(
-        self, name: str, known: str | None = None, wait: Annotated[float, Query(ge=0)] = 0
-    ) -> Response:
+    async def ends(self, name: str, known: str | None = None, wait: Annotated[float, Query(ge=0)] = 0) -> Response:
         """With `known`, such as 0:13,1:7, waits up to `wait` seconds until an end is another one."""
         if known is None or not wait:
             return json_response({"partitions": await self._threads.read(self._log.ends, name)})
@@ -229,9 +225,7 @@ def _parse_option(name: str, value: Any) -> Any:
     if isinstance(value, DeviceClockDocument):
         return DeviceClock(value.column, value.sent, tuple(value.device), _parse_duration(value.limit))
     if isinstance(value, RetentionDocument):
-        return Retention(
-            _parse_duration(value.time), None if value.size is None else size(value.size), value.force
-        )
+        return Retention(_parse_duration(value.time), None if value.size is None else size(value.size), value.force)
     if isinstance(value, OverloadDocument):
         known = [policy.value for policy in WhenFull]
         if value.when_full not in known:

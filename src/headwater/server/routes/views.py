@@ -60,12 +60,7 @@ from headwater.store.views.changes import (
 )
 from headwater.store.views.view_query import ViewInfo, ViewQuery, ViewResult, parse_key, parse_receipts
 
-__all__ = [
-    "change_routes",
-    "routes",
-    "sql_routes",
-    "wait_until_reached",
-]
+__all__ = ["change_routes", "routes", "sql_routes", "wait_until_reached"]
 
 _MAX_BYTES: Final = 256 << 10  # bytes of changes one client may have on their way
 _CHUNK_CHANGES: Final = 500  # changes
@@ -161,9 +156,7 @@ class _ChangeRoutes:
     async def _wait_for_topic(self, position: _ChangePosition) -> AsyncIterator[bytes]:
         """Comments until the topic of the changes is there: a new pipeline makes it with its first batch."""
         notifier, rounds = self._gateway.notifier, 0
-        while not notifier.stopping and position.topic not in await self._threads.read(
-            self._gateway.log.topics
-        ):
+        while not notifier.stopping and position.topic not in await self._threads.read(self._gateway.log.topics):
             await notifier.wait(timeout=_TOPIC_POLL)
             rounds += 1
             if rounds * _TOPIC_POLL >= self._heartbeat:
@@ -187,9 +180,7 @@ class _ChangeRoutes:
 
 def _encode_changes(changes: Iterable[Change]) -> list[bytes]:
     """The changes as text, in pieces of a bounded number."""
-    lines = [
-        _event_id(change) + b"data: " + escape_newlines(change.to_json()) + b"\n\n" for change in changes
-    ]
+    lines = [_event_id(change) + b"data: " + escape_newlines(change.to_json()) + b"\n\n" for change in changes]
     return [b"".join(lines[at : at + _CHUNK_CHANGES]) for at in range(0, len(lines), _CHUNK_CHANGES)]
 
 
@@ -238,9 +229,7 @@ class _SqlRoutes:
                 raise UsageError("the parameters of a query are texts, numbers, bytes and nulls")
             if not 0 <= wanted.limit <= _MAX_ROWS:
                 raise UsageError(f"a query gives up to {_MAX_ROWS:,} rows", fix="limit=1000", limit=_MAX_ROWS)
-            found = await gateway.threads.query(
-                gateway.views.sql, wanted.sql, wanted.parameters, wanted.limit
-            )
+            found = await gateway.threads.query(gateway.views.sql, wanted.sql, wanted.parameters, wanted.limit)
         rows = [list(row) for row in found.rows]
         answer = SqlResponse(list(found.columns), rows, not found.complete)
         if packed:

@@ -99,9 +99,7 @@ def parse_cloud_event(body: bytes, topic: str) -> tuple[EventAttributes, bytes]:
     data = bytes(document.pop("data", b""))
     attributes.deleted = bytes(document.pop("tombstone", b"")) == b"true"
     if "data_base64" in document:
-        raise BadEventError(
-            "the data of the CloudEvent is base64", fix="send it as JSON in data", field="data"
-        )
+        raise BadEventError("the data of the CloudEvent is base64", fix="send it as JSON in data", field="data")
     for name, raw in document.items():
         value = msgspec.json.decode(raw)
         if value is not None:
@@ -205,9 +203,7 @@ def _parse_key(encoder: EventEncoder, text: str) -> Any:
     if len(parts) != len(columns):
         raise BadKeyError(f"{text!r} is no key of ({', '.join(names)})", topic=encoder.topic.name)
     try:
-        values = [
-            values_of(pa.array([str(part)]).cast(kind))[0] for part, kind in zip(parts, columns, strict=True)
-        ]
+        values = [values_of(pa.array([str(part)]).cast(kind))[0] for part, kind in zip(parts, columns, strict=True)]
     except (pa.ArrowException, ValueError, OverflowError) as error:
         what = f"{text!r} cannot be a key of topic {encoder.topic.name!r}"
         raise BadKeyError(what, detail=str(error), topic=encoder.topic.name) from None

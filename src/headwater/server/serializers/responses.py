@@ -75,9 +75,7 @@ class ReadRange:
     stops: dict[int, int] | None
 
     @classmethod
-    def parse(
-        cls, log: EventLog, topic: str, start: str, stop: str | None, partitions: str | None
-    ) -> ReadRange:
+    def parse(cls, log: EventLog, topic: str, start: str, stop: str | None, partitions: str | None) -> ReadRange:
         """From the texts of a query."""
         numbers = parse_partitions(partitions, log.topic(topic).partitions)
         begin = parse_start(start)
@@ -116,9 +114,7 @@ def _event_document(event: Event, value: bytes) -> dict[str, Any]:
         "topic": event.topic,
         "partition": event.partition,
         "offset": event.offset,
-        "key": to_json_value(event.key)
-        if not isinstance(event.key, tuple)
-        else [to_json_value(k) for k in event.key],
+        "key": to_json_value(event.key) if not isinstance(event.key, tuple) else [to_json_value(k) for k in event.key],
         "value": None if event.value is None else msgspec.Raw(value),
         "id": event.id,
         "occurred_at": event.occurred_at,
@@ -175,9 +171,7 @@ def parse_positions(text: str) -> Mapping[int, int]:
     """
     try:
         pairs = [part.split(":") for part in text.split(",")]
-        if not all(
-            number.isascii() and number.isdigit() and len(number) < 19 for pair in pairs for number in pair
-        ):
+        if not all(number.isascii() and number.isdigit() and len(number) < 19 for pair in pairs for number in pair):
             raise ValueError
         return {int(partition): int(offset) for partition, offset in pairs}
     except ValueError:

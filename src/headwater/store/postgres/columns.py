@@ -30,13 +30,7 @@ from headwater.store.commit import ViewTable
 
 __all__ = ["column_type", "from_csv", "from_values", "key_literals", "to_csv", "to_csv_columns"]
 
-_INTEGERS = {
-    "int8": "smallint",
-    "uint8": "smallint",
-    "int16": "smallint",
-    "uint16": "integer",
-    "int32": "integer",
-}
+_INTEGERS = {"int8": "smallint", "uint8": "smallint", "int16": "smallint", "uint16": "integer", "int32": "integer"}
 _INTEGERS |= {"uint32": "bigint", "int64": "bigint", "uint64": "numeric(20)"}
 
 
@@ -88,9 +82,7 @@ def _to_csv_column(kind: pa.DataType, array: pa.Array, name: str) -> pa.Array:
         wide = array.cast(pa.float32()) if kind == pa.float16() else array
         return pc.add(wide, pa.scalar(0, wide.type))  # -0.0 and 0.0 are one key
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        return pa.array(
-            [v if v is None else "\\x" + b16encode(v).decode() for v in array.to_pylist()], pa.string()
-        )
+        return pa.array([v if v is None else "\\x" + b16encode(v).decode() for v in array.to_pylist()], pa.string())
     if pa.types.is_nested(kind):
         return pa.array(to_json(array), pa.string())
     return array
@@ -147,9 +139,7 @@ def _cast_column(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if pa.types.is_nested(kind):
         return from_json(column.to_pylist(), kind)
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        return pa.array(
-            [v if v is None else b16decode(v[2:], casefold=True) for v in column.to_pylist()], kind
-        )
+        return pa.array([v if v is None else b16decode(v[2:], casefold=True) for v in column.to_pylist()], kind)
     if pa.types.is_null(kind):
         return pa.nulls(len(column))
     if kind == pa.float16():
@@ -166,7 +156,5 @@ def from_values(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     if pa.types.is_decimal(kind) or pa.types.is_date(kind) or kind == pa.uint64():
         return pa.array([None if value is None else str(value) for value in values], pa.string()).cast(kind)
     return (
-        pa.array(values, pa.float64()).cast(kind, safe=False)
-        if pa.types.is_floating(kind)
-        else pa.array(values, kind)
+        pa.array(values, pa.float64()).cast(kind, safe=False) if pa.types.is_floating(kind) else pa.array(values, kind)
     )

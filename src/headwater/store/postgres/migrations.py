@@ -186,6 +186,4 @@ def _grant_reader(session: PostgresSession) -> None:
             return
     session.execute(f"GRANT USAGE ON SCHEMA {VIEW_SCHEMA} TO {READER_ROLE}")
     session.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA {VIEW_SCHEMA} TO {READER_ROLE}")
-    session.execute(
-        f"ALTER DEFAULT PRIVILEGES IN SCHEMA {VIEW_SCHEMA} GRANT SELECT ON TABLES TO {READER_ROLE}"
-    )
+    session.execute(f"ALTER DEFAULT PRIVILEGES IN SCHEMA {VIEW_SCHEMA} GRANT SELECT ON TABLES TO {READER_ROLE}")

@@ -43,11 +43,7 @@ class PostgresSandbox:
     """
 
     def __init__(
-        self,
-        pool: PostgresPool,
-        limits: QueryLimits,
-        cancel: Event | None = None,
-        role: str | None = READER_ROLE,
+        self, pool: PostgresPool, limits: QueryLimits, cancel: Event | None = None, role: str | None = READER_ROLE
     ) -> None:
         self._limits = limits
         self._cancel = cancel
@@ -84,9 +80,7 @@ class PostgresSandbox:
         with self._run(text, parameters) as cursor:
             columns = tuple(column.name for column in cursor.description or ())
             if len(columns) > self._limits.columns:
-                raise BadQueryError(
-                    f"the answer has {len(columns)} columns", text=preview(text), limit="columns"
-                )
+                raise BadQueryError(f"the answer has {len(columns)} columns", text=preview(text), limit="columns")
             for part in self._chunks(cursor, min(_FETCH_SIZE, self._limits.rows + 1)):
                 for row in part:
                     size += row_size(row)
@@ -160,9 +154,7 @@ class PostgresSandbox:
 
     def _translate_error(self, text: str, error: psycopg.Error) -> HeadwaterError | psycopg.Error:
         if isinstance(error, pg.QueryCanceled):
-            return limit_error(
-                self._limits, "cancelled" if self._cancel and self._cancel.is_set() else "time"
-            )
+            return limit_error(self._limits, "cancelled" if self._cancel and self._cancel.is_set() else "time")
         if isinstance(error, psycopg.OperationalError) and not isinstance(error, pg.InsufficientResources):
             return error  # the connection's own trouble
         reason = str(error).partition("\n")[0]

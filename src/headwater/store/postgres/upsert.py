@@ -27,29 +27,17 @@ from headwater.store.postgres.columns import column_type, from_csv, to_csv, to_c
 from headwater.store.postgres.view_tables import full_table_name
 from headwater.store.view_registry import table_name
 
-__all__ = [
-    "PostgresViewWriter",
-    "check_parts",
-    "drop_parts",
-    "stage_part",
-    "union_parts",
-]
+__all__ = ["PostgresViewWriter", "check_parts", "drop_parts", "stage_part", "union_parts"]
 
 
 def stage_part(session: PostgresSession, table: ViewTable, batch: int, rows: pa.Table) -> StagedPart:
     """Stage rows of a view in an unlogged table; runs in the caller's transaction."""
     columns = to_csv_columns(table, cast_rows(table, rows, table.schema))
     keys = [
-        column
-        for slot, column in zip(storage_columns(table), columns, strict=True)
-        if slot.view_column in table.key
+        column for slot, column in zip(storage_columns(table), columns, strict=True) if slot.view_column in table.key
     ]
-    part = StagedPart(
-        f"staged_{uuid.uuid4().hex}", rows.num_rows, tuple(bool(key.null_count) for key in keys)
-    )
-    described = ", ".join(
-        f"c{number} {column_type(slot.kind)}" for number, slot in enumerate(storage_columns(table))
-    )
+    part = StagedPart(f"staged_{uuid.uuid4().hex}", rows.num_rows, tuple(bool(key.null_count) for key in keys))
+    described = ", ".join(f"c{number} {column_type(slot.kind)}" for number, slot in enumerate(storage_columns(table)))
     session.execute_raw(f"CREATE UNLOGGED TABLE {_part_table(part)} (n bigint, {described})")
     session.execute("INSERT INTO hw$staged VALUES (?, ?, ?)", (part.table, table.query, batch))
     session.copy_in(_part_table(part), to_csv([pa.array(range(rows.num_rows), pa.int64()), *columns]))
@@ -77,14 +65,12 @@ def check_parts(session: PostgresSession, parts: tuple[StagedPart, ...]) -> None
         UnreachableError: The server was restarted since they were staged; run the batch again.
     """
     for part in parts:
-        (known,) = session.connection.execute("SELECT to_regclass(%s)", (_part_table(part),)).fetchone() or (
-            None,
-        )
+        (known,) = session.connection.execute("SELECT to_regclass(%s)", (_part_table(part),)).fetchone() or (None,)
         rows = 0
         if known is not None:
-            (rows,) = session.connection.execute(
-                f"SELECT count(*) FROM {_part_table(part)}".encode()
-            ).fetchone() or (0,)
+            (rows,) = session.connection.execute(f"SELECT count(*) FROM {_part_table(part)}".encode()).fetchone() or (
+                0,
+            )
         if rows != part.rows:
             what = f"{part.rows:,} rows were staged, and the database has {rows:,} of them"
             raise UnreachableError(what, detail="it was restarted meanwhile", fix="run the batch again")
@@ -122,16 +108,10 @@ class PostgresViewWriter:
         self._name = full_table_name(table)
         self._columns = storage_columns(table)
         self._keys = [number for number, slot in enumerate(self._columns) if slot.view_column in table.key]
-        self._values = [
-            number for number, slot in enumerate(self._columns) if slot.view_column not in table.key
-        ]
+        self._values = [number for number, slot in enumerate(self._columns) if slot.view_column not in table.key]
         self._rows = cast_rows(table, commit.rows, table.schema)
         key_schema = pa.schema([field for field in table.schema if field.name in table.key])
-        deletes = (
-            key_schema.empty_table()
-            if commit.deletes is None
-            else cast_rows(table, commit.deletes, key_schema)
-        )
+        deletes = key_schema.empty_table() if commit.deletes is None else cast_rows(table, commit.deletes, key_schema)
         columns, self._deletes = to_csv_columns(table, self._rows), to_csv_columns(table, deletes)
         keys = [columns[number] for number in self._keys]
         _require_unique(table, keys, self._deletes)
@@ -144,10 +124,7 @@ class PostgresViewWriter:
 
     def prepare(self, session: PostgresSession) -> None:
         """Create the temporary tables of this connection if they are missing; outside of a transaction."""
-        for target, numbers in (
-            (self._rows_table, range(len(self._columns))),
-            (self._deletes_table, self._keys),
-        ):
+        for target, numbers in ((self._rows_table, range(len(self._columns))), (self._deletes_table, self._keys)):
             columns = ", ".join(f"c{number} {column_type(self._columns[number].kind)}" for number in numbers)
             statement = f"CREATE TEMP TABLE {target} (n bigint, {columns}) ON COMMIT DELETE ROWS"
             if statement not in session.temp_tables:
@@ -203,9 +180,7 @@ class PostgresViewWriter:
     def _upsert(self, session: PostgresSession) -> tuple[pa.Table, pa.Table, pa.Table]:
         kinds = [self._columns[number].kind for number in self._values]
         kinds += [slot.kind for slot in self._columns] if self._parts else []
-        number, fresh, *rest = from_csv(
-            session.copy_out(self._upsert_sql()), [pa.int64(), pa.bool_(), *kinds]
-        )
+        number, fresh, *rest = from_csv(session.copy_out(self._upsert_sql()), [pa.int64(), pa.bool_(), *kinds])
         if self._parts:  # the rows are not here: they come back beside what they were
             rows = from_arrays(self._table, rest[len(self._values) :])
         else:
@@ -287,9 +262,7 @@ class PostgresViewWriter:
         since = "" if before is None else f"AND {end} > {_timestamp_literal(before)}"
         closed = f"{end} <= {_timestamp_literal(now)} {since}"
         query = f"SELECT {names} FROM {self._name} WHERE {closed} ORDER BY {end}, {keys}"
-        return from_arrays(
-            self._table, from_csv(session.copy_out(query), [slot.kind for slot in self._columns])
-        )
+        return from_arrays(self._table, from_csv(session.copy_out(query), [slot.kind for slot in self._columns]))
 
 
 def _to_numbered_csv(columns: Sequence[pa.Array]) -> memoryview:
@@ -297,9 +270,7 @@ def _to_numbered_csv(columns: Sequence[pa.Array]) -> memoryview:
 
 
 def _timestamp_literal(micros: int) -> str:
-    text = (
-        to_timestamps(pa.array([micros], pa.timestamp("us", "UTC")), "watermark").cast(pa.string())[0].as_py()
-    )
+    text = to_timestamps(pa.array([micros], pa.timestamp("us", "UTC")), "watermark").cast(pa.string())[0].as_py()
     return f"timestamptz {literal(text)}"
 
 

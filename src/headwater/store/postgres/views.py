@@ -112,10 +112,7 @@ class PostgresViewReader(ViewReader):
             view = f"{VIEW_SCHEMA}.{quote(table.name)}"
             query = f"SELECT {names} FROM {view} {condition} ORDER BY {ordering} {_limit(limit)}"
             found = [
-                [
-                    from_values(values, slot.kind)
-                    for values, slot in zip(zip(*rows, strict=True), columns, strict=True)
-                ]
+                [from_values(values, slot.kind) for values, slot in zip(zip(*rows, strict=True), columns, strict=True)]
                 for rows in sandbox.query_chunks(query)
             ]
         return pa.concat_tables([table.schema.empty_table(), *(from_arrays(table, part) for part in found)])
@@ -130,10 +127,7 @@ class PostgresViewReader(ViewReader):
 
     @contextlib.contextmanager
     def _session(self) -> Iterator[PostgresSession]:
-        with (
-            self._store.pool.session() as session,
-            session.connection.transaction(force_rollback=True),
-        ):
+        with self._store.pool.session() as session, session.connection.transaction(force_rollback=True):
             session.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
             yield session
 

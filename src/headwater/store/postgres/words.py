@@ -55,9 +55,7 @@ _CONDITION_TOKEN = re.compile(
     | (?P<mark> ['"();$\\] | /\* | \[ )""",
     re.VERBOSE | re.DOTALL,
 )
-_FORBIDDEN_NAME = re.compile(
-    r"pg_|information_schema$|headwater$|current_|session_|user$|system_user$", re.IGNORECASE
-)
+_FORBIDDEN_NAME = re.compile(r"pg_|information_schema$|headwater$|current_|session_|user$|system_user$", re.IGNORECASE)
 _ALLOWED_NAMES = frozenset({"current_date", "current_timestamp", "current_time", "current_row"})
 _MAX_LENGTH = 100_000
 
@@ -73,9 +71,7 @@ def check_select(text: str, parameters: int = 0) -> str:
         BadQueryError: It says what it may not.
     """
     if not isinstance(text, str) or "\0" in text or len(text) > _MAX_LENGTH:
-        raise BadQueryError(
-            f"a query is text of at most {_MAX_LENGTH:,} characters without NUL", text=preview(text)
-        )
+        raise BadQueryError(f"a query is text of at most {_MAX_LENGTH:,} characters without NUL", text=preview(text))
     tokens = [piece for piece in _TOKEN.finditer(text) if piece.lastgroup != "comment"]
     significant = [piece for piece in tokens if piece.lastgroup != "space"]
     if not significant:
@@ -101,11 +97,7 @@ def check_select(text: str, parameters: int = 0) -> str:
 def _check_token(text: str, token: re.Match[str], before: list[str], after: list[re.Match[str]]) -> None:
     text_of_token = token.group()
     if token.lastgroup in ("word", "name"):
-        name = (
-            text_of_token.strip('"').replace('""', '"')
-            if token.lastgroup == "name"
-            else text_of_token.lower()
-        )
+        name = text_of_token.strip('"').replace('""', '"') if token.lastgroup == "name" else text_of_token.lower()
         if _FORBIDDEN_NAME.match(name) and name not in _ALLOWED_NAMES:
             raise _refusal(text, f"{name} cannot be read")
         if before[-1:] == ["&"] and token.lastgroup == "name":

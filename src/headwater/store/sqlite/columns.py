@@ -136,9 +136,7 @@ def _decode_text(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 def _encode_timestamp(array: pa.Array, name: str) -> list[Any]:
     plain = to_timestamps(array, name).cast(pa.string())
-    found: list[Any] = pc.binary_replace_slice(
-        pc.binary_replace_slice(plain, 10, 11, "T"), 26, 26, "Z"
-    ).to_pylist()
+    found: list[Any] = pc.binary_replace_slice(pc.binary_replace_slice(plain, 10, 11, "T"), 26, 26, "Z").to_pylist()
     return found
 
 

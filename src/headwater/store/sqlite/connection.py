@@ -33,9 +33,7 @@ def open_writer(path: Path) -> sqlite3.Connection:
         DamagedError: The file is not a database.
     """
     with translate_store_errors(path):
-        connection = sqlite3.connect(
-            path, timeout=BUSY_TIMEOUT, isolation_level=None, check_same_thread=False
-        )
+        connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT, isolation_level=None, check_same_thread=False)
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA temp_store = MEMORY")

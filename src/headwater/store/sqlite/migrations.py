@@ -149,10 +149,7 @@ def inspect_sqlite(folder: Path) -> StoreInspection:
     if not path.exists():
         return StoreInspection(0, FORMAT)
     immutable = not path.with_name("store.db-wal").exists()
-    with (
-        translate_store_errors(path),
-        contextlib.closing(open_reader(path, immutable=immutable)) as connection,
-    ):
+    with translate_store_errors(path), contextlib.closing(open_reader(path, immutable=immutable)) as connection:
         (format_,) = connection.execute("PRAGMA user_version").fetchone()
         views = current_tables(connection) if 0 < format_ <= FORMAT else []
         return StoreInspection(format_, FORMAT, {table.name: table for table in views})

@@ -143,9 +143,7 @@ def _normalize_timestamp(text: str) -> str:
     return zoned.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ").rjust(_TIMESTAMP_LENGTH, "0")
 
 
-_CHECK_INSTRUCTIONS = (
-    200  # instructions between two looks; each can make a cell of at most `QueryLimits.cell`
-)
+_CHECK_INSTRUCTIONS = 200  # instructions between two looks; each can make a cell of at most `QueryLimits.cell`
 _MEMORY_CHECK_INTERVAL = 0.002  # seconds between two looks at memory, which cost more than one at the clock
 _PAGE_SIZE = resource.getpagesize()
 
@@ -330,9 +328,7 @@ class SqliteSandbox:
         with self._run(text) as cursor:
             cursor.execute(text, parameters)
             if cursor.description is None:
-                raise BadQueryError(
-                    "there is no query in the text", fix="write one SELECT", text=preview(text)
-                )
+                raise BadQueryError("there is no query in the text", fix="write one SELECT", text=preview(text))
             columns = tuple(column[0] for column in cursor.description)
             for row in cursor:
                 size += row_size(row)
@@ -376,9 +372,7 @@ class SqliteSandbox:
                     for slot, order in zip(storage_columns(table), orders, strict=True)
                 )
                 source = f"main.{quote(table_name(table))}"
-                self._connection.execute(
-                    f"CREATE TEMP VIEW {quote(table.name)} AS SELECT {columns} FROM {source}"
-                )
+                self._connection.execute(f"CREATE TEMP VIEW {quote(table.name)} AS SELECT {columns} FROM {source}")
 
     def _readable_tables(self) -> set[str]:
         own = {name.lower() for table in self.tables for name in (table.name, table_name(table))}

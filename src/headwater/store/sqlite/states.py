@@ -24,9 +24,7 @@ class SqliteStateStore:
         query: Whose state.
     """
 
-    def __init__(
-        self, open_session: Callable[[], AbstractContextManager[sqlite3.Connection]], query: str
-    ) -> None:
+    def __init__(self, open_session: Callable[[], AbstractContextManager[sqlite3.Connection]], query: str) -> None:
         self._open_session = open_session
         self._query = query
 
@@ -71,9 +69,7 @@ class SqliteStateStore:
                 ORDER BY name {order} LIMIT ?
             """
             bounds = () if high is None else (high,)
-            return connection.execute(
-                query, (number, key, low, *bounds, -1 if limit is None else limit)
-            ).fetchall()
+            return connection.execute(query, (number, key, low, *bounds, -1 if limit is None else limit)).fetchall()
 
 
 def write_states(connection: sqlite3.Connection, query: str, writes: Sequence[StateWrite]) -> None:
@@ -85,9 +81,7 @@ def write_states(connection: sqlite3.Connection, query: str, writes: Sequence[St
         connection.executemany(f"INSERT OR REPLACE INTO hw$state VALUES ({number}, ?, ?, ?, ?)", put)
         if len(put) < len(entries):
             gone = (entry[:2] for entry in entries if entry[2] is None)
-            connection.executemany(
-                f"DELETE FROM hw$state WHERE space = {number} AND key = ? AND name = ?", gone
-            )
+            connection.executemany(f"DELETE FROM hw$state WHERE space = {number} AND key = ? AND name = ?", gone)
 
 
 def _values_query(size: int) -> str:

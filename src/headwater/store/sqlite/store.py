@@ -20,12 +20,7 @@ from headwater.log.notifier import FileNotifier
 from headwater.store.commit import Commit, OutboxEntry, PipelineReport, SideOutput, ViewTable
 from headwater.store.ledger import LedgerEntry, find_entry, last_entry
 from headwater.store.sqlite.connection import open_writer, transaction, translate_store_errors
-from headwater.store.sqlite.migrations import (
-    create_system_views,
-    has_system_views,
-    is_up_to_date,
-    migrate_store,
-)
+from headwater.store.sqlite.migrations import create_system_views, has_system_views, is_up_to_date, migrate_store
 from headwater.store.sqlite.states import SqliteStateStore, write_states
 from headwater.store.sqlite.upsert import SqliteViewWriter
 from headwater.store.sqlite.view_tables import create_table, promote_table

@@ -119,9 +119,7 @@ class SqliteViewWriter:
         statement = f"INSERT INTO {self._name} VALUES (NULL, {marks})"
         connection.executemany(statement, zip(*columns, strict=True))
 
-    def _update(
-        self, connection: sqlite3.Connection, differing: list[int], new: Columns, numbers: list[int]
-    ) -> None:
+    def _update(self, connection: sqlite3.Connection, differing: list[int], new: Columns, numbers: list[int]) -> None:
         names = ", ".join(f"{quote(self._columns[index].name)} = ?" for index in differing)
         statement = f"UPDATE {self._name} SET {names} WHERE {ROW_ID} = ?"
         connection.executemany(statement, zip(*new, numbers, strict=True))
@@ -136,18 +134,14 @@ class SqliteViewWriter:
 
     # -- looking ---------------------------------------------------------------------------------------------------
 
-    def _find_existing(
-        self, connection: sqlite3.Connection, keys: Columns
-    ) -> tuple[list[int], list[int], Columns]:
+    def _find_existing(self, connection: sqlite3.Connection, keys: Columns) -> tuple[list[int], list[int], Columns]:
         """Returns which keys exist: index in the batch, row number, and stored columns."""
         none: Columns = [[] for _ in self._columns]
         empty = connection.execute(f"SELECT 1 FROM {self._name} LIMIT 1").fetchone() is None
         if empty or not keys[0]:
             return [], [], none
         names = [f"k{index}" for index in range(len(keys))]
-        described = ", ".join(
-            f"{n} {column_type(slot)}" for n, slot in zip(names, self._key_columns, strict=True)
-        )
+        described = ", ".join(f"{n} {column_type(slot)}" for n, slot in zip(names, self._key_columns, strict=True))
         connection.execute(f"CREATE TEMP TABLE sought (n INTEGER PRIMARY KEY, {described})")
         try:
             marks = ", ".join("?" * (len(keys) + 1))
@@ -172,11 +166,7 @@ class SqliteViewWriter:
             positions, numbers, *read = ([row[i] for row in rows] for i in range(len(others) + 2))
         known = iter(_pick_rows(keys, positions, len(keys[0])))
         unknown = iter(read)
-        return (
-            positions,
-            numbers,
-            [next(known if slot in self._key_columns else unknown) for slot in self._columns],
-        )
+        return (positions, numbers, [next(known if slot in self._key_columns else unknown) for slot in self._columns])
 
     def _final_rows(self, connection: sqlite3.Connection, before: int | None, now: int) -> pa.Table:
         """Returns the rows whose window ended after the old watermark and not after the new one."""
@@ -194,9 +184,7 @@ class SqliteViewWriter:
         seen: set[Any] = set()
         twice = next(key for key in keys if key in seen or seen.add(key))  # type: ignore[func-returns-value]
         named = twice if len(self._key_columns) > 1 else (twice,)
-        text = ", ".join(
-            f"{slot.name} = {preview(v)}" for slot, v in zip(self._key_columns, named, strict=True)
-        )
+        text = ", ".join(f"{slot.name} = {preview(v)}" for slot, v in zip(self._key_columns, named, strict=True))
         raise KeyNotUniqueError(
             f'view "{self._table.name}" got two rows for one key: {text}',
             detail=f"key: {', '.join(self._table.key)}",
@@ -208,9 +196,7 @@ class SqliteViewWriter:
 
 def rows_to_table(table: ViewTable, rows: list[tuple[Any, ...]]) -> pa.Table:
     """Returns rows of all stored columns as the view's columns."""
-    return decode_columns(
-        table, list(zip(*rows, strict=True)) if rows else [[] for _ in storage_columns(table)]
-    )
+    return decode_columns(table, list(zip(*rows, strict=True)) if rows else [[] for _ in storage_columns(table)])
 
 
 def _select_keys(columns: list[StoredColumn], keys: list[StoredColumn], values: Columns) -> Columns:
@@ -219,11 +205,7 @@ def _select_keys(columns: list[StoredColumn], keys: list[StoredColumn], values: 
 
 def _pick_rows(columns: Columns, positions: list[int], count: int) -> Columns:
     """Returns the rows at these ascending indexes, out of `count` rows."""
-    return (
-        columns
-        if len(positions) == count
-        else [[column[position] for position in positions] for column in columns]
-    )
+    return columns if len(positions) == count else [[column[position] for position in positions] for column in columns]
 
 
 @contextlib.contextmanager

@@ -94,9 +94,7 @@ class SqliteViewReader(ViewReader):
                 parts += ["ORDER BY", ", ".join(_order_by(table, column) for column in order)]
             parts.append("LIMIT ?")
             chunks = sandbox.query_chunks(" ".join(parts), (-1 if limit is None else limit,))
-            return pa.concat_tables(
-                [table.schema.empty_table(), *(rows_to_table(table, rows) for rows in chunks)]
-            )
+            return pa.concat_tables([table.schema.empty_table(), *(rows_to_table(table, rows) for rows in chunks)])
 
     def _watch(self) -> Waiter:
         return self._store.watch()

@@ -24,12 +24,7 @@ from headwater.store.views.changes import changelog_topic, commit_micros
 from headwater.store.views.view_query import ViewQuery
 from headwater.units import micros
 
-__all__ = [
-    "read_rows_as_of",
-    "rows_as_of",
-    "select_rows",
-    "version_as_of",
-]
+__all__ = ["read_rows_as_of", "rows_as_of", "select_rows", "version_as_of"]
 
 
 def rows_as_of(table: ViewTable, moment: datetime | int, changes: Iterable[pa.Table]) -> pa.Table:
@@ -78,9 +73,7 @@ def _apply_changes(
 ) -> None:
     ops = part.column("op").to_pylist()
     before, after = (part.column(name).combine_chunks() for name in ("before", "after"))
-    columns = [
-        (_keys(pc.struct_field(before, name)), _keys(pc.struct_field(after, name))) for name in table.key
-    ]
+    columns = [(_keys(pc.struct_field(before, name)), _keys(pc.struct_field(after, name))) for name in table.key]
     for row, op in enumerate(ops):
         key = tuple(old[row] if op == "delete" else new[row] for old, new in columns)
         newest.pop(key, None)

@@ -134,16 +134,7 @@ def read_snapshot(log: Log, table: ViewTable, end: int) -> Iterator[Change]:
     for number, change in enumerate(rows.values()):
         at = Transaction("snapshot", change.transaction.committed_at, number, last=number == last)
         yield Change(
-            "read",
-            table.name,
-            change.key,
-            None,
-            "nothing",
-            change.after,
-            frozenset(),
-            position,
-            at,
-            change.schema,
+            "read", table.name, change.key, None, "nothing", change.after, frozenset(), position, at, change.schema
         )
 
 
@@ -169,11 +160,7 @@ class TransactionAssembler:
 def _decode_changes(table: ViewTable, batch: LogBatch) -> Iterator[Change]:
     """Returns the changes in a log batch; "final" markers are not changes."""
     first = batch.frame.first_sequence
-    id_ = (
-        f"{table.query}/{first // _SEQUENCES_PER_BATCH}"
-        if first >= 0
-        else f"{table.query}@{batch.frame.base_offset}"
-    )
+    id_ = f"{table.query}/{first // _SEQUENCES_PER_BATCH}" if first >= 0 else f"{table.query}@{batch.frame.base_offset}"
     committed_at = _EPOCH + timedelta(microseconds=commit_micros(batch))
     topic, first_index = (
         changelog_topic(table.name, table.version),

@@ -41,9 +41,7 @@ class StoreViews:
         where: Where the store is, for messages.
     """
 
-    def __init__(
-        self, log: TimedLog, open_existing: Callable[[], tuple[Store, ViewReader] | None], where: str
-    ) -> None:
+    def __init__(self, log: TimedLog, open_existing: Callable[[], tuple[Store, ViewReader] | None], where: str) -> None:
         self._log = log
         self._open_existing = open_existing
         self._where = where
@@ -112,11 +110,7 @@ class StoreViews:
         raise UnknownViewError(
             f'no view "{name}"',
             detail=f"did you mean {', '.join(near)}?" if near else _list_names(names),
-            fix=f"headwater view {near[0]}"
-            if near
-            else "headwater run app.py"
-            if not names
-            else "headwater view",
+            fix=f"headwater view {near[0]}" if near else "headwater run app.py" if not names else "headwater view",
             view=name,
             near=near,
         )
@@ -195,18 +189,14 @@ class StoreViews:
 
     def behind_error(self, query: ViewQuery) -> ViewBehindError:
         """Returns the error for a view that does not include the events in time."""
-        missing = [
-            receipt for receipt in query.after if not self.has_events(replace(query, after=(receipt,)))
-        ]
+        missing = [receipt for receipt in query.after if not self.has_events(replace(query, after=(receipt,)))]
         receipt = (missing or query.after)[0]
         event = f"{receipt.topic}/{receipt.partition}/{receipt.offset}"
         state = self._pipeline_states().get(query.name, {})
         position = self._position(query.name)
         lines = [f"it has read: {position or 'nothing yet'}"]
         if state.get("state") not in (None, "running", "idle"):
-            lines.append(
-                f"its pipeline is {state['state']}" + (f": {state['detail']}" if state["detail"] else "")
-            )
+            lines.append(f"its pipeline is {state['state']}" + (f": {state['detail']}" if state["detail"] else ""))
         return ViewBehindError(
             f'view "{query.name}" had not taken in {event} after {query.timeout:g} s',
             detail="\n".join(lines),
@@ -254,9 +244,7 @@ class StoreViews:
         """Returns whether the ledger still has the moment, and the watermark of a version then."""
         text = "select watermark from hw_batches where pipeline = ? and version = ? and committed_at <= ?"
         at = _timestamp_text(when)
-        found = (
-            self._reader().sql(f"{text} order by batch desc limit 1", (table.name, table.version, at)).rows
-        )
+        found = self._reader().sql(f"{text} order by batch desc limit 1", (table.name, table.version, at)).rows
         return bool(found), found[0][0] if found else None
 
     def _read_system(self, table: ViewTable, query: ViewQuery) -> ViewResult:
@@ -321,9 +309,7 @@ def _filter_open(found: ViewResult, query: ViewQuery) -> ViewResult:
     if query.open is not None:
         if not found.windows_known:
             what = "which windows were open then is not known any more"
-            raise BadQueryError(
-                what, detail="the ledger keeps the last 10,000 batches", fix="leave open= out"
-            )
+            raise BadQueryError(what, detail="the ledger keeps the last 10,000 batches", fix="leave open= out")
         mask = open_window_mask(found.definition, rows, found.watermark)
         rows = rows.filter(mask if query.open else pc.invert(mask))
     return replace(found, table=rows if query.limit is None else rows.slice(0, query.limit))

@@ -68,9 +68,7 @@ class ViewQuery:
 
     def __post_init__(self) -> None:
         if self.key is not None and self.where is not None:
-            raise UsageError(
-                "a view is read by key or by condition, not by both", fix="leave one of them out"
-            )
+            raise UsageError("a view is read by key or by condition, not by both", fix="leave one of them out")
         if self.limit is not None and self.limit < 0:
             raise UsageError(f"a limit of {self.limit} rows", fix="limit=100")
         if self.as_of is not None and self.after:
@@ -306,9 +304,7 @@ class ViewResult:
         kept = dict(table.schema.metadata or {})
         note = msgspec.json.decode(kept.pop(_METADATA_KEY))
         plain = table.replace_schema_metadata(kept or None)
-        definition = ViewTable(
-            note["name"], note["version"], plain.schema, tuple(note["key"]), note["window"]
-        )
+        definition = ViewTable(note["name"], note["version"], plain.schema, tuple(note["key"]), note["window"])
         return cls(definition, plain, note["watermark"], note["position"], note["windows_known"])
 
 

@@ -239,6 +239,4 @@ def sort_column(table: ViewTable, column: str) -> tuple[str, bool]:
 def _slower_position(one: Position, other: Position) -> Position:
     """Returns the lower offsets for a topic that is read twice."""
     lanes = dict(other.lanes)
-    return Position.of(
-        one.source, {lane: min(offsets, lanes.get(lane, offsets)) for lane, offsets in one.lanes}
-    )
+    return Position.of(one.source, {lane: min(offsets, lanes.get(lane, offsets)) for lane, offsets in one.lanes})

@@ -82,9 +82,7 @@ class EventPath:
                 return False
         return True
 
-    def _output_ends(
-        self, session: Session, pipeline: str, visited: frozenset[str]
-    ) -> Mapping[int, int] | None:
+    def _output_ends(self, session: Session, pipeline: str, visited: frozenset[str]) -> Mapping[int, int] | None:
         """Returns where a pipeline's topic ended after it published the effects of the event; None if not yet."""
         query = _current_query(session, pipeline)
         first = find_first_entry(session, query, lambda entry: self._includes_event(session, entry, visited))
