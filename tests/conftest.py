@@ -1,4 +1,4 @@
-"""What all tests share: the rule about skipped tests, and programs of the operating system."""
+"""What all tests share: the rules about skipped and flaky tests, and programs of the operating system."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
-from tests import programs, skips
+from tests import flaky, programs, skips
 
 if TYPE_CHECKING:
     from tests.services.kafka import Broker
@@ -44,25 +44,29 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Some examples start Spark, too, and those of Kafka have threads of the driver's own.
+    """Mark tests by what they start, run long files first, and allow CI one more try with servers and Spark.
 
-    Tests that fork must not be in a process with such threads: `make test` runs services apart from them.
+    Some doctests start Spark, and those of Kafka start the driver's threads. Tests that fork must not be in a
+    process with such threads: `make test` runs services apart from them.
     """
     for item in items:
         if item.nodeid.endswith("headwater.testing.world.run") or "/engine/dsl" in item.nodeid:
             item.add_marker(pytest.mark.spark)
         if "/log/kafka/" in item.nodeid:
             item.add_marker(pytest.mark.services)
+        if os.environ.get("CI") and flaky.may_rerun(item):
+            item.add_marker(pytest.mark.flaky(reruns=1))
     # Whole files go to one of two processes: those that take minutes first, or one process waits for the other.
     items.sort(key=lambda item: not item.nodeid.startswith(("tests/scale/", "tests/faults/")))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Under CI a skipped test is a failure, unless `allowed_skips.txt` names it."""
+    """Under CI a skipped test is a failure, unless `allowed_skips.txt` names it; flaky tests are recorded."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     # The workers of xdist end here too, but only the process that prints has all reports.
     if reporter is None or hasattr(session.config, "workerinput") or not os.environ.get("CI"):
         return
+    flaky.record(report.nodeid for report in reporter.stats.get("rerun", []))
     prefixes = skips.allowed(skips.ALLOWED.read_text())
     found = skips.unexpected((report.nodeid for report in reporter.stats.get("skipped", [])), prefixes)
     if found:
