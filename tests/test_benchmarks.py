@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.against import compare
 from benchmarks.measure import Lap, Measured, Watch, measure, percentile
 from benchmarks.orders import JSON_BYTES, SCHEMA, arrow_orders, json_orders, orders
 from benchmarks.table import Row, at_least, at_most, rate_row
@@ -151,3 +152,13 @@ def test_percentile_is_a_value_that_was_measured():
     values = [float(number) for number in range(1, 101)]
 
     assert (percentile(values, 0.5), percentile(values, 0.99), percentile([7.0], 0.99)) == (51.0, 100.0, 7.0)
+
+
+def test_two_commits_are_compared_by_medians_of_the_figures_that_both_have():
+    def rows(value: float, cpu: float | None) -> dict:
+        return {"append": {"value": value, "unit": "events/s", "cpu": cpu}}
+
+    before = [rows(10, 2.0), rows(30, 2.0), rows(20, 4.0)]
+    after = [rows(40, 1.0), rows(20, 2.0), rows(30, 1.0)]
+    after[0]["new"] = {"value": 1, "unit": "s", "cpu": None}
+    assert compare(before, after) == [("append", "events/s", 20, 30, 0.5)]
