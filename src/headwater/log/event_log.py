@@ -197,23 +197,19 @@ class EventLog:
 
     def append(self, name: str, batch: WriteBatch) -> Receipts:
         """Append rows; returns when they are as safe as the topic's durability promises."""
-        topic = self.open_topic(name)
-        return topic.receipts(topic.append(batch))
+        return self.open_topic(name).writer.append(batch)
 
     def append_one(self, name: str, event: PendingEvent) -> Receipt:
         """Append one event; concurrent calls share a batch and a sync (group commit)."""
-        topic = self.open_topic(name)
-        return topic.receipt(topic.append(event))
+        return self.open_topic(name).writer.append_one(event)
 
     def begin_append(self, name: str, event: PendingEvent) -> PendingAppend:
         """Put one event into the append buffer and return at once; `await_append` waits for it."""
-        return self.open_topic(name).begin_append(event)
+        return self.open_topic(name).writer.begin_append(event)
 
     def await_append(self, name: str, pending: PendingAppend) -> Receipt:
         """Wait for an event passed to `begin_append`."""
-        topic = self.open_topic(name)
-        topic.append_buffer.await_append(pending)
-        return topic.receipt(pending)
+        return self.open_topic(name).writer.await_append(pending)
 
     def last_sequences(self, name: str, producer: str) -> list[int]:
         """Returns the highest sequence number of a producer per partition; -1 where it has none."""
@@ -222,7 +218,7 @@ class EventLog:
 
     def counts(self, name: str) -> dict[str, int]:
         """Returns the append counters of the topic, summed over all processes."""
-        return self.open_topic(name).counters.read()
+        return self.open_topic(name).writer.counters.read()
 
     # -- out -----------------------------------------------------------------------------------------------------
 

@@ -1,19 +1,70 @@
-"""Reads a topic over several partitions, from given offsets, to given offsets or without an end."""
+"""Reading a topic: stored frames become batches, and batches of several partitions a stream.
+
+`FrameDecoder` decodes frames of any version of the topic's type as batches of the current one.
+`TopicReader` reads from given offsets, to given offsets or without an end, and keeps its position.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 from headwater.errors import DataGoneError
-from headwater.events import Clock
+from headwater.events import Clock, Codec, storage_schema, upgrade
 from headwater.log.batch import LogBatch
+from headwater.log.storage.frame import Frame, FrameKind, decode_columns
+from headwater.log.topic import Topic
 
 if TYPE_CHECKING:
     from headwater.log.protocol import Log
 
-__all__ = ["TopicReader", "age_of_oldest"]
+__all__ = ["FrameDecoder", "TopicReader", "age_of_oldest"]
+
+
+class FrameDecoder:
+    """Decodes frames of one topic under one definition; immutable, so threads may share it.
+
+    Args:
+        topic: The definition under the current type.
+        load_schema: Returns the schema of an older version of the type; called once for each.
+    """
+
+    def __init__(self, topic: Topic, load_schema: Callable[[int], pa.Schema]) -> None:
+        self.topic = topic
+        self._codecs = {topic.version: Codec(topic.schema)}
+        self._stored_schema = storage_schema(topic.schema)
+        self._load_schema = load_schema
+
+    def codec_of(self, version: int) -> Codec:
+        """Returns the codec of the topic's type at this version."""
+        codec = self._codecs.get(version)
+        if codec is None:
+            codec = self._codecs[version] = Codec(self._load_schema(version))
+        return codec
+
+    def decode(self, partition: int, frame: Frame, data: memoryview) -> LogBatch:
+        """Returns a frame as a batch of the current type, without copying columns that need no upgrade.
+
+        Args:
+            partition: The partition of the frame.
+            frame: Its header; the version of its type is at most the decoder's.
+            data: The bytes of the whole frame; their checksum was compared before.
+        """
+        topic, codec = self.topic, self._codecs[self.topic.version]
+        if frame.kind is not FrameKind.EVENTS:
+            return LogBatch(topic, partition, frame, pa.RecordBatch.from_pylist([], self._stored_schema), {}, codec)
+        current = frame.schema == topic.version
+        schema = self._stored_schema if current else storage_schema(self.codec_of(frame.schema).schema)
+        stored = decode_columns(frame, data[frame.body_at :], schema)
+        width = len(schema)
+        values = pa.RecordBatch.from_arrays(stored.columns[:width], schema=schema)
+        envelope = dict(zip(stored.schema.names[width:], stored.columns[width:], strict=True))
+        return LogBatch(
+            topic, partition, frame, values if current else upgrade(values, self._stored_schema), envelope, codec
+        )
 
 
 class TopicReader:

@@ -26,7 +26,9 @@ from headwater.log.storage.frame import (
     FrameKind,
     decode_columns,
     encode_frame,
+    envelope_bits,
     parse_header,
+    serialize_columns,
 )
 from headwater.log.write_batch import WriteBatch
 
@@ -47,11 +49,8 @@ RECEIPTS_MEDIA_TYPE: Final = "application/vnd.headwater.receipts"
 _RECORD = struct.Struct("<iI")
 _COUNTS = struct.Struct("<II")
 _ZONED = pa.timestamp("us", "UTC")
-_BITS: Final = {field.name: 1 << index for index, field in enumerate(ENVELOPE)}
-# The log alone decides these columns.
-_CLIENT_COLUMNS: Final = sum(
-    bit for name, bit in _BITS.items() if name not in ("_hw.received_at", "_hw.offset", "_hw.running_max")
-)
+_SET_BY_LOG: Final = {"_hw.received_at", "_hw.offset", "_hw.running_max"}
+_CLIENT_COLUMNS: Final = envelope_bits({field.name for field in ENVELOPE} - _SET_BY_LOG)
 _MAX_SEQUENCE: Final = 2**62
 _RECORD_BATCH: Final = 3  # the number of that kind among Arrow's messages
 
@@ -61,7 +60,6 @@ _RECORD_BATCH: Final = 3  # the number of that kind among Arrow's messages
 
 def pack_batch(batch: WriteBatch) -> bytes:
     """Rows as the body of an append."""
-    columns = {field.name: batch.envelope[field.name] for field in ENVELOPE if field.name in batch.envelope}
     count = batch.values.num_rows
     frame = Frame(
         FrameKind.EVENTS,
@@ -69,15 +67,13 @@ def pack_batch(batch: WriteBatch) -> bytes:
         count,
         count=count,
         schema=batch.version,
-        columns=sum(_BITS[name] for name in columns),
+        columns=envelope_bits(batch.envelope),
         sent_at=batch.sent_at,
         first_sequence=batch.sequence,
-        last_sequence=batch.sequence + (count - 1 if batch.producer and batch.per_row else 0),
+        last_sequence=batch.last_sequence,
         producer=batch.producer,
     )
-    names = [*batch.values.schema.names, *columns]
-    body = pa.RecordBatch.from_arrays([*batch.values.columns, *columns.values()], names).serialize()
-    data = encode_frame(frame, body)
+    data = encode_frame(frame, serialize_columns(batch.values, batch.envelope))
     return _RECORD.pack(-1 if batch.partition is None else batch.partition, len(data)) + data
 
 

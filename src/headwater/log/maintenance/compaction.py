@@ -22,7 +22,7 @@ from headwater.errors import LockedError
 from headwater.log.batch import LogBatch
 from headwater.log.open_topic import OpenTopic
 from headwater.log.storage import Frame, FrameKind, Partition, PartitionState, Segment
-from headwater.log.storage.frame import ENVELOPE, encode_frame, envelope_bits
+from headwater.log.storage.frame import ENVELOPE, encode_frame, envelope_bits, serialize_columns
 from headwater.log.storage.segment import SegmentHeader
 
 __all__ = ["CompactionResult", "compact"]
@@ -204,8 +204,7 @@ class _CompactionPass:
             max_event_time_before=batches[0].frame.max_event_time_before,
             max_event_time=batches[-1].frame.max_event_time,
         )
-        columns = pa.RecordBatch.from_arrays([*values.columns, *envelope.values()], [*values.schema.names, *envelope])
-        yield encode_frame(frame, columns.serialize())
+        yield encode_frame(frame, serialize_columns(values, envelope))
 
 
 def _envelope_column(batch: LogBatch, field: pa.Field) -> pa.Array:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
@@ -27,7 +28,9 @@ __all__ = [
     "FrameKind",
     "decode_columns",
     "encode_frame",
+    "envelope_bits",
     "parse_header",
+    "serialize_columns",
     "with_envelope",
 ]
 
@@ -193,9 +196,18 @@ def with_envelope(schema: pa.Schema, columns: int) -> pa.Schema:
     return pa.schema([*schema, *(field for index, field in enumerate(ENVELOPE) if columns & (1 << index))])
 
 
-def envelope_bits(envelope: dict[str, pa.Array]) -> int:
+def envelope_bits(names: Iterable[str]) -> int:
     """Returns the bits of these envelope columns."""
-    return sum(_BIT[name] for name in envelope)
+    return sum(_BIT[name] for name in names)
+
+
+def serialize_columns(values: pa.RecordBatch, envelope: dict[str, pa.Array]) -> pa.Buffer:
+    """Returns the body of a frame: the type's columns, then the envelope columns in the order of their bits."""
+    if not envelope:
+        return values.serialize()
+    names = sorted(envelope, key=_BIT.__getitem__)
+    columns = [*values.columns, *(envelope[name] for name in names)]
+    return pa.RecordBatch.from_arrays(columns, [*values.schema.names, *names]).serialize()
 
 
 def decode_columns(frame: Frame, body: memoryview, schema: pa.Schema) -> pa.RecordBatch:

@@ -12,38 +12,45 @@ import contextlib
 import threading
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from headwater.errors import DamagedError, DiskFailedError, DiskFullError
 from headwater.events import Clock
 from headwater.log.storage.disk import Disk
 from headwater.log.storage.frame import Frame, FrameKind, encode_frame
-from headwater.log.storage.frame_builder import AppendResult, PartitionBatch, build_frames
+from headwater.log.storage.frame_builder import AppendResult, build_frames
 from headwater.log.storage.partition_state import PartitionState, StateFile
 from headwater.log.storage.producers import ProducerState, load_producers
 from headwater.log.storage.recovery import recover
 from headwater.log.storage.segment import OffsetIndex, Segment, SegmentFiles, SegmentHeader
+from headwater.log.topic import Durability, Topic
 
-__all__ = ["Partition", "WriteOptions"]
+if TYPE_CHECKING:
+    from headwater.log.write_batch import WriteBatch
 
+__all__ = ["Partition"]
 
-@dataclass(frozen=True)
-class WriteOptions:
-    """The topic settings that concern writing to a partition (times in microseconds)."""
-
-    durable: bool = True
-    segment_size: int = 64 << 20
-    segment_age: int = 86_400 * 1_000_000
-    ahead: int = 300 * 1_000_000
-    external_time: bool = False
+_SEGMENT_AGE: Final = 86_400 * 1_000_000  # microseconds after which a segment is closed, however small it is
+_MICROSECOND: Final = timedelta(microseconds=1)
 
 
 class Partition:
-    """Appends to and reads from one partition."""
+    """Appends to and reads from one partition.
+
+    Args:
+        disk: File system access.
+        clock: The clock of arrival times.
+        folder: The folder of the segments; created when it does not exist.
+        state_file: The file in which the states of all partitions of the topic are published.
+        number: The partition's number.
+        definition: The topic's definition; may be replaced when the topic changes.
+    """
 
     def __init__(
-        self, disk: Disk, clock: Clock, folder: Path, state_file: StateFile, number: int, options: WriteOptions
+        self, disk: Disk, clock: Clock, folder: Path, state_file: StateFile, number: int, definition: Topic
     ) -> None:
         self.number = number
         self.folder = folder
@@ -51,7 +58,7 @@ class Partition:
         self._boot_id = disk.boot_id()
         self._clock = clock
         self._state_file = state_file
-        self.options = options
+        self.definition = definition
         disk.make_folder(folder)
         self._lock_handle = disk.open(folder / "lock")
         self._mutex = threading.RLock()
@@ -144,21 +151,19 @@ class Partition:
 
     # -- append --------------------------------------------------------------------------------------------------
 
-    def append(self, batches: list[PartitionBatch]) -> list[AppendResult]:
+    def append(self, batches: list[WriteBatch]) -> list[AppendResult]:
         """Append batches in order, each completely or not at all, with one sync for all."""
         with self.lock() as found:
             state = self._roll_if_due(found)
             now = self._clock.micros()
             producers = self._load_producers(state)
-            encoded = build_frames(batches, state, now, self._max_ahead(), producers)
+            ahead = None if self.definition.external_time else self.definition.ahead // _MICROSECOND
+            encoded = build_frames(batches, state, now, ahead, producers)
             if encoded.frames:
                 self._write_frames(state, b"".join(encoded.data), encoded.frames, now)
                 for frame in encoded.frames:
                     producers.record(frame)
             return encoded.results
-
-    def _max_ahead(self) -> int | None:
-        return None if self.options.external_time else self.options.ahead
 
     def append_idle_marker(self, time: int) -> None:
         """Append an idle marker: from here the partition's event time is at least `time`.
@@ -184,7 +189,7 @@ class Partition:
         segment = self.files.segment(state.segment)
         try:
             self.disk.write(segment.handle, state.length, data)
-            if self.options.durable:
+            if self.definition.durability is Durability.DURABLE:
                 self.disk.sync(segment.handle)
         except DiskFullError:
             self.disk.truncate(segment.handle, state.length)
@@ -224,7 +229,7 @@ class Partition:
             self.roll(failed)
 
     def _roll_if_due(self, state: PartitionState) -> PartitionState:
-        full = state.length >= self.options.segment_size and state.next_offset > state.segment
+        full = state.length >= self.definition.segment_size and state.next_offset > state.segment
         if full or self._is_segment_expired(state):
             return self.roll(state)
         return state
@@ -237,7 +242,7 @@ class Partition:
             if not created:
                 return False
             self._segment_created = (state.segment, created)
-        return self._clock.micros() - created > self.options.segment_age
+        return self._clock.micros() - created > _SEGMENT_AGE
 
     def roll(self, state: PartitionState) -> PartitionState:
         """Start a new segment at the partition's end; only under the lock."""
