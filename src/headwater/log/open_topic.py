@@ -100,7 +100,7 @@ class OpenTopic:
     def __init__(self, disk: Disk, clock: Clock, folder: Path, memory_folder: Path) -> None:
         self.folder = folder
         self._disk = disk
-        self._definition_json = b""
+        self._definition_json: bytes | None = None
         self._decoder = self._load_decoder()
         self.state_file = StateFile(disk, folder / "ends")
         in_memory = self.definition.durability is Durability.MEMORY

@@ -1,9 +1,9 @@
 """The log of a node, over HTTP.
 
-`HttpLog` implements the `Log` protocol with requests to a node's gateway. Single events pass through an
-`AppendBuffer` per topic, as in the embedded log; its commit function sends them in order, several in one
-request. A request is retried only when it carries a producer's sequence numbers: without them, a retry
-after a lost answer could append the events twice.
+`HttpLog` implements the `Log` protocol with requests to a node's gateway. Events sent in the background pass
+through an `AppendBuffer` per topic, as in the embedded log; its commit function sends them in order, several
+in one request. A request is retried only when it carries a producer's sequence numbers: without them, a
+retry after a lost answer could append the events twice.
 """
 
 from __future__ import annotations
@@ -20,15 +20,8 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
-from headwater.errors import (
-    BadEventError,
-    BadKeyError,
-    HeadwaterError,
-    RefusedError,
-    TooLargeError,
-    UnreachableError,
-)
-from headwater.events import Receipt
+from headwater.errors import BadEventError, BadKeyError, HeadwaterError, RefusedError, TooLargeError, UnreachableError
+from headwater.events import Codec, Receipt
 from headwater.events.envelope import Receipts
 from headwater.log.append_buffer import AppendBuffer, PendingAppend
 from headwater.log.batch import LogBatch
@@ -129,6 +122,9 @@ class HttpLog:
             decoder = self._remember_topic(self._transport.json("GET", _topic_path(name)))
         return decoder
 
+    def _codec_of(self, name: str, version: int) -> Codec:
+        return self._decoder(name, version).codec_of(version)
+
     # -- in ------------------------------------------------------------------------------------------------------
 
     def append(self, name: str, batch: WriteBatch) -> Receipts:
@@ -136,9 +132,11 @@ class HttpLog:
         return self._post(name, batch, pack_batch(batch))
 
     def append_one(self, name: str, event: PendingEvent) -> Receipt:
-        """Append one event and wait for the acknowledgement; concurrent calls share a request."""
-        receipt: Receipt = self._buffer(name).append(PendingAppend(event, 1)).outcome
-        return receipt
+        """Append one event and wait for the acknowledgement.
+
+        Each call is a request of its own, so that the node applies the topic's overload policy to each caller.
+        """
+        return self.append(name, coalesce(partial(self._codec_of, name), [event]))[0]
 
     def begin_append(self, name: str, event: PendingEvent) -> PendingAppend:
         """Put one event into the append buffer and return at once; `await_append` waits for it."""
@@ -154,7 +152,7 @@ class HttpLog:
         with self._lock:
             buffer = self._buffers.get(name)
             if buffer is None:
-                # The node counts and applies the topic's overload policy; this buffer makes callers wait when full.
+                # The node applies the topic's overload policy and counts; here, callers wait while the buffer is full.
                 buffer = AppendBuffer(partial(self._commit, name), Overload(), count=lambda counts: None)
                 self._buffers[name] = buffer
             return buffer
@@ -172,7 +170,7 @@ class HttpLog:
     def _send(self, name: str, run: Run) -> None:
         """Send the events of a run in one request; raises if they must be sent in smaller ones."""
         try:
-            batch = coalesce(lambda version: self._decoder(name, version).codec_of(version), [rows for _, rows in run])
+            batch = coalesce(partial(self._codec_of, name), [rows for _, rows in run])
             body = pack_batch(batch)
             if len(run) > 1 and (len(run) > _MAX_EVENTS_PER_REQUEST or len(body) > _MAX_REQUEST_BYTES):
                 raise TooLargeError("the events do not fit into one request")
