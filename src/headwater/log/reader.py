@@ -68,14 +68,14 @@ class FrameDecoder:
 
 
 class TopicReader:
-    """Reads batches and keeps its position.
+    """Reads batches from several partitions and keeps its position.
 
     Args:
         log: The log.
         topic: The topic.
         positions: Next offset per partition; may be changed between reads.
-        stops: Offsets at which to stop, per partition; None to read without an end.
-        group: A consumer group whose changes end a wait, too.
+        stops: Offset to stop at, per partition; None to read without an end.
+        group: A consumer group whose changes also end a wait.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class TopicReader:
         self._waiter = None if stops is not None else log.watch(topic, group)
 
     def next(self, timeout: float = 0, max_bytes: int = 1 << 20) -> list[LogBatch]:
-        """Returns the next batches; none after `timeout` seconds without any, or at the stops."""
+        """Returns the next batches; an empty list after `timeout` seconds without any, or at the stops."""
         wanted = self._open_positions()
         if not wanted:
             return []
@@ -103,9 +103,13 @@ class TopicReader:
             self.positions[batch.partition] = max(self.positions[batch.partition], batch.next_offset)
         if self._stops is None:
             return found
-        if not found:  # compaction took what was left below the stops: there is nothing to come
+        if not found:  # compaction removed everything left below the stops
             self.positions.update({partition: self._stops[partition] for partition in wanted})
-        return [_cut_at(batch, self._stops[batch.partition]) for batch in found]
+        return [
+            batch if batch.next_offset <= stop else batch.select(batch.offsets < stop)
+            for batch in found
+            for stop in [self._stops[batch.partition]]
+        ]
 
     def _open_positions(self) -> dict[int, int]:
         if self._stops is None:
@@ -122,15 +126,11 @@ class TopicReader:
             self._waiter.close()
 
 
-def _cut_at(batch: LogBatch, stop: int) -> LogBatch:
-    return batch if batch.next_offset <= stop else batch.select(batch.offsets < stop)
-
-
 def age_of_oldest(log: Log, clock: Clock, topic: str, partition: int, offset: int) -> timedelta:
-    """Returns how long the event at an offset has waited; zero when there is none yet."""
+    """Returns how long ago the event at an offset arrived; zero when there is none yet."""
     try:
         unread = log.fetch(topic, {partition: offset}, max_bytes=1, timeout=0, waiter=None)
-    except DataGoneError:  # removed between two looks
+    except DataGoneError:  # retention removed the event since its offset was read
         return timedelta(0)
     if not unread:
         return timedelta(0)

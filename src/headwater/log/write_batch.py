@@ -190,7 +190,7 @@ class EventEncoder:
     def encode_one(self, value: Any, now: int, key: Any = None, /, **attributes: Any) -> PendingEvent:
         """Encode a single event.
 
-        `about` may hold `id`, `occurred_at`, `sent_at`, `headers`, `traceparent` and `source`.
+        The attributes are `id`, `occurred_at`, `sent_at`, `headers`, `traceparent` and `source`.
         """
         envelope: dict[str, Any] = {"_hw.sent_at": now}
         if key is not None and self.topic.key:
@@ -303,10 +303,10 @@ _ZONED = pa.timestamp("us", "UTC")
 
 
 class EventTimes:
-    """Finds the event time of rows: a time column, a corrected device clock, or what the sender stated.
+    """Determines the event time of rows: a time column, a corrected device clock, or the sender's `occurred_at`.
 
     Args:
-        clock: The current time when rows arrive.
+        clock: The clock of arrival times.
     """
 
     def __init__(self, clock: Clock) -> None:

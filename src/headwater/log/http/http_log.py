@@ -50,8 +50,8 @@ class HttpLog:
 
     Args:
         url: Such as "http://127.0.0.1:8642".
-        patience: How long to retry when a node that answered before does not answer or is busy.
-        timeout: How long an answer may take.
+        patience: How long to retry when a node that has responded before is unreachable or busy.
+        timeout: How long a response may take.
 
     Example:
         >>> log = HttpLog("http://127.0.0.1:9", patience=timedelta(0))
@@ -250,7 +250,7 @@ class HttpLog:
                 return []
 
     def _rotate(self, positions: Mapping[int, int]) -> dict[int, int]:
-        """Put another partition first after a large answer: answers are bounded, and no partition may starve."""
+        """Put another partition first after a large response: responses are bounded, and no partition may starve."""
         pairs = list(positions.items())
         at = self._rotation % len(pairs) if pairs else 0
         return dict(pairs[at:] + pairs[:at])

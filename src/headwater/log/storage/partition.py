@@ -65,7 +65,7 @@ class Partition:
         self.files = SegmentFiles(disk, folder)
         self._lock_depth = 0
         self._producers: ProducerState | None = None
-        self._producers_position: tuple[int, int] = (-1, -1)  # segment and length up to which they are known
+        self._producers_position: tuple[int, int] = (-1, -1)  # segment and length up to which they are loaded
         self._index = OffsetIndex(self.files, number, self.state)
         self._segment_created: tuple[int, int] = (-1, 0)  # segment and time of its first batch
         self._files_version = -1
@@ -154,8 +154,9 @@ class Partition:
     def append(self, batches: list[WriteBatch]) -> list[AppendResult]:
         """Append batches in order, each completely or not at all, with one sync for all."""
         with self.lock() as found:
-            state = self._roll_if_due(found)
             now = self._clock.micros()
+            full = found.length >= self.definition.segment_size and found.next_offset > found.segment
+            state = self.roll(found) if full or self._is_segment_expired(found, now) else found
             producers = self._load_producers(state)
             ahead = None if self.definition.external_time else self.definition.ahead // _MICROSECOND
             encoded = build_frames(batches, state, now, ahead, producers)
@@ -222,19 +223,13 @@ class Partition:
         failed = replace(state, dirty=True, sync_failed=True)
         with contextlib.suppress(DiskFailedError, DiskFullError):
             self.publish(failed)
-        segment = self.files.segment(state.segment)  # held by name: the file is closed with the last reference
+        segment = self.files.segment(state.segment)  # keeps a reference: without one the file would be closed
         with contextlib.suppress(DiskFailedError, DiskFullError):
             self.disk.truncate(segment.handle, state.length)
         with contextlib.suppress(DiskFailedError, DiskFullError):
             self.roll(failed)
 
-    def _roll_if_due(self, state: PartitionState) -> PartitionState:
-        full = state.length >= self.definition.segment_size and state.next_offset > state.segment
-        if full or self._is_segment_expired(state):
-            return self.roll(state)
-        return state
-
-    def _is_segment_expired(self, state: PartitionState) -> bool:
+    def _is_segment_expired(self, state: PartitionState, now: int) -> bool:
         segment, created = self._segment_created
         if segment != state.segment:
             frames = self.files.segment(state.segment).walk(0, state.length)
@@ -242,7 +237,7 @@ class Partition:
             if not created:
                 return False
             self._segment_created = (state.segment, created)
-        return self._clock.micros() - created > _SEGMENT_AGE
+        return now - created > _SEGMENT_AGE
 
     def roll(self, state: PartitionState) -> PartitionState:
         """Start a new segment at the partition's end; only under the lock."""
@@ -302,7 +297,7 @@ class Partition:
             except DamagedError:
                 if state.files_version == files_version:
                     raise
-                files_version = state.files_version  # perhaps the file was rewritten between two looks: look once more
+                files_version = state.files_version  # the file may have been rewritten since: try once more
                 self.invalidate()
 
     def _fetch(self, offset: int, max_bytes: int, state: PartitionState) -> list[tuple[Frame, memoryview]]:
@@ -316,7 +311,7 @@ class Partition:
                     if frame.next_offset > offset and frame.kind != FrameKind.SEGMENT_HEADER:
                         found.append((frame, data))
             except DamagedError:
-                if not found:  # what is sound before the damage comes first
+                if not found:  # valid frames before the damage are returned first
                     raise
             if position < limit or segment.base == state.segment:
                 self._index.cache_position(found[-1][0].next_offset if found else offset, segment, position)
