@@ -3,8 +3,8 @@
 The path of one event, in order:
 
 1. `client/client.py`: `Client.send` takes it from the program; `log/write_batch.py` checks and encodes it.
-2. `log/append_buffer.py` groups it with others or applies the overload policy; `log/open_topic.py` picks its
-   partition.
+2. `log/topic_writer.py` picks its partition; `log/append_buffer.py` groups it with others or applies the overload
+   policy.
 3. `log/storage/frame_builder.py` assigns its offset; `log/storage/partition.py` writes, syncs and publishes.
 4. `log/notifier.py` wakes the readers. A program reads it through `log/reader.py` and `client/consumer.py`.
 5. `engine/source` reads it as a batch of offsets; Spark runs the user's function and `engine/operators` on it.

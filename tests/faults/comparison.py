@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from headwater.log import EventLog, PartitionRange, WriteBatch
 from headwater.log.open_topic import OpenTopic
-from headwater.log.storage import Frame, FrameKind, PartitionBatch
+from headwater.log.storage import Frame, FrameKind
 from tests.faults.model import LOWEST, Allowed, ModelPartition, Record
 
 LATENESS = 10_000_000
@@ -73,7 +73,7 @@ class Comparison:
         found: list[Seen] = []
         at = offset
         for _ in range(reads):
-            frames = topic.fetch(partition, at, max_bytes)
+            frames = topic.partitions[partition].fetch(at, max_bytes)
             if not frames:
                 break
             for frame, data in frames:
@@ -121,7 +121,7 @@ def rows_of(records: list[Record], partition: int, *, producer: str = "", sequen
     return WriteBatch(values, 1, envelope, partition, producer, sequence)
 
 
-def part_of(rows: WriteBatch) -> PartitionBatch:
+def part_of(rows: WriteBatch) -> WriteBatch:
     """Columns as the storage takes them."""
     times = rows.values.column("at").cast(pa.int64()).fill_null(LOWEST).to_numpy()
-    return PartitionBatch(rows.values, rows.version, rows.envelope, times)
+    return WriteBatch(rows.values, rows.version, rows.envelope, times=times)

@@ -13,7 +13,7 @@ from headwater.events import ManualClock
 from headwater.log import EventLog, Retention, WriteBatch
 from headwater.log.maintenance.compaction import compact
 from headwater.log.maintenance.maintenance import Maintenance
-from headwater.log.storage import Partition, PartitionBatch
+from headwater.log.storage import Partition
 from headwater.log.storage.disk import Disk
 from tests.faults.processes import declared, numbered_rows, read_all
 from tests.faults.simulated_disk import DiedError, Machine, SimulatedDisk
@@ -150,7 +150,7 @@ def test_a_hole_in_an_unacknowledged_write_is_a_torn_tail(tmp_path):
     log.create(declared())
     log.append("t", numbered_rows("a", 0, 1))
     before = partition_of(log).state()
-    parts = [PartitionBatch(numbered_rows("a", first, 2).values, 1) for first in (1, 3, 5)]
+    parts = [WriteBatch(numbered_rows("a", first, 2).values, 1) for first in (1, 3, 5)]
     partition_of(log).append(parts)
     path = partition_of(log).files.segment(0).path
     data = bytearray(path.read_bytes())
@@ -162,7 +162,7 @@ def test_a_hole_in_an_unacknowledged_write_is_a_torn_tail(tmp_path):
 
 def test_a_send_of_several_frames_is_there_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
     """A kill in the middle of the write left the first frames of it."""
-    monkeypatch.setattr("headwater.log.open_topic._MAX_FRAME_BYTES", 2_000)
+    monkeypatch.setattr("headwater.log.topic_writer._MAX_FRAME_BYTES", 2_000)
     log = EventLog(tmp_path)
     log.create(declared())
     log.append("t", numbered_rows("a", 0, 1))
@@ -184,7 +184,7 @@ def test_a_hole_with_a_later_write_behind_it_is_damage(tmp_path):
     log.create(declared())
     log.append("t", numbered_rows("a", 0, 1))
     before = partition_of(log).state()
-    partition_of(log).append([PartitionBatch(numbered_rows("a", first, 2).values, 1) for first in (1, 3)])
+    partition_of(log).append([WriteBatch(numbered_rows("a", first, 2).values, 1) for first in (1, 3)])
     log.append("t", numbered_rows("a", 5, 1))
     path = partition_of(log).files.segment(0).path
     data = bytearray(path.read_bytes())

@@ -15,7 +15,7 @@ import pytest
 
 from headwater.events import Clock, Codec, Event, ManualClock
 from headwater.log import EventLog, PendingEvent, Topic, WriteBatch
-from headwater.log.storage import Disk, Frame, Partition, PartitionBatch, Segment, StateFile, WriteOptions
+from headwater.log.storage import Disk, Frame, Partition, Segment, StateFile
 
 ORDER = "id string, amount int, at timestamp"
 NUMBERS = pa.schema([("n", pa.int64())])
@@ -60,18 +60,18 @@ def amounts(log: EventLog, name: str = "orders", partition: int = 0, offset: int
     return [event.value["amount"] for event in events(log, name, partition, offset) if event.value]
 
 
-def part(*numbers: int, times: Sequence[int] | None = None, **about: Any) -> PartitionBatch:
+def part(*numbers: int, times: Sequence[int] | None = None, **about: Any) -> WriteBatch:
     """Rows of the schema NUMBERS."""
     values = pa.RecordBatch.from_arrays([pa.array(numbers, pa.int64())], schema=NUMBERS)
-    return PartitionBatch(values, 1, times=None if times is None else np.array(times, np.int64), **about)
+    return WriteBatch(values, 1, times=None if times is None else np.array(times, np.int64), **about)
 
 
-def open_partition(folder: Path, clock: Clock | None = None, disk: Disk | None = None, **written: Any) -> Partition:
+def open_partition(folder: Path, clock: Clock | None = None, disk: Disk | None = None, **options: Any) -> Partition:
     """Partition 0 in a folder, as a process that starts now sees it."""
     disk = disk or Disk()
     disk.make_folder(folder / "0")
     ends = StateFile(disk, folder / "ends")
-    return Partition(disk, clock or ManualClock(), folder / "0", ends, 0, WriteOptions(**written))
+    return Partition(disk, clock or ManualClock(), folder / "0", ends, 0, declared("numbers", NUMBERS, **options))
 
 
 def numbers_in(partition: Partition, offset: int = 0, max_bytes: int = 4096) -> list[int]:

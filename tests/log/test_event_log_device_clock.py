@@ -306,3 +306,11 @@ def test_a_topic_without_a_clock_can_be_given_one(log, clock):
     topic = log.create(declared())
     assert topic.device_clock == CLOCK
     assert log.create(declared(time=None)).device_clock == CLOCK
+
+
+def test_headers_and_corrected_times_come_back_together(log, clock):
+    topic = log.create(declared())
+    envelope = {"_hw.headers": [("a", "b")], "_hw.source": "/till"}
+    log.append_one("readings", row_of(topic, reading(1, START - MINUTE, START), envelope=envelope))
+    (event,) = events(log, "readings")
+    assert (event.headers, event.source, micros(event.occurred_at)) == ({"a": "b"}, "/till", START - MINUTE)

@@ -19,6 +19,7 @@ from headwater.log.storage.frame import (
     encode_frame,
     envelope_bits,
     parse_header,
+    serialize_columns,
     with_envelope,
 )
 
@@ -102,6 +103,14 @@ def test_columns_come_back_with_their_envelope():
     frame = parsed(bytes(data))
     found = decode_columns(frame, data[frame.body_at :], schema.remove(1))
     assert found.to_pydict() == {"n": [1, None], "_hw.id": ["a", None]}
+
+
+def test_envelope_columns_are_stored_in_the_order_of_their_bits():
+    values = pa.RecordBatch.from_pydict({"n": [1]})
+    envelope = {"_hw.source": pa.array(["/till"]), "_hw.id": pa.array(["a"])}
+    body = memoryview(serialize_columns(values, envelope))
+    found = decode_columns(replace(FRAME, columns=envelope_bits(envelope)), body, values.schema)
+    assert found.to_pydict() == {"n": [1], "_hw.id": ["a"], "_hw.source": ["/till"]}
 
 
 def test_order_of_envelope_columns_never_changes():

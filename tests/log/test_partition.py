@@ -271,7 +271,7 @@ def test_a_failed_sync_of_an_empty_segment_starts_it_anew(tmp_path):
 
 def test_appends_that_need_not_be_durable_do_not_sync(tmp_path):
     disk = Failing()
-    partition = open_partition(tmp_path, disk=disk, durable=False)
+    partition = open_partition(tmp_path, disk=disk, durability="fast")
     assert partition.state().next_offset == 0
     disk.failing = {"sync": errno.EIO}
     partition.append([part(1)])

@@ -15,18 +15,23 @@ TOPIC = declared(type_="id string, amount int")
 CODEC = Codec(TOPIC.schema)
 
 
+def codec_of(version: int) -> Codec:
+    assert version == TOPIC.version
+    return CODEC
+
+
 def row(amount: int, **about):
     return row_of(TOPIC, {"id": "a", "amount": amount}, **about)
 
 
 def test_values_keep_their_order():
-    rows = coalesce(CODEC, [row(3), row(1), row(2)])
+    rows = coalesce(codec_of, [row(3), row(1), row(2)])
     assert rows.values.column("amount").to_pylist() == [3, 1, 2]
     assert (rows.version, rows.envelope, rows.sent_at) == (TOPIC.version, {}, LOWEST_TIME)
 
 
 def test_envelope_has_only_the_columns_that_someone_gave():
-    rows = coalesce(CODEC, [row(1, envelope={"_hw.id": "x"}), row(2), row(3, envelope={"_hw.source": "/till"})])
+    rows = coalesce(codec_of, [row(1, envelope={"_hw.id": "x"}), row(2), row(3, envelope={"_hw.source": "/till"})])
     assert {name: column.to_pylist() for name, column in rows.envelope.items()} == {
         "_hw.id": ["x", None, None],
         "_hw.source": [None, None, "/till"],
@@ -35,24 +40,24 @@ def test_envelope_has_only_the_columns_that_someone_gave():
 
 def test_envelope_columns_stand_in_the_order_of_the_format():
     about = {"_hw.source": "/till", "_hw.headers": [("a", "b")], "_hw.key": b"k", "_hw.id": "x"}
-    rows = coalesce(CODEC, [row(1, envelope=about)])
+    rows = coalesce(codec_of, [row(1, envelope=about)])
     assert list(rows.envelope) == ["_hw.key", "_hw.id", "_hw.headers", "_hw.source"]
 
 
 def test_one_moment_of_sending_stands_in_the_header():
-    same = coalesce(CODEC, [row(1, envelope={"_hw.sent_at": 5}), row(2, envelope={"_hw.sent_at": 5})])
+    same = coalesce(codec_of, [row(1, envelope={"_hw.sent_at": 5}), row(2, envelope={"_hw.sent_at": 5})])
     assert (same.sent_at, same.envelope) == (5, {})
 
 
 @pytest.mark.parametrize("other", [6, None])
 def test_several_moments_of_sending_have_a_column(other):
-    rows = coalesce(CODEC, [row(1, envelope={"_hw.sent_at": 5}), row(2, envelope={"_hw.sent_at": other})])
+    rows = coalesce(codec_of, [row(1, envelope={"_hw.sent_at": 5}), row(2, envelope={"_hw.sent_at": other})])
     assert rows.sent_at == LOWEST_TIME
     assert rows.envelope["_hw.sent_at"].cast("int64").to_pylist() == [5, other]
 
 
 def test_rows_of_a_producer_begin_with_the_first_sequence():
-    rows = coalesce(CODEC, [row(n, producer="a", sequence=n, partition=2) for n in (4, 5, 6)])
+    rows = coalesce(codec_of, [row(n, producer="a", sequence=n, partition=2) for n in (4, 5, 6)])
     assert (rows.producer, rows.sequence, rows.per_row, rows.partition) == ("a", 4, True, 2)
 
 

@@ -82,7 +82,7 @@ class AppendCounters:
         if not data:
             return [0] * len(COUNTERS)
         if len(data) < _LAYOUT.size or zlib.crc32(data[:-4]) != int.from_bytes(data[-4:], "little"):
-            logger.warning("%s: the counters were damaged and begin again at 0", self.path)
+            logger.warning("%s: the counters are damaged and restart at 0", self.path)
             return [0] * len(COUNTERS)
         return list(_LAYOUT.unpack(data)[:-1])
 
@@ -92,14 +92,17 @@ class AppendCounters:
 
 
 def _make_acquired_lock() -> threading.Lock:
-    lock = threading.Lock()
+    lock = threading.Lock()  # cheaper than an Event, which allocates a condition per append
     lock.acquire()
     return lock
 
 
 @dataclass(eq=False)
 class PendingAppend:
-    """Rows that wait for one append, and later its outcome."""
+    """Rows that wait for their append, and later its outcome.
+
+    The commit function sets `outcome` or `error`. `awaited` means that the sending thread waits and can lead.
+    """
 
     content: Any
     row_count: int
@@ -141,7 +144,7 @@ class AppendBuffer:
         self._lock = threading.RLock()
         self._not_full = threading.Condition(self._lock)
         self._queue: deque[PendingAppend] = deque()
-        self._waiting_rows = 0
+        self.waiting_rows = 0
         self._has_leader = False
         self._next_leader: PendingAppend | None = None  # chosen to lead next, woken, has not begun yet
         self._sample_count = 0
@@ -149,19 +152,14 @@ class AppendBuffer:
         self._thread_signal = threading.Semaphore(0)
         self._closed = False
 
-    @property
-    def waiting_rows(self) -> int:
-        """How many rows wait now."""
-        return self._waiting_rows
-
     def append(self, entry: PendingAppend) -> PendingAppend:
-        """Add the entry and return when it is appended, dropped or failed."""
+        """Add the entry and return when it is appended or dropped; raises the error of its append."""
         leads = self._enqueue(entry)
         if leads is None:
             return entry
         if not leads:
             self._await_leader(entry)
-        if leads or not entry.done:  # who was told to lead does so, even if its entry was dropped meanwhile
+        if leads or not entry.done:  # a chosen leader commits for the others even if its own entry was dropped
             self._commit_group()
         if entry.error is not None:
             raise entry.error
@@ -170,7 +168,7 @@ class AppendBuffer:
     def _await_leader(self, entry: PendingAppend) -> None:
         try:
             entry.wait()
-        except BaseException:  # interrupted: nobody will lead for this entry, so the buffer's own thread must
+        except BaseException:  # interrupted: if this thread was to lead, the buffer's own thread takes over
             entry.awaited = False
             with self._lock:
                 if self._next_leader is entry:
@@ -200,25 +198,25 @@ class AppendBuffer:
                 entry.done = True
                 return None
             self._queue.append(entry)
-            self._waiting_rows += entry.row_count
+            self.waiting_rows += entry.row_count
             leads, self._has_leader = not self._has_leader, True
             return leads
 
     def _admit(self, entry: PendingAppend) -> bool:
         policy = self.overload
-        if policy.when_full is WhenFull.DROP_SAMPLED and self._waiting_rows * 2 >= policy.events:
+        if policy.when_full is WhenFull.DROP_SAMPLED and self.waiting_rows * 2 >= policy.events:
             self._sample_count += 1
             if self._sample_count % policy.one_in:
                 return self._drop(entry)
-        if not self._waiting_rows or self._waiting_rows + entry.row_count <= policy.events:
+        if not self.waiting_rows or self.waiting_rows + entry.row_count <= policy.events:
             return True
         if policy.when_full is WhenFull.WAIT:
             self._wait_for_space(entry)
             return True
         if policy.when_full is WhenFull.DROP_OLDEST:
-            while self._queue and self._waiting_rows + entry.row_count > policy.events:
+            while self._queue and self.waiting_rows + entry.row_count > policy.events:
                 oldest = self._queue.popleft()
-                self._waiting_rows -= oldest.row_count
+                self.waiting_rows -= oldest.row_count
                 self._drop(oldest)
                 oldest.done = True
                 oldest.notify()
@@ -235,15 +233,15 @@ class AppendBuffer:
     def _wait_for_space(self, entry: PendingAppend) -> None:
         limit = self.overload.timeout
         deadline = None if limit is None else time.monotonic() + limit.total_seconds()
-        while self._waiting_rows and self._waiting_rows + entry.row_count > self.overload.events:
+        while self.waiting_rows and self.waiting_rows + entry.row_count > self.overload.events:
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 self._count({"refused": entry.row_count, "offered": entry.row_count})
                 raise OverloadedError(
-                    f"{self._waiting_rows:,} events wait already and the buffer holds {self.overload.events:,}",
+                    f"{self.waiting_rows:,} events wait already and the buffer holds {self.overload.events:,}",
                     detail="the topic's overload policy is backpressure; nothing of this call was appended",
                     fix="send again later, or choose another policy: overload=hw.drop()",
-                    waiting=self._waiting_rows,
+                    waiting=self.waiting_rows,
                     limit=self.overload.events,
                 )
             self._not_full.wait(left)
@@ -251,7 +249,7 @@ class AppendBuffer:
     def _commit_group(self) -> None:
         with self._lock:
             group, self._queue = list(self._queue), deque()
-            self._waiting_rows, self._next_leader = 0, None
+            self.waiting_rows, self._next_leader = 0, None
             self._not_full.notify_all()
         try:
             if group:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import cached_property
 from itertools import repeat
 from typing import Any
@@ -98,7 +98,7 @@ class LogBatch:
     def late(self, lateness: timedelta | None = None) -> npt.NDArray[np.bool_]:
         """Returns which rows are later than the allowed lateness (the topic's, unless given)."""
         allowed = (self.topic.lateness if lateness is None else lateness) // _MICROSECOND
-        if self.frame.lowest >= self.frame.max_event_time - allowed:  # no row of the batch can be
+        if self.frame.lowest >= self.frame.max_event_time - allowed:  # no row can be late
             return np.zeros(self.values.num_rows, bool)
         late: npt.NDArray[np.bool_] = self.event_times < np.maximum(self.max_event_times, allowed - 2**62) - allowed
         return late
@@ -164,11 +164,11 @@ class LogBatch:
             self.offsets.tolist(),
             rows,
             keys=keys,
-            ids=self._ids(),
+            ids=self._values("_hw.id", str),
             occurred_at=moments_of(self.event_times),
-            sent_at=self._send_datetimes(),
-            received_at=self._arrival_datetimes(),
-            headers=self._headers(),
+            sent_at=self._datetimes("_hw.sent_at", self.frame.sent_at),
+            received_at=self._datetimes("_hw.received_at", self.frame.appended_at),
+            headers=self._values("_hw.headers", dict),
             traceparents=self._values("_hw.traceparent"),
             sources=self._values("_hw.source"),
             types=repeat(self.topic.name),
@@ -186,27 +186,19 @@ class LogBatch:
         stored = self._values("_hw.key")
         return None if stored is None else [_decode_key(key) for key in stored]
 
-    def _ids(self) -> list[str] | None:
-        stored = self._values("_hw.id")
-        return None if stored is None else [id_ or "" for id_ in stored]
+    def _datetimes(self, name: str, common: int) -> Iterable[datetime | None] | None:
+        """Returns the times of an envelope column, or the time that the frame's header states for all rows."""
+        if name in self.envelope or common == LOWEST_TIME:
+            return self._values(name)
+        return repeat(moments_of(np.array([common]))[0])
 
-    def _headers(self) -> list[dict[str, str]] | None:
-        stored = self._values("_hw.headers")
-        return None if stored is None else [headers or {} for headers in stored]
-
-    def _send_datetimes(self) -> Any:
-        if "_hw.sent_at" in self.envelope or self.frame.sent_at == LOWEST_TIME:
-            return self._values("_hw.sent_at")
-        return repeat(moments_of(np.array([self.frame.sent_at]))[0])
-
-    def _arrival_datetimes(self) -> Any:
-        if "_hw.received_at" in self.envelope:
-            return moments_of(self.arrival_times)
-        return repeat(moments_of(np.array([self.frame.appended_at]))[0])
-
-    def _values(self, name: str) -> list[Any] | None:
+    def _values(self, name: str, default: type | None = None) -> list[Any] | None:
+        """Returns the values of an envelope column, `default()` in place of null; None if there is no such column."""
         column = self.envelope.get(name)
-        return None if column is None else values_of(column)
+        if column is None:
+            return None
+        values = values_of(column)
+        return values if default is None else [value or default() for value in values]
 
     def _column(self, name: str, compute: Any) -> Times:
         column = self.envelope.get(name)

@@ -136,7 +136,7 @@ class OffsetFile:
         """Returns the next offset to read per partition; empty when the group is new.
 
         Args:
-            partitions: The least number of partitions that the file of a known group must have.
+            partitions: The number of partitions that the file must have at least.
 
         Raises:
             DamagedError: A partition has no valid record.
@@ -174,9 +174,8 @@ class OffsetFile:
         data = self._disk.read_file(self.path)
         if data:
             self._disk.write_file(self.path, data)
-        for folder in self.path.parents[
-            :4
-        ]:  # topic, group, groups, the log: whoever made these may have died before it synced them
+        # Topic, group, groups and the log: the process that created these folders may have died before it synced them.
+        for folder in self.path.parents[:4]:
             self._disk.sync_folder(folder)
 
     def remove(self) -> None:
@@ -256,9 +255,9 @@ class FolderGroups:
 
         Args:
             group: Created on first use.
-            topic: What to read.
-            start: Where a new group starts; a known group continues at its committed offsets.
-            session: A member that does not `sync` for this long loses its partitions.
+            topic: The topic to read.
+            start: Start position of a new group; a known group continues at its committed offsets.
+            session: Session timeout; a member that does not `sync` for this long loses its partitions.
         """
         member = f"{os.getpid()}-{os.urandom(4).hex()}"
         partitions = self._log.topic(topic).partitions
@@ -275,7 +274,7 @@ class FolderGroups:
                 state.join(member, partitions)
                 self._save_assignment(folder, state)
                 return self._membership(group, topic, member, state)
-        except BaseException:  # a member that nobody knows of would keep its partitions for ever
+        except BaseException:  # a member that no group lists would hold its lock until the process ends
             self._release_member(folder, member)
             raise
 
@@ -333,7 +332,7 @@ class FolderGroups:
     def state(self, group: str, topic: str) -> GroupState:
         """Returns the state of one group on one topic."""
         if not self._offset_file(group, topic).exists():
-            known = [f"{name}" for name in self._disk.names(self._folder)]
+            known = self._disk.names(self._folder)
             raise UnknownGroupError(
                 f'no group "{group}" on topic "{topic}"',
                 detail=f"groups: {', '.join(known)}" if known else "there are no groups yet",
@@ -486,7 +485,7 @@ class FolderGroups:
     def _fencing_error(self, membership: Membership, state: Assignment, why: str) -> FencedError:
         return FencedError(
             f'group "{membership.group}" is at generation {state.generation}: {why}',
-            detail=f"this consumer joined at generation {membership.generation}; its commit was not taken",
+            detail=f"this consumer joined at generation {membership.generation}; its commit was refused",
             fix="open a new consumer; it continues at the committed offsets",
             group=membership.group,
             generation=state.generation,

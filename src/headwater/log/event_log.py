@@ -102,7 +102,7 @@ class EventLog:
         path = self.folder / "log.json"
         data = self.disk.read_file(path)
         if data is None:
-            with self._file_lock():  # of several processes that come at once, the first one names the log
+            with self._file_lock():  # the first of several processes chooses the id
                 data = self.disk.read_file(path)
                 if data is None:
                     data = msgspec.json.encode(_LogMetadata(FORMAT_VERSION, os.urandom(8).hex()))
@@ -110,7 +110,7 @@ class EventLog:
         try:
             metadata = msgspec.json.decode(data, type=_LogMetadata)
         except msgspec.DecodeError as error:
-            fix = f"delete {path.name}; a new one is made, and topics in memory begin anew"
+            fix = f"delete {path.name}: a new one is created, and topics in memory start empty"
             raise DamagedError("log.json cannot be read", detail=f"{path}: {error}", fix=fix) from None
         if metadata.format > FORMAT_VERSION:
             raise NewerFormatError(
@@ -149,7 +149,7 @@ class EventLog:
             return self._write_definition(self._first_version(topic))
 
     def _first_version(self, topic: Topic) -> Topic:
-        """Returns 1, or the next free version when the topic has events but lost its definition."""
+        """Returns a new topic at version 1, or after the last one if its folder has events but no definition."""
         folder = self.folder / "topics" / topic.name
         version = latest_schema_version(self.disk, folder)
         if not version or not self.disk.exists(folder / "0"):
@@ -197,23 +197,19 @@ class EventLog:
 
     def append(self, name: str, batch: WriteBatch) -> Receipts:
         """Append rows; returns when they are as safe as the topic's durability promises."""
-        topic = self.open_topic(name)
-        return topic.receipts(topic.append(batch))
+        return self.open_topic(name).writer.append(batch)
 
     def append_one(self, name: str, event: PendingEvent) -> Receipt:
         """Append one event; concurrent calls share a batch and a sync (group commit)."""
-        topic = self.open_topic(name)
-        return topic.receipt(topic.append(event))
+        return self.open_topic(name).writer.append_one(event)
 
     def begin_append(self, name: str, event: PendingEvent) -> PendingAppend:
         """Put one event into the append buffer and return at once; `await_append` waits for it."""
-        return self.open_topic(name).begin_append(event)
+        return self.open_topic(name).writer.begin_append(event)
 
     def await_append(self, name: str, pending: PendingAppend) -> Receipt:
         """Wait for an event passed to `begin_append`."""
-        topic = self.open_topic(name)
-        topic.append_buffer.await_append(pending)
-        return topic.receipt(pending)
+        return self.open_topic(name).writer.await_append(pending)
 
     def last_sequences(self, name: str, producer: str) -> list[int]:
         """Returns the highest sequence number of a producer per partition; -1 where it has none."""
@@ -222,7 +218,7 @@ class EventLog:
 
     def counts(self, name: str) -> dict[str, int]:
         """Returns the append counters of the topic, summed over all processes."""
-        return self.open_topic(name).counters.read()
+        return self.open_topic(name).writer.counters.read()
 
     # -- out -----------------------------------------------------------------------------------------------------
 
@@ -245,25 +241,24 @@ class EventLog:
     ) -> list[LogBatch]:
         """Returns batches from these offsets, partition by partition; waits up to `timeout` seconds.
 
-        The list may be empty before the timeout: the change was in another partition or group. Call again.
+        The list may be empty before the timeout, when another partition or the group changed. Call again.
 
         Args:
             name: The topic.
             positions: Offset to read from, per partition.
             max_bytes: Approximate number of bytes to read from each partition.
-            timeout: Seconds to wait when there is nothing.
+            timeout: Seconds to wait when there are no batches.
             waiter: From `watch`; without one, each call creates its own.
         """
         topic = self.open_topic(name)
         found = self._fetch_available(topic, positions, max_bytes)
         if found or timeout <= 0:
             return found
-        own = None if waiter else self.watch(name)
-        try:
-            (waiter or own or self.watch(name)).wait(timeout)
-        finally:
-            if own:
-                own.close()
+        if waiter is not None:
+            waiter.wait(timeout)
+        else:
+            with contextlib.closing(self.watch(name)) as own:
+                own.wait(timeout)
         return self._fetch_available(topic, positions, max_bytes)
 
     def _fetch_available(self, topic: OpenTopic, positions: Mapping[int, int], max_bytes: int) -> list[LogBatch]:

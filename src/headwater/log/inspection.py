@@ -95,7 +95,7 @@ def compare_topic(wanted: Topic, existing: TopicInspection) -> tuple[TopicVerdic
         return "create", [
             _format_partitions(wanted.partitions),
             f"kept {_format_retention(wanted.retention)}",
-            *_format_compaction(wanted),
+            *(["compacted by key"] if wanted.compact else []),
         ]
     known = existing.definition or replace(wanted, partitions=existing.partitions)
     try:
@@ -133,7 +133,3 @@ def _format_retention(retention: Retention) -> str:
 
 def _format_partitions(number: int) -> str:
     return f"{number} partition{'s' * (number != 1)}"
-
-
-def _format_compaction(topic: Topic) -> list[str]:
-    return ["compacted by key"] if topic.compact else []

@@ -26,7 +26,7 @@ _CLOSE_WRITE: Final = 0x8
 _MOVED_TO: Final = 0x80
 _NONBLOCK: Final = os.O_NONBLOCK
 _CLOEXEC: Final = os.O_CLOEXEC
-# Python handles a signal that comes in the instant before a wait only when the wait ends: Ctrl-C must not take an hour.
+# Python runs signal handlers only after a wait ends: a bound on each wait keeps Ctrl-C prompt.
 _MAX_WAIT: Final = 1.0
 
 
@@ -224,7 +224,7 @@ class SharedNotifier:
             self._condition.acquire()
             self._has_listener = False
             self._generation += notified
-            self._condition.notify_all()  # also when it did not ring: somebody else must listen now
+            self._condition.notify_all()  # also without a notification: another waiter must listen now
 
     def close(self) -> None:
         """Release all waiters of this process."""
@@ -232,7 +232,7 @@ class SharedNotifier:
             if self._closed:
                 return
             self._closed = True
-        os.pwrite(self._handle, b".", 0)  # whoever listens comes back
+        os.pwrite(self._handle, b".", 0)  # ends the wait of the thread that listens
         with self._condition:
             while self._has_listener:
                 self._condition.wait()

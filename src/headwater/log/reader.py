@@ -1,30 +1,81 @@
-"""Reads a topic over several partitions, from given offsets, to given offsets or without an end."""
+"""Reading a topic: stored frames become batches, and batches of several partitions a stream.
+
+`FrameDecoder` decodes frames of any version of the topic's type as batches of the current one.
+`TopicReader` reads from given offsets, to given offsets or without an end, and keeps its position.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 from headwater.errors import DataGoneError
-from headwater.events import Clock
+from headwater.events import Clock, Codec, storage_schema, upgrade
 from headwater.log.batch import LogBatch
+from headwater.log.storage.frame import Frame, FrameKind, decode_columns
+from headwater.log.topic import Topic
 
 if TYPE_CHECKING:
     from headwater.log.protocol import Log
 
-__all__ = ["TopicReader", "age_of_oldest"]
+__all__ = ["FrameDecoder", "TopicReader", "age_of_oldest"]
+
+
+class FrameDecoder:
+    """Decodes frames of one topic under one definition; immutable, so threads may share it.
+
+    Args:
+        topic: The definition under the current type.
+        load_schema: Returns the schema of an older version of the type; called once for each.
+    """
+
+    def __init__(self, topic: Topic, load_schema: Callable[[int], pa.Schema]) -> None:
+        self.topic = topic
+        self._codecs = {topic.version: Codec(topic.schema)}
+        self._stored_schema = storage_schema(topic.schema)
+        self._load_schema = load_schema
+
+    def codec_of(self, version: int) -> Codec:
+        """Returns the codec of the topic's type at this version."""
+        codec = self._codecs.get(version)
+        if codec is None:
+            codec = self._codecs[version] = Codec(self._load_schema(version))
+        return codec
+
+    def decode(self, partition: int, frame: Frame, data: memoryview) -> LogBatch:
+        """Returns a frame as a batch of the current type, without copying columns that need no upgrade.
+
+        Args:
+            partition: The partition of the frame.
+            frame: Its header; the version of its type is at most the decoder's.
+            data: The bytes of the whole frame; their checksum was compared before.
+        """
+        topic, codec = self.topic, self._codecs[self.topic.version]
+        if frame.kind is not FrameKind.EVENTS:
+            return LogBatch(topic, partition, frame, pa.RecordBatch.from_pylist([], self._stored_schema), {}, codec)
+        current = frame.schema == topic.version
+        schema = self._stored_schema if current else storage_schema(self.codec_of(frame.schema).schema)
+        stored = decode_columns(frame, data[frame.body_at :], schema)
+        width = len(schema)
+        values = pa.RecordBatch.from_arrays(stored.columns[:width], schema=schema)
+        envelope = dict(zip(stored.schema.names[width:], stored.columns[width:], strict=True))
+        return LogBatch(
+            topic, partition, frame, values if current else upgrade(values, self._stored_schema), envelope, codec
+        )
 
 
 class TopicReader:
-    """Reads batches and keeps its position.
+    """Reads batches from several partitions and keeps its position.
 
     Args:
         log: The log.
         topic: The topic.
         positions: Next offset per partition; may be changed between reads.
-        stops: Offsets at which to stop, per partition; None to read without an end.
-        group: A consumer group whose changes end a wait, too.
+        stops: Offset to stop at, per partition; None to read without an end.
+        group: A consumer group whose changes also end a wait.
     """
 
     def __init__(
@@ -43,7 +94,7 @@ class TopicReader:
         self._waiter = None if stops is not None else log.watch(topic, group)
 
     def next(self, timeout: float = 0, max_bytes: int = 1 << 20) -> list[LogBatch]:
-        """Returns the next batches; none after `timeout` seconds without any, or at the stops."""
+        """Returns the next batches; an empty list after `timeout` seconds without any, or at the stops."""
         wanted = self._open_positions()
         if not wanted:
             return []
@@ -52,9 +103,13 @@ class TopicReader:
             self.positions[batch.partition] = max(self.positions[batch.partition], batch.next_offset)
         if self._stops is None:
             return found
-        if not found:  # compaction took what was left below the stops: there is nothing to come
+        if not found:  # compaction removed everything left below the stops
             self.positions.update({partition: self._stops[partition] for partition in wanted})
-        return [_cut_at(batch, self._stops[batch.partition]) for batch in found]
+        return [
+            batch if batch.next_offset <= stop else batch.select(batch.offsets < stop)
+            for batch in found
+            for stop in [self._stops[batch.partition]]
+        ]
 
     def _open_positions(self) -> dict[int, int]:
         if self._stops is None:
@@ -71,15 +126,11 @@ class TopicReader:
             self._waiter.close()
 
 
-def _cut_at(batch: LogBatch, stop: int) -> LogBatch:
-    return batch if batch.next_offset <= stop else batch.select(batch.offsets < stop)
-
-
 def age_of_oldest(log: Log, clock: Clock, topic: str, partition: int, offset: int) -> timedelta:
-    """Returns how long the event at an offset has waited; zero when there is none yet."""
+    """Returns how long ago the event at an offset arrived; zero when there is none yet."""
     try:
         unread = log.fetch(topic, {partition: offset}, max_bytes=1, timeout=0, waiter=None)
-    except DataGoneError:  # removed between two looks
+    except DataGoneError:  # retention removed the event since its offset was read
         return timedelta(0)
     if not unread:
         return timedelta(0)

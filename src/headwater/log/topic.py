@@ -1,10 +1,10 @@
 """A topic's definition: frozen data, checked, without I/O.
 
-`Topic.declare` checks and completes what a user wrote. `Overload` says what happens when producers are
-faster than the disk: events wait in a bounded buffer before they get an offset (append_buffer.py), and
-`drop`, `backpressure` and `buffer` set its size and what happens to the next event when it is full.
-`Durability`, `Retention` and `ValueFormat` say what an acknowledgement means, how long events are kept, and
-in which format Kafka clients read them. `merge_definition` applies a new definition to an existing topic.
+`Topic.declare` checks a user's declaration and fills in defaults. `Overload` is the policy for producers that
+are faster than the disk: events wait in a bounded buffer before they get an offset (append_buffer.py);
+`drop`, `backpressure` and `buffer` set its size and what happens when it is full. `Durability` is the
+guarantee of an acknowledgement, `Retention` how long events are kept, `ValueFormat` the format of values in
+Kafka. `merge_definition` applies a new definition to an existing topic.
 The name rules and the errors that all log backends share are here too.
 """
 
@@ -62,16 +62,16 @@ __all__ = [
 
 
 class WhenFull(StrEnum):
-    """What a full buffer does with the next event."""
+    """What happens to the next event when the append buffer is full."""
 
     WAIT = "wait"
-    """The caller waits for room, up to a time; then OVERLOADED (429 over HTTP)."""
+    """The caller waits for space, up to a timeout; then OVERLOADED (429 over HTTP)."""
     DROP_NEWEST = "drop newest"
     """The new event is dropped and counted."""
     DROP_OLDEST = "drop oldest"
-    """The event that has waited longest is dropped and counted; the new one is taken."""
+    """The event that has waited longest is dropped and counted; the new one is admitted."""
     DROP_SAMPLED = "drop sampled"
-    """From half full on, only one event in so many is taken; the others are dropped and counted."""
+    """From half full on, one event in `one_in` is admitted; the others are dropped and counted."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,8 @@ class Overload:
 
     def __post_init__(self) -> None:
         if self.events < 1 or self.one_in < 1:
-            what = f"a buffer of {self.events} events, one in {self.one_in}, cannot hold anything"
-            raise BadSettingError(what, fix="use numbers from 1 up")
+            what = f"events={self.events}, one_in={self.one_in} is not an overload policy"
+            raise BadSettingError(what, fix="use numbers of at least 1")
 
     def __str__(self) -> str:
         limit = f"after {self.events:,} events"
@@ -158,7 +158,7 @@ class Durability(StrEnum):
     DURABLE = "durable"
     """On stable storage: survives kill -9 and a power cut."""
     FAST = "fast"
-    """Handed to the operating system: survives kill -9; a power cut may lose the last seconds."""
+    """In the operating system's page cache: survives kill -9; a power cut may lose the last seconds."""
     MEMORY = "memory"
     """In shared memory: survives kill -9; a restart of the machine loses everything."""
 
@@ -167,11 +167,11 @@ class ValueFormat(StrEnum):
     """The format of a topic's values in Kafka; the embedded log stores typed columns in any case."""
 
     JSON = "json"
-    """Objects that every tool reads."""
+    """JSON objects, which every tool can read."""
     AVRO = "avro"
-    """Avro in binary form; its schema is with the topic's definition."""
+    """Avro binary encoding; the schema is stored with the topic's definition."""
     ARROW = "arrow"
-    """An Arrow stream of one row in each record, schema included."""
+    """An Arrow IPC stream per record, with the schema and one row."""
 
 
 @dataclass(frozen=True)
@@ -179,9 +179,9 @@ class Retention:
     """How long events are kept; without a limit they are kept forever.
 
     Args:
-        time: Segments whose newest event arrived longer ago than this are removed.
-        size: Oldest segments of a partition are removed while it is larger than this.
-        force: Remove even what a consumer group has not read yet; without it, such segments wait for the group.
+        time: Segments whose newest event is older than this are removed; age counts from arrival.
+        size: The oldest segments of a partition are removed while it has more bytes than this.
+        force: Remove segments that a consumer group has not read yet; otherwise retention waits for the group.
     """
 
     time: timedelta | None = None
@@ -197,7 +197,7 @@ class Retention:
 
 
 ENUM_OPTIONS: Final[dict[str, type[StrEnum]]] = {"durability": Durability, "value_format": ValueFormat}
-"""Options of a topic that are one of several words."""
+"""Topic options whose value is a member of an enumeration, by name."""
 
 
 def parse_choice(name: str, kind: type[StrEnum], value: object) -> StrEnum:
@@ -218,13 +218,24 @@ def parse_choice(name: str, kind: type[StrEnum], value: object) -> StrEnum:
 
 
 MAX_EVENT_BYTES = 4 << 20
-"""Bytes of the largest event that a topic takes."""
+"""The size limit of one event, in bytes."""
 _MAX_ID_BYTES = 249
 _NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 
 OPTION_NAMES: Final = {"clocked": "external_time", "values": "value_format"}
-"""Options of a topic that have another name in stored and sent definitions, by that name."""
+"""Topic options with another name in stored and sent definitions, by their stored name."""
+
+
+_STORED_TYPES: Final[dict[str, Any]] = {
+    "key": tuple[str, ...],
+    "device_clock": DeviceClock | None,
+    "durability": Durability,
+    "value_format": ValueFormat,
+    "retention": Retention,
+    "overload": Overload,
+    **dict.fromkeys(("lateness", "idle", "ahead"), timedelta),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,12 +270,12 @@ class Topic:
 
     @classmethod
     def declare(cls, name: str, type_: object, *, location: SourceLocation | None = None, **options: Any) -> Topic:
-        """Check and complete what a user wrote.
+        """Returns a checked definition from a user's declaration.
 
         Args:
             name: Letters, digits, `.`, `_`, `-`.
             type_: Dataclass, pydantic model, msgspec struct, Spark DDL text or Arrow schema.
-            location: Where the user wrote it.
+            location: File and line of the declaration.
             options: `key`, `time`, `lateness`, `partitions`, `durability`, `retention`, `compact`, `overload`,
                 `idle`, `ahead`, `segment_size`, `external_time`, `value_format`; durations and sizes may be text.
 
@@ -291,7 +302,7 @@ class Topic:
             if column not in names:
                 raise self._setting_error(f"no key column {column!r}", f"columns: {', '.join(names)}")
         if self.compact and not self.key:
-            raise self._setting_error("compaction without a key", 'say which: key="product_id"')
+            raise self._setting_error("compaction without a key", 'name the key: key="product_id"')
         if self.time is not None:
             self._check_time(self.time)
         if self.device_clock is not None:
@@ -319,9 +330,9 @@ class Topic:
             if column not in names or pa.types.is_nested(self.schema.field(column).type):
                 raise self._setting_error(f"no device column {column!r} of one value", f"columns: {', '.join(names)}")
         if not clock.device and not self.key:
-            raise self._setting_error("a device clock without a device", 'say whose clock it is: device="device_id"')
+            raise self._setting_error("a device clock without a device", 'name its column: device="device_id"')
         if "occurred_at" in names:
-            hint = 'the corrected time has that name: call the claimed one "claimed_at", for instance'
+            hint = 'the corrected time has this name: rename the column, for example to "claimed_at"'
             raise self._setting_error('a column "occurred_at" beside a device clock', hint)
 
     @property
@@ -367,28 +378,12 @@ class Topic:
     def from_json(cls, data: bytes, schema: pa.Schema) -> Topic:
         """Returns the definition from the result of `to_json`."""
         fields = {OPTION_NAMES.get(name, name): value for name, value in msgspec.json.decode(data).items()}
-        overload, retention = fields.pop("overload"), fields.pop("retention")
-        clock = fields.pop("device_clock", None)
-        for name in ("lateness", "idle", "ahead"):
-            fields[name] = timedelta(seconds=fields[name])
-        return cls(
-            **fields
-            | {
-                "schema": schema,
-                "key": tuple(fields["key"]),
-                "device_clock": clock
-                and DeviceClock(clock["column"], clock["sent"], tuple(clock["device"]), _to_timedelta(clock["limit"])),
-                "durability": Durability(fields["durability"]),
-                "value_format": ValueFormat(fields.get("value_format", "json")),
-                "retention": Retention(_to_timedelta(retention["time"]), retention["size"], retention["force"]),
-                "overload": Overload(
-                    WhenFull(overload["when_full"]),
-                    overload["events"],
-                    _to_timedelta(overload["timeout"]),
-                    overload["one_in"],
-                ),
-            }
-        )
+        parsed = {
+            name: msgspec.convert(value, _STORED_TYPES[name], strict=False)  # durations are stored as seconds
+            for name, value in fields.items()
+            if name in _STORED_TYPES
+        }
+        return cls(**fields | parsed, schema=schema)
 
     def with_schema(self, schema: pa.Schema, version: int) -> Topic:
         """Returns the same topic under another version of its type."""
@@ -484,7 +479,7 @@ def too_large_error(size_: int, row: int) -> TooLargeError:
     return TooLargeError(
         f"event {row} has {size_:,} bytes, more than {MAX_EVENT_BYTES:,}",
         detail="nothing of this call was appended",
-        fix="keep large objects elsewhere and send where they are",
+        fix="store large objects elsewhere and send a reference",
         limit=MAX_EVENT_BYTES,
         row=row,
     )
@@ -552,7 +547,3 @@ def _parse_options(options: dict[str, Any]) -> dict[str, Any]:
 
 def _durations_to_seconds(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: value.total_seconds() if isinstance(value, timedelta) else value for name, value in fields.items()}
-
-
-def _to_timedelta(seconds: float | None) -> timedelta | None:
-    return None if seconds is None else timedelta(seconds=seconds)

@@ -26,7 +26,9 @@ from headwater.log.storage.frame import (
     FrameKind,
     decode_columns,
     encode_frame,
+    envelope_bits,
     parse_header,
+    serialize_columns,
 )
 from headwater.log.write_batch import WriteBatch
 
@@ -47,21 +49,17 @@ RECEIPTS_MEDIA_TYPE: Final = "application/vnd.headwater.receipts"
 _RECORD = struct.Struct("<iI")
 _COUNTS = struct.Struct("<II")
 _ZONED = pa.timestamp("us", "UTC")
-_BITS: Final = {field.name: 1 << index for index, field in enumerate(ENVELOPE)}
-# The log alone decides these columns.
-_CLIENT_COLUMNS: Final = sum(
-    bit for name, bit in _BITS.items() if name not in ("_hw.received_at", "_hw.offset", "_hw.running_max")
-)
+_SET_BY_LOG: Final = {"_hw.received_at", "_hw.offset", "_hw.running_max"}
+_CLIENT_COLUMNS: Final = envelope_bits({field.name for field in ENVELOPE} - _SET_BY_LOG)
 _MAX_SEQUENCE: Final = 2**62
-_RECORD_BATCH: Final = 3  # the number of that kind among Arrow's messages
+_RECORD_BATCH: Final = 3  # message type in the Arrow IPC format
 
 
 # -- append ----------------------------------------------------------------------------------------------------------
 
 
 def pack_batch(batch: WriteBatch) -> bytes:
-    """Rows as the body of an append."""
-    columns = {field.name: batch.envelope[field.name] for field in ENVELOPE if field.name in batch.envelope}
+    """Returns rows as the body of an append request."""
     count = batch.values.num_rows
     frame = Frame(
         FrameKind.EVENTS,
@@ -69,27 +67,25 @@ def pack_batch(batch: WriteBatch) -> bytes:
         count,
         count=count,
         schema=batch.version,
-        columns=sum(_BITS[name] for name in columns),
+        columns=envelope_bits(batch.envelope),
         sent_at=batch.sent_at,
         first_sequence=batch.sequence,
-        last_sequence=batch.sequence + (count - 1 if batch.producer and batch.per_row else 0),
+        last_sequence=batch.last_sequence,
         producer=batch.producer,
     )
-    names = [*batch.values.schema.names, *columns]
-    body = pa.RecordBatch.from_arrays([*batch.values.columns, *columns.values()], names).serialize()
-    data = encode_frame(frame, body)
+    data = encode_frame(frame, serialize_columns(batch.values, batch.envelope))
     return _RECORD.pack(-1 if batch.partition is None else batch.partition, len(data)) + data
 
 
 def unpack_batch(data: bytes, codec_of: Callable[[int], Codec]) -> WriteBatch:
-    """Returns the rows of an append, checked as what a stranger sent.
+    """Returns the rows of an append request, with everything in it checked.
 
     Args:
-        data: The body.
+        data: The body of the request.
         codec_of: The codec of the topic's type at a version; raises for a version the topic does not have.
 
     Raises:
-        BadEventError: The bytes are not one sound frame, or a row does not fit the type.
+        BadEventError: The body is not one valid frame, or a row does not fit the type.
     """
     partition, frame, body = _parse_frame(memoryview(data))
     codec = codec_of(frame.schema)
@@ -118,7 +114,7 @@ def _parse_frame(data: memoryview) -> tuple[int, Frame, memoryview]:
     whole = data[_RECORD.size :]
     try:
         frame = parse_header(whole)
-    except (ValueError, KeyError):  # a kind of a newer version
+    except (ValueError, KeyError):  # a kind that a newer version added
         frame = None
     if frame is None or not length == frame.length == len(whole):
         raise _bad_frame_error("its header is damaged, or it is not whole")
@@ -126,10 +122,10 @@ def _parse_frame(data: memoryview) -> tuple[int, Frame, memoryview]:
     if body is None:
         raise _bad_frame_error("its checksum does not match")
     if frame.kind is not FrameKind.EVENTS or frame.columns & ~_CLIENT_COLUMNS:
-        raise _bad_frame_error("it holds what only the log writes")
+        raise _bad_frame_error("it has a kind or columns that only the log writes")
     rows = frame.last_sequence - frame.first_sequence + 1
     if frame.producer and not (0 <= frame.first_sequence <= _MAX_SEQUENCE and rows in (1, frame.count)):
-        raise _bad_frame_error("a producer's sequences count from 0, one for each row or one for all")
+        raise _bad_frame_error("the sequence numbers of a producer start at 0, one per row or one for all rows")
     return partition, frame, body
 
 
@@ -141,7 +137,7 @@ def _decode_body(frame: Frame, body: memoryview, schema: pa.Schema) -> tuple[pa.
         batch.validate(full=True)
     except (pa.ArrowException, ValueError, OSError, struct.error, IndexError) as error:
         raise _bad_frame_error(f"its columns are not those of the type ({str(error)[:200]})") from None
-    # Several columns may point at the same bytes: what is small here must not be large once it is written.
+    # Columns may share bytes in the body: a small request must not become a large frame on disk.
     if batch.num_rows != frame.count or not frame.count or batch.nbytes > len(body):
         raise _bad_frame_error(f"it says {frame.count} rows and has {batch.num_rows} in {batch.nbytes} bytes")
     width = len(schema)
@@ -150,12 +146,12 @@ def _decode_body(frame: Frame, body: memoryview, schema: pa.Schema) -> tuple[pa.
     for name, column in (sent | envelope).items():
         row = first_out_of_range(column)
         if row is not None:
-            raise _bad_frame_error(f"row {row} has a {name.removeprefix('_hw.')} that is no time")
+            raise _bad_frame_error(f"row {row} has a {name.removeprefix('_hw.')} that is not a valid time")
     return batch.select(range(width)), envelope
 
 
 def _check_tombstones(values: pa.RecordBatch, schema: pa.Schema) -> None:
-    """A tombstone has no values but its key, yet what it has must be readable."""
+    """Check that tombstones fit the stored schema, in which all columns are nullable."""
     try:
         fit_dataframe(values, schema)
     except InvalidValueError as misfit:
@@ -165,8 +161,8 @@ def _check_tombstones(values: pa.RecordBatch, schema: pa.Schema) -> None:
 def _is_compressed(body: memoryview) -> bool:
     """Whether an Arrow message is anything but a plain record batch.
 
-    A few compressed bytes can stand for gigabytes, so they are found out before Arrow unpacks them. The message is a
-    flatbuffer: tables that start with the distance to a list of where their fields are.
+    A few compressed bytes can expand to gigabytes, so compression is detected before Arrow decodes the body. The
+    message is a flatbuffer: each table starts with the distance to its vtable, which holds the offsets of its fields.
     """
 
     def field(table: int, index: int) -> int:
@@ -175,7 +171,7 @@ def _is_compressed(body: memoryview) -> bool:
         at = 4 + 2 * index
         return struct.unpack_from("<H", body, vtable + at)[0] if at < vtable_size else 0
 
-    start = 8  # a mark and the length stand before the flatbuffer
+    start = 8  # a continuation marker and the length precede the flatbuffer
     message = start + struct.unpack_from("<I", body, start)[0]
     kind, header = field(message, 1), field(message, 2)
     if not kind or not header or body[message + kind] != _RECORD_BATCH:
@@ -185,11 +181,11 @@ def _is_compressed(body: memoryview) -> bool:
 
 
 def _bad_frame_error(reason: str) -> BadEventError:
-    return BadEventError(f"the frame cannot be taken: {reason}", detail="nothing of it was appended")
+    return BadEventError(f"the frame is invalid: {reason}", detail="nothing of it was appended")
 
 
 def pack_receipts(receipts: Receipts) -> bytes:
-    """Receipts as the answer to an append."""
+    """Returns receipts as the body of the response to an append."""
     why = (receipts.dropped or "").encode()
     return b"".join(
         (
@@ -203,7 +199,7 @@ def pack_receipts(receipts: Receipts) -> bytes:
 
 
 def unpack_receipts(topic: str, data: bytes) -> Receipts:
-    """Returns the receipts out of such an answer.
+    """Returns the receipts in the response to an append.
 
     Example:
         >>> sent = Receipts("orders", np.array([0, 2]), np.array([7, 8]), np.array([True, False]))
@@ -225,13 +221,13 @@ def unpack_receipts(topic: str, data: bytes) -> Receipts:
 
 
 def pack_frames(partition: int, frames: Iterable[tuple[Frame, memoryview]]) -> bytes:
-    """Stored frames of one partition as one record of an answer."""
+    """Returns stored frames of one partition as one record of a fetch response."""
     data = b"".join(whole for _, whole in frames)
     return _RECORD.pack(partition, len(data)) + data
 
 
 def unpack_frames(data: bytes) -> Iterator[tuple[int, Frame, memoryview]]:
-    """Partition, header and bytes of each frame in an answer, in order.
+    """Yields partition, header and bytes of each frame in a fetch response, in order.
 
     Raises:
         DamagedError: A checksum does not match.
@@ -245,7 +241,7 @@ def unpack_frames(data: bytes) -> Iterator[tuple[int, Frame, memoryview]]:
             frame = parse_header(view, at)
             whole = view[at : at + frame.length] if frame else view[:0]
             if frame is None or len(whole) < frame.length or frame.body(whole) is None:
-                what = f"a batch of partition {partition} was damaged on its way"
-                raise DamagedError(what, fix="read again; headwater verify looks at the disk", partition=partition)
+                what = f"a batch of partition {partition} was damaged in transit"
+                raise DamagedError(what, fix="read again; headwater verify checks the disk", partition=partition)
             yield partition, frame, whole
             at += frame.length

@@ -9,9 +9,10 @@ append, so every reader sees the same time.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Any, Final
+from functools import cached_property
+from typing import Any, Final, cast
 
 import numpy as np
 import pyarrow as pa
@@ -36,6 +37,8 @@ from headwater.units import micros, moment
 
 __all__ = ["EventEncoder", "EventTimes", "Origin", "PendingEvent", "WriteBatch", "coalesce"]
 
+Times = np.ndarray[Any, np.dtype[np.int64]]
+
 
 @dataclass(frozen=True)
 class Origin:
@@ -56,19 +59,64 @@ class WriteBatch:
 
     With a `producer`, sequence numbers count from `sequence`: one per row, or one for the whole batch with
     `per_row=False`. Such a batch names its `partition`, because sequence numbers are kept per partition.
-    `sent_at` is the send time of all rows in microseconds, unless the envelope has a column for it.
-    `origin` names the pipeline batch that produced the rows.
+    `sent_at` is the send time of all rows, unless the envelope has a column for it. `origin` names the
+    pipeline batch that produced the rows.
+
+    The log sets the rest. `times` are the event times, `LOWEST_TIME` where a row has none; None means that
+    arrival is the event time of all rows. `unfinished` means that the next batch continues the same send:
+    recovery keeps both or neither. All times are microseconds since 1970.
     """
 
     values: pa.RecordBatch
     version: int
-    envelope: dict[str, pa.Array]
+    envelope: dict[str, pa.Array] = field(default_factory=dict)
     partition: int | None = None
     producer: str = ""
     sequence: int = -1
     per_row: bool = True
     sent_at: int = LOWEST_TIME
     origin: Origin | None = None
+    times: Times | None = None
+    unfinished: bool = False
+
+    @property
+    def row_count(self) -> int:
+        """The number of rows."""
+        rows: int = self.values.num_rows
+        return rows
+
+    @property
+    def last_sequence(self) -> int:
+        """Sequence number of the last row."""
+        return self.sequence + (self.row_count - 1 if self.producer and self.per_row else 0)
+
+    def can_follow(self, previous: PendingEvent | WriteBatch) -> bool:
+        """Returns False: only single events are coalesced."""
+        return False
+
+    def slice(self, start: int, count: int) -> WriteBatch:
+        """Returns up to `count` rows from `start`, with their own sequence numbers."""
+        return replace(
+            self,
+            values=self.values.slice(start, count),
+            envelope={name: column.slice(start, count) for name, column in self.envelope.items()},
+            times=None if self.times is None else self.times[start : start + count],
+            sequence=self.sequence + start if self.producer and self.per_row else self.sequence,
+        )
+
+    def split(self, max_bytes: int) -> list[WriteBatch]:
+        """Returns the rows in batches of about `max_bytes`; a batch under one sequence number stays whole."""
+        nbytes, rows = self.nbytes, self.row_count
+        if nbytes <= max_bytes or not self.per_row:
+            return [self]
+        step = max(1, rows * max_bytes // nbytes)
+        parts = [self.slice(start, step) for start in range(0, rows, step)]
+        return [*(replace(part, unfinished=True) for part in parts[:-1]), parts[-1]]
+
+    @cached_property
+    def nbytes(self) -> int:
+        """The size of all columns in memory."""
+        return int(self.values.nbytes + sum(column.nbytes for column in self.envelope.values()))
 
 
 @dataclass(slots=True)
@@ -82,29 +130,44 @@ class PendingEvent:
     producer: str = ""
     sequence: int = -1
 
-    def can_follow(self, previous: PendingEvent) -> bool:
-        """Whether both can be written as one batch."""
+    @property
+    def row_count(self) -> int:
+        """Always 1, as one row of a batch."""
+        return 1
+
+    def can_follow(self, previous: PendingEvent | WriteBatch) -> bool:
+        """Whether both can be rows of one batch, in this order."""
         return (
-            self.version == previous.version
+            isinstance(previous, PendingEvent)
+            and self.version == previous.version
             and self.producer == previous.producer
             and (not self.producer or self.sequence == previous.sequence + 1)
         )
 
 
-def coalesce(codec: Codec, events: list[PendingEvent]) -> WriteBatch:
-    """Returns several single events as one batch; events of a producer must have consecutive sequence numbers."""
+def coalesce(codec_of: Callable[[int], Codec], rows: Sequence[PendingEvent | WriteBatch]) -> WriteBatch:
+    """Returns single events as one batch; a batch, which comes alone, is returned as it is.
+
+    Args:
+        codec_of: The codec of the topic's type at a version.
+        rows: One batch, or events of which each can follow the one before it (`can_follow`).
+    """
+    first = rows[0]
+    if isinstance(first, WriteBatch):
+        return first
+    events = cast("Sequence[PendingEvent]", rows)
     names = {name for event in events for name in event.envelope}
-    sent = {row.envelope.get("_hw.sent_at") for row in events}
-    if len(sent) == 1:
+    sent = {event.envelope.get("_hw.sent_at") for event in events}
+    sent_at = None
+    if len(sent) == 1:  # the same for all events: the frame's header has it, not a column
         names.discard("_hw.sent_at")
-    sent_at = sent.pop() if len(sent) == 1 else None
+        sent_at = sent.pop()
     envelope = {
-        column.name: pa.array([row.envelope.get(column.name) for row in events], column.type)
+        column.name: pa.array([event.envelope.get(column.name) for event in events], column.type)
         for column in ENVELOPE
         if column.name in names
     }
-    first = events[0]
-    values = codec.batch([row.struct for row in events])
+    values = codec_of(first.version).batch([event.struct for event in events])
     return WriteBatch(
         values,
         first.version,
@@ -127,7 +190,7 @@ class EventEncoder:
     def encode_one(self, value: Any, now: int, key: Any = None, /, **attributes: Any) -> PendingEvent:
         """Encode a single event.
 
-        `about` may hold `id`, `occurred_at`, `sent_at`, `headers`, `traceparent` and `source`.
+        The attributes are `id`, `occurred_at`, `sent_at`, `headers`, `traceparent` and `source`.
         """
         envelope: dict[str, Any] = {"_hw.sent_at": now}
         if key is not None and self.topic.key:
@@ -234,35 +297,30 @@ _ATTRIBUTES: dict[str, Callable[[Any], Any]] = {
 }
 
 
-Times = np.ndarray[Any, np.dtype[np.int64]]
 _OCCURRED_AT: Final = "_hw.occurred_at"
 _MICROSECOND = timedelta(microseconds=1)
 _ZONED = pa.timestamp("us", "UTC")
 
 
 class EventTimes:
-    """Finds the event time of rows: a time column, a corrected device clock, or what the sender stated.
+    """Determines the event time of rows: a time column, a corrected device clock, or the sender's `occurred_at`.
 
     Args:
-        clock: The current time when rows arrive.
+        clock: The clock of arrival times.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._clock_offsets = ClockOffsets()
 
-    def resolve(self, topic: Topic, batch: WriteBatch) -> tuple[Times | None, dict[str, pa.Array]]:
-        """Returns the rows' times in microseconds, and the envelope to store with them.
-
-        A row without a time has `UNKNOWN_TIME`. None instead of times means that arrival is the event time.
-        Computed times are stored in the envelope.
-        """
+    def resolve(self, topic: Topic, batch: WriteBatch) -> WriteBatch:
+        """Returns the batch with its event times; a corrected time is stored in the envelope, too."""
         if topic.device_clock is not None:
             times = self._correct_device_times(topic, topic.device_clock, batch.values)
             stored = pa.array(times, pa.int64(), mask=times == UNKNOWN_TIME).cast(_ZONED)
-            return times, batch.envelope | {_OCCURRED_AT: stored}
+            return replace(batch, times=times, envelope=batch.envelope | {_OCCURRED_AT: stored})
         column = batch.values.column(topic.time) if topic.time else batch.envelope.get(_OCCURRED_AT)
-        return None if column is None else _to_micros(column), batch.envelope
+        return batch if column is None else replace(batch, times=_to_micros(column))
 
     def _correct_device_times(self, topic: Topic, clock: DeviceClock, values: pa.RecordBatch) -> Times:
         columns = [values.column(name).to_pylist() for name in clock.device or topic.key]

@@ -22,8 +22,8 @@ from headwater.log.topic import check_name
 
 __all__ = ["HttpGroups", "format_start"]
 
-_HEARTBEAT_INTERVAL: Final = 10.0  # seconds between two signs of life; a third of the node's session
-_RETRY_PAUSE: Final = 0.5  # seconds after one that failed
+_HEARTBEAT_INTERVAL: Final = 10.0  # seconds between two heartbeats; a third of the node's session timeout
+_RETRY_PAUSE: Final = 0.5  # seconds after a failed heartbeat
 
 
 def format_start(start: Start) -> str:
@@ -62,15 +62,15 @@ class GroupHeartbeat:
     def __init__(self, transport: Transport, path: str) -> None:
         self.members: list[str] = []
         self.waiters: list[HttpGroupWaiter] = []
-        self.stopped = False
+        self.stopped = threading.Event()
         self._transport = transport
         self._path = path
-        self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="headwater-pulse", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
+        """Start the thread, unless it runs already; its first request then includes the first member."""
+        if self._thread.ident is None:
+            self._thread.start()
 
     def notify(self) -> None:
         """Wake the waiters."""
@@ -80,26 +80,21 @@ class GroupHeartbeat:
     def stop_if_unused(self) -> None:
         """Stop when no member or waiter is left."""
         if not self.members and not self.waiters:
-            self.stop()
-
-    def stop(self) -> None:
-        """Stop; a request in progress is not interrupted."""
-        self.stopped = True
-        self._stop.set()
+            self.stopped.set()
 
     def _run(self) -> None:
         mark = None
-        while not self._stop.is_set():
+        while not self.stopped.is_set():
             try:
                 wanted = {"members": list(self.members), "mark": mark, "wait": _HEARTBEAT_INTERVAL}
                 answer = self._transport.json(
                     "POST", f"{self._path}/changes", document=wanted, wait=_HEARTBEAT_INTERVAL
                 )
             except UnreachableError:
-                self._stop.wait(_RETRY_PAUSE)
+                self.stopped.wait(_RETRY_PAUSE)
             except HeadwaterError:
                 self.notify()
-                self._stop.wait(_RETRY_PAUSE)
+                self.stopped.wait(_RETRY_PAUSE)
             else:
                 mark = answer["mark"]
                 if answer["changed"]:
@@ -160,7 +155,7 @@ class HttpGroups:
         return HttpGroupWaiter(self._ensure_heartbeat(group, topic))
 
     def notify_changed(self, group: str, topic: str) -> None:
-        """Wake the waiters of a group after another answer reported a change."""
+        """Wake the waiters of a group after a fetch reported a change."""
         heartbeat = self._heartbeats.get((group, topic))
         if heartbeat is not None:
             heartbeat.notify()
@@ -169,19 +164,17 @@ class HttpGroups:
         """Stop all heartbeats; the node reassigns the partitions of members that did not leave."""
         with self._lock:
             for heartbeat in self._heartbeats.values():
-                heartbeat.stop()
+                heartbeat.stopped.set()
             self._heartbeats.clear()
 
     def _ensure_heartbeat(self, group: str, topic: str, member: str | None = None) -> GroupHeartbeat:
         with self._lock:
             heartbeat = self._heartbeats.get((group, topic))
-            fresh = heartbeat is None or heartbeat.stopped
-            if heartbeat is None or heartbeat.stopped:
+            if heartbeat is None or heartbeat.stopped.is_set():
                 heartbeat = self._heartbeats[group, topic] = GroupHeartbeat(self._transport, _group_path(group, topic))
             if member is not None:
                 heartbeat.members.append(member)
-            if fresh:
-                heartbeat.start()
+            heartbeat.start()
             return heartbeat
 
     @staticmethod

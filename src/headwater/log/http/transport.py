@@ -25,8 +25,8 @@ class Transport:
 
     Args:
         url: Such as "http://127.0.0.1:8642".
-        patience: How long to retry when a node that answered before does not answer or is busy.
-        timeout: How long an answer may take.
+        patience: How long to retry when a node that has responded before is unreachable or busy.
+        timeout: How long a response may take.
     """
 
     def __init__(self, url: str, patience: timedelta, timeout: timedelta) -> None:
@@ -37,7 +37,7 @@ class Transport:
         try:
             self._client = httpx.Client(
                 base_url=self.url,
-                # Proxies from the environment are for other machines.
+                # Proxies from the environment are not for nodes.
                 trust_env=False,
                 limits=httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=30),
             )
@@ -57,21 +57,21 @@ class Transport:
         repeatable: bool = True,
         wait: float = 0,
     ) -> httpx.Response:
-        """Send a request and return its answer.
+        """Send a request and return its response.
 
         Args:
             method: The HTTP method.
-            path: Without the node's address.
-            document: The body, to be written as JSON.
-            content: The body, as it is.
-            media: The body's type.
-            params: The query.
-            repeatable: Whether it may be sent again when its answer was lost.
-            wait: Seconds the node was asked to wait, on top of what an answer may take.
+            path: The path below the node's address.
+            document: The body, to be encoded as JSON.
+            content: The body as bytes, instead of `document`.
+            media: Media type of the body.
+            params: Query parameters.
+            repeatable: Whether to send the request again after a lost response.
+            wait: Seconds for which the request asks the node to wait; added to the timeout.
 
         Raises:
-            UnreachableError: No answer came, including retries.
-            HeadwaterError: What the node answered with.
+            UnreachableError: No response came, including retries.
+            HeadwaterError: The error that the node responded with.
         """
         body = msgspec.json.encode(document) if document is not None else content
         headers = {"content-type": media} if body is not None else None
@@ -89,7 +89,7 @@ class Transport:
             else:
                 self._connected = True
                 if self._client.is_closed:
-                    # By another thread, maybe before this request had its connection: then nobody else closes that.
+                    # Another thread closed the client, perhaps before this request opened its connection.
                     answer.extensions["network_stream"].close()
                 if answer.is_success:
                     return answer
@@ -100,7 +100,7 @@ class Transport:
             pause = min(2 * pause, _MAX_PAUSE)
 
     def json(self, method: str, path: str, **options: Any) -> Any:
-        """Returns the JSON document of an answer."""
+        """Send a request and return the JSON document of its response."""
         return msgspec.json.decode(self.call(method, path, **options).content)
 
     def _raise_if_final(self, error: httpx.TransportError, deadline: float, *, repeatable: bool) -> None:

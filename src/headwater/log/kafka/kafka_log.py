@@ -198,24 +198,19 @@ class KafkaLog:
 
     def append(self, name: str, batch: WriteBatch) -> Receipts:
         """Append rows; comes back when all in-sync replicas have them."""
-        sender = self._topic_handle(name, batch.version).writer
-        return sender.receipts(sender.buffer.append(sender.prepare(batch)))
+        return self._topic_handle(name, batch.version).writer.append(batch)
 
     def append_one(self, name: str, event: PendingEvent) -> Receipt:
         """Append one event; with others that come at the same time it shares a request."""
-        sender = self._topic_handle(name, event.version).writer
-        return sender.receipt(sender.buffer.append(sender.prepare(event)))
+        return self._topic_handle(name, event.version).writer.append_one(event)
 
     def begin_append(self, name: str, event: PendingEvent) -> PendingAppend:
         """Put one event into the append buffer and return at once; `await_append` waits for it."""
-        sender = self._topic_handle(name, event.version).writer
-        return sender.buffer.begin_append(sender.prepare(event))
+        return self._topic_handle(name, event.version).writer.begin_append(event)
 
     def await_append(self, name: str, pending: PendingAppend) -> Receipt:
         """Wait for an event passed to `begin_append`."""
-        sender = self._topic_handle(name).writer
-        sender.buffer.await_append(pending)
-        return sender.receipt(pending)
+        return self._topic_handle(name).writer.await_append(pending)
 
     def last_sequences(self, name: str, producer: str) -> list[int]:
         """Returns the highest sequence number per partition; the caller takes over the producer id."""

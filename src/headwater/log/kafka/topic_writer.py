@@ -1,4 +1,4 @@
-"""Appends to one Kafka topic, through the same append buffer as the embedded log."""
+"""Appends to one Kafka topic, behind the same append buffer as in the embedded log."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from headwater.errors import BadEventError, HeadwaterError, TooLargeError
-from headwater.events import Clock, Receipt, partitions_of
+from headwater.errors import HeadwaterError
+from headwater.events import Clock, Codec, Receipt, partitions_of
 from headwater.events.envelope import Receipts
 from headwater.log.append_buffer import COUNTERS, AppendBuffer, PendingAppend
 from headwater.log.kafka.brokers import Brokers
@@ -26,12 +26,13 @@ from headwater.log.kafka.producers import (
 )
 from headwater.log.kafka.records import EncodedRecords, encode_records
 from headwater.log.kafka.serializers import Serializer
-from headwater.log.topic import Topic, check_producer, missing_key_error
+from headwater.log.topic import Topic, check_producer
+from headwater.log.topic_writer import Run, check_key, group_by_producer, write_run
 from headwater.log.write_batch import EventTimes, PendingEvent, WriteBatch, coalesce
 
 __all__ = ["KafkaTopicWriter", "WriteContext"]
 
-_PARTITION_REFRESH: Final = 10.0  # seconds until the number of partitions is asked for again
+_PARTITION_REFRESH: Final = 10.0  # seconds between two requests for the number of partitions
 
 
 @dataclass(frozen=True)
@@ -48,20 +49,31 @@ class WriteContext:
 
 @dataclass(frozen=True)
 class _RecordGroup:
-    """Rows that are produced together, and the entries they came in."""
+    """A batch as Kafka records, with the partition of each record and the appends it belongs to."""
 
-    rows: WriteBatch
+    batch: WriteBatch
     records: EncodedRecords
     partitions: OffsetArray
-    appends: list[PendingAppend]
+    run: Run
+
+    def complete(self, offsets: OffsetArray | HeadwaterError, repeats: int = 0) -> None:
+        """Set the outcome of each append: partitions, offsets, and how many of its first rows are repeats."""
+        start = 0
+        for append, _ in self.run:
+            rows = slice(start, start + append.row_count)
+            if isinstance(offsets, HeadwaterError):
+                append.error = offsets
+            else:
+                append.outcome = (self.partitions[rows], offsets[rows], max(0, min(append.row_count, repeats - start)))
+            start += append.row_count
 
 
 class KafkaTopicWriter:
-    """Appends to one topic from all threads of this process.
+    """Appends to one topic, from all threads of this process.
 
     Args:
-        topic: Its definition.
-        context: The way to the brokers.
+        topic: The topic's definition.
+        context: The producers of the log and what it knows about topics.
     """
 
     def __init__(self, topic: Topic, context: WriteContext) -> None:
@@ -75,153 +87,111 @@ class KafkaTopicWriter:
         self.buffer = AppendBuffer(self._commit, topic.overload, self.counts.update)
 
     def update_definition(self, topic: Topic) -> None:
-        """A newer definition."""
+        """Use a newer definition from the next append on."""
         self.definition = topic
         self.buffer.overload = topic.overload
         self._partitions = topic.partitions
 
-    def prepare(self, rows: PendingEvent | WriteBatch) -> PendingAppend:
-        """Prepare rows for the append buffer; raises if they lack their key."""
+    def append(self, batch: WriteBatch) -> Receipts:
+        """Append a batch; returns when all in-sync replicas have it."""
+        return self._receipts(self.buffer.append(self._prepare(batch)))
+
+    def append_one(self, event: PendingEvent) -> Receipt:
+        """Append one event; events that wait at the same time share a request."""
+        return self._receipts(self.buffer.append(self._prepare(event)))[0]
+
+    def begin_append(self, event: PendingEvent) -> PendingAppend:
+        """Put one event into the append buffer and return at once; `await_append` waits for it."""
+        return self.buffer.begin_append(self._prepare(event))
+
+    def await_append(self, pending: PendingAppend) -> Receipt:
+        """Wait for an event passed to `begin_append`."""
+        self.buffer.await_append(pending)
+        return self._receipts(pending)[0]
+
+    def _prepare(self, rows: PendingEvent | WriteBatch) -> PendingAppend:
         if rows.producer:
             check_producer(rows.producer)
-        key = self.definition.key
-        if isinstance(rows, PendingEvent):
-            parts = self._serializer(rows.version).codec.field_values(rows.struct, key)
-            for name, part in zip(key, parts, strict=True):
-                if part is None:
-                    raise missing_key_error(self.definition, name, 0)
-            return PendingAppend(rows, 1)
-        for name in key:
-            column = rows.values.column(name)
-            if column.null_count:
-                raise missing_key_error(self.definition, name, column.is_null().index(True).as_py())
-        return PendingAppend(rows, rows.values.num_rows)
+        check_key(self.definition, self._codec_of, rows)
+        return PendingAppend(rows, rows.row_count)
 
-    def receipts(self, entry: PendingAppend) -> Receipts:
-        """Returns the receipts of an entry that is done."""
+    def _receipts(self, append: PendingAppend) -> Receipts:
         name = self.definition.name
-        if entry.dropped:
-            nowhere = np.full(entry.row_count, -1, np.int64)
-            return Receipts(name, nowhere, nowhere, np.zeros(entry.row_count, bool), entry.dropped)
-        partitions, offsets, repeats = entry.outcome
-        return Receipts(name, partitions, offsets, np.arange(entry.row_count) < repeats)
-
-    def receipt(self, entry: PendingAppend) -> Receipt:
-        """Returns the receipt of a single event that is done."""
-        return self.receipts(entry)[0]
+        if append.dropped:
+            nowhere = np.full(append.row_count, -1, np.int64)
+            return Receipts(name, nowhere, nowhere, np.zeros(append.row_count, bool), append.dropped)
+        partitions, offsets, repeats = append.outcome
+        return Receipts(name, partitions, offsets, np.arange(append.row_count) < repeats)
 
     def _serializer(self, version: int) -> Serializer:
         return self._context.serializer_for(self.definition.name, version)
 
+    def _codec_of(self, version: int) -> Codec:
+        return self._serializer(version).codec
+
     # -- behind the append buffer --------------------------------------------------------------------------------
 
-    def _commit(self, entries: list[PendingAppend]) -> None:
-        self._refresh_partitions()
-        parts = [part for run in _group_appends(entries) for part in self._build_groups(run)]
-        named: dict[str, list[_RecordGroup]] = {}
-        delivery = ProducedBatch(self._context.brokers)
-        plain = [part for part in parts if not part.rows.producer]
-        for part in plain:
-            delivery.produce(self._context.producer.get(), self.definition.name, part.records, part.partitions)
-        for part in parts:
-            if part.rows.producer:
-                named.setdefault(part.rows.producer, []).append(part)
-        for id, mine in named.items():
-            self._append_named(id, mine)
-        if plain:
-            delivery.wait()
-        for part, outcome in zip(plain, delivery.outcomes(), strict=True):
-            _complete_group(part, outcome, 0)
-        self._count(entries)
-
-    def _append_named(self, id: str, parts: list[_RecordGroup]) -> None:
-        numbered = [SequencedRecords(part.rows, part.records, int(part.partitions[0])) for part in parts]
-        try:
-            found = self._context.named_producers.get(self.definition.name, id).append(numbered)
-        except HeadwaterError as error:
-            for part in parts:
-                _complete_group(part, error, 0)
-            return
-        for part, (offsets, repeats) in zip(parts, found, strict=True):
-            _complete_group(part, offsets, repeats)
-
-    def _refresh_partitions(self) -> None:
+    def _commit(self, appends: list[PendingAppend]) -> None:
         if time.monotonic() - self._refreshed_at > _PARTITION_REFRESH:
             self._refreshed_at = time.monotonic()
             self._partitions = self._context.partition_count(self.definition.name) or self._partitions
+        groups: list[_RecordGroup] = []
+        for run in group_by_producer(appends):
+            write_run(run, lambda run: groups.extend(self._encode(run)))
+        by_producer: dict[str, list[_RecordGroup]] = {}
+        for group in groups:
+            by_producer.setdefault(group.batch.producer, []).append(group)
+        plain = by_producer.pop("", [])
+        produced = ProducedBatch(self._context.brokers)
+        for group in plain:
+            produced.produce(self._context.producer.get(), self.definition.name, group.records, group.partitions)
+        for id, mine in by_producer.items():
+            self._append_named(id, mine)
+        if plain:
+            produced.wait()
+        for group, outcome in zip(plain, produced.outcomes(), strict=True):
+            group.complete(outcome)
+        self._count(appends)
 
-    def _build_groups(self, run: list[PendingAppend]) -> Iterator[_RecordGroup]:
-        """Entries as one part; if one of several does not fit, each by itself."""
-        first = run[0].content
+    def _append_named(self, id: str, groups: list[_RecordGroup]) -> None:
+        """Append the rows of a producer with an id in one transaction."""
+        numbered = [SequencedRecords(group.batch, group.records, int(group.partitions[0])) for group in groups]
         try:
-            rows = (
-                first
-                if isinstance(first, WriteBatch)
-                else coalesce(self._serializer(first.version).codec, [entry.content for entry in run])
-            )
-            _, envelope = self._times.resolve(self.definition, rows)
-            ready = encode_records(self.definition, self._serializer(rows.version), rows, envelope)
-            if ready.values:
-                yield _RecordGroup(rows, ready, self._assign_partitions(rows, ready), run)
-            else:
-                run[0].outcome = (np.empty(0, np.int64), np.empty(0, np.int64), 0)
-        except (BadEventError, TooLargeError) as error:
-            if len(run) == 1:
-                run[0].error = error
-                return
-            for entry in run:
-                yield from self._build_groups([entry])
+            found = self._context.named_producers.get(self.definition.name, id).append(numbered)
+        except HeadwaterError as error:
+            for group in groups:
+                group.complete(error)
+            return
+        for group, (offsets, repeats) in zip(groups, found, strict=True):
+            group.complete(offsets, repeats)
 
-    def _assign_partitions(self, rows: WriteBatch, ready: EncodedRecords) -> OffsetArray:
-        """Returns the partition of each row: as given, by key as Kafka's clients do, or round robin."""
-        number, size = self._partitions, len(ready.values)
-        if rows.partition is not None or number == 1 or rows.producer:
-            return np.full(size, rows.partition or 0, np.int64)
-        column = pa.array(ready.keys, pa.binary())
-        if column.null_count == size:
-            return np.full(size, next(self._round_robin) % number, np.int64)
-        if not column.null_count:
-            return partitions_of(column, number)
-        lacking = np.array(column.is_null().to_pylist(), bool)
-        return np.where(lacking, next(self._round_robin) % number, partitions_of(column.fill_null(b""), number))
-
-    def _count(self, entries: list[PendingAppend]) -> None:
-        for entry in entries:
-            self.counts["offered"] += entry.row_count
-            if entry.outcome is None:
-                self.counts["refused"] += entry.row_count
-            else:
-                self.counts["duplicate"] += entry.outcome[2]
-                self.counts["appended"] += entry.row_count - entry.outcome[2]
-
-
-def _group_appends(entries: list[PendingAppend]) -> Iterator[list[PendingAppend]]:
-    """Entries that can be written as one part, in the order they came within each partition of a producer."""
-    open_runs: dict[tuple[str, int | None], list[PendingAppend]] = {}
-    for entry in entries:
-        content = entry.content
-        key = (content.producer, content.partition)
-        run = open_runs.get(key)
-        if run and not (
-            isinstance(content, PendingEvent)
-            and isinstance(run[-1].content, PendingEvent)
-            and content.can_follow(run[-1].content)
-        ):
-            yield open_runs.pop(key)
-            run = None
-        if run is None:
-            run = open_runs[key] = []
-        run.append(entry)
-    yield from open_runs.values()
-
-
-def _complete_group(group: _RecordGroup, outcome: OffsetArray | HeadwaterError, repeats: int) -> None:
-    at = 0
-    for entry in group.appends:
-        if isinstance(outcome, HeadwaterError):
-            entry.error = outcome
+    def _encode(self, run: Run) -> Iterator[_RecordGroup]:
+        batch = coalesce(self._codec_of, [rows for _, rows in run])
+        envelope = self._times.resolve(self.definition, batch).envelope
+        records = encode_records(self.definition, self._serializer(batch.version), batch, envelope)
+        if records.values:
+            yield _RecordGroup(batch, records, self._assign_partitions(batch, records), run)
         else:
-            mine = slice(at, at + entry.row_count)
-            again = max(0, min(entry.row_count, repeats - at))
-            entry.outcome = (group.partitions[mine], outcome[mine], again)
-        at += entry.row_count
+            run[0][0].outcome = (np.empty(0, np.int64), np.empty(0, np.int64), 0)
+
+    def _assign_partitions(self, batch: WriteBatch, records: EncodedRecords) -> OffsetArray:
+        """Returns the partition of each row: as given, by key as Kafka's clients do, or round robin."""
+        number, size = self._partitions, len(records.values)
+        if batch.partition is not None or number == 1 or batch.producer:
+            return np.full(size, batch.partition or 0, np.int64)
+        keys = pa.array(records.keys, pa.binary())
+        if keys.null_count == size:
+            return np.full(size, next(self._round_robin) % number, np.int64)
+        if not keys.null_count:
+            return partitions_of(keys, number)
+        lacking = np.array(keys.is_null().to_pylist(), bool)
+        return np.where(lacking, next(self._round_robin) % number, partitions_of(keys.fill_null(b""), number))
+
+    def _count(self, appends: list[PendingAppend]) -> None:
+        for append in appends:
+            self.counts["offered"] += append.row_count
+            if append.outcome is None:
+                self.counts["refused"] += append.row_count
+            else:
+                self.counts["duplicate"] += append.outcome[2]
+                self.counts["appended"] += append.row_count - append.outcome[2]

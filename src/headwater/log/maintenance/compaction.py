@@ -22,7 +22,7 @@ from headwater.errors import LockedError
 from headwater.log.batch import LogBatch
 from headwater.log.open_topic import OpenTopic
 from headwater.log.storage import Frame, FrameKind, Partition, PartitionState, Segment
-from headwater.log.storage.frame import ENVELOPE, encode_frame, envelope_bits
+from headwater.log.storage.frame import ENVELOPE, encode_frame, envelope_bits, serialize_columns
 from headwater.log.storage.segment import SegmentHeader
 
 __all__ = ["CompactionResult", "compact"]
@@ -42,16 +42,16 @@ class CompactionResult:
 
 
 def compact(topic: OpenTopic, number: int, now: int, *, eager: bool = False) -> CompactionResult:
-    """Compact one partition, if enough is new.
+    """Compact one partition, if at least half of its closed bytes are new.
 
     Args:
         topic: A topic with a key.
-        number: Which partition.
+        number: The partition.
         now: Microseconds since 1970.
-        eager: However little is new.
+        eager: Compact even if less than half of the closed bytes are new.
 
     Raises:
-        LockedError: Another process compacts it right now.
+        LockedError: Another process compacts the partition now.
     """
     partition = topic.partitions[number]
     with _compaction_lock(partition):
@@ -64,7 +64,7 @@ def compact(topic: OpenTopic, number: int, now: int, *, eager: bool = False) -> 
             return CompactionResult(number)
         try:
             return _CompactionPass(topic, partition, state, now).run(closed, dirty)
-        except FileNotFoundError:  # retention removed some of them meanwhile: the next pass sees what is left
+        except FileNotFoundError:  # retention removed a segment meanwhile: the next run compacts the rest
             return CompactionResult(number)
 
 
@@ -75,7 +75,7 @@ def _compaction_lock(partition: Partition) -> Iterator[None]:
         if not partition.disk.lock(handle, wait=False):
             pid = partition.disk.read(handle, 0, 20).decode(errors="replace").strip()
             what = f"process {pid} compacts {partition.folder.parent.name}/{partition.number}"
-            raise LockedError(what, detail="only one may at a time", pid=pid)
+            raise LockedError(what, detail="one process at a time may compact a partition", pid=pid)
         partition.disk.write(handle, 0, str(os.getpid()).encode().ljust(20))
         yield
     finally:
@@ -99,14 +99,12 @@ class _CompactionPass:
                 keys = [] if batch.key_bytes is None else batch.key_bytes.to_pylist()
                 self.last.update(zip(keys, batch.offsets.tolist(), strict=True))
         for bases in self._group_segments(closed):
-            self._rewrite(bases, self._end_offset(bases[-1], closed))
+            until = min((base for base in closed if base > bases[-1]), default=self.state.segment)
+            self._rewrite(bases, until)
         return CompactionResult(self.partition.number, self.seen, self.kept)
 
-    def _end_offset(self, base: int, closed: list[int]) -> int:
-        return min((other for other in closed if other > base), default=self.state.segment)
-
     def _group_segments(self, closed: list[int]) -> Iterator[list[int]]:
-        """Neighbours whose bytes together make one segment at most."""
+        """Yields neighbouring segments that together fit into one."""
         run: list[int] = []
         size = 0
         for base in closed:
@@ -138,7 +136,7 @@ class _CompactionPass:
 
     def _replace_files(self, temporary_path: Path, first: Segment, leftovers: list[int]) -> None:
         with self.partition.lock() as state:
-            if state.start_offset > first.base:  # retention was quicker: what it removed must not come back
+            if state.start_offset > first.base:  # retention removed the first segment meanwhile: it must not come back
                 self.partition.disk.remove(temporary_path)
                 return
             # A crash between these steps is safe: the dirty flag makes the next process recover, and the header's
@@ -178,16 +176,17 @@ class _CompactionPass:
         return keep
 
     def _merge(self, batches: list[LogBatch]) -> Iterator[bytes]:
-        """Returns one frame of several batches; each row keeps its offset, arrival and max event time."""
+        """Yields one frame with all rows, if there are any; each keeps its offset, arrival and max event time."""
         rows = sum(batch.values.num_rows for batch in batches)
         if not rows:
             return
-        names = [f.name for f in ENVELOPE if any(f.name in batch.envelope for batch in batches)]
         values = pa.concat_batches([batch.values for batch in batches])
         envelope = {
-            field.name: pa.concat_arrays([_envelope_column(batch, field) for batch in batches])
+            field.name: pa.concat_arrays(
+                [batch.envelope.get(field.name, pa.nulls(batch.values.num_rows, field.type)) for batch in batches]
+            )
             for field in ENVELOPE
-            if field.name in names
+            if any(field.name in batch.envelope for batch in batches)
         }
         times = np.concatenate([batch.event_times for batch in batches])
         offsets = envelope["_hw.offset"]
@@ -204,10 +203,4 @@ class _CompactionPass:
             max_event_time_before=batches[0].frame.max_event_time_before,
             max_event_time=batches[-1].frame.max_event_time,
         )
-        columns = pa.RecordBatch.from_arrays([*values.columns, *envelope.values()], [*values.schema.names, *envelope])
-        yield encode_frame(frame, columns.serialize())
-
-
-def _envelope_column(batch: LogBatch, field: pa.Field) -> pa.Array:
-    found = batch.envelope.get(field.name)
-    return pa.nulls(batch.values.num_rows, field.type) if found is None else found
+        yield encode_frame(frame, serialize_columns(values, envelope))

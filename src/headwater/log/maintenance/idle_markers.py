@@ -27,7 +27,7 @@ class IdleDetector:
     at growing ones, because each is a batch for all readers of the table.
 
     Args:
-        clock: What time it is.
+        clock: The wall clock and the monotonic clock.
 
     Example:
         >>> from headwater.events import ManualClock
@@ -43,7 +43,8 @@ class IdleDetector:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._last_seen: dict[tuple[str, int], tuple[int, float, float]] = {}  # end, since when, next mark after
+        # End offset, the moment since which it has not changed, and seconds from then until the next marker.
+        self._last_seen: dict[tuple[str, int], tuple[int, float, float]] = {}
 
     def due_markers(
         self,
@@ -54,21 +55,19 @@ class IdleDetector:
         *,
         table_awaited: Callable[[int], bool] | None = None,
     ) -> Iterator[tuple[int, int]]:
-        """Returns the partitions whose marker is due, and the time it carries.
+        """Yields the partitions whose marker is due, and the time that it carries.
 
         Args:
             topic: The topic's name.
-            ends: Where its partitions end.
+            ends: End and max event time of its partitions.
             idle: The topic's idle time.
-            width: How many offsets a marker takes.
-            table_awaited: Given for a table: whether somebody waits, if it is known up to a time.
+            width: Number of offsets that a marker takes.
+            table_awaited: For a table: whether a join waits for it, given the time up to which it is complete.
         """
         furthest = max((end.max_event_time for end in ends.values()), default=LOWEST_TIME)
         for number, end in ends.items():
-            is_awaited = table_awaited is not None and partial(table_awaited, end.max_event_time)
-            idle_seconds = self._idle_seconds(
-                (topic, number), end.next_offset, idle, width, is_awaited or _never_awaited
-            )
+            is_awaited = bool if table_awaited is None else partial(table_awaited, end.max_event_time)
+            idle_seconds = self._idle_seconds((topic, number), end.next_offset, idle, width, is_awaited)
             if idle_seconds is not None and table_awaited is not None:
                 yield number, max(self._clock.micros(), end.max_event_time)
                 continue
@@ -80,7 +79,7 @@ class IdleDetector:
     def _idle_seconds(
         self, key: tuple[str, int], end_offset: int, idle: timedelta, width: int, is_awaited: Callable[[], bool]
     ) -> float | None:
-        """Returns the idle seconds to account for, when a marker is due."""
+        """Returns the seconds since the last marker or event if a marker is due; None if not."""
         now = self._clock.monotonic()
         end, since, pause = self._last_seen.get(key, (-1, now, 0.0))
         if end != end_offset:
@@ -91,7 +90,3 @@ class IdleDetector:
         longer = min(2 * pause, max(idle, _MAX_PAUSE).total_seconds())
         self._last_seen[key] = (end_offset + width, now, longer)
         return now - since
-
-
-def _never_awaited() -> bool:
-    return False

@@ -37,16 +37,18 @@ def apply_retention(
     """Apply a topic's retention to one partition.
 
     Args:
-        partition: Where to remove.
-        retention: How long and how much to keep.
-        clock: What time it is.
-        committed: How far each consumer group has come in this partition.
+        partition: The partition.
+        retention: The topic's limits.
+        clock: The clock of arrival times.
+        committed: The committed offset of each consumer group in this partition.
     """
     start = partition.state().start_offset
     if retention.time is None and retention.size is None:
         return RetentionResult(partition.number, start, start)
     with partition.lock() as state:
-        current = _roll_if_expired(partition, state, retention, clock)
+        # The active segment is never removed: it is closed first if even its last event is too old.
+        too_old = retention.time is not None and _age(state.appended_at, clock) > retention.time
+        current = partition.roll(state) if too_old and state.next_offset > state.segment else state
         wanted = _first_retained_offset(partition, current, retention, clock)
         slowest = min(committed, key=committed.__getitem__, default=None)
         blocked_by = None
@@ -62,12 +64,6 @@ def apply_retention(
         return RetentionResult(partition.number, start, end, blocked_by)
 
 
-def _roll_if_expired(partition: Partition, state: PartitionState, retention: Retention, clock: Clock) -> PartitionState:
-    """Close the active segment when all in it is too old: the active segment is never removed."""
-    too_old = retention.time is not None and _age(state.appended_at, clock) > retention.time
-    return partition.roll(state) if too_old and state.next_offset > state.segment else state
-
-
 def _first_retained_offset(partition: Partition, state: PartitionState, retention: Retention, clock: Clock) -> int:
     """Returns the first offset to keep."""
     bases = partition.files.bases(fresh=True)
@@ -78,7 +74,7 @@ def _first_retained_offset(partition: Partition, state: PartitionState, retentio
         too_old = (
             retention.time is not None
             and previous is not None
-            and previous[0] >= base  # a compacted segment has the name of the first of those it stands for
+            and previous[0] >= base  # a compacted segment has the base of the first segment it replaced
             and _age(previous[2], clock) > retention.time
         )
         if not too_old and (retention.size is None or total <= retention.size):

@@ -1,4 +1,4 @@
-"""Read every byte of a log, compare every checksum, and say what is wrong."""
+"""Verification: reads all bytes of a log, compares all checksums and reports faults."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that is wrong: where, and what."""
+    """One fault and its location; -1 and empty text where the location is a whole topic."""
 
     topic: str
     partition: int
@@ -41,16 +41,16 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether there are no faults."""
         return not self.faults
 
 
 def verify(log: EventLog, progress: Progress | None = None) -> VerifyReport:
-    """Check all topics.
+    """Verify all topics.
 
     Args:
-        log: What to check; appends may go on.
-        progress: Called with bytes done, bytes in all, and what is being read.
+        log: The log; appends may continue meanwhile.
+        progress: Called with bytes read, bytes in total, and the partition that is read now.
 
     Example:
         >>> import tempfile
@@ -110,7 +110,7 @@ def _check_partition(
 def _check_segment(
     report: VerifyReport, topic: OpenTopic, partition: Partition, segment: Segment, state: PartitionState
 ) -> int:
-    """Counts and faults of one segment; returns the base the next one must have."""
+    """Add the counts and faults of one segment; returns the base offset that the next one must have."""
     report.segments += 1
     here = (topic.definition.name, partition.number, segment.path.name)
     until = segment.base

@@ -7,8 +7,8 @@ Rows with event times come in and offsets go out; offsets come in and frames go 
 
 from headwater.log.storage.disk import Disk
 from headwater.log.storage.frame import Frame, FrameKind, decode_columns
-from headwater.log.storage.frame_builder import AppendResult, PartitionBatch
-from headwater.log.storage.partition import Partition, WriteOptions
+from headwater.log.storage.frame_builder import AppendResult
+from headwater.log.storage.partition import Partition
 from headwater.log.storage.partition_state import PartitionState, StateFile
 from headwater.log.storage.segment import Segment
 
@@ -18,10 +18,8 @@ __all__ = [
     "Frame",
     "FrameKind",
     "Partition",
-    "PartitionBatch",
     "PartitionState",
     "Segment",
     "StateFile",
-    "WriteOptions",
     "decode_columns",
 ]

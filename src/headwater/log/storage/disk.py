@@ -33,7 +33,7 @@ class Disk:
     """
 
     def open(self, path: Path, *, create: bool = True) -> int:
-        """Open for reading and writing; creates the file unless told not to."""
+        """Open for reading and writing; with `create`, creates a missing file."""
         with _translate_errors(path):
             return os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o644)
 
@@ -182,7 +182,7 @@ def translate_os_error(error: OSError, subject: object) -> HeadwaterError | OSEr
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DiskFullError(f"no space left on the disk ({what})", fix="free some space; appends then work again")
     if error.errno in (errno.EIO, errno.EFBIG):
-        return DiskFailedError(f"the disk refused: {what}", fix="headwater verify", errno=error.errno)
+        return DiskFailedError(f"the disk failed: {what}", fix="headwater verify", errno=error.errno)
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR):
         return NotWritableError(
             f"the data folder cannot be written: {what}",

@@ -2,16 +2,17 @@
 
     header (112 bytes) | producer id, padded to 8 | Arrow IPC record batch, padded to 8
 
-The header has a checksum of itself and one of the rest, so that headers can be walked without reading bodies.
-Offsets inside a batch run from `base_offset` without gaps unless the batch was rewritten by compaction; then
-the column `_hw.offset` holds them. In general, an envelope column that says no more than the header is left
-out; `columns` has a bit for each that is there.
+The header has one checksum of itself and one of the rest, so that headers can be walked without reading
+bodies. Offsets inside a batch run from `base_offset` without gaps, unless compaction rewrote the batch; then
+the column `_hw.offset` holds them. An envelope column that repeats the header is left out; `columns` has a
+bit for each column that is stored.
 """
 
 from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
@@ -27,7 +28,9 @@ __all__ = [
     "FrameKind",
     "decode_columns",
     "encode_frame",
+    "envelope_bits",
     "parse_header",
+    "serialize_columns",
     "with_envelope",
 ]
 
@@ -71,18 +74,19 @@ class FrameKind(IntEnum):
     """First frame of a segment: what is known at its start; takes no offset."""
 
 
-_KINDS = {int(kind): kind for kind in FrameKind}  # a lookup is ten times faster than Kind(number)
+_KINDS = {int(kind): kind for kind in FrameKind}  # a lookup is ten times faster than FrameKind(number)
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
     """A frame's header and its position.
 
-    `lowest`, `highest`: event times in the batch. `max_event_time_before`, `max_event_time`: highest event
-    time of the partition before and after it, leaving out times too far ahead. `sent_at`: when all its
-    events were sent, unless the column `_hw.sent_at` says it for each. All times in microseconds since
-    1970. `follows`: it was written together with the frame before it, so neither was acknowledged without
-    the other. `unfinished`: the next frame continues the same send, so neither counts without the other.
+    `lowest` and `highest` are the event times of the batch. `max_event_time_before` and `max_event_time` are
+    the highest event time of the partition before and after it, without times too far ahead. `sent_at` is
+    the send time of all events, unless the column `_hw.sent_at` holds one for each. All times are
+    microseconds since 1970. `follows` means that the frame was written together with the one before it, so
+    neither was acknowledged without the other. `unfinished` means that the next frame continues the same
+    send: recovery keeps both or neither.
     """
 
     kind: FrameKind
@@ -149,19 +153,15 @@ def parse_header(data: memoryview, at: int = 0, position: int = 0) -> Frame | No
 
     Args:
         data: Bytes of a segment.
-        at: Where in `data` the header starts.
-        position: Where in the segment that is; kept in the frame.
+        at: Start of the header in `data`.
+        position: Start of the header in the segment; kept in the frame.
     """
     if len(data) - at < HEADER_SIZE:
         return None
     fields = _LAYOUT.unpack_from(data, at)
     if fields[0] != MAGIC or zlib.crc32(data[at + _CRC_FROM : at + HEADER_SIZE]) != fields[1]:
         return None
-    producer = ""
-    length = fields[6]
-    body_at = HEADER_SIZE + length + (-length % 8)
-    if length:
-        producer = bytes(data[at + HEADER_SIZE : at + HEADER_SIZE + length]).decode(errors="replace")
+    id_length, start = fields[6], at + HEADER_SIZE
     return Frame(
         kind=_KINDS[fields[4]],
         columns=fields[7],
@@ -177,11 +177,11 @@ def parse_header(data: memoryview, at: int = 0, position: int = 0) -> Frame | No
         sent_at=fields[17],
         first_sequence=fields[18],
         last_sequence=fields[19],
-        producer=producer,
+        producer=bytes(data[start : start + id_length]).decode(errors="replace") if id_length else "",
         follows=bool(fields[5] & _FOLLOWS),
         unfinished=bool(fields[5] & _UNFINISHED),
         length=fields[3],
-        body_at=body_at,
+        body_at=HEADER_SIZE + id_length + (-id_length % 8),
         body_crc=fields[2],
         position=position,
     )
@@ -193,9 +193,18 @@ def with_envelope(schema: pa.Schema, columns: int) -> pa.Schema:
     return pa.schema([*schema, *(field for index, field in enumerate(ENVELOPE) if columns & (1 << index))])
 
 
-def envelope_bits(envelope: dict[str, pa.Array]) -> int:
+def envelope_bits(names: Iterable[str]) -> int:
     """Returns the bits of these envelope columns."""
-    return sum(_BIT[name] for name in envelope)
+    return sum(_BIT[name] for name in names)
+
+
+def serialize_columns(values: pa.RecordBatch, envelope: dict[str, pa.Array]) -> pa.Buffer:
+    """Returns the body of a frame: the type's columns, then the envelope columns in the order of their bits."""
+    if not envelope:
+        return values.serialize()
+    names = sorted(envelope, key=_BIT.__getitem__)
+    columns = [*values.columns, *(envelope[name] for name in names)]
+    return pa.RecordBatch.from_arrays(columns, [*values.schema.names, *names]).serialize()
 
 
 def decode_columns(frame: Frame, body: memoryview, schema: pa.Schema) -> pa.RecordBatch:

@@ -1,64 +1,29 @@
-"""Builds frames from pending batches: assigns offsets and event times, and removes repeated sends."""
+"""Builds frames from write batches: drops repeats, assigns offsets, carries the max event time forward."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
-from headwater.log.storage.frame import LOWEST_TIME, Frame, FrameKind, encode_frame, envelope_bits
+from headwater.log.storage.frame import LOWEST_TIME, Frame, FrameKind, encode_frame, envelope_bits, serialize_columns
 from headwater.log.storage.partition_state import PartitionState
 from headwater.log.storage.producers import ProducerState
 
 if TYPE_CHECKING:
     from headwater.log.write_batch import WriteBatch
 
-__all__ = ["AppendResult", "EncodedFrames", "PartitionBatch", "build_frames", "count_duplicates", "max_event_times"]
-
-
-@dataclass(frozen=True)
-class PartitionBatch:
-    """Rows for one partition that are appended together.
-
-    `times` are event times in microseconds, `LOWEST_TIME` where a row has none; None means that arrival is
-    the event time of all. A `producer` with `sequence` makes the append idempotent: one sequence number per
-    row from there, or, with `per_row=False`, one for the whole batch. `unfinished`: the next batch
-    continues the same send; a crash that keeps only one of them keeps neither.
-    """
-
-    values: pa.RecordBatch
-    schema: int
-    envelope: dict[str, pa.Array] = field(default_factory=dict)
-    times: npt.NDArray[np.int64] | None = None
-    producer: str = ""
-    sequence: int = -1
-    per_row: bool = True
-    sent_at: int = LOWEST_TIME
-    unfinished: bool = False
-
-    @property
-    def last_sequence(self) -> int:
-        """Sequence number of the last row."""
-        return self.sequence + (self.values.num_rows - 1 if self.producer and self.per_row else 0)
-
-    def slice(self, start: int, count: int) -> PartitionBatch:
-        """Returns `count` rows from `start`, with their own sequence numbers."""
-        return replace(
-            self,
-            values=self.values.slice(start, count),
-            envelope={name: column.slice(start, count) for name, column in self.envelope.items()},
-            times=None if self.times is None else self.times[start : start + count],
-            sequence=self.sequence + start if self.producer and self.per_row else self.sequence,
-            unfinished=self.unfinished or start + count < self.values.num_rows,
-        )
+__all__ = ["AppendResult", "EncodedFrames", "build_frames", "count_duplicates", "max_event_times"]
 
 
 @dataclass(frozen=True)
 class AppendResult:
-    """The result of an append: the offset of the first new row, and the number of repeats before it."""
+    """The result of appending a batch: its first `duplicates` rows are repeats, the other `count` are new.
+
+    `first_offset` is the offset of the first new row.
+    """
 
     first_offset: int
     count: int
@@ -75,16 +40,21 @@ class EncodedFrames:
 
 
 def build_frames(
-    batches: list[PartitionBatch], state: PartitionState, now: int, ahead: int | None, producers: ProducerState
+    batches: list[WriteBatch], state: PartitionState, now: int, ahead: int | None, producers: ProducerState
 ) -> EncodedFrames:
-    """Assign offsets to the rows and encode them; skips rows that the producer has sent before.
+    """Assign offsets to the rows and encode them; leaves out rows that their producer has sent before.
 
-    `ahead`: how far in the future a time may be and still advance the partition's event time; None: no row
-    advances it.
+    Args:
+        batches: Rows of one partition, with their event times resolved.
+        state: The state of the partition before the append.
+        now: Arrival time of the rows, in microseconds since 1970.
+        ahead: How far a time may be in the future and still advance the max event time, in microseconds; None
+            if rows never advance it.
+        producers: The sequence numbers known in the partition; not changed here, because the frames may yet fail.
     """
     encoded = EncodedFrames()
     offset, max_event_time, position = state.next_offset, state.max_event_time, 0
-    last_sequences: dict[str, int] = {}
+    last_sequences: dict[str, int] = {}  # of this append, not yet in `producers`
     for batch in batches:
         duplicates = 0
         if batch.producer:
@@ -96,7 +66,7 @@ def build_frames(
         if not new.values.num_rows:
             continue
         frame = _build_header(new, offset, max_event_time, now, ahead, position)
-        data = encode_frame(frame, _serialize(new))
+        data = encode_frame(frame, serialize_columns(new.values, new.envelope))
         encoded.frames.append(frame)
         encoded.data.append(data)
         position += len(data)
@@ -120,20 +90,18 @@ def max_event_times(
     return np.maximum.accumulate(np.concatenate(([before], counted)))
 
 
-def count_duplicates(batch: PartitionBatch | WriteBatch, last: int) -> int:
+def count_duplicates(batch: WriteBatch, last: int) -> int:
     """Returns how many leading rows of a batch the producer had sent before.
 
     `last` is the producer's last sequence number in the partition.
     """
     if batch.sequence > last:
         return 0
-    if not batch.per_row:
-        return int(batch.values.num_rows)
-    duplicates: int = min(last - batch.sequence + 1, batch.values.num_rows)
-    return duplicates
+    rows: int = batch.values.num_rows
+    return min(last - batch.sequence + 1, rows) if batch.per_row else rows
 
 
-def _build_header(batch: PartitionBatch, offset: int, before: int, now: int, ahead: int | None, position: int) -> Frame:
+def _build_header(batch: WriteBatch, offset: int, before: int, now: int, ahead: int | None, position: int) -> Frame:
     rows = batch.values.num_rows
     if batch.times is None:
         lowest = highest = now
@@ -155,7 +123,7 @@ def _build_header(batch: PartitionBatch, offset: int, before: int, now: int, ahe
         offset,
         offset + rows,
         count=rows,
-        schema=batch.schema,
+        schema=batch.version,
         columns=envelope_bits(batch.envelope),
         appended_at=now,
         lowest=lowest,
@@ -170,10 +138,3 @@ def _build_header(batch: PartitionBatch, offset: int, before: int, now: int, ahe
         unfinished=batch.unfinished,
         position=position,
     )
-
-
-def _serialize(batch: PartitionBatch) -> pa.Buffer:
-    if not batch.envelope:
-        return batch.values.serialize()
-    names = [*batch.values.schema.names, *batch.envelope]
-    return pa.RecordBatch.from_arrays([*batch.values.columns, *batch.envelope.values()], names).serialize()

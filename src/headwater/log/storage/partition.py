@@ -12,38 +12,45 @@ import contextlib
 import threading
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from headwater.errors import DamagedError, DiskFailedError, DiskFullError
 from headwater.events import Clock
 from headwater.log.storage.disk import Disk
 from headwater.log.storage.frame import Frame, FrameKind, encode_frame
-from headwater.log.storage.frame_builder import AppendResult, PartitionBatch, build_frames
+from headwater.log.storage.frame_builder import AppendResult, build_frames
 from headwater.log.storage.partition_state import PartitionState, StateFile
 from headwater.log.storage.producers import ProducerState, load_producers
 from headwater.log.storage.recovery import recover
 from headwater.log.storage.segment import OffsetIndex, Segment, SegmentFiles, SegmentHeader
+from headwater.log.topic import Durability, Topic
 
-__all__ = ["Partition", "WriteOptions"]
+if TYPE_CHECKING:
+    from headwater.log.write_batch import WriteBatch
 
+__all__ = ["Partition"]
 
-@dataclass(frozen=True)
-class WriteOptions:
-    """The topic settings that concern writing to a partition (times in microseconds)."""
-
-    durable: bool = True
-    segment_size: int = 64 << 20
-    segment_age: int = 86_400 * 1_000_000
-    ahead: int = 300 * 1_000_000
-    external_time: bool = False
+_SEGMENT_AGE: Final = 86_400 * 1_000_000  # microseconds after which a segment is closed, however small it is
+_MICROSECOND: Final = timedelta(microseconds=1)
 
 
 class Partition:
-    """Appends to and reads from one partition."""
+    """Appends to and reads from one partition.
+
+    Args:
+        disk: File system access.
+        clock: The clock of arrival times.
+        folder: The folder of the segments; created when it does not exist.
+        state_file: The file in which the states of all partitions of the topic are published.
+        number: The partition's number.
+        definition: The topic's definition; may be replaced when the topic changes.
+    """
 
     def __init__(
-        self, disk: Disk, clock: Clock, folder: Path, state_file: StateFile, number: int, options: WriteOptions
+        self, disk: Disk, clock: Clock, folder: Path, state_file: StateFile, number: int, definition: Topic
     ) -> None:
         self.number = number
         self.folder = folder
@@ -51,14 +58,14 @@ class Partition:
         self._boot_id = disk.boot_id()
         self._clock = clock
         self._state_file = state_file
-        self.options = options
+        self.definition = definition
         disk.make_folder(folder)
         self._lock_handle = disk.open(folder / "lock")
         self._mutex = threading.RLock()
         self.files = SegmentFiles(disk, folder)
         self._lock_depth = 0
         self._producers: ProducerState | None = None
-        self._producers_position: tuple[int, int] = (-1, -1)  # segment and length up to which they are known
+        self._producers_position: tuple[int, int] = (-1, -1)  # segment and length up to which they are loaded
         self._index = OffsetIndex(self.files, number, self.state)
         self._segment_created: tuple[int, int] = (-1, 0)  # segment and time of its first batch
         self._files_version = -1
@@ -144,21 +151,20 @@ class Partition:
 
     # -- append --------------------------------------------------------------------------------------------------
 
-    def append(self, batches: list[PartitionBatch]) -> list[AppendResult]:
+    def append(self, batches: list[WriteBatch]) -> list[AppendResult]:
         """Append batches in order, each completely or not at all, with one sync for all."""
         with self.lock() as found:
-            state = self._roll_if_due(found)
             now = self._clock.micros()
+            full = found.length >= self.definition.segment_size and found.next_offset > found.segment
+            state = self.roll(found) if full or self._is_segment_expired(found, now) else found
             producers = self._load_producers(state)
-            encoded = build_frames(batches, state, now, self._max_ahead(), producers)
+            ahead = None if self.definition.external_time else self.definition.ahead // _MICROSECOND
+            encoded = build_frames(batches, state, now, ahead, producers)
             if encoded.frames:
                 self._write_frames(state, b"".join(encoded.data), encoded.frames, now)
                 for frame in encoded.frames:
                     producers.record(frame)
             return encoded.results
-
-    def _max_ahead(self) -> int | None:
-        return None if self.options.external_time else self.options.ahead
 
     def append_idle_marker(self, time: int) -> None:
         """Append an idle marker: from here the partition's event time is at least `time`.
@@ -184,7 +190,7 @@ class Partition:
         segment = self.files.segment(state.segment)
         try:
             self.disk.write(segment.handle, state.length, data)
-            if self.options.durable:
+            if self.definition.durability is Durability.DURABLE:
                 self.disk.sync(segment.handle)
         except DiskFullError:
             self.disk.truncate(segment.handle, state.length)
@@ -217,19 +223,13 @@ class Partition:
         failed = replace(state, dirty=True, sync_failed=True)
         with contextlib.suppress(DiskFailedError, DiskFullError):
             self.publish(failed)
-        segment = self.files.segment(state.segment)  # held by name: the file is closed with the last reference
+        segment = self.files.segment(state.segment)  # keeps a reference: without one the file would be closed
         with contextlib.suppress(DiskFailedError, DiskFullError):
             self.disk.truncate(segment.handle, state.length)
         with contextlib.suppress(DiskFailedError, DiskFullError):
             self.roll(failed)
 
-    def _roll_if_due(self, state: PartitionState) -> PartitionState:
-        full = state.length >= self.options.segment_size and state.next_offset > state.segment
-        if full or self._is_segment_expired(state):
-            return self.roll(state)
-        return state
-
-    def _is_segment_expired(self, state: PartitionState) -> bool:
+    def _is_segment_expired(self, state: PartitionState, now: int) -> bool:
         segment, created = self._segment_created
         if segment != state.segment:
             frames = self.files.segment(state.segment).walk(0, state.length)
@@ -237,7 +237,7 @@ class Partition:
             if not created:
                 return False
             self._segment_created = (state.segment, created)
-        return self._clock.micros() - created > self.options.segment_age
+        return now - created > _SEGMENT_AGE
 
     def roll(self, state: PartitionState) -> PartitionState:
         """Start a new segment at the partition's end; only under the lock."""
@@ -297,7 +297,7 @@ class Partition:
             except DamagedError:
                 if state.files_version == files_version:
                     raise
-                files_version = state.files_version  # perhaps the file was rewritten between two looks: look once more
+                files_version = state.files_version  # the file may have been rewritten since: try once more
                 self.invalidate()
 
     def _fetch(self, offset: int, max_bytes: int, state: PartitionState) -> list[tuple[Frame, memoryview]]:
@@ -311,7 +311,7 @@ class Partition:
                     if frame.next_offset > offset and frame.kind != FrameKind.SEGMENT_HEADER:
                         found.append((frame, data))
             except DamagedError:
-                if not found:  # what is sound before the damage comes first
+                if not found:  # valid frames before the damage are returned first
                     raise
             if position < limit or segment.base == state.segment:
                 self._index.cache_position(found[-1][0].next_offset if found else offset, segment, position)

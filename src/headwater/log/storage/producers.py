@@ -69,7 +69,7 @@ class ProducerState:
     def snapshot(self, now: int) -> dict[str, tuple[int, int, int, int, int]]:
         """Returns the latest batch of each producer of the last seven days, for a segment header."""
         return {
-            name: tuple(batches[-1])  # type: ignore[misc]  # a Batch is such a tuple
+            name: tuple(batches[-1])  # type: ignore[misc]  # a ProducerBatch is such a tuple
             for name, batches in self._batches.items()
             if now - batches[-1].appended_at < _EXPIRY
         }

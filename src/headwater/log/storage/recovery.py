@@ -39,7 +39,9 @@ def recover(partition: Partition, published: PartitionState | None) -> Partition
         bases = [_create_first_segment(partition, published)]
     segment = partition.files.segment(bases[-1])
     size = partition.disk.size(segment.handle)
-    known = published if published and _describes(published, partition, segment) else None
+    # After a reboot the slot may be outdated: only one of this boot holds the acknowledged length of the segment.
+    current = published and published.segment == segment.base and published.boot_id == partition.disk.boot_id()
+    known = published if current else None
     last = _last_valid_frame(segment, known.length if known and known.sync_failed else size)
     end = last.position + last.length
     if end < size:
@@ -52,10 +54,13 @@ def recover(partition: Partition, published: PartitionState | None) -> Partition
         last_frame=last.position,
         max_event_time=last.max_event_time,
         appended_at=last.appended_at or (published.appended_at if published else 0),
-        files_version=published.files_version + 1 if published else secrets.randbits(40),  # one that nobody has seen
+        # Without a published version a random one: no process has cached files under it.
+        files_version=published.files_version + 1 if published else secrets.randbits(40),
         sync_failed=known is not None and known.sync_failed,
     )
-    _sync_folders(partition)
+    # Make the file names durable: the process that created the files may have died before it did so.
+    for folder in (partition.folder, *partition.folder.parents[:3]):  # topic, topics, the log
+        partition.disk.sync_folder(folder)
     if state.sync_failed:
         return partition.roll(state)
     try:
@@ -68,23 +73,11 @@ def recover(partition: Partition, published: PartitionState | None) -> Partition
     return state
 
 
-def _describes(published: PartitionState, partition: Partition, segment: Segment) -> bool:
-    """Whether the slot states the acknowledged length of this segment; after a reboot the slot may be old."""
-    return published.segment == segment.base and published.boot_id == partition.disk.boot_id()
-
-
-def _sync_folders(partition: Partition) -> None:
-    """Make file names durable: the process that created them may have died before doing so."""
-    for folder in (partition.folder, *partition.folder.parents[:3]):  # topic, topics, the log
-        partition.disk.sync_folder(folder)
-
-
 def _create_first_segment(partition: Partition, published: PartitionState | None) -> int:
     """Create the first segment of a new partition, or of a memory-only one after a reboot; offsets continue."""
-    base = published.next_offset if published else 0
-    max_event_time = published.max_event_time if published else PartitionState().max_event_time
-    Segment(partition.disk, partition.folder, base).create(SegmentHeader(), max_event_time)
-    return base
+    last = published or PartitionState()
+    Segment(partition.disk, partition.folder, last.next_offset).create(SegmentHeader(), last.max_event_time)
+    return last.next_offset
 
 
 def _remove_leftovers(partition: Partition) -> None:
@@ -100,7 +93,7 @@ def _remove_leftovers(partition: Partition) -> None:
             partition.disk.remove(partition.folder / partition.files.segment(base).path.name)
             continue
         if base != bases[-1]:
-            with contextlib.suppress(DamagedError):  # reading it will tell
+            with contextlib.suppress(DamagedError):  # a read reports the damage
                 covered = partition.files.segment(base).header()[1].covers_until
     partition.invalidate()
 

@@ -248,7 +248,7 @@ class Segment:
         )
 
     def __del__(self) -> None:
-        # Not by whoever drops it from a cache: another thread may be reading.
+        # Closed with the last reference, not when a cache drops it: another thread may be reading.
         if self._handle is not None:
             self._disk.close(self._handle)
             self._handle = None
@@ -322,7 +322,7 @@ class SegmentFiles:
 
     def file_size(self, base: int) -> int:
         """Returns the size of a segment's file in bytes."""
-        segment = self.segment(base)  # held by name: the file is closed with the last reference
+        segment = self.segment(base)  # keeps a reference: without one the file would be closed
         return self.disk.size(segment.handle)
 
     def read_frames(self, base: int, state: PartitionState) -> Iterator[tuple[Frame, memoryview]]:

@@ -127,7 +127,7 @@ class _FrameRoutes:
             _check_partition(topic, partition)
             if size >= _MAX_BYTES:
                 break
-            frames = topic.fetch(partition, offset, most)
+            frames = topic.partitions[partition].fetch(offset, most)
             if frames:
                 found.append(pack_frames(partition, frames))
                 size += len(found[-1])
