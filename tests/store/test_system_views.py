@@ -11,7 +11,7 @@ import pytest
 
 from headwater.engine.state.encoding import encode_keys, kinds_of
 from headwater.engine.state.hash_pages import HashPages
-from headwater.store import EventCounts, PipelineReport, SqliteStore, StateSize, StateWrite
+from headwater.store import EventCounts, PipelineReport, SqliteDialect, SqlStore, StateSize, StateWrite
 from tests.store.given import BOTH, MINUTE, MOMENT, TOTALS, Runner, aside, read
 
 STORES = BOTH
@@ -227,18 +227,18 @@ def test_events_without_fate_are_counted(store, views):
 
 def test_reading_the_state_costs_the_same_after_many_batches(tmp_path):
     """No look at the ledger: SQLite's own plan says so."""
-    store = SqliteStore(tmp_path)
-    plan = store._connection.execute("explain query plan select * from hw_pipelines").fetchall()
+    store = SqlStore(SqliteDialect(tmp_path))
+    plan = store.dialect.connection.execute("explain query plan select * from hw_pipelines").fetchall()
     store.close()
     assert plan
     assert not [row for row in plan if "hw$ledger" in str(row)]
 
 
 def test_views_of_an_older_text_are_made_anew(tmp_path):
-    SqliteStore(tmp_path).close()
+    SqlStore(SqliteDialect(tmp_path)).close()
     other = sqlite3.connect(tmp_path / "store.db")
     other.executescript("DROP VIEW hw_late; CREATE VIEW hw_late AS SELECT 1 AS old")
     other.close()
-    store = SqliteStore(tmp_path)
-    assert store._connection.execute("SELECT * FROM hw_late").description[0][0] == "pipeline"
+    store = SqlStore(SqliteDialect(tmp_path))
+    assert store.dialect.connection.execute("SELECT * FROM hw_late").description[0][0] == "pipeline"
     store.close()

@@ -17,11 +17,11 @@ from headwater.errors import BadQueryError, UnknownTopicError, UnknownViewError,
 from headwater.events import Receipt
 from headwater.log.notifier import Waiter
 from headwater.log.protocol import TimedLog
+from headwater.store.changelog import changelog_topic
 from headwater.store.commit import ViewTable
 from headwater.store.protocol import QueryLimits, SqlResult, Store, check_condition
 from headwater.store.system_views import SYSTEM_KEYS, system_table, system_view
 from headwater.store.views.as_of import read_rows_as_of, select_rows, version_as_of
-from headwater.store.views.changes import changelog_topic
 from headwater.store.views.view_query import ViewInfo, ViewQuery, ViewResult, key_dict, open_window_mask
 from headwater.store.views.view_reader import ViewReader
 from headwater.units import micros, moment
@@ -274,8 +274,7 @@ class StoreViews:
         """Close the store."""
         with self._lock:
             if self._handles is not None:
-                store, views = self._handles
-                views.close()
+                store, _ = self._handles
                 store.close()
                 self._handles = None
 
