@@ -17,6 +17,7 @@ from headwater.errors import BadQueryError, UnknownTopicError, UnknownViewError,
 from headwater.events import Receipt
 from headwater.log.notifier import Waiter
 from headwater.log.protocol import TimedLog
+from headwater.sql.identifiers import quote
 from headwater.store.changelog import changelog_topic
 from headwater.store.commit import ViewTable
 from headwater.store.protocol import QueryLimits, SqlResult, Store, check_condition
@@ -78,8 +79,7 @@ class StoreViews:
         return own + [_system_info(self._system_view(name)) for name in SYSTEM_KEYS]
 
     def _view_info(self, views: ViewReader, table: ViewTable) -> ViewInfo:
-        quoted = '"' + table.name.replace('"', '""') + '"'
-        ((rows,),) = views.sql(f"select count(*) from {quoted}").rows
+        ((rows,),) = views.sql(f"select count(*) from {quote(table.name)}").rows
         return ViewInfo(
             table.name, "view", table.version, table.key, table.schema, table.window, rows,
             views.watermark(table.name), changelog_topic(table.name, table.version),
