@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +20,7 @@ from headwater.sql.identifiers import quote
 from headwater.store.changelog import changelog_topic
 from headwater.store.commit import ViewTable
 from headwater.store.protocol import QueryLimits, SqlResult, Store, check_condition
-from headwater.store.system_views import SYSTEM_KEYS, system_table, system_view
+from headwater.store.system_views import SYSTEM_VIEWS, system_table, system_view
 from headwater.store.views.as_of import read_rows_as_of, select_rows, version_as_of
 from headwater.store.views.view_query import ViewInfo, ViewQuery, ViewResult, key_dict, open_window_mask
 from headwater.store.views.view_reader import ViewReader
@@ -76,7 +75,7 @@ class StoreViews:
             return []
         views = found[1]
         own = [self._view_info(views, views.definition(name)) for name in sorted(views.names())]
-        return own + [_system_info(self._system_view(name)) for name in SYSTEM_KEYS]
+        return own + [_system_info(self._system_view(name)) for name in SYSTEM_VIEWS]
 
     def _view_info(self, views: ViewReader, table: ViewTable) -> ViewInfo:
         ((rows,),) = views.sql(f"select count(*) from {quote(table.name)}").rows
@@ -94,7 +93,7 @@ class StoreViews:
             UnknownViewError: There is no such view; the message lists similar names.
         """
         found = self._open()
-        if found is not None and name in SYSTEM_KEYS:
+        if found is not None and name in SYSTEM_VIEWS:
             return self._system_view(name)
         names = [] if found is None else sorted(found[1].names())
         if found is not None and name in names:
@@ -102,7 +101,7 @@ class StoreViews:
         pipelines = {} if found is None else self._pipeline_states()
         if pipelines.get(name, {}).get("kind") == "view":
             return ViewTable(name, pipelines[name]["version"], pa.schema([]), ())
-        known = [*names, *SYSTEM_KEYS] if found is not None else []
+        known = [*names, *SYSTEM_VIEWS] if found is not None else []
         near = difflib.get_close_matches(name, known, 3)
         if name in pipelines:
             what = f'"{name}" is a {pipelines[name]["kind"]}, not a view'
@@ -207,7 +206,7 @@ class StoreViews:
     def read_now(self, query: ViewQuery) -> ViewResult:
         """Returns rows of a view, without waiting."""
         table = self.definition(query.name)
-        if query.name in SYSTEM_KEYS:
+        if query.name in SYSTEM_VIEWS:
             return self._read_system(table, query)
         if not len(table.schema):
             return ViewResult(table, table.schema.empty_table(), None, "")
@@ -317,8 +316,7 @@ def _filter_open(found: ViewResult, query: ViewQuery) -> ViewResult:
 def _system_condition(table: ViewTable, query: ViewQuery) -> tuple[str, list[Any]]:
     if query.key is not None:
         given = key_dict(table, query.key)
-        same = " and ".join(f'"{name}" is ?' for name in given)
-        return f"where {same}", [json.dumps(v) if isinstance(v, dict | list) else v for v in given.values()]
+        return f"where {' and '.join(f'{quote(name)} = ?' for name in given)}", list(given.values())
     return ("", []) if query.where is None else (f"where (\n{check_condition(query.where)}\n)", [])
 
 
@@ -327,7 +325,7 @@ def _order_by(table: ViewTable, column: str) -> str:
     if name not in table.schema.names:
         what = f"{table.name} has no column {name!r}"
         raise BadQueryError(what, detail=f"columns: {', '.join(table.schema.names)}", view=table.name)
-    return f'"{name}" desc' if column.startswith("-") else f'"{name}"'
+    return f"{quote(name)} desc" if column.startswith("-") else quote(name)
 
 
 def _timestamp_text(when: int) -> str:
