@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.errors import BadQueryError, UnknownViewError
+from headwater.errors import BadKeyError, BadQueryError, UnknownViewError
 from headwater.events import Position
 from headwater.store import InputRange, ViewTable
 from headwater.store.views.view_query import open_window_mask
@@ -67,7 +67,7 @@ def test_a_key_that_is_not_there_finds_nothing(store, views):
 
 @pytest.mark.parametrize("key", [("a",), ("a", "b", "c"), {"w": 1}, {"nope": 1}, ("x", "y"), "a"])
 def test_a_key_that_does_not_fit_is_told(sales, views, key):
-    with pytest.raises(BadQueryError):
+    with pytest.raises(BadKeyError):
         views.rows("revenue", key=key)
 
 

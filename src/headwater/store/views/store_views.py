@@ -222,7 +222,7 @@ class StoreViews:
         at_end = query.order is None and (query.limit is None or query.open is not None)
         rows = views.table(
             table.name,
-            key=None if query.key is None else key_dict(table, query.key),
+            key=query.key,
             where=query.where,
             order=() if query.key is not None or (at_end and _is_sortable(table)) else order,
             limit=query.limit if query.open is None else None,
@@ -233,8 +233,7 @@ class StoreViews:
     def _read_as_of(self, table: ViewTable, query: ViewQuery, when: int) -> ViewResult:
         then = version_as_of(self._log, table, when)
         known, watermark = self._watermark_as_of(then, when)
-        key = None if query.key is None else key_dict(then, query.key)
-        rows = select_rows(then, read_rows_as_of(self._log, then, when), replace(query, key=key))
+        rows = select_rows(then, read_rows_as_of(self._log, then, when), query)
         if query.order is None and _is_sortable(then):
             rows = _sort_by_key(then, rows)
         return _filter_open(ViewResult(then, rows, watermark, "", known), query)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from threading import Event
@@ -20,7 +19,7 @@ from headwater.store.ledger import last_entry
 from headwater.store.protocol import QueryLimits, SqlResult
 from headwater.store.sql_store import SqlStore
 from headwater.store.view_registry import current_tables, qualified_name, require_view
-from headwater.store.views.view_query import to_rows
+from headwater.store.views.view_query import key_dict, to_rows
 from headwater.store.views.wait import EventPath
 
 __all__ = ["ViewReader"]
@@ -99,6 +98,7 @@ class ViewReader:
 
         Raises:
             UnknownViewError: There is no such view.
+            BadKeyError: The key does not fit the view's key.
             BadQueryError: The condition is invalid or exceeds a limit, or a column is missing.
         """
         if key is None and (where is not None or order):
@@ -114,8 +114,12 @@ class ViewReader:
 
         def read(session: Session) -> pa.Table:
             table = require_view(session, name)
-            found = None if key is None else self._dialect.key_condition(table, _key_table(table, key))
-            condition, values = (None, []) if found is None else found
+            condition: str | None = None
+            values: list[Any] = []
+            if key is not None:
+                key_schema = pa.schema([field for field in table.schema if field.name in table.key])
+                row = pa.Table.from_pylist([key_dict(table, key)], schema=key_schema)
+                condition, values = self._dialect.key_condition(table, row)
             select = self._select(table, qualified_name(self._dialect, table), condition, (), limit)
             return self._dialect.fetch_rows(session, table, select, values)
 
@@ -209,28 +213,6 @@ class ViewReader:
             return self._dialect.read_snapshot(lambda session: path.has_event(session, require_view(session, name)))
 
         return path.wait(has_event, self._dialect.watch, timeout)
-
-
-def _key_table(table: ViewTable, key: Any) -> pa.Table:
-    """Returns the key of one row as columns: from one value, several in key order, or a dict.
-
-    Raises:
-        BadQueryError: It does not fit the view.
-    """
-    if isinstance(key, Mapping):
-        given = dict(key)
-    else:
-        values = key if isinstance(key, (list, tuple)) and len(table.key) > 1 else (key,)
-        given = dict(zip(table.key, values, strict=False)) if len(values) == len(table.key) else {}
-    if set(given) != set(table.key):
-        what = f'the key of view "{table.name}" has {len(table.key)} columns: {", ".join(table.key)}'
-        raise BadQueryError(what, detail=f"given: {json.dumps(key, default=str)}", view=table.name)
-    schema = pa.schema([field for field in table.schema if field.name in table.key])
-    try:
-        return pa.Table.from_pylist([given], schema=schema)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError) as error:
-        what = f'the key does not fit view "{table.name}": {error}'
-        raise BadQueryError(what, view=table.name) from None
 
 
 def _order_by(table: ViewTable, column: str) -> str:
