@@ -162,11 +162,10 @@ def open_views(log: TimedLog, url: str | None = None, data: Path | None = None) 
 
     folder = data or Path(log.url)
 
-    def open_existing() -> tuple[Store, ViewReader] | None:
+    def open_existing() -> SqlStore | None:
         if url is None and not (folder / "store" / "store.db").exists():
             return None
-        store = open_store(url, folder, log.clock)
-        return store, open_view_reader(store)
+        return open_store(url, folder, log.clock)
 
     return StoreViews(log, open_existing, str(folder))
 

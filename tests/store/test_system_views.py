@@ -124,13 +124,13 @@ def test_state_is_counted_in_keys_and_entries_also_when_it_is_in_pages(store, vi
     assert size == (9,)
 
 
-def test_every_system_view_is_listed_and_read_by_its_key(store, views, tmp_path):
+def test_every_system_view_is_listed_and_read_by_its_key(store, tmp_path):
     runner = Runner(store)
     about = {"late": (aside(1),), "quarantined": (aside(2),), "watermark": 5, "wall": 0.5}
     runner.commit([], states=(StateWrite("seen", [b"a"], [b"x"], [b"1"]),), **about)
     store.report(PipelineReport("totals", 1, "view", "running"))
     with EventLog(tmp_path / "log") as log:
-        source = StoreViews(log, lambda: (store, views), "here")
+        source = StoreViews(log, lambda: store, "here")
         listed = {info.name: info for info in source.views() if info.kind == "system"}
         assert listed.keys() == SYSTEM_VIEWS.keys()
         for name, info in listed.items():

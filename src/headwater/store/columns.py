@@ -33,6 +33,7 @@ __all__ = [
     "not_unique_error",
     "rows_and_deletes",
     "storage_columns",
+    "timestamp_text",
     "to_arrays",
     "to_dates",
     "to_json",
@@ -306,6 +307,17 @@ def to_timestamps(array: pa.Array, name: str) -> pa.Array:
     micros = array.cast(TIMESTAMP)
     _check_range(micros.view(pa.int64()), _MIN_MICROS, _MAX_MICROS, name)
     return micros.view(pa.timestamp("us"))
+
+
+def timestamp_text(micros: int) -> str:
+    """Returns a count of microseconds since 1970 in the form of stored timestamps, which sorts as time does.
+
+    Example:
+        >>> timestamp_text(1_500_000)
+        '1970-01-01T00:00:01.500000Z'
+    """
+    text: str = pa.array([micros], pa.timestamp("us")).cast(pa.string())[0].as_py()
+    return f"{text.replace(' ', 'T')}Z"
 
 
 def to_dates(array: pa.Array, name: str) -> pa.Array:

@@ -37,7 +37,7 @@ READER_ROLE = "headwater_reader"
 _MIGRATION_LOCK = 0x48573031  # the advisory lock of whoever changes the tables
 
 _SIDE_TABLE = """
-CREATE TABLE hw${shelf} (
+CREATE TABLE hw${name} (
     query text NOT NULL, topic text NOT NULL, partition bigint NOT NULL, "offset" bigint NOT NULL,
     occurred_at bigint NOT NULL, received_at bigint NOT NULL,
     value text NOT NULL, reason text NOT NULL, data bytea NOT NULL, batch bigint NOT NULL,
@@ -88,7 +88,7 @@ CREATE TABLE hw$views (
 CREATE UNIQUE INDEX views_by_lower_name ON hw$views (lower(name), version);
 
 CREATE TABLE hw$staged (name text PRIMARY KEY, query text NOT NULL, batch bigint NOT NULL);
-""" + "".join(_SIDE_TABLE.replace("{shelf}", shelf) for shelf in ("late", "quarantine", "skips"))
+""" + "".join(_SIDE_TABLE.replace("{name}", name) for name in ("late", "quarantine", "skips"))
 
 _SECOND = """
 ALTER TABLE hw$reports ADD COLUMN latency text NOT NULL DEFAULT '';

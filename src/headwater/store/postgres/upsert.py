@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.errors import UnreachableError
-from headwater.sql.identifiers import literal, quote
+from headwater.sql.identifiers import quote
 from headwater.sql.postgres_pool import TABLE_SCHEMA, PostgresSession
 from headwater.store.changelog import ChangeSet
 from headwater.store.columns import (
@@ -26,8 +26,8 @@ from headwater.store.columns import (
     not_unique_error,
     rows_and_deletes,
     storage_columns,
+    timestamp_text,
     to_arrays,
-    to_timestamps,
 )
 from headwater.store.commit import Commit, StagedPart, ViewTable
 from headwater.store.postgres.columns import column_type, from_csv, to_csv, to_csv_columns
@@ -252,19 +252,14 @@ class PostgresViewWriter:
         end = quote(f"{self._table.window}.end")
         names = ", ".join(quote(slot.name) for slot in self._columns)
         keys = ", ".join(quote(self._columns[number].name) for number in self._keys)
-        since = "" if before is None else f"AND {end} > {_timestamp_literal(before)}"
-        closed = f"{end} <= {_timestamp_literal(now)} {since}"
+        since = "" if before is None else f"AND {end} > timestamptz '{timestamp_text(before)}'"
+        closed = f"{end} <= timestamptz '{timestamp_text(now)}' {since}"
         query = f"SELECT {names} FROM {self._name} WHERE {closed} ORDER BY {end}, {keys}"
         return from_arrays(self._table, from_csv(session.copy_out(query), [slot.kind for slot in self._columns]))
 
 
 def _to_numbered_csv(columns: Sequence[pa.Array]) -> memoryview:
     return to_csv([pa.array(range(len(columns[0])), pa.int64()), *columns])
-
-
-def _timestamp_literal(micros: int) -> str:
-    text = to_timestamps(pa.array([micros], pa.timestamp("us", "UTC")), "watermark").cast(pa.string())[0].as_py()
-    return f"timestamptz {literal(text)}"
 
 
 def _require_unique(table: ViewTable, keys: Sequence[pa.Array], deletes: Sequence[pa.Array]) -> None:

@@ -16,7 +16,16 @@ from headwater.store.view_registry import current_tables
 
 __all__ = ["FORMAT", "SYSTEM_TABLES", "inspect_sqlite", "is_up_to_date", "migrate_store"]
 
-_FIRST = """
+_SIDE_TABLE = """CREATE TABLE hw${name} (
+    query TEXT NOT NULL, topic TEXT NOT NULL, partition INTEGER NOT NULL, "offset" INTEGER NOT NULL,
+    occurred_at INTEGER NOT NULL, received_at INTEGER NOT NULL,
+    value TEXT NOT NULL, reason TEXT NOT NULL, data BLOB NOT NULL, batch INTEGER NOT NULL,
+    UNIQUE (query, topic, partition, "offset")
+);
+
+"""
+_FIRST = (
+    """
 CREATE TABLE hw$epochs (query TEXT PRIMARY KEY, epoch INTEGER NOT NULL) WITHOUT ROWID;
 
 CREATE TABLE hw$ledger (
@@ -45,28 +54,9 @@ CREATE TABLE hw$outbox (
     UNIQUE (query, batch)
 );
 
-CREATE TABLE hw$late (
-    query TEXT NOT NULL, topic TEXT NOT NULL, partition INTEGER NOT NULL, "offset" INTEGER NOT NULL,
-    occurred_at INTEGER NOT NULL, received_at INTEGER NOT NULL,
-    value TEXT NOT NULL, reason TEXT NOT NULL, data BLOB NOT NULL, batch INTEGER NOT NULL,
-    UNIQUE (query, topic, partition, "offset")
-);
-
-CREATE TABLE hw$quarantine (
-    query TEXT NOT NULL, topic TEXT NOT NULL, partition INTEGER NOT NULL, "offset" INTEGER NOT NULL,
-    occurred_at INTEGER NOT NULL, received_at INTEGER NOT NULL,
-    value TEXT NOT NULL, reason TEXT NOT NULL, data BLOB NOT NULL, batch INTEGER NOT NULL,
-    UNIQUE (query, topic, partition, "offset")
-);
-
-CREATE TABLE hw$skips (
-    query TEXT NOT NULL, topic TEXT NOT NULL, partition INTEGER NOT NULL, "offset" INTEGER NOT NULL,
-    occurred_at INTEGER NOT NULL, received_at INTEGER NOT NULL,
-    value TEXT NOT NULL, reason TEXT NOT NULL, data BLOB NOT NULL, batch INTEGER NOT NULL,
-    UNIQUE (query, topic, partition, "offset")
-);
-
-CREATE TABLE hw$reports (
+"""
+    + "".join(_SIDE_TABLE.replace("{name}", name) for name in ("late", "quarantine", "skips"))
+    + """CREATE TABLE hw$reports (
     pipeline TEXT NOT NULL, version INTEGER NOT NULL, kind TEXT NOT NULL, state TEXT NOT NULL,
     detail TEXT NOT NULL, error TEXT, inputs TEXT NOT NULL, place TEXT NOT NULL, doc TEXT NOT NULL,
     since INTEGER NOT NULL, told_at INTEGER NOT NULL,
@@ -79,6 +69,7 @@ CREATE TABLE hw$views (
     PRIMARY KEY (name, version)
 ) WITHOUT ROWID;
 """
+)
 
 _SECOND = """
 ALTER TABLE hw$reports ADD COLUMN latency TEXT NOT NULL DEFAULT '';

@@ -20,7 +20,7 @@ from headwater.errors import UsageError
 from headwater.sql.identifiers import quote
 from headwater.sql.sqlite_file import SqliteSession
 from headwater.store.changelog import ChangeSet
-from headwater.store.columns import StoredColumn, not_unique_error, rows_and_deletes, storage_columns
+from headwater.store.columns import StoredColumn, not_unique_error, rows_and_deletes, storage_columns, timestamp_text
 from headwater.store.commit import Commit, ViewTable
 from headwater.store.sqlite.columns import column_type, decode_columns, decode_rows, encode_columns
 from headwater.store.view_registry import table_name
@@ -178,8 +178,8 @@ class SqliteViewWriter:
         end = quote(f"{self._table.window}.end")
         columns = ", ".join(quote(slot.name) for slot in self._columns)
         query = f"SELECT {columns} FROM {self._name} WHERE {end} <= ? AND {end} > ? ORDER BY {end}"
-        first = "" if before is None else _timestamp_text(before)
-        return decode_rows(self._table, session.execute(query, (_timestamp_text(now), first)).fetchall())
+        first = "" if before is None else timestamp_text(before)
+        return decode_rows(self._table, session.execute(query, (timestamp_text(now), first)).fetchall())
 
     def _require_unique(self) -> None:
         columns = _select_keys(self._columns, self._key_columns, self._values)
@@ -223,9 +223,3 @@ def _row_differences(old: Columns, new: Columns, differing: list[int]) -> list[b
     for other in others:
         first = [one or two for one, two in zip(first, other, strict=True)]
     return first
-
-
-def _timestamp_text(micros: int) -> str:
-    array = pa.array([micros], pa.timestamp("us", "UTC"))
-    schema = pa.schema([("at", array.type)])
-    return str(encode_columns(ViewTable("", 0, schema, ()), pa.table({"at": array}))[0][0])

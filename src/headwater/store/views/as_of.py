@@ -16,7 +16,6 @@ import pyarrow.compute as pc
 
 from headwater.errors import BadQueryError
 from headwater.events import values_of
-from headwater.log import LogBatch
 from headwater.log.protocol import Log
 from headwater.log.reader import TopicReader
 from headwater.store.changelog import changelog_topic
@@ -139,18 +138,12 @@ def select_rows(table: ViewTable, rows: pa.Table, query: ViewQuery) -> pa.Table:
 
 
 def _read_changes(log: Log, topic: str, end: int) -> Iterator[pa.Table]:
-    for batch in _read_batches(log, topic, end):
-        if batch.values.num_rows:
-            committed = pa.repeat(pa.scalar(commit_micros(batch), pa.int64()), batch.values.num_rows)
-            yield pa.Table.from_batches([batch.values]).append_column("committed_at", committed)
-
-
-def _read_batches(log: Log, topic: str, end: int) -> Iterator[LogBatch]:
-    reader = TopicReader(log, topic, {0: log.find_offset(topic, 0, "earliest")}, {0: end})
-    try:
-        yield from reader
-    finally:
-        reader.close()
+    start = log.find_offset(topic, 0, "earliest")
+    with contextlib.closing(TopicReader(log, topic, {0: start}, {0: end})) as reader:
+        for batch in reader:
+            if batch.values.num_rows:
+                committed = pa.repeat(pa.scalar(commit_micros(batch), pa.int64()), batch.values.num_rows)
+                yield pa.Table.from_batches([batch.values]).append_column("committed_at", committed)
 
 
 def _commit_time(log: Log, topic: str, index: int) -> int | None:

@@ -18,8 +18,10 @@ from headwater.log.notifier import Waiter
 from headwater.log.protocol import TimedLog
 from headwater.sql.identifiers import quote
 from headwater.store.changelog import changelog_topic
+from headwater.store.columns import timestamp_text
 from headwater.store.commit import ViewTable
-from headwater.store.protocol import QueryLimits, SqlResult, Store, check_condition
+from headwater.store.protocol import QueryLimits, SqlResult, check_condition
+from headwater.store.sql_store import SqlStore
 from headwater.store.system_views import SYSTEM_VIEWS, system_table, system_view
 from headwater.store.views.as_of import read_rows_as_of, select_rows, version_as_of
 from headwater.store.views.view_query import ViewInfo, ViewQuery, ViewResult, key_dict, open_window_mask
@@ -37,44 +39,43 @@ class StoreViews:
 
     Args:
         log: The log whose events the views are made of.
-        open_existing: Opens the store and a reader for it; None while there is no store yet.
+        open_existing: Opens the store; returns None while there is none yet.
         where: Where the store is, for messages.
     """
 
-    def __init__(self, log: TimedLog, open_existing: Callable[[], tuple[Store, ViewReader] | None], where: str) -> None:
+    def __init__(self, log: TimedLog, open_existing: Callable[[], SqlStore | None], where: str) -> None:
         self._log = log
         self._open_existing = open_existing
         self._where = where
         self._lock = threading.Lock()  # held while the store opens, so that it opens once
-        self._handles: tuple[Store, ViewReader] | None = None
+        self._store: SqlStore | None = None
 
     @property
-    def store(self) -> Store | None:
+    def store(self) -> SqlStore | None:
         """The store; None until something has been committed in the folder."""
-        found = self._open()
-        return None if found is None else found[0]
-
-    def _open(self) -> tuple[Store, ViewReader] | None:
         with self._lock:
-            if self._handles is None:
-                self._handles = self._open_existing()
-            return self._handles
+            if self._store is None:
+                self._store = self._open_existing()
+            return self._store
 
     def _reader(self) -> ViewReader:
-        found = self._open()
-        if found is None:
+        store = self.store
+        if store is None:
             raise BadQueryError("there are no views yet", fix="headwater run app.py", detail=self._where)
-        return found[1]
+        return ViewReader(store)
+
+    def _names(self) -> list[str]:
+        """Returns the names of the views in the store."""
+        return [] if self.store is None else sorted(self._reader().names())
 
     # -- what there is -------------------------------------------------------------------------------------------
 
     def views(self) -> list[ViewInfo]:
         """Returns all views, system views last."""
-        found = self._open()
-        if found is None:
+        if self.store is None:
             return []
-        views = found[1]
-        own = [self._view_info(views, views.definition(name)) for name in sorted(views.names())]
+        views = self._reader()
+        own = [self._view_info(views, views.definition(name)) for name in self._names()]
         return own + [_system_info(self._system_view(name)) for name in SYSTEM_VIEWS]
 
     def _view_info(self, views: ViewReader, table: ViewTable) -> ViewInfo:
@@ -92,17 +93,16 @@ class StoreViews:
         Raises:
             UnknownViewError: There is no such view; the message lists similar names.
         """
-        found = self._open()
-        if found is not None and name in SYSTEM_VIEWS:
+        exists = self.store is not None
+        if exists and name in SYSTEM_VIEWS:
             return self._system_view(name)
-        names = [] if found is None else sorted(found[1].names())
-        if found is not None and name in names:
-            return found[1].definition(name)
-        pipelines = {} if found is None else self._pipeline_states()
+        names = self._names()
+        if name in names:
+            return self._reader().definition(name)
+        pipelines = self._pipeline_states() if exists else {}
         if pipelines.get(name, {}).get("kind") == "view":
             return ViewTable(name, pipelines[name]["version"], pa.schema([]), ())
-        known = [*names, *SYSTEM_VIEWS] if found is not None else []
-        near = difflib.get_close_matches(name, known, 3)
+        near = difflib.get_close_matches(name, [*names, *SYSTEM_VIEWS] if exists else [], 3)
         if name in pipelines:
             what = f'"{name}" is a {pipelines[name]["kind"]}, not a view'
             raise UnknownViewError(what, detail=_list_names(names), fix=f"headwater tail {name}", view=name)
@@ -241,7 +241,7 @@ class StoreViews:
     def _watermark_as_of(self, table: ViewTable, when: int) -> tuple[bool, int | None]:
         """Returns whether the ledger still has the moment, and the watermark of a version then."""
         text = "select watermark from hw_batches where pipeline = ? and version = ? and committed_at <= ?"
-        at = _timestamp_text(when)
+        at = timestamp_text(when)
         found = self._reader().sql(f"{text} order by batch desc limit 1", (table.name, table.version, at)).rows
         return bool(found), found[0][0] if found else None
 
@@ -259,10 +259,9 @@ class StoreViews:
 
     def _position(self, name: str) -> str:
         """Returns the position of a view in its topics as text; empty before its first batch."""
-        found = self._open()
-        if found is None or name not in found[1].names():
+        if name not in self._names():
             return ""
-        return " ".join(str(position) for _, position in sorted(found[1].position(name).items()))
+        return " ".join(str(position) for _, position in sorted(self._reader().position(name).items()))
 
     def sql(self, text: str, parameters: Sequence[Any] = (), limit: int = 1000) -> SqlResult:
         """Returns the result of one SELECT over views and system views."""
@@ -271,10 +270,9 @@ class StoreViews:
     def close(self) -> None:
         """Close the store."""
         with self._lock:
-            if self._handles is not None:
-                store, _ = self._handles
-                store.close()
-                self._handles = None
+            if self._store is not None:
+                self._store.close()
+                self._store = None
 
 
 def _list_names(names: Sequence[str]) -> str:
@@ -325,8 +323,3 @@ def _order_by(table: ViewTable, column: str) -> str:
         what = f"{table.name} has no column {name!r}"
         raise BadQueryError(what, detail=f"columns: {', '.join(table.schema.names)}", view=table.name)
     return f"{quote(name)} desc" if column.startswith("-") else quote(name)
-
-
-def _timestamp_text(when: int) -> str:
-    found: str = pa.array([when], pa.timestamp("us")).cast(pa.string())[0].as_py()
-    return f"{found.replace(' ', 'T')}Z"
