@@ -21,9 +21,9 @@ from benchmarks.bench_store import VIEW, rows
 from benchmarks.machine import this_machine
 from benchmarks.measure import Case, Watch, measure
 from benchmarks.table import Row, at_least, print_table, rate_row
-from headwater.store import Commit, LedgerEntry
+from headwater.store import Commit, LedgerEntry, SqlStore
 from headwater.store.columns import storage_columns
-from headwater.store.postgres import PostgresStore
+from headwater.store.postgres import PostgresDialect
 from headwater.store.postgres.columns import column_type, to_csv
 from tests.services.postgres import postgres_server
 
@@ -56,7 +56,8 @@ class Kept:
     """The same rows through the store."""
 
     def __init__(self, url: str) -> None:
-        self.store = PostgresStore(url)
+        self.dialect = PostgresDialect(url)
+        self.store = SqlStore(self.dialect)
         self.store.create(VIEW)
         self._epoch = self.store.open_epoch(VIEW.query)
         self._batch = 0
@@ -71,14 +72,14 @@ class Kept:
         """Stage two halves at once, as two workers would, and publish them by one commit."""
         halves = [table.slice(0, table.num_rows // 2), table.slice(table.num_rows // 2)]
         with ThreadPoolExecutor(2) as workers:
-            parts = workers.map(lambda half: self.store.stage(VIEW, self._batch, half), halves)
+            parts = workers.map(lambda half: self.dialect.stage(VIEW, self._batch, half), halves)
         entry = LedgerEntry(VIEW.query, self._batch, self._epoch, (), None, committed_at=0)
         self.store.commit(Commit(entry, VIEW, VIEW.schema.empty_table(), staged=tuple(parts)))
         self._batch += 1
 
     def clear(self) -> None:
         """Remove all rows, and what waits to be published."""
-        with self.store.pool.session() as session:
+        with self.dialect.pool.session() as session:
             session.execute("TRUNCATE headwater.v1_users, hw$outbox")
 
 

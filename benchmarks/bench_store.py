@@ -19,10 +19,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from headwater.store import Commit, LedgerEntry, SqliteStore, ViewTable
+from headwater.sql.sqlite_file import open_writer
+from headwater.store import Commit, LedgerEntry, SqliteDialect, SqlStore, ViewTable
 from headwater.store.columns import storage_columns
 from headwater.store.sqlite.columns import column_type
-from headwater.store.sqlite.connection import open_writer
 
 _SCHEMA = pa.schema(
     [
@@ -55,7 +55,7 @@ class Bare:
     """The least a program does that keeps rows by key: executemany of an upsert, times as text."""
 
     def __init__(self, folder: Path) -> None:
-        self._connection = open_writer(folder / "bare.db")
+        self._connection = open_writer(folder / "bare.db", "benchmark")
         columns = ", ".join(f"{slot.name} {column_type(slot)}" for slot in storage_columns(VIEW))
         self._connection.execute(f"CREATE TABLE users ({columns}, PRIMARY KEY (user_id))")
 
@@ -74,7 +74,7 @@ class Kept:
     """The same rows through the store."""
 
     def __init__(self, folder: Path) -> None:
-        self._store = SqliteStore(folder / "store")
+        self._store = SqlStore(SqliteDialect(folder / "store"))
         self._store.create(VIEW)
         self._epoch = self._store.open_epoch(VIEW.query)
         self._batch = 0

@@ -30,7 +30,7 @@ from headwater.engine.context import EngineContext
 from headwater.engine.engine import Engine
 from headwater.engine.spark.session import Spark, SparkSettings
 from headwater.events import SystemClock
-from headwater.store import SqliteStore
+from headwater.store import SqliteDialect, SqlStore
 from tests.services.kafka import start_kafka
 
 __all__ = ["realtime_rows"]
@@ -125,7 +125,7 @@ def _sent_and_received(address: str, source: str, target: str, count: int) -> li
 @contextmanager
 def _running(app: hw.App, folder: Path, spark: SparkSession, address: str) -> Iterator[None]:
     log = open_log(f"kafka://{address}", index_time=True)
-    store = SqliteStore(folder / "store")
+    store = SqlStore(SqliteDialect(folder / "store"))
     engine = Engine(app.resolve(), lambda: spark, EngineContext(folder, log, store, SystemClock()))
     engine.start()
     try:

@@ -28,7 +28,7 @@ from headwater.engine.spark.session import Spark, SparkSettings
 from headwater.events import SystemClock
 from headwater.log import EventLog
 from headwater.services.spark_cluster import launch_master, launch_worker
-from headwater.store import SqliteStore
+from headwater.store import SqliteDialect, SqlStore
 
 __all__ = ["worker_rows"]
 
@@ -90,7 +90,7 @@ def run(master: str, data: Path, cores: int) -> float:
         app.view("result", key=("minute", "product"))(busy)
         clock = SystemClock()
         with EventLog(data) as log:
-            store = SqliteStore(data / "store", clock)
+            store = SqlStore(SqliteDialect(data / "store"), clock)
             around = EngineContext(log.folder, log, store, clock, cores=cores, wait=0.05)
             engine = Engine(app.resolve(), lambda: spark.session, around)
             began = time.monotonic()

@@ -21,7 +21,7 @@ from headwater.engine.context import EngineContext
 from headwater.engine.engine import Engine
 from headwater.events import SystemClock
 from headwater.log import EventLog
-from headwater.store import SqliteStore, SqliteViewReader
+from headwater.store import SqliteDialect, SqlStore, ViewReader
 
 __all__ = ["idle_rows", "latency_rows"]
 
@@ -59,7 +59,7 @@ def _latencies(folder: Path, spark: SparkSession, function: Function, key: str, 
     app.view("result", key=key)(_named(function))
     found: list[float] = []
     with running(app, folder, spark) as store, hw.connect(folder) as client:
-        views = SqliteViewReader(store)
+        views = ViewReader(store)
         waiter = store.watch()
         for number in range(tries + 5):
             sent = time.perf_counter()
@@ -68,7 +68,6 @@ def _latencies(folder: Path, spark: SparkSession, function: Function, key: str, 
                 waiter.wait(1.0)
             found.append(time.perf_counter() - sent)
             time.sleep(0.05)
-        views.close()
     return found[5:]
 
 
@@ -110,11 +109,11 @@ def idle_rows(options: Options, spark: SparkSession) -> Iterator[Row]:
 
 
 @contextmanager
-def running(app: hw.App, folder: Path, spark: SparkSession, wait: float = 1.0) -> Iterator[SqliteStore]:
+def running(app: hw.App, folder: Path, spark: SparkSession, wait: float = 1.0) -> Iterator[SqlStore]:
     """An app on a session that is there, until the block ends; its pipelines have started."""
     clock = SystemClock()
     with EventLog(folder) as log:
-        store = SqliteStore(folder / "store", clock)
+        store = SqlStore(SqliteDialect(folder / "store"), clock)
         engine = Engine(app.resolve(), lambda: spark, EngineContext(log.folder, log, store, clock, wait=wait))
         engine.start()
         for keeper in engine.supervisors.values():

@@ -20,7 +20,7 @@ from headwater.engine.context import EngineContext
 from headwater.engine.engine import Engine
 from headwater.events import SystemClock
 from headwater.log import EventLog
-from headwater.store import SqliteStore
+from headwater.store import SqliteDialect, SqlStore
 
 __all__ = ["WORK", "Work", "by_hand", "by_headwater", "read_only"]
 
@@ -88,7 +88,7 @@ def by_headwater(work: Work, given: Given, spark: SparkSession, cores: int) -> i
     app.view("result", key=work.key)(_named(work.function))
     clock = SystemClock()
     with EventLog(given.data) as log:
-        store = SqliteStore(given.data / "store", clock)
+        store = SqlStore(SqliteDialect(given.data / "store"), clock)
         engine = Engine(
             app.resolve(), lambda: spark, EngineContext(log.folder, log, store, clock, cores=cores, wait=0.05)
         )

@@ -20,7 +20,7 @@ from headwater.engine.context import EngineContext
 from headwater.engine.engine import Engine
 from headwater.events import SystemClock
 from headwater.log import EventLog
-from headwater.store import SqliteStore
+from headwater.store import SqliteDialect, SqlStore
 
 __all__ = ["JOINS", "Size", "filled", "joined"]
 
@@ -95,7 +95,7 @@ def joined(folder: Path, size: Size, join: Join, spark: SparkSession, cores: int
         shutil.rmtree(folder / name, ignore_errors=True)
     clock = SystemClock()
     with EventLog(folder) as log:
-        store = SqliteStore(folder / "store", clock)
+        store = SqlStore(SqliteDialect(folder / "store"), clock)
         rows = max(size.events // 3, 1_000)
         around = EngineContext(log.folder, log, store, clock, rows=rows, cores=cores, wait=0.05)
         engine = Engine(_app(join).resolve(), lambda: spark, around)
@@ -116,7 +116,7 @@ def joined(folder: Path, size: Size, join: Join, spark: SparkSession, cores: int
     return lap
 
 
-def _taken(store: SqliteStore) -> int:
+def _taken(store: SqlStore) -> int:
     """How many events were joined so far."""
     last = store.last_entry("result@1")
     ends = {topic: end for topic, _, end in last.ranges()} if last else {}

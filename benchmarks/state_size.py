@@ -15,7 +15,7 @@ import pyarrow as pa
 from headwater.engine.build.sink_stage import SinkOperator
 from headwater.engine.state.state import TIME
 from headwater.engine.state.store_state import PageCache, StoreState
-from headwater.store import Commit, LedgerEntry, SqliteStore
+from headwater.store import Commit, LedgerEntry, SqliteDialect, SqlStore
 
 __all__ = ["Grown", "grown"]
 
@@ -71,7 +71,7 @@ class _Run:
     """A process's life: a store that is open, batches one after the other."""
 
     def __init__(self, folder: Path, operator: SinkOperator, number: int) -> None:
-        self._store = SqliteStore(folder)
+        self._store = SqlStore(SqliteDialect(folder))
         self._epoch = self._store.open_epoch(_QUERY)
         self._operator = operator
         self._recent = PageCache()

@@ -19,7 +19,7 @@ import pyarrow as pa
 from headwater.engine.state.state import DELETED, OFFSET, PARTITION, TIME
 from headwater.engine.state.store_state import PageCache, StoreState
 from headwater.engine.tables.dataflow import Dataflow, TableInput, compile_tables
-from headwater.store import Commit, LedgerEntry, SqliteStore
+from headwater.store import Commit, LedgerEntry, SqliteDialect, SqlStore
 
 __all__ = ["Events", "Fanned", "fanned_out", "in_pathway"]
 
@@ -130,7 +130,7 @@ class _Timeline:
     def __init__(self, folder: Path) -> None:
         tables = {"follows": TableInput(_FOLLOWS, ("follower", "followee")), "posts": TableInput(_POSTS, ("post_id",))}
         self._flow: Dataflow = compile_tables(_SQL, tables, key=("follower", "post_id"))
-        self._store = SqliteStore(folder)
+        self._store = SqlStore(SqliteDialect(folder))
         self._epoch = self._store.open_epoch(_QUERY)
         self._recent = PageCache()
         self._batch = 0

@@ -32,7 +32,7 @@ from headwater.engine.sink.stateful_stage import StatefulStage
 from headwater.engine.state.spark_host import apply_in_spark
 from headwater.engine.state.state import OFFSET, PARTITION, Operator
 from headwater.log import EventLog
-from headwater.store import Commit, LedgerEntry, SqliteStore
+from headwater.store import Commit, LedgerEntry, SqliteDialect, SqlStore
 
 __all__ = ["HOSTS", "PER_KEY", "SQL", "Query", "Topic", "counting", "filled_topic", "made_topic", "run"]
 
@@ -162,7 +162,7 @@ class _Laps:
     """CPU at the end of each batch, without that of Java's compiler, which is a matter of the first minute."""
 
     after: StatefulStage | None
-    store: SqliteStore
+    store: SqlStore
     epoch: int
     marks: list[tuple[float, float]] = field(default_factory=list)
     rows: int = 0
@@ -211,7 +211,7 @@ def _read(spark: SparkSession, topic: Topic, query: Query, folder: Path) -> list
     )
     session = new_session(spark, empty_batches=False)
     frame = query.build(stream_inputs(session, (input_,), reading)["events"])
-    store = SqliteStore(folder / "store")
+    store = SqlStore(SqliteDialect(folder / "store"))
     after = None
     if query.operator is not None:
         arriving = SinkStage(query.operator, (StageInput(frame, "at"),), ())

@@ -19,7 +19,8 @@ from headwater.store import (
     LedgerEntry,
     PipelineReport,
     SideOutput,
-    SqliteStore,
+    SqliteDialect,
+    SqlStore,
     ViewTable,
 )
 
@@ -57,7 +58,7 @@ class Keeper:
 
     def __init__(self, folder: str | Path, table: ViewTable, topic: str = "orders", clock: Clock | None = None) -> None:
         self.log = EventLog(folder, clock=clock)
-        self.store = SqliteStore(Path(folder) / "store", clock)
+        self.store = SqlStore(SqliteDialect(Path(folder) / "store"), clock)
         self.table = table
         self.topic = topic
         self.batch = 0

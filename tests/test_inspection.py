@@ -20,7 +20,7 @@ from headwater.log import EventLog, Topic
 from headwater.log.inspection import TopicInspection, compare_topic
 from headwater.plan import PipelineCheck, Plan
 from headwater.profiles import Address, Profile
-from headwater.store import SqliteStore, ViewTable
+from headwater.store import SqliteDialect, SqlStore, ViewTable
 from tests.client.shop import fresh
 from tests.services.kafka import create_kafka_topic
 from tests.services.postgres import PASSWORD, postgres
@@ -217,7 +217,7 @@ def test_columns_that_differ_from_the_table_are_found_when_spark_has_looked(tmp_
     app = App("shop")
     app.topic("orders", "id string")
     app.view("kept", key="id", sql="select * from orders")
-    store = SqliteStore(tmp_path / "store")
+    store = SqlStore(SqliteDialect(tmp_path / "store"))
     store.create(ViewTable("kept", 1, SCHEMA, ("id",)))
     store.close()
     planned = Plan.of(app).with_inspection(inspect_app(Profile("embedded"), tmp_path, app.resolve()))
@@ -228,14 +228,14 @@ def test_columns_that_differ_from_the_table_are_found_when_spark_has_looked(tmp_
 
 
 def test_a_store_that_is_open_elsewhere_is_told_as_it_is_now(tmp_path):
-    store = SqliteStore(tmp_path / "store")
+    store = SqlStore(SqliteDialect(tmp_path / "store"))
     store.create(ViewTable("kept", 1, SCHEMA, ("id",)))  # in the file beside, until the store is closed
     assert list(inspect_store(None, tmp_path).views) == ["kept"]
     store.close()
 
 
 def test_a_store_of_a_newer_version_is_not_looked_into(tmp_path):
-    store = SqliteStore(tmp_path / "store")
+    store = SqlStore(SqliteDialect(tmp_path / "store"))
     store.close()
     with sqlite3.connect(tmp_path / "store" / "store.db") as connection:
         connection.execute("PRAGMA user_version = 99")

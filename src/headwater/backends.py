@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from headwater.queues.request_reply.dispatcher import Answer
     from headwater.queues.request_reply.protocol import Requester, Responder
     from headwater.store.protocol import Store, StoreInspection
+    from headwater.store.sql_store import SqlStore
     from headwater.store.views.store_views import StoreViews
     from headwater.store.views.view_reader import ViewReader
 
@@ -107,7 +108,7 @@ def ping_log(url: str) -> None:
 
 def open_store(
     url: str | None, data: Path, clock: Clock | None = None, before_commit: Callable[[], None] | None = None
-) -> Store:
+) -> SqlStore:
     """Open the store of a URL; without one, the store of the data folder.
 
     Args:
@@ -119,28 +120,28 @@ def open_store(
     Example:
         >>> import tempfile
         >>> store = open_store(None, Path(tempfile.mkdtemp()))
-        >>> type(store).__name__, open_view_reader(store).names()
-        ('SqliteStore', [])
+        >>> open_view_reader(store).names()
+        []
+        >>> store.close()
     """
+    from headwater.store.sql_store import SqlStore
+
     if url is None:
-        from headwater.store.sqlite import SqliteStore
+        from headwater.store.sqlite import SqliteDialect
 
-        return SqliteStore(data / "store", clock, before_commit)
-    from headwater.store.postgres import PostgresStore
+        return SqlStore(SqliteDialect(data / "store"), clock, before_commit)
+    from headwater.store.postgres import PostgresDialect
 
-    return PostgresStore(url, clock, before_commit)
+    return SqlStore(PostgresDialect(url), clock, before_commit)
 
 
 def open_view_reader(store: Store) -> ViewReader:
     """Open a reader for the views of a store."""
-    from headwater.store.sqlite import SqliteStore, SqliteViewReader
+    from headwater.store.sql_store import SqlStore
+    from headwater.store.views.view_reader import ViewReader
 
-    if isinstance(store, SqliteStore):
-        return SqliteViewReader(store)
-    from headwater.store.postgres import PostgresStore, PostgresViewReader
-
-    assert isinstance(store, PostgresStore)
-    return PostgresViewReader(store)
+    assert isinstance(store, SqlStore)
+    return ViewReader(store)
 
 
 def open_views(log: TimedLog, url: str | None = None, data: Path | None = None) -> StoreViews:
@@ -161,11 +162,10 @@ def open_views(log: TimedLog, url: str | None = None, data: Path | None = None) 
 
     folder = data or Path(log.url)
 
-    def open_existing() -> tuple[Store, ViewReader] | None:
+    def open_existing() -> SqlStore | None:
         if url is None and not (folder / "store" / "store.db").exists():
             return None
-        store = open_store(url, folder, log.clock)
-        return store, open_view_reader(store)
+        return open_store(url, folder, log.clock)
 
     return StoreViews(log, open_existing, str(folder))
 
@@ -181,7 +181,7 @@ def inspect_store(url: str | None, data: Path) -> StoreInspection:
         from headwater.store.sqlite.migrations import inspect_sqlite
 
         return inspect_sqlite(data / "store")
-    from headwater.store.postgres.survey import inspect_postgres
+    from headwater.store.postgres.migrations import inspect_postgres
 
     return inspect_postgres(url)
 

@@ -365,9 +365,8 @@ class MissingSecretError(BadProfileError):
 class BadQueryError(UsageError):
     """A query or condition in SQL is wrong, does what a reader may not do, or is over its limits.
 
-    A query is one SELECT over views and the system views hw_pipelines, hw_batches, hw_late and hw_quarantine. It may
-    take so much time and memory, and return so many rows and bytes, as its limits say; `data` has the `limit` that
-    was reached.
+    A query is one SELECT over views and system views such as hw_pipelines and hw_late. Its limits bound time and
+    memory, and the rows and bytes it returns; `data` has the `limit` that was reached.
     """
 
     code = "BAD_QUERY"

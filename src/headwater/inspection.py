@@ -20,8 +20,8 @@ from headwater.log.inspection import LogInspector, TopicVerdict, compare_topic
 from headwater.pipelines import Graph, Pipeline, PipelineKind
 from headwater.profiles import Profile, redact
 from headwater.store import ViewTable
+from headwater.store.changelog import changelog_topic
 from headwater.store.protocol import StoreInspection
-from headwater.store.views.changes import changelog_topic
 
 __all__ = ["Finding", "Inspection", "ServiceInspection", "inspect_app"]
 

@@ -13,7 +13,7 @@ from headwater import errors
 from headwater.events import SystemClock
 from headwater.log.http import HttpLog
 from headwater.server import Node
-from headwater.store import PipelineReport, SqliteStore
+from headwater.store import PipelineReport, SqliteDialect, SqlStore
 from tests.client.viewing import ViewingContract
 
 
@@ -63,7 +63,7 @@ def test_a_view_that_a_pipeline_has_not_begun_with_is_empty(tmp_path: Path):
     with hw.connect(tmp_path) as client:
         client.create_topic("orders", "order_id string")
         receipt = client.send("orders", {"order_id": "a"})
-        store = SqliteStore(tmp_path / "store")
+        store = SqlStore(SqliteDialect(tmp_path / "store"))
         store.report(PipelineReport("revenue", 1, "view", "starting", inputs=("orders",)))
         store.report(PipelineReport("big", 1, "stream", "starting", inputs=("orders",)))
         assert client.view("revenue").rows() == []

@@ -15,7 +15,7 @@ from headwater.engine.compatibility import Rebuild
 from headwater.engine.context import EngineContext
 from headwater.engine.engine import Engine
 from headwater.events import SystemClock
-from headwater.store import SqliteStore, Store
+from headwater.store import SqliteDialect, SqlStore, Store
 from headwater.testing.world import get_spark
 
 
@@ -50,7 +50,7 @@ def on_kafka(
 ) -> Iterator[OnKafka]:
     """Run the app; without a store, its views are in the folder."""
     log = open_log(f"kafka://{address}", index_time=True, cache=folder / "pages")
-    kept = store or SqliteStore(folder / "store")
+    kept = store or SqlStore(SqliteDialect(folder / "store"))
     around = EngineContext(folder, log, kept, SystemClock(), rows=rows, wait=0.2)
     anew = {name: Rebuild() for name in rebuild}
     engine = Engine(app.resolve(), lambda: get_spark().session, around, anew)
@@ -60,7 +60,6 @@ def on_kafka(
         yield world
     finally:
         engine.stop()
-        world.views.close()
         if store is None:
             kept.close()
         log.close()

@@ -19,7 +19,7 @@ import headwater as hw
 from headwater.engine.spark.java import find_java
 from headwater.errors import HeadwaterError
 from headwater.runner import EngineProcess, catch_up
-from headwater.store import SqliteStore, SqliteViewReader
+from headwater.store import SqliteDialect, SqlStore, ViewReader
 from headwater.testing import World, run
 from tests.engine.judging import batch_rows, same_rows, stream_rows, view_table
 from tests.faults.processes import until
@@ -274,8 +274,8 @@ def test_without_java_pipelines_fail_and_the_log_works(without_java, tmp_path):
     assert missing.value.code == "NO_JAVA"
     engine = EngineProcess(without_java, data)
     engine.start()
-    store = SqliteStore(data / "store")
-    views = SqliteViewReader(store)
+    store = SqlStore(SqliteDialect(data / "store"))
+    views = ViewReader(store)
     try:
         sql = "select state, error from hw_pipelines where name = 'totals'"
         until(lambda: (views.sql(sql).rows or [("", "")])[0][0] == "failed", seconds=120)
@@ -285,7 +285,6 @@ def test_without_java_pipelines_fail_and_the_log_works(without_java, tmp_path):
         assert [event.value["v"] for event in client.read("orders")] == [2]
     finally:
         engine.stop()
-        views.close()
         store.close()
     command = [Path(sys.executable).with_name("headwater"), "cat", "orders", "--data", str(data)]
     said = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)

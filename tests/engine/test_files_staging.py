@@ -80,7 +80,6 @@ def test_rows_of_views_go_to_postgres_from_the_workers(tmp_path: Path, postgres:
         world.settle()
         views = open_view_reader(store)
         rows = {name: views.rows(name) for name in ("large", "over_large", "sums")}
-        views.close()
     assert committed == {"large@1": (0, 130), "sums@1": (0, 90), "over_large@1": (13, 0)}
     assert sorted(row["id"] for row in rows["large"]) == list(range(90))
     assert sorted(row["newest"] for row in rows["over_large"]) == list(range(0, 90, 7))

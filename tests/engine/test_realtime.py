@@ -28,7 +28,7 @@ from headwater.engine.engine import Engine
 from headwater.engine.supervisor import PipelineSupervisor
 from headwater.events import SystemClock
 from headwater.runner import EngineProcess
-from headwater.store import SqliteStore, SqliteViewReader
+from headwater.store import SqliteDialect, SqlStore, ViewReader
 from headwater.testing.world import get_spark
 from tests.faults.counts import only_in_full_runs
 from tests.services.kafka import Broker
@@ -41,7 +41,7 @@ ORDERS = "id int not null, shop string, v int, price decimal(10,2), at timestamp
 class Running:
     """An app on Kafka in a folder."""
 
-    def __init__(self, engine: Engine, log: Any, store: SqliteStore) -> None:
+    def __init__(self, engine: Engine, log: Any, store: SqlStore) -> None:
         self.engine = engine
         self.client = hw.Client(log, SystemClock())
         self.store = store
@@ -50,17 +50,13 @@ class Running:
         return self.engine.supervisors[name]
 
     def sql(self, text: str) -> list[Any]:
-        views = SqliteViewReader(self.store)
-        try:
-            return list(views.sql(text).rows)
-        finally:
-            views.close()
+        return list(ViewReader(self.store).sql(text).rows)
 
 
 @contextmanager
 def running(app: hw.App, folder: Path, broker: Broker) -> Iterator[Running]:
     log = open_log(f"kafka://{broker.address}", index_time=True)
-    store = SqliteStore(folder / "store")
+    store = SqlStore(SqliteDialect(folder / "store"))
     around = EngineContext(folder, log, store, SystemClock(), realtime_batch=timedelta(seconds=5))
     engine = Engine(app.resolve(), lambda: get_spark().session, around)
     engine.start()

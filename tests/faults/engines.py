@@ -20,7 +20,7 @@ import pyarrow as pa
 
 import headwater as hw
 from headwater.log import EventLog
-from headwater.store import SqliteStore, SqliteViewReader
+from headwater.store import SqliteDialect, SqlStore, ViewReader
 from tests.engine.judging import Judged, judged
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
@@ -156,12 +156,11 @@ class Shop:
         return [(state, error or "") for state, error in self._asked("select state, error from hw_pipelines")]
 
     def _asked(self, sql: str) -> list[Any]:
-        store = SqliteStore(self.data / "store")
-        views = SqliteViewReader(store)
+        store = SqlStore(SqliteDialect(self.data / "store"))
+        views = ViewReader(store)
         try:
             return list(views.sql(sql).rows)
         finally:
-            views.close()
             store.close()
 
 
@@ -212,8 +211,8 @@ def gone(session: int, seconds: float = 60) -> bool:
 
 def compare(shop: Shop) -> int:
     """Raises `AssertionError` where the store differs from a batch query over the topic; the number of events."""
-    log, store = EventLog(shop.data), SqliteStore(shop.data / "store")
-    views, client = SqliteViewReader(store), hw.connect(shop.data)
+    log, store = EventLog(shop.data), SqlStore(SqliteDialect(shop.data / "store"))
+    views, client = ViewReader(store), hw.connect(shop.data)
     try:
         events = judged(log, "orders")
         used = [event.value for event in events if event.behind <= 20_000_000]
@@ -230,13 +229,12 @@ def compare(shop: Shop) -> int:
         assert unaccounted == 0
         return len(events)
     finally:
-        views.close()
         store.close()
         client.log.close()
         log.close()
 
 
-def _same_windows(views: SqliteViewReader, used: list[dict[str, Any]]) -> None:
+def _same_windows(views: ViewReader, used: list[dict[str, Any]]) -> None:
     sql = """
         select epoch(time_bucket(interval 10 seconds, "at"))::bigint w, k, sum(v)::bigint total, count(*) n
         from events group by all order by all
@@ -255,7 +253,7 @@ def _same_stream(client: hw.Client, events: list[dict[str, Any]]) -> None:
     assert found == sorted((e["seq"], e["v"] * 2) for e in events if e["v"] >= 50)
 
 
-def _same_changes(client: hw.Client, views: SqliteViewReader) -> list[dict[str, Any]]:
+def _same_changes(client: hw.Client, views: ViewReader) -> list[dict[str, Any]]:
     """Every change fits what was there before it; the rows that were called final, each once."""
     rows: dict[str, Any] = {}
     finals: dict[str, Any] = {}
@@ -276,7 +274,7 @@ def _same_changes(client: hw.Client, views: SqliteViewReader) -> list[dict[str, 
     return list(finals.values())
 
 
-def _same_chain(views: SqliteViewReader, finals: list[dict[str, Any]]) -> None:
+def _same_chain(views: ViewReader, finals: list[dict[str, Any]]) -> None:
     wanted: dict[int, tuple[int, int]] = {}
     for row in finals:
         total, windows = wanted.get(row["k"], (0, 0))
@@ -287,8 +285,8 @@ def _same_chain(views: SqliteViewReader, finals: list[dict[str, Any]]) -> None:
 
 def compare_operators(shop: Shop) -> int:
     """Raises `AssertionError` where a view of `OPERATORS` differs from the events; the number of events."""
-    log, store = EventLog(shop.data), SqliteStore(shop.data / "store")
-    views = SqliteViewReader(store)
+    log, store = EventLog(shop.data), SqlStore(SqliteDialect(shop.data / "store"))
+    views = ViewReader(store)
     try:
         events = judged(log, "orders")
         used = [event for event in events if event.behind <= 20_000_000]
@@ -306,7 +304,6 @@ def compare_operators(shop: Shop) -> int:
         ]
         return len(events)
     finally:
-        views.close()
         store.close()
         log.close()
 
@@ -320,7 +317,7 @@ def _totals(events: list[Judged]) -> dict[int, tuple[int, int]]:
     return found
 
 
-def _same_order(views: SqliteViewReader, used: list[Judged]) -> None:
+def _same_order(views: ViewReader, used: list[Judged]) -> None:
     """Numbers that events got in the order of time; those that still wait have none."""
     found = {row["seq"]: (row["k"], row["n"], row["total"]) for row in views.rows("in_order")}
     wanted = {}

@@ -24,7 +24,8 @@ import headwater as hw
 from headwater.errors import BadCredentialsError, DataGoneError, SchemaConflictError, UnknownTopicError
 from headwater.runner import catch_up
 from headwater.services.servers import free_ports
-from headwater.store.postgres import PostgresStore
+from headwater.store import SqlStore
+from headwater.store.postgres import PostgresDialect
 from headwater.store.status import read_engine_status
 from headwater.testing import run
 from tests.cli.conftest import COMMAND
@@ -129,7 +130,7 @@ def published(brokers: list[Broker], name: str) -> Counter[int]:
 
 def test_brokers_killed_under_load_change_no_row(brokers: list[Broker], postgres: Server, calm: Made, tmp_path: Path):
     name = fresh_name()
-    store = PostgresStore(postgres.url(postgres.emptied()))
+    store = SqlStore(PostgresDialect(postgres.url(postgres.emptied())))
     with on_kafka(shop(name), tmp_path, brokers[0].address, store, rows=60) as world:
         sender = threading.Thread(target=send, args=(world, name, 0, 300))
         sender.start()
@@ -149,7 +150,7 @@ def test_a_database_that_dies_in_a_commit_or_loses_its_reply_changes_no_row(
     brokers: list[Broker], postgres: Server, calm: Made, tmp_path: Path
 ):
     name, proxy, hook = fresh_name(), Proxy(postgres.port), Once()
-    store = PostgresStore(postgres.url(postgres.emptied(), port=proxy.port), before_commit=hook)
+    store = SqlStore(PostgresDialect(postgres.url(postgres.emptied(), port=proxy.port)), before_commit=hook)
     with on_kafka(shop(name), tmp_path, brokers[0].address, store, rows=60) as world:
         send(world, name, 0, 100)
         world.settle()
@@ -173,7 +174,7 @@ def test_new_partitions_are_taken_in_while_the_pipelines_run(
     brokers: list[Broker], postgres: Server, admin: AdminClient, tmp_path: Path
 ):
     name = fresh_name()
-    store = PostgresStore(postgres.url(postgres.emptied()))
+    store = SqlStore(PostgresDialect(postgres.url(postgres.emptied())))
     plain = Producer({"bootstrap.servers": brokers[0].address, "log_level": 2})
 
     def others(*sent: tuple[int, str]) -> None:
@@ -214,7 +215,7 @@ def test_events_that_retention_took_from_a_stopped_pipeline_are_missed_aloud(
     brokers: list[Broker], postgres: Server, admin: AdminClient, tmp_path: Path
 ):
     app, one, two = two_topics()
-    store = PostgresStore(postgres.url(postgres.emptied()))
+    store = SqlStore(PostgresDialect(postgres.url(postgres.emptied())))
     with on_kafka(app, tmp_path, brokers[0].address, store) as world:
         send_both(world, one, two, range(10))
     with hw.connect(f"kafka://{brokers[0].address}") as client:
@@ -242,7 +243,7 @@ def test_a_topic_that_is_deleted_or_made_again_fails_its_own_pipelines(
     brokers: list[Broker], postgres: Server, admin: AdminClient, tmp_path: Path
 ):
     app, one, two = two_topics()
-    store = PostgresStore(postgres.url(postgres.emptied()))
+    store = SqlStore(PostgresDialect(postgres.url(postgres.emptied())))
     with on_kafka(app, tmp_path, brokers[0].address, store) as world:
         send_both(world, one, two, range(10))
         delete_topic(admin, one)
@@ -266,7 +267,7 @@ def test_a_topic_that_is_deleted_or_made_again_fails_its_own_pipelines(
 def test_a_table_of_the_same_name_with_other_types_is_refused(brokers: list[Broker], postgres: Server, tmp_path: Path):
     app, one, _ = two_topics()
     database = postgres.emptied()
-    store = PostgresStore(postgres.url(database))
+    store = SqlStore(PostgresDialect(postgres.url(database)))
     postgres.execute(database, f'CREATE TABLE headwater."v1_view_{one}" (id text)')
     with on_kafka(app, tmp_path, brokers[0].address, store) as world, pytest.raises(SchemaConflictError):
         world.engine.supervisors["view_" + one].wait_until_running()

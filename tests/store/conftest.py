@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.store import SqliteStore, SqliteViewReader
-from headwater.store.postgres import PostgresStore, PostgresViewReader
+from headwater.store import SqliteDialect, SqlStore, ViewReader
+from headwater.store.postgres import PostgresDialect
 from tests.services.postgres import postgres
 
 __all__ = ["postgres"]
@@ -28,15 +28,13 @@ def url(postgres):
 @pytest.fixture
 def store(request, tmp_path):
     if getattr(request, "param", "sqlite") == "postgres":
-        opened = PostgresStore(request.getfixturevalue("url"))
+        opened = SqlStore(PostgresDialect(request.getfixturevalue("url")))
     else:
-        opened = SqliteStore(tmp_path / "store")
+        opened = SqlStore(SqliteDialect(tmp_path / "store"))
     yield opened
     opened.close()
 
 
 @pytest.fixture
 def views(store):
-    opened = SqliteViewReader(store) if isinstance(store, SqliteStore) else PostgresViewReader(store)
-    yield opened
-    opened.close()
+    return ViewReader(store)

@@ -10,7 +10,7 @@ import random
 import sys
 from pathlib import Path
 
-from headwater.store import EventCounts, InputRange, SqliteStore, SqliteViewReader
+from headwater.store import EventCounts, InputRange, SqliteDialect, SqlStore, ViewReader
 from tests.store.given import Runner, aside
 
 KEYS = 50
@@ -28,9 +28,9 @@ def publish(runner: Runner, batch: int) -> None:
 
 
 def main() -> None:
-    store = SqliteStore(Path(sys.argv[1]))
+    store = SqlStore(SqliteDialect(Path(sys.argv[1])))
     runner = Runner(store)
-    views = SqliteViewReader(store)
+    views = ViewReader(store)
     last = store.last_entry(runner.query)
     runner.batch = 0 if last is None else last.batch + 1
     for waiting in store.outbox(runner.query):

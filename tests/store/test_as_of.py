@@ -8,7 +8,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.store import SqliteStore, SqliteViewReader, ViewTable, rows_as_of
+from headwater.store import SqliteDialect, SqlStore, ViewReader, ViewTable, rows_as_of
 from tests.store.given import MINUTE, MOMENT, REVENUE, TOTALS, Runner, minute
 
 
@@ -31,8 +31,8 @@ BATCHES = st.lists(
 
 @given(BATCHES)
 def test_the_past_is_what_readers_saw_then(tmp_path_factory, batches):
-    store = SqliteStore(tmp_path_factory.mktemp("store"))
-    runner, views, seen = Runner(store), SqliteViewReader(store), []
+    store = SqlStore(SqliteDialect(tmp_path_factory.mktemp("store")))
+    runner, views, seen = Runner(store), ViewReader(store), []
     for rows, gone in batches:
         written = [{"k": k, "n": n} for k, n in rows.items()]
         written += [{"k": k, "n": len(seen)} for k in {"x", "y", "z"} - gone]
@@ -44,7 +44,6 @@ def test_the_past_is_what_readers_saw_then(tmp_path_factory, batches):
         assert sorted(found.to_pylist(), key=str) == expected
         assert found.schema == TOTALS.schema
     assert rows_as_of(TOTALS, 999, changes).num_rows == 0
-    views.close()
     store.close()
 
 

@@ -12,8 +12,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from headwater.errors import HeadwaterError
-from headwater.store import SqliteStore, SqliteViewReader, ViewTable
-from headwater.store.postgres import PostgresStore, PostgresViewReader
+from headwater.store import SqliteDialect, SqlStore, ViewReader, ViewTable
+from headwater.store.postgres import PostgresDialect
 from tests.store.given import MINUTE, MOMENT, WINDOW, Runner, aside, minute
 
 pytestmark = pytest.mark.services
@@ -87,11 +87,11 @@ def by_text(rows):
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory, postgres):
     """Both, with their readers; every example has a view of its own in them."""
-    lite = SqliteStore(tmp_path_factory.mktemp("store"))
-    server = PostgresStore(postgres.url(postgres.emptied()))
-    readers = SqliteViewReader(lite), PostgresViewReader(server)
+    lite = SqlStore(SqliteDialect(tmp_path_factory.mktemp("store")))
+    server = SqlStore(PostgresDialect(postgres.url(postgres.emptied())))
+    readers = ViewReader(lite), ViewReader(server)
     yield (lite, readers[0]), (server, readers[1])
-    for opened in (*readers, lite, server):
+    for opened in (lite, server):
         opened.close()
 
 

@@ -83,7 +83,7 @@ def through_sqlite(table, rows):
     connection = sqlite3.connect(":memory:")
     names = [f'"{slot.name}"' for slot in storage_columns(table)]
     described = ", ".join(
-        f"{name} {column_type(slot)}" for name, slot in zip(names, storage_columns(table), strict=True)
+        f"{name} {column_type(slot.kind)}" for name, slot in zip(names, storage_columns(table), strict=True)
     )
     connection.execute(f"CREATE TABLE t ({described})")
     marks = ", ".join("?" * len(names))

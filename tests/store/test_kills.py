@@ -8,7 +8,7 @@ import sys
 import time
 from collections import Counter
 
-from headwater.store import SqliteStore, SqliteViewReader
+from headwater.store import SqliteDialect, SqlStore, ViewReader
 from tests.store.killed_runner import chosen
 
 KILLS = 30
@@ -51,10 +51,9 @@ def test_a_killed_runner_leaves_whole_batches(tmp_path):
     batches = 0
     for _ in range(KILLS):
         acknowledged = killed(tmp_path, chance.uniform(0, 0.25))
-        store = SqliteStore(tmp_path)
-        views = SqliteViewReader(store)
+        store = SqlStore(SqliteDialect(tmp_path))
+        views = ViewReader(store)
         check(store, views, acknowledged)
         batches = store.last_entry("totals@1").batch
-        views.close()
         store.close()
     assert batches >= KILLS

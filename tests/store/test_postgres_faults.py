@@ -12,7 +12,8 @@ import pytest
 
 from headwater.errors import BadCredentialsError, BadSettingError, FencedError, HeadwaterError, UnreachableError
 from headwater.sql import postgres_pool
-from headwater.store.postgres import PostgresStore, PostgresViewReader
+from headwater.store import SqlStore, ViewReader
+from headwater.store.postgres import PostgresDialect
 from tests.services.postgres import PASSWORD, Proxy
 from tests.store.given import Runner
 
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.services
 
 
 def rows(store):
-    return {row["k"]: row["n"] for row in PostgresViewReader(store).rows("totals")}
+    return {row["k"]: row["n"] for row in ViewReader(store).rows("totals")}
 
 
 def batches(store, runner):
@@ -47,7 +48,7 @@ def meanwhile():
 
 @pytest.fixture
 def watched(url, meanwhile):
-    opened = PostgresStore(url, before_commit=meanwhile)
+    opened = SqlStore(PostgresDialect(url), before_commit=meanwhile)
     yield opened
     opened.close()
 
@@ -126,7 +127,7 @@ def proxy(postgres):
 
 @pytest.mark.parametrize("word", [b"COPY", b"pg_advisory_xact_lock", b"NOTIFY", b"COMMIT"])
 def test_a_commit_whose_reply_is_lost_is_taken_once(postgres, proxy, word):
-    store = PostgresStore(postgres.url(postgres.emptied(), port=proxy.port))
+    store = SqlStore(PostgresDialect(postgres.url(postgres.emptied(), port=proxy.port)))
     runner = Runner(store)
     runner.commit([{"k": "a", "n": 1}])
     proxy.lost_after = word
@@ -139,7 +140,7 @@ def test_a_commit_whose_reply_is_lost_is_taken_once(postgres, proxy, word):
 
 
 def test_a_batch_taken_before_is_told_so_also_when_the_reply_is_lost(postgres, proxy):
-    store = PostgresStore(postgres.url(postgres.emptied(), port=proxy.port))
+    store = SqlStore(PostgresDialect(postgres.url(postgres.emptied(), port=proxy.port)))
     runner = Runner(store)
     runner.commit([{"k": "a", "n": 1}])
     proxy.lost_after = b"COMMIT"
@@ -166,7 +167,7 @@ def test_a_runner_asleep_in_its_commit_is_cut_off_and_fenced(url, watched, meanw
     sleeper = threading.Thread(target=commit)
     sleeper.start()
     assert asleep.wait(10)
-    other = PostgresStore(url)
+    other = SqlStore(PostgresDialect(url))
     new = Runner(other)
     assert new.epoch == 2
     assert new.commit([{"k": "b", "n": 1}])
@@ -178,7 +179,7 @@ def test_a_runner_asleep_in_its_commit_is_cut_off_and_fenced(url, watched, meanw
 
 
 def test_of_two_runners_at_once_one_writes(url):
-    stores = [PostgresStore(url) for _ in range(2)]
+    stores = [SqlStore(PostgresDialect(url)) for _ in range(2)]
     Runner(stores[0])
     taken, fenced = [], []
 
@@ -198,7 +199,7 @@ def test_of_two_runners_at_once_one_writes(url):
         thread.join()
     numbers = [number for number, _ in taken]
     assert sorted(numbers) == sorted(set(numbers))
-    assert {row["k"]: row["n"] for row in PostgresViewReader(stores[0]).rows("totals")} == {
+    assert {row["k"]: row["n"] for row in ViewReader(stores[0]).rows("totals")} == {
         str(number): epoch for number, epoch in taken
     }
     assert max(epoch for _, epoch in taken) == 3
@@ -212,7 +213,7 @@ def test_readers_see_whole_batches_only(store):
     seen, done = set(), threading.Event()
 
     def look():
-        views = PostgresViewReader(store)
+        views = ViewReader(store)
         while not done.is_set():
             seen.add(frozenset(row["n"] for row in views.rows("totals")))
             seen.add(frozenset(views.table("totals", where="n >= 0").column("n").to_pylist()))
@@ -258,13 +259,13 @@ def told(error):
 )
 def test_a_login_that_does_not_work_is_told_without_the_password(postgres, login, change, kind):
     with pytest.raises(kind) as caught:
-        PostgresStore(change(postgres.url(*login)))
+        SqlStore(PostgresDialect(change(postgres.url(*login))))
     assert PASSWORD not in told(caught.value)
 
 
 def test_a_server_that_is_not_there_is_told_and_may_be_tried_again(postgres):
     with pytest.raises(UnreachableError) as caught:
-        PostgresStore(f"postgresql://ada:{PASSWORD}@127.0.0.1:1/shop")
+        SqlStore(PostgresDialect(f"postgresql://ada:{PASSWORD}@127.0.0.1:1/shop"))
     assert caught.value.retryable
     assert PASSWORD not in told(caught.value)
     assert "postgresql://127.0.0.1:1/shop" in str(caught.value)
@@ -273,7 +274,7 @@ def test_a_server_that_is_not_there_is_told_and_may_be_tried_again(postgres):
 def test_a_store_does_not_show_its_password(postgres, login):
     name, user = login
     postgres.execute(name, f"GRANT CREATE ON DATABASE {name} TO {user}")
-    store = PostgresStore(postgres.url(name, user))
+    store = SqlStore(PostgresDialect(postgres.url(name, user)))
     Runner(store).commit([{"k": "a", "n": 1}])
     assert PASSWORD not in repr(store)
     assert rows(store) == {"a": 1}
@@ -282,30 +283,30 @@ def test_a_store_does_not_show_its_password(postgres, login):
 
 def test_without_the_role_that_reads_sql_is_refused_with_what_to_do(postgres, login, url):
     name, user = login
-    PostgresStore(url).close()  # makes the role, as the first login that may
+    SqlStore(PostgresDialect(url)).close()  # makes the role, as the first login that may
     postgres.execute(name, f"GRANT CREATE ON DATABASE {name} TO {user}")
-    store = PostgresStore(postgres.url(name, user))
+    store = SqlStore(PostgresDialect(postgres.url(name, user)))
     with pytest.raises(BadCredentialsError) as caught:
-        PostgresViewReader(store).sql("select 1")
+        ViewReader(store).sql("select 1")
     assert "headwater_reader" in str(caught.value.fix)
     postgres.execute(name, f"GRANT headwater_reader TO {user}")
-    assert PostgresViewReader(store).sql("select count(*) from hw_pipelines").rows == [(0,)]
+    assert ViewReader(store).sql("select count(*) from hw_pipelines").rows == [(0,)]
     store.close()
 
 
 def test_a_server_that_is_too_old_is_told(url, monkeypatch):
     monkeypatch.setattr(postgres_pool, "MIN_SERVER_VERSION", 99)
     with pytest.raises(BadSettingError) as caught:
-        PostgresStore(url)
+        SqlStore(PostgresDialect(url))
     assert caught.value.data["version"] >= 15
 
 
 def test_a_login_for_readers_reads_views_and_nothing_else(postgres, login, url):
     name, user = url.rpartition("/")[2], login[1]
-    store = PostgresStore(url, reader=postgres.url(name, user))
+    store = SqlStore(PostgresDialect(url, reader=postgres.url(name, user)))
     Runner(store).commit([{"k": "a", "n": 1}])
     postgres.execute(name, f"GRANT headwater_reader TO {user}")
-    views = PostgresViewReader(store)
+    views = ViewReader(store)
     assert views.sql("select n from totals").rows == [(1,)]
     assert views.rows("totals", where="n = 1") == [{"k": "a", "n": 1}]
     with psycopg.connect(postgres.url(name, user)) as other, pytest.raises(psycopg.Error):

@@ -123,7 +123,7 @@ def test_what_is_refused_by_its_words_never_reaches_the_server(text):
 )
 def test_the_role_alone_can_do_nothing_either(store, text):
     """Without our own look at the words: the second lock on the door."""
-    with store.pool.session() as session, session.connection.transaction(force_rollback=True):
+    with store.dialect.pool.session() as session, session.connection.transaction(force_rollback=True):
         session.execute_raw("SET LOCAL ROLE headwater_reader")
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             session.execute_raw(text)
@@ -131,14 +131,15 @@ def test_the_role_alone_can_do_nothing_either(store, text):
 
 @pytest.mark.parametrize("text", ["select * from headwater.outbox", "select pg_read_file('PG_VERSION')"])
 def test_a_query_runs_under_the_role_whatever_its_words(store, text):
-    with PostgresSandbox(store.pool, SHORT) as sandbox, pytest.raises(BadQueryError, match="permission denied"):
+    with PostgresSandbox(store.dialect.pool, SHORT) as sandbox, pytest.raises(BadQueryError, match="permission denied"):
         sandbox.query(text)
-    with PostgresSandbox(store.pool, SHORT) as sandbox:
+    with PostgresSandbox(store.dialect.pool, SHORT) as sandbox:
         assert sandbox.query("select current_user::text").rows == [("headwater_reader",)]
 
 
 def test_a_transaction_of_a_query_cannot_write(store):
-    with PostgresSandbox(store.pool, SHORT, role=None) as sandbox, pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
+    read_only = psycopg.errors.ReadOnlySqlTransaction
+    with PostgresSandbox(store.dialect.pool, SHORT, role=None) as sandbox, pytest.raises(read_only):
         sandbox._session.execute_raw("CREATE TABLE headwater.x (a int)")
 
 

@@ -9,29 +9,29 @@ import pyarrow as pa
 import pytest
 
 from headwater.errors import BadTypeError, FencedError, KeyNotUniqueError, UnreachableError, UsageError
-from headwater.store import SqliteStore, StagedPart
-from headwater.store.postgres import PostgresStore, PostgresViewReader
+from headwater.store import SqliteDialect, SqlStore, StagedPart, ViewReader
+from headwater.store.postgres import PostgresDialect
 from tests.store.given import MINUTE, REVENUE, TOTALS, Runner, minute
 
 STORES = ("postgres",)
 
 
 def part(store, *rows, batch=0, table=TOTALS):
-    return store.stage(table, batch, pa.Table.from_pylist(list(rows), schema=table.schema))
+    return store.dialect.stage(table, batch, pa.Table.from_pylist(list(rows), schema=table.schema))
 
 
 def rows(store):
-    return {row["k"]: row["n"] for row in PostgresViewReader(store).rows("totals")}
+    return {row["k"]: row["n"] for row in ViewReader(store).rows("totals")}
 
 
 def leftovers(store):
-    with store.pool.session() as session:
+    with store.dialect.pool.session() as session:
         tables = "SELECT relname FROM pg_class WHERE relkind = 'r' AND relname LIKE 'staged\\_%'"
         return session.connection.execute(tables).fetchall()
 
 
 def staged_by(url, number):
-    store = PostgresStore(url)
+    store = SqlStore(PostgresDialect(url))
     found = part(store, *({"k": f"{number}-{row}", "n": row} for row in range(1_000)))
     store.close()
     return found
@@ -143,11 +143,11 @@ def test_what_workers_are_given_shows_no_password(store):
 def test_staged_rows_of_other_columns_are_refused(store):
     store.create(TOTALS)
     with pytest.raises(BadTypeError):
-        store.stage(TOTALS, 0, pa.table({"x": [1]}))
+        store.dialect.stage(TOTALS, 0, pa.table({"x": [1]}))
 
 
 def test_a_store_in_a_file_refuses_what_was_staged(tmp_path):
-    store = SqliteStore(tmp_path)
+    store = SqlStore(SqliteDialect(tmp_path))
     runner = Runner(store)
     with pytest.raises(UsageError):
         store.commit(replace(runner.work(), staged=(StagedPart("x", 1, (False,)),)))

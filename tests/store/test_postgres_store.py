@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 
 from headwater.errors import BadEventError, BadNameError, NewerFormatError, SchemaConflictError, TooLargeError
-from headwater.store import ViewTable
-from headwater.store.postgres import PostgresStore, PostgresViewReader
+from headwater.store import SqlStore, ViewReader, ViewTable
+from headwater.store.postgres import PostgresDialect
 from tests.store.contract import StoreContract
 from tests.store.given import MOMENT, REVENUE, TOTALS, WINDOW, Runner, aside, minute
 
@@ -29,21 +29,21 @@ KINDS = pa.schema(
 
 class TestPostgresStore(StoreContract):
     def rows_of(self, store, name):
-        return PostgresViewReader(store).rows(name)
+        return ViewReader(store).rows(name)
 
 
 def ask(store, statement):
-    with store.pool.session() as session:
+    with store.dialect.pool.session() as session:
         return session.connection.execute(statement).fetchall()
 
 
 def test_everything_is_there_after_opening_again(url):
-    store = PostgresStore(url)
+    store = SqlStore(PostgresDialect(url))
     runner = Runner(store)
     runner.commit([{"k": "a", "n": 1}], late=(aside(1),), quarantined=(aside(2, data=b"x", reason="no\0nul"),))
     before = (store.last_entry(runner.query), runner.changes())
     store.close()
-    again = PostgresStore(url)
+    again = SqlStore(PostgresDialect(url))
     assert (again.last_entry(runner.query), [again.outbox(runner.query)[0].changes.num_rows]) == (before[0], [1])
     assert again.open_epoch(runner.query) == 2
     again.close()
@@ -66,24 +66,24 @@ def test_columns_have_the_types_that_are_expected(store):
 
 
 def test_a_store_of_a_newer_format_is_not_touched(store, url):
-    with store.pool.session() as session:
+    with store.dialect.pool.session() as session:
         session.execute("UPDATE hw$format SET format = format + 1")
     with pytest.raises(NewerFormatError):
-        PostgresStore(url)
+        SqlStore(PostgresDialect(url))
 
 
 def test_system_views_of_an_older_text_are_made_anew(store, url):
-    with store.pool.session() as session:
+    with store.dialect.pool.session() as session:
         session.execute("UPDATE hw$format SET views = 'old'")
         session.execute("DROP VIEW headwater_views.hw_late")
-    again = PostgresStore(url)
-    assert PostgresViewReader(again).sql("select count(*) from hw_late").rows == [(0,)]
+    again = SqlStore(PostgresDialect(url))
+    assert ViewReader(again).sql("select count(*) from hw_late").rows == [(0,)]
     again.close()
 
 
 def test_a_table_that_was_changed_by_hand_is_told(store):
     store.create(TOTALS)
-    with store.pool.session() as session:
+    with store.dialect.pool.session() as session:
         session.execute("DROP VIEW headwater_views.totals")
         session.execute("ALTER TABLE headwater.v1_totals ALTER n TYPE text")
     with pytest.raises(SchemaConflictError) as caught:
@@ -93,7 +93,7 @@ def test_a_table_that_was_changed_by_hand_is_told(store):
 
 
 def test_a_table_in_the_way_is_told(store):
-    with store.pool.session() as session:
+    with store.dialect.pool.session() as session:
         session.execute("CREATE TABLE headwater.v1_totals (x text)")
     with pytest.raises(SchemaConflictError):
         store.create(TOTALS)
@@ -102,7 +102,7 @@ def test_a_table_in_the_way_is_told(store):
 
 def test_a_table_that_was_dropped_by_hand_is_told(store):
     runner = Runner(store)
-    with store.pool.session() as session:
+    with store.dialect.pool.session() as session:
         session.execute("DROP TABLE headwater.v1_totals CASCADE")
     with pytest.raises(SchemaConflictError):
         runner.commit([{"k": "a", "n": 1}])
@@ -137,7 +137,7 @@ def test_a_key_too_long_for_the_index_is_told(store):
 def test_a_commit_waits_for_the_disk_whatever_the_database_says(postgres):
     name = postgres.database()
     postgres.execute(name, f"ALTER DATABASE {name} SET synchronous_commit = off")
-    store = PostgresStore(postgres.url(name))
+    store = SqlStore(PostgresDialect(postgres.url(name)))
     assert ask(store, "show synchronous_commit") == [("on",)]
     store.close()
 
@@ -150,7 +150,7 @@ def test_a_small_batch_in_a_large_table_looks_by_the_index(store, key):
     runner = Runner(store)
     runner.commit([{"k": str(number), "n": number} for number in range(30_000)])
     write = PostgresViewWriter(TOTALS, runner.work([{"k": key, "n": -1}]))
-    with store.pool.session() as session:
+    with store.dialect.pool.session() as session:
         write.prepare(session)
         with session.connection.transaction(force_rollback=True):
             write.stage(session)

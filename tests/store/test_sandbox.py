@@ -32,8 +32,8 @@ def store(store):
 
 def content(store):
     """Everything in the folder that a query could have changed, and everything in the store."""
-    files = sorted(path.name for path in store.folder.iterdir())
-    dump = "\n".join(store._connection.iterdump())
+    files = sorted(path.name for path in store.dialect.folder.iterdir())
+    dump = "\n".join(store.dialect.connection.iterdump())
     return files, hashlib.sha256(dump.encode()).hexdigest()
 
 

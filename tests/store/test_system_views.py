@@ -11,7 +11,11 @@ import pytest
 
 from headwater.engine.state.encoding import encode_keys, kinds_of
 from headwater.engine.state.hash_pages import HashPages
-from headwater.store import EventCounts, PipelineReport, SqliteStore, StateSize, StateWrite
+from headwater.log import EventLog
+from headwater.store import EventCounts, PipelineReport, SqliteDialect, SqlStore, StateSize, StateWrite
+from headwater.store.system_views import SYSTEM_VIEWS
+from headwater.store.views.store_views import StoreViews
+from headwater.store.views.view_query import ViewQuery
 from tests.store.given import BOTH, MINUTE, MOMENT, TOTALS, Runner, aside, read
 
 STORES = BOTH
@@ -118,6 +122,25 @@ def test_state_is_counted_in_keys_and_entries_also_when_it_is_in_pages(store, vi
     assert keys == [(b"a".hex(),), (None,)]  # nobody said what the key is made of; a page is no key
     (size,) = views.sql("select bytes from hw_state where space = 'named'").rows
     assert size == (9,)
+
+
+def test_every_system_view_is_listed_and_read_by_its_key(store, tmp_path):
+    runner = Runner(store)
+    about = {"late": (aside(1),), "quarantined": (aside(2),), "watermark": 5, "wall": 0.5}
+    runner.commit([], states=(StateWrite("seen", [b"a"], [b"x"], [b"1"]),), **about)
+    store.report(PipelineReport("totals", 1, "view", "running"))
+    with EventLog(tmp_path / "log") as log:
+        source = StoreViews(log, lambda: store, "here")
+        listed = {info.name: info for info in source.views() if info.kind == "system"}
+        assert listed.keys() == SYSTEM_VIEWS.keys()
+        for name, info in listed.items():
+            (row,) = source.read(ViewQuery(name)).rows()
+            key = {column: row[column] for column in info.key}
+            assert source.read(ViewQuery(name, key=key)).rows() == [row]
+    assert row == {
+        **{"pipeline": "totals", "version": 1, "space": "seen", "keys": 1, "entries": 1, "bytes": 3},
+        **{"largest": 1, "largest_key": None},
+    }
 
 
 @pytest.mark.parametrize(
@@ -227,18 +250,18 @@ def test_events_without_fate_are_counted(store, views):
 
 def test_reading_the_state_costs_the_same_after_many_batches(tmp_path):
     """No look at the ledger: SQLite's own plan says so."""
-    store = SqliteStore(tmp_path)
-    plan = store._connection.execute("explain query plan select * from hw_pipelines").fetchall()
+    store = SqlStore(SqliteDialect(tmp_path))
+    plan = store.dialect.connection.execute("explain query plan select * from hw_pipelines").fetchall()
     store.close()
     assert plan
     assert not [row for row in plan if "hw$ledger" in str(row)]
 
 
 def test_views_of_an_older_text_are_made_anew(tmp_path):
-    SqliteStore(tmp_path).close()
+    SqlStore(SqliteDialect(tmp_path)).close()
     other = sqlite3.connect(tmp_path / "store.db")
     other.executescript("DROP VIEW hw_late; CREATE VIEW hw_late AS SELECT 1 AS old")
     other.close()
-    store = SqliteStore(tmp_path)
-    assert store._connection.execute("SELECT * FROM hw_late").description[0][0] == "pipeline"
+    store = SqlStore(SqliteDialect(tmp_path))
+    assert store.dialect.connection.execute("SELECT * FROM hw_late").description[0][0] == "pipeline"
     store.close()

@@ -6,7 +6,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.store import SqliteStore, SqliteViewReader, ViewTable
+from headwater.store import SqliteDialect, SqlStore, ViewReader, ViewTable
 from tests.store.given import MINUTE, WINDOW, Runner, minute
 
 SCHEMA = pa.schema([("w", WINDOW), ("k", pa.float64()), ("n", pa.int64()), ("tags", pa.list_(pa.string()))])
@@ -31,8 +31,8 @@ def plain(row):
 @settings(max_examples=60)
 @given(st.lists(BATCH, max_size=6))
 def test_rows_and_changes_agree_with_a_dict(tmp_path_factory, batches):
-    store = SqliteStore(tmp_path_factory.mktemp("store"))
-    runner, views = Runner(store, VIEW), SqliteViewReader(store)
+    store = SqlStore(SqliteDialect(tmp_path_factory.mktemp("store")))
+    runner, views = Runner(store, VIEW), ViewReader(store)
     model, watermark = {}, 0
     for rows, chosen, ahead in batches:
         gone = chosen - set(rows)
@@ -60,7 +60,6 @@ def test_rows_and_changes_agree_with_a_dict(tmp_path_factory, batches):
         for out in store.outbox(VIEW.query):
             store.mark_published(VIEW.query, out.batch, {})
         assert dict(map(plain, views.rows("v"))) == model
-    views.close()
     store.close()
 
 

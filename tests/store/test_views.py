@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.errors import BadQueryError, UnknownViewError
+from headwater.errors import BadKeyError, BadQueryError, UnknownViewError
 from headwater.events import Position
 from headwater.store import InputRange, ViewTable
 from headwater.store.views.view_query import open_window_mask
@@ -67,7 +67,7 @@ def test_a_key_that_is_not_there_finds_nothing(store, views):
 
 @pytest.mark.parametrize("key", [("a",), ("a", "b", "c"), {"w": 1}, {"nope": 1}, ("x", "y"), "a"])
 def test_a_key_that_does_not_fit_is_told(sales, views, key):
-    with pytest.raises(BadQueryError):
+    with pytest.raises(BadKeyError):
         views.rows("revenue", key=key)
 
 
@@ -232,19 +232,18 @@ NUMBERS = st.none() | st.decimals(min_value=-9999, max_value=9999, places=2)
     st.sampled_from(["<", "<=", "=", "<>", ">"]),
 )
 def test_decimals_compare_as_in_duckdb(tmp_path_factory, numbers, bound, operator):
-    from headwater.store import SqliteStore, SqliteViewReader
+    from headwater.store import SqliteDialect, SqlStore, ViewReader
 
-    store = SqliteStore(tmp_path_factory.mktemp("store"))
+    store = SqlStore(SqliteDialect(tmp_path_factory.mktemp("store")))
     schema = pa.schema([("k", pa.int64()), ("d", pa.decimal128(12, 2)), ("at", MOMENT)])
     rows = [{"k": k, "d": d, "at": None if d is None else int(d * 10**6)} for k, d in enumerate(numbers)]
     Runner(store, ViewTable("d", 1, schema, ("k",))).commit(rows)
-    views = SqliteViewReader(store)
+    views = ViewReader(store)
     found = [row["k"] for row in views.rows("d", where=f"d {operator} {bound}", order=["d", "k"])]
     given_rows = pa.Table.from_pylist(rows, schema=schema)  # noqa: F841
     order = "order by d nulls first, k"
     expected = duckdb.sql(f"select k from given_rows where d {operator} {bound} {order}").fetchall()
     assert found == [k for (k,) in expected]
-    views.close()
     store.close()
 
 

@@ -25,7 +25,7 @@ from headwater.log import LogBatch
 from headwater.log.reader import TopicReader
 from headwater.pipelines import Pipeline, PipelineKind
 from headwater.pipelines.pipeline import CorrectLate
-from headwater.store.views.changes import changelog_topic
+from headwater.store.changelog import changelog_topic
 
 __all__ = ["BATCH_QUERIES", "Audit", "BatchQuery", "PipelineFacts", "TopicFacts"]
 

@@ -22,7 +22,7 @@ from headwater.events import SystemClock
 from headwater.log import EventLog
 from headwater.pipelines import Graph, PipelineKind
 from headwater.plan import PipelineCheck
-from headwater.store import SqliteStore
+from headwater.store import SqliteDialect, SqlStore
 
 __all__ = ["dry_run"]
 
@@ -46,7 +46,7 @@ def dry_run(
         tempfile.TemporaryDirectory(prefix="headwater-", ignore_cleanup_errors=True) as scratch,
         EventLog(scratch) as log,
     ):
-        store = SqliteStore(Path(scratch, "store"), clock)
+        store = SqlStore(SqliteDialect(Path(scratch, "store")), clock)
         context = EngineContext(log.folder, log, store, clock, wait=0.02, dry_run_log=log_url or log.url)
         engine = Engine(graph, spark, context)
         engine.start()

@@ -19,12 +19,12 @@ from headwater.backends import open_view_reader
 from headwater.engine.build.inputs import Input, RowBehaviour
 from headwater.engine.context import EngineContext
 from headwater.engine.query import OffsetBounds, Query
-from headwater.engine.sink.publisher import changelog_topic
 from headwater.errors import UnknownViewError
 from headwater.log.protocol import Log
 from headwater.log.reader import TopicReader
 from headwater.pipelines import Graph, Pipeline, PipelineKind
-from headwater.store import LedgerEntry, SqliteStore, SqliteViewReader
+from headwater.store import LedgerEntry, SqliteDialect, SqlStore, ViewReader
+from headwater.store.changelog import changelog_topic
 
 __all__ = ["ReplayResult", "replay", "rows_hash"]
 
@@ -72,7 +72,7 @@ def replay(
     version = _current_version(pipeline.name, context)
     inputs = tuple(_resolve_input(name, graph, context) for name in pipeline.inputs)
     entry, kept = _load_committed(pipeline, version, context)
-    store = SqliteStore(scratch / "store", context.clock)
+    store = SqlStore(SqliteDialect(scratch / "store"), context.clock)
     isolated = replace(context, store=store, scratch=scratch, rows=rows, wait=0.02, owner=None)
     query = Query(
         spark,
@@ -133,11 +133,7 @@ def _load_committed(pipeline: Pipeline, version: int, context: EngineContext) ->
 
 def _output_rows(pipeline: Pipeline, context: EngineContext) -> pa.Table:
     if pipeline.kind is PipelineKind.VIEW:
-        views = open_view_reader(context.store)
-        try:
-            return views.table(pipeline.name)
-        finally:
-            views.close()
+        return open_view_reader(context.store).table(pipeline.name)
     return pa.Table.from_batches(_topic_batches(context.log, pipeline.name), context.log.topic(pipeline.name).schema)
 
 
@@ -162,13 +158,9 @@ def _replay_bounds(
     )
 
 
-def _replay_rows(query: Query, store: SqliteStore) -> pa.Table:
+def _replay_rows(query: Query, store: SqlStore) -> pa.Table:
     if query.table is not None:
-        views = SqliteViewReader(store)
-        try:
-            return views.table(query.pipeline.name)
-        finally:
-            views.close()
+        return ViewReader(store).table(query.pipeline.name)
     tables = [outgoing.changes for outgoing in store.outbox(query.directory.query_id)]
     return pa.concat_tables(tables) if tables else query.built.schema.empty_table()
 

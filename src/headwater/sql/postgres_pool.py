@@ -39,8 +39,6 @@ __all__ = [
     "PostgresPool",
     "PostgresSession",
     "is_connection_lost",
-    "literal",
-    "quote",
     "redact_url",
 ]
 
@@ -60,26 +58,6 @@ _SETTINGS = """
     WHERE current_setting('synchronous_commit') IN ('off', 'local', 'remote_write')
 """
 _USERINFO = re.compile(r"//[^@/\s]*@")
-
-
-def quote(name: str) -> str:
-    """Quote an identifier for SQL text; every name from outside passes through here.
-
-    Example:
-        >>> print(quote("revenue"), quote('a"b'))
-        "revenue" "a""b"
-    """
-    return '"' + name.replace('"', '""') + '"'
-
-
-def literal(text: str) -> str:
-    """Quote a string literal for SQL text.
-
-    Example:
-        >>> print(literal("it's"))
-        'it''s'
-    """
-    return "'" + text.replace("'", "''") + "'"
 
 
 def redact_url(url: str) -> str:
@@ -116,6 +94,10 @@ class PostgresSession:
         """Execute one statement for each of these rows."""
         with self.connection.cursor() as cursor:
             cursor.executemany(_to_postgres(statement), ([_escape_nul(value) for value in row] for row in rows))
+
+    def pipeline(self) -> contextlib.AbstractContextManager[Any]:
+        """Returns a context in which statements are sent without waiting for the reply to each."""
+        return self.connection.pipeline()
 
     def copy_in(self, target: str, data: memoryview) -> None:
         """Append rows in CSV to a table."""

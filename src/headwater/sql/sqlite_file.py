@@ -1,4 +1,4 @@
-"""Helpers for SQLite files: error translation and migrations."""
+"""SQLite files: connections for writing and reading, transactions, migrations, and translation of SQLite's errors."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import sqlite3
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from threading import Lock
 
 from headwater.errors import (
     DamagedError,
@@ -15,11 +16,128 @@ from headwater.errors import (
     LockedError,
     NewerFormatError,
     NotWritableError,
+    TooLargeError,
 )
 
-__all__ = ["BUSY_TIMEOUT", "apply_migrations", "translate_sqlite_errors"]
+__all__ = [
+    "BUSY_TIMEOUT",
+    "ReaderPool",
+    "SqliteSession",
+    "apply_migrations",
+    "open_reader",
+    "open_writer",
+    "transaction",
+    "translate_sqlite_errors",
+]
 
 BUSY_TIMEOUT = 30.0  # seconds to wait for another process's transaction: the largest batch takes a few
+_MAX_VALUE_BYTES = 1_000_000_000  # SQLite stores no longer value
+_MAX_IDLE = 4  # connections kept for the next reader
+
+
+class SqliteSession(sqlite3.Connection):
+    """A connection that also has the methods by which other databases differ; here they do nothing special."""
+
+    def execute_raw(self, statement: str) -> None:
+        """Execute a statement that needs no translation, which is every statement of SQLite."""
+        self.execute(statement)
+
+    def pipeline(self) -> contextlib.AbstractContextManager[None]:
+        """Returns a context that changes nothing: there is no server whose replies could be awaited together."""
+        return contextlib.nullcontext()
+
+
+def open_writer(path: Path, what: str) -> SqliteSession:
+    """Open a connection for writing. It syncs at every commit, and readers never wait for it.
+
+    Raises:
+        NotWritableError: The file cannot be created or written.
+        DamagedError: The file is not a database.
+    """
+    with translate_sqlite_errors(path, what):
+        connection = sqlite3.connect(
+            path, timeout=BUSY_TIMEOUT, isolation_level=None, check_same_thread=False, factory=SqliteSession
+        )
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA temp_store = MEMORY")
+        connection.execute("PRAGMA cache_size = -65536")  # KiB
+        connection.execute("PRAGMA journal_size_limit = 67108864")
+        return connection
+
+
+def open_reader(path: Path, what: str, *, immutable: bool = False) -> SqliteSession:
+    """Open a read-only connection.
+
+    `immutable` is for a file that no process has open: SQLite then creates no -wal and -shm files beside it.
+    """
+    with translate_sqlite_errors(path, what):
+        connection = sqlite3.connect(
+            f"{path.absolute().as_uri()}?mode=ro{'&immutable=1' if immutable else ''}",
+            uri=True,
+            timeout=BUSY_TIMEOUT,
+            isolation_level=None,
+            check_same_thread=False,
+            factory=SqliteSession,
+        )
+        connection.execute("PRAGMA temp_store = MEMORY")
+        return connection
+
+
+@contextlib.contextmanager
+def transaction(connection: sqlite3.Connection, path: Path, what: str) -> Iterator[None]:
+    """Run the block in one transaction; other writers wait from its beginning."""
+    with translate_sqlite_errors(path, what):
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            connection.execute("COMMIT")
+        except BaseException:
+            # SQLite itself rolls back on some errors, such as a full disk.
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+
+
+class ReaderPool:
+    """A pool of read-only connections to one file; thread-safe.
+
+    Args:
+        path: The file.
+        what: The content of the file, for messages.
+    """
+
+    def __init__(self, path: Path, what: str) -> None:
+        self._path = path
+        self._what = what
+        self._idle: list[SqliteSession] = []
+        self._lock = Lock()  # guards the list of idle connections, never a query
+
+    @contextlib.contextmanager
+    def session(self) -> Iterator[SqliteSession]:
+        """Yields a connection that sees one snapshot of the file."""
+        with self._lock:
+            connection = self._idle.pop() if self._idle else None
+        connection = open_reader(self._path, self._what) if connection is None else connection
+        try:
+            with translate_sqlite_errors(self._path, self._what):
+                connection.execute("BEGIN")
+                yield connection
+        finally:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            with self._lock:
+                keep = len(self._idle) < _MAX_IDLE
+                if keep:
+                    self._idle.append(connection)
+            if not keep:
+                connection.close()
+
+    def close(self) -> None:
+        """Close the idle connections."""
+        with self._lock:
+            while self._idle:
+                self._idle.pop().close()
 
 
 @contextlib.contextmanager
@@ -85,4 +203,7 @@ def _translate_error(error: sqlite3.Error, path: Path, what: str) -> HeadwaterEr
             return LockedError(busy, detail=str(path), fix="try again")
         case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
             return DamagedError(f"the {what} is damaged", detail=f"{path}: {error}")
+        case sqlite3.SQLITE_TOOBIG:
+            too_big = f"a value is too large for the {what}"
+            return TooLargeError(too_big, fix="use smaller batches", limit=_MAX_VALUE_BYTES)
     return None

@@ -1,9 +1,8 @@
 """The store of pipelines: rows of views, the ledger, the outbox of changes, and late and quarantined events.
 
-One `Commit` per batch comes in from the engine. Rows, changes and system views go out to readers. `protocol.Store` is
-the interface of every store; `SqliteStore` keeps it in a file, `store.postgres.PostgresStore` in a database. Read with
-`SqliteViewReader` or, from client code, through `store.views`. The modules beside `protocol` hold what all stores
-share.
+The engine writes one `Commit` per batch. Readers get rows, changes and system views. `protocol.Store` is the interface;
+`SqlStore` implements it over a `Dialect`: `SqliteDialect` for a file, `store.postgres.PostgresDialect` for a database.
+Read views with `ViewReader` or, from client code, through `store.views`.
 """
 
 from headwater.store.commit import (
@@ -19,7 +18,8 @@ from headwater.store.commit import (
 )
 from headwater.store.ledger import EventCounts, InputRange, LedgerEntry
 from headwater.store.protocol import QueryLimits, SqlResult, Stager, StateStore, Store
-from headwater.store.sqlite import SqliteStore, SqliteViewReader
+from headwater.store.sql_store import SqlStore
+from headwater.store.sqlite import SqliteDialect
 from headwater.store.views.as_of import rows_as_of
 from headwater.store.views.view_reader import ViewReader
 
@@ -34,8 +34,8 @@ __all__ = [
     "QueryLimits",
     "SideOutput",
     "SqlResult",
-    "SqliteStore",
-    "SqliteViewReader",
+    "SqlStore",
+    "SqliteDialect",
     "StagedPart",
     "Stager",
     "StateSize",

@@ -1,4 +1,4 @@
-"""Changes of a view as one Arrow table, and its serialization in the outbox."""
+"""The changelog of a view: its topic, the changes of a batch as one Arrow table, and their form in the outbox."""
 
 from __future__ import annotations
 
@@ -9,10 +9,20 @@ import pyarrow.compute as pc
 
 from headwater.store.commit import ViewTable
 
-__all__ = ["ChangeSet", "change_schema", "pack", "unpack"]
+__all__ = ["ChangeSet", "change_schema", "changelog_topic", "pack", "unpack"]
 
 _TIMESTAMP = pa.timestamp("us", "UTC")
 _LZ4 = pa.ipc.IpcWriteOptions(compression="lz4")
+
+
+def changelog_topic(view: str, version: int = 1) -> str:
+    """Returns the topic with every change of a version of a view.
+
+    Example:
+        >>> changelog_topic("revenue"), changelog_topic("revenue", 2)
+        ('revenue.changes', 'revenue.changes.2')
+    """
+    return f"{view}.changes" if version == 1 else f"{view}.changes.{version}"
 
 
 def change_schema(table: ViewTable) -> pa.Schema:

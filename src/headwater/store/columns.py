@@ -19,10 +19,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.errors import BadEventError, BadTypeError
+from headwater.errors import BadEventError, BadTypeError, KeyNotUniqueError
 from headwater.events import values_of
-from headwater.events.values import to_json_value
-from headwater.store.commit import ViewTable
+from headwater.events.values import preview, to_json_value
+from headwater.store.commit import Commit, ViewTable
 
 __all__ = [
     "TIMESTAMP",
@@ -30,7 +30,10 @@ __all__ = [
     "cast_rows",
     "from_arrays",
     "from_json",
+    "not_unique_error",
+    "rows_and_deletes",
     "storage_columns",
+    "timestamp_text",
     "to_arrays",
     "to_dates",
     "to_json",
@@ -231,6 +234,29 @@ def cast_rows(table: ViewTable, rows: pa.Table, schema: pa.Schema) -> pa.Table:
     return rows.select(schema.names).cast(schema)
 
 
+def rows_and_deletes(commit: Commit, table: ViewTable) -> tuple[pa.Table, pa.Table]:
+    """Returns the rows and the keys to delete of a commit, with exactly the columns of the view and of its key.
+
+    Raises:
+        BadTypeError: They have other columns.
+    """
+    key_schema = pa.schema([field for field in table.schema if field.name in table.key])
+    deletes = key_schema.empty_table() if commit.deletes is None else commit.deletes
+    return cast_rows(table, commit.rows, table.schema), cast_rows(table, deletes, key_schema)
+
+
+def not_unique_error(table: ViewTable, key: dict[str, Any]) -> KeyNotUniqueError:
+    """Returns the error for a key that occurs twice in a batch, given by its stored columns."""
+    text = ", ".join(f"{name} = {preview(value)}" for name, value in key.items())
+    return KeyNotUniqueError(
+        f'view "{table.name}" got two rows for one key: {text}',
+        detail=f"key: {', '.join(table.key)}",
+        fix="group by the key, or name a key that tells the rows apart",
+        view=table.name,
+        key=key,
+    )
+
+
 def to_arrays(table: ViewTable, rows: pa.Table) -> list[tuple[StoredColumn, pa.Array]]:
     """Returns the stored columns of a view's rows, or of a list of keys."""
     arrays = {name: _combine_chunks(rows.column(name)) for name in rows.column_names}
@@ -281,6 +307,17 @@ def to_timestamps(array: pa.Array, name: str) -> pa.Array:
     micros = array.cast(TIMESTAMP)
     _check_range(micros.view(pa.int64()), _MIN_MICROS, _MAX_MICROS, name)
     return micros.view(pa.timestamp("us"))
+
+
+def timestamp_text(micros: int) -> str:
+    """Returns a count of microseconds since 1970 in the form of stored timestamps, which sorts as time does.
+
+    Example:
+        >>> timestamp_text(1_500_000)
+        '1970-01-01T00:00:01.500000Z'
+    """
+    text: str = pa.array([micros], pa.timestamp("us")).cast(pa.string())[0].as_py()
+    return f"{text.replace(' ', 'T')}Z"
 
 
 def to_dates(array: pa.Array, name: str) -> pa.Array:

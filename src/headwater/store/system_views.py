@@ -19,20 +19,21 @@ import pyarrow as pa
 from headwater.store.commit import ViewTable
 from headwater.store.protocol import SqlResult
 
-__all__ = ["SYSTEM_KEYS", "SYSTEM_VIEWS", "KeySql", "build_system_views", "state_view", "system_table", "system_view"]
+__all__ = ["SYSTEM_VIEWS", "KeySql", "build_system_views", "system_table", "system_view"]
 
-SYSTEM_KEYS: Final[dict[str, tuple[str, ...]]] = {
+SYSTEM_VIEWS: Final[dict[str, tuple[str, ...]]] = {
     "hw_pipelines": ("name",),
     "hw_batches": ("pipeline", "version", "batch"),
     "hw_late": ("pipeline", "topic", "partition", "offset"),
     "hw_quarantine": ("pipeline", "topic", "partition", "offset"),
+    "hw_state": ("pipeline", "version", "space"),
 }
-"""The system views and what tells their rows apart."""
+"""The system views, and the key of each."""
 
 _INTEGER_COLUMNS: Final = frozenset(
     (
         *("version", "rebuilding", "batch", "batches", "epoch", "partition", "offset", "rows", "watermark"),
-        *("in_", "used", "late", "quarantined", "dropped", "unaccounted"),
+        *("in_", "used", "late", "quarantined", "dropped", "unaccounted", "keys", "entries", "bytes", "largest"),
     )
 )
 _FLOAT_COLUMNS: Final = frozenset({"wall_seconds", "cpu_seconds"})
@@ -49,7 +50,7 @@ def system_view(name: str, columns: Sequence[str]) -> ViewTable:
         DataType(int64)
     """
     schema = pa.schema([(column, _column_type(column)) for column in columns])
-    return ViewTable(name, 1, schema, SYSTEM_KEYS[name])
+    return ViewTable(name, 1, schema, SYSTEM_VIEWS[name])
 
 
 def system_table(view: ViewTable, result: SqlResult) -> pa.Table:
@@ -122,7 +123,7 @@ _LARGEST_KEYS = """
 """
 
 
-def state_view(keys: KeySql) -> str:
+def _state_view(keys: KeySql) -> str:
     """Returns the query of `hw_state`."""
     shown = f"substr(words, 1, {_MAX_KEY_LENGTH})"
     several = f"CASE WHEN several THEN '(' || {shown} || ')' ELSE {shown} END"
@@ -170,9 +171,6 @@ def _format_column(keys: KeySql) -> str:
         ELSE CAST({number} AS text) END END"""
 
 
-SYSTEM_VIEWS = ("hw_pipelines", "hw_batches", "hw_late", "hw_quarantine", "hw_state")
-
-
 def _ledger_figure(value: str, name: str) -> str:
     """Returns SQL for a figure of the ledger: zero before the first batch, null where no ledger is kept."""
     return f"CASE WHEN r.latency = 'realtime' THEN NULL ELSE coalesce({value}, 0) END AS {name}"
@@ -199,7 +197,7 @@ def build_system_views(timestamp: Callable[[str], str], keys: KeySql, ordered_jo
         "hw_batches": _batches_view(timestamp),
         "hw_late": _side_output_view("late", timestamp, ordered_join),
         "hw_quarantine": _side_output_view("quarantine", timestamp, ordered_join),
-        "hw_state": state_view(keys),
+        "hw_state": _state_view(keys),
     }
 
 

@@ -6,24 +6,22 @@ of a batch until they are in the topic of the view or stream.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 
 from headwater.errors import FencedError, LedgerMismatchError, TooLargeError, UnknownViewError
-from headwater.store.changelog import ChangeSet, pack, unpack
-from headwater.store.commit import Commit, OutboxEntry, SideOutput, StateWrite, ViewTable
-from headwater.store.dialect import Session
+from headwater.store.changelog import pack, unpack
+from headwater.store.commit import Commit, OutboxEntry, SideOutput
+from headwater.store.dialect import Dialect, Session, ViewWriter
 from headwater.store.ledger import LedgerEntry, find_entry, write_ends, write_entry
-from headwater.store.state_table import write_state_sizes
+from headwater.store.state_table import write_state_sizes, write_states
 from headwater.store.view_registry import find_table
 
 __all__ = [
     "MAX_OUTBOX_BYTES",
-    "ApplyRows",
-    "WriteStates",
     "check_epoch",
     "commit_batch",
     "mark_published",
@@ -97,20 +95,14 @@ def mark_published(session: Session, query: str, batch: int, ends: Mapping[int, 
         write_ends(session, query, batch, ends)
 
 
-ApplyRows = Callable[[tuple[int | None, int] | None], ChangeSet]
-"""Writes a view's rows and returns what changed; given the watermark before and now, also which rows became final."""
-WriteStates = Callable[[Sequence[StateWrite]], None]
-"""Writes the changed operator state of the query."""
-
-
-def commit_batch(session: Session, commit: Commit, apply: ApplyRows | None, write: WriteStates) -> bool:
+def commit_batch(session: Session, dialect: Dialect[Any], commit: Commit, writer: ViewWriter[Any] | None) -> bool:
     """Write the batch; returns False and writes nothing if exactly this batch is in the ledger.
 
     Args:
         session: A session in a transaction that excludes other writers of the query.
+        dialect: The database.
         commit: The commit of the batch.
-        apply: Writes the rows of the view; None for a stream.
-        write: Writes operator state.
+        writer: Writes the rows of the view, which are staged; None for a stream.
 
     Raises:
         FencedError: A newer runner has opened an epoch of the query.
@@ -124,34 +116,37 @@ def commit_batch(session: Session, commit: Commit, apply: ApplyRows | None, writ
     known = find_entry(session, entry.query, entry.batch)
     if known is not None and known.same_range(entry):
         return False
-    before, last = _read_totals(session, entry.query)
+    totals = "SELECT watermark, last_batch FROM hw$totals WHERE query = ?"
+    watermark, last = session.execute(totals, (entry.query,)).fetchone() or (None, -1)
     if known is not None or entry.batch <= last:
         raise _mismatch_error(known, entry, last)
-    rows, changes = _write_rows(session, commit, apply, before)
-    write_entry(session, replace(entry, rows=rows))
-    if changes is not None:
-        write_outbox(session, entry, changes)
-    write(commit.states)
-    write_state_sizes(session, entry.query, commit.state_sizes)
-    write_side_outputs(session, "late", entry.query, entry.batch, commit.late)
-    write_side_outputs(session, "quarantine", entry.query, entry.batch, commit.quarantined)
+    rows, changes = _write_rows(session, commit, writer, watermark)
+    with session.pipeline():
+        write_entry(session, replace(entry, rows=rows))
+        if changes is not None and changes.num_rows:
+            write_outbox(session, entry, changes)
+        write_states(session, dialect, entry.query, commit.states)
+        write_state_sizes(session, entry.query, commit.state_sizes)
+        write_side_outputs(session, "late", entry.query, entry.batch, commit.late)
+        write_side_outputs(session, "quarantine", entry.query, entry.batch, commit.quarantined)
     return True
 
 
 def _write_rows(
-    session: Session, commit: Commit, apply: ApplyRows | None, before: int | None
+    session: Session, commit: Commit, writer: ViewWriter[Any] | None, before: int | None
 ) -> tuple[int, pa.Table | None]:
-    """Write the rows; returns the number of changed rows and the outbox entry."""
-    if apply is None or commit.table is None:
-        return commit.rows.num_rows, commit.rows if commit.rows.num_rows else None
-    _require_table(session, commit.table)
-    watermark = commit.entry.watermark
-    final = commit.finals and commit.table.window is not None and watermark is not None
-    changes = apply((before, watermark) if final and watermark is not None else None)
+    """Write the rows of a view; returns the number of changed rows, and what goes to the outbox."""
+    table, watermark = commit.table, commit.entry.watermark
+    if writer is None or table is None:
+        return commit.rows.num_rows, commit.rows
+    if find_table(session, table.name, table.version) is None:
+        what = f'there is no version {table.version} of view "{table.name}" in the store'
+        raise UnknownViewError(what, fix="create it first", view=table.name, version=table.version)
+    final = commit.finals and table.window is not None and watermark is not None
+    changes = writer.apply(session, (before, watermark) if final and watermark is not None else None)
     if commit.changes is not None:
-        return changes.rows, commit.changes if commit.changes.num_rows else None
-    found = changes.to_table(commit.table, commit.entry.committed_at) if changes else None
-    return changes.rows, found
+        return changes.rows, commit.changes
+    return changes.rows, changes.to_table(table, commit.entry.committed_at) if changes else None
 
 
 def open_epoch(session: Session, query: str) -> int:
@@ -179,19 +174,6 @@ def check_epoch(session: Session, query: str, epoch: int) -> None:
             query=query,
             epoch=current,
         )
-
-
-def _require_table(session: Session, table: ViewTable) -> None:
-    if find_table(session, table.name, table.version) is None:
-        what = f'there is no version {table.version} of view "{table.name}" in the store'
-        raise UnknownViewError(what, fix="create it first", view=table.name, version=table.version)
-
-
-def _read_totals(session: Session, query: str) -> tuple[int | None, int]:
-    """Returns the watermark so far and the newest batch."""
-    totals = "SELECT watermark, last_batch FROM hw$totals WHERE query = ?"
-    watermark, last = session.execute(totals, (query,)).fetchone() or (None, -1)
-    return watermark, last
 
 
 def _mismatch_error(known: LedgerEntry | None, entry: LedgerEntry, last: int) -> LedgerMismatchError:

@@ -1,32 +1,36 @@
-"""The versions of views: which exist, and which one readers see."""
+"""The versions of views: which exist, which one readers see, and their tables."""
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
+from collections.abc import Sequence
+from typing import Any
 
 import pyarrow as pa
 
 from headwater.errors import BadNameError, BadTypeError, SchemaConflictError, UnknownViewError
 from headwater.log.topic import check_name
+from headwater.sql.identifiers import quote
+from headwater.store.columns import storage_columns
 from headwater.store.commit import ViewTable
-from headwater.store.dialect import Session
+from headwater.store.dialect import Dialect, Session
 from headwater.store.state_table import delete_state
 
 __all__ = [
-    "check_same_definition",
-    "check_table",
+    "create_table",
     "current_table",
     "current_tables",
     "find_table",
+    "find_view",
     "make_current",
-    "register",
-    "retire_older",
+    "qualified_name",
+    "require_view",
     "table_name",
 ]
 
 _RESERVED = re.compile(r"hw_|sqlite_|pg_|v\d+_", re.IGNORECASE)
-_SELECT = 'SELECT name, version, schema, key, "window" FROM hw$views WHERE '
 
 
 def table_name(table: ViewTable) -> str:
@@ -39,64 +43,128 @@ def table_name(table: ViewTable) -> str:
     return f"v{table.version}_{table.name}"
 
 
+def qualified_name(dialect: Dialect[Any], table: ViewTable) -> str:
+    """Returns the name of the table of a version for SQL text, with its schema and quoted."""
+    return f"{dialect.table_sql.table_schema}{quote(table_name(table))}"
+
+
 def find_table(session: Session, name: str, version: int) -> ViewTable | None:
-    """One version of a view."""
-    return _table_from_row(session.execute(f"{_SELECT} name = ? AND version = ?", (name, version)).fetchone())
+    """Returns one version of a view."""
+    return next(iter(_tables(session, "name = ? AND version = ?", (name, version))), None)
 
 
 def current_table(session: Session, name: str) -> ViewTable | None:
-    """Returns the version readers see."""
-    return _table_from_row(session.execute(f"{_SELECT} name = ? AND current", (name,)).fetchone())
+    """Returns the version of a view that readers see."""
+    return next(iter(_tables(session, "name = ? AND current", (name,))), None)
 
 
 def current_tables(session: Session) -> list[ViewTable]:
-    """Returns the current versions of all views, by name."""
-    rows = session.execute(f"{_SELECT} current ORDER BY name").fetchall()
-    return [table for row in rows if (table := _table_from_row(row)) is not None]
+    """Returns the versions of all views that readers see, by name."""
+    return _tables(session, "current ORDER BY name")
 
 
-def _table_from_row(row: tuple[str, int, bytes, str, str | None] | None) -> ViewTable | None:
-    if row is None:
-        return None
-    name, version, schema, key, window = row
-    return ViewTable(name, version, pa.ipc.read_schema(pa.py_buffer(schema)), tuple(json.loads(key)), window)
+def require_view(session: Session, name: str) -> ViewTable:
+    """Returns the version of a view that readers see.
+
+    Raises:
+        UnknownViewError: There is no such view.
+    """
+    return current_table(session, name) or find_view(current_tables(session), name)
 
 
-def register(session: Session, table: ViewTable) -> bool:
-    """Register a new version; returns True for the first of its view, which the caller makes current."""
-    schema = table.schema.serialize().to_pybytes()
+def find_view(tables: Sequence[ViewTable], name: str) -> ViewTable:
+    """Returns the view of this name.
+
+    Raises:
+        UnknownViewError: There is none; the error names a similar one.
+    """
+    for table in tables:
+        if table.name == name:
+            return table
+    known = [table.name for table in tables]
+    near = difflib.get_close_matches(name, known, 1)
+    raise UnknownViewError(
+        f'no view "{name}"',
+        detail=f"views: {', '.join(known)}" if known else "there are no views yet",
+        fix=near[0] if near else None,
+        view=name,
+    )
+
+
+def _tables(session: Session, condition: str, values: Sequence[Any] = ()) -> list[ViewTable]:
+    select = f'SELECT name, version, schema, key, "window" FROM hw$views WHERE {condition}'
+    return [
+        ViewTable(name, version, pa.ipc.read_schema(pa.py_buffer(schema)), tuple(json.loads(key)), window)
+        for name, version, schema, key, window in session.execute(select, values).fetchall()
+    ]
+
+
+def create_table(session: Session, dialect: Dialect[Any], table: ViewTable) -> None:
+    """Create the table of a version if it is missing; runs in the caller's transaction.
+
+    The first version of a view becomes current at once.
+
+    Raises:
+        SchemaConflictError: The version, or a table of its name, is there with other columns or another key.
+        BadNameError: The name of the view is reserved.
+        BadTypeError: A column cannot be stored.
+    """
+    _check_table(table)
+    known = find_table(session, table.name, table.version)
+    if known is not None:
+        _check_same_definition(known, table)
+    dialect.check_table(session, table, exists=known is not None)
+    if known is not None:
+        return
+    sql, stem, name = dialect.table_sql, table_name(table), qualified_name(dialect, table)
+    columns = storage_columns(table)
+    described = ", ".join(f"{quote(column.name)} {dialect.column_type(column.kind)}" for column in columns)
+    keys = ", ".join(quote(column.name) for column in columns if column.view_column in table.key)
+    session.execute_raw(f"CREATE TABLE {name} ({sql.first_column}{described}){sql.table_options}")
+    session.execute_raw(f"CREATE UNIQUE INDEX {quote(f'{stem}$key')} ON {name} ({keys}){sql.unique_options}")
+    if table.window is not None:
+        session.execute_raw(f"CREATE INDEX {quote(f'{stem}$end')} ON {name} ({quote(f'{table.window}.end')})")
     session.execute(
         "INSERT INTO hw$views VALUES (?, ?, ?, ?, ?, ?)",
-        (table.name, table.version, schema, json.dumps(table.key), table.window, False),
+        (
+            *(table.name, table.version, table.schema.serialize().to_pybytes()),
+            *(json.dumps(table.key), table.window, False),
+        ),
     )
-    return current_table(session, table.name) is None
+    if current_table(session, table.name) is None:
+        _replace_view(session, dialect, table)
 
 
-def make_current(session: Session, table: ViewTable) -> None:
-    """Make this version visible to readers."""
-    session.execute("UPDATE hw$views SET current = (version = ?) WHERE name = ?", (table.version, table.name))
-
-
-def retire_older(session: Session, name: str, version: int) -> tuple[ViewTable, list[ViewTable]]:
-    """Fence and unregister the versions older than this one; returns them, and the caller drops their tables.
+def make_current(session: Session, dialect: Dialect[Any], name: str, version: int) -> None:
+    """Make a version current, fence the runners of older ones and drop their tables, in the caller's transaction.
 
     Raises:
         UnknownViewError: There is no such version.
     """
     table = find_table(session, name, version)
     if table is None:
-        what = f'there is no version {version} of view "{name}"'
-        raise UnknownViewError(what, view=name, version=version)
-    rows = session.execute(f"{_SELECT} name = ? AND version < ?", (name, version)).fetchall()
-    older = [past for row in rows if (past := _table_from_row(row)) is not None]
+        raise UnknownViewError(f'there is no version {version} of view "{name}"', view=name, version=version)
+    older = _tables(session, "name = ? AND version < ?", (name, version))
+    # A runner locks its epoch before it touches its table. The same order here prevents deadlocks.
     for past in older:
         session.execute("UPDATE hw$epochs SET epoch = epoch + 1 WHERE query = ?", (past.query,))
         delete_state(session, past.query)
     session.execute("DELETE FROM hw$views WHERE name = ? AND version < ?", (name, version))
-    return table, older
+    _replace_view(session, dialect, table)
+    for past in older:
+        session.execute_raw(f"DROP TABLE {qualified_name(dialect, past)}")
 
 
-def check_table(table: ViewTable) -> None:
+def _replace_view(session: Session, dialect: Dialect[Any], table: ViewTable) -> None:
+    """Let the SQL view of this name show this version."""
+    session.execute("UPDATE hw$views SET current = (version = ?) WHERE name = ?", (table.version, table.name))
+    view = f"{dialect.table_sql.view_schema}{quote(table.name)}"
+    names = ", ".join(quote(column.name) for column in storage_columns(table))
+    session.execute_raw(f"DROP VIEW IF EXISTS {view}")
+    session.execute_raw(f"CREATE VIEW {view} AS SELECT {names} FROM {qualified_name(dialect, table)}")
+
+
+def _check_table(table: ViewTable) -> None:
     """Refuse a table that no store can hold.
 
     Raises:
@@ -115,7 +183,7 @@ def check_table(table: ViewTable) -> None:
             raise BadTypeError(what, detail=f"columns: {', '.join(table.schema.names)}", field=column)
 
 
-def check_same_definition(known: ViewTable, table: ViewTable) -> None:
+def _check_same_definition(known: ViewTable, table: ViewTable) -> None:
     """Refuse another table under an existing version.
 
     Raises:

@@ -23,7 +23,7 @@ from headwater.events import ManualClock, Receipt
 from headwater.events.envelope import Receipts
 from headwater.log import EventLog
 from headwater.log.maintenance.maintenance import Maintenance
-from headwater.store import EventCounts, SqliteStore
+from headwater.store import EventCounts, SqliteDialect, SqlStore
 from headwater.workers import WorkerPool
 
 __all__ = ["World", "run"]
@@ -59,7 +59,7 @@ def run(app: App, *, now: datetime | str | None = None, rows: int = 400_000) -> 
     clock = ManualClock(now or datetime.now(UTC))
     with tempfile.TemporaryDirectory(prefix="headwater-", ignore_cleanup_errors=True) as folder:
         log = EventLog(folder, clock=clock)
-        store = SqliteStore(Path(folder, "store"), clock, partial(failpoint, "in-sink-commit"))
+        store = SqlStore(SqliteDialect(Path(folder, "store")), clock, partial(failpoint, "in-sink-commit"))
         context = EngineContext(log.folder, log, store, clock, rows=rows, wait=_WAIT)
         engine = Engine(graph, lambda: get_spark().session, context)
         engine.start()

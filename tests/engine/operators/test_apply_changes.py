@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from headwater.engine.sink.stateful_stage import last_by_key, to_changes
 from headwater.engine.state.state import DELETED, QUARANTINE_REASON, SINCE, WEIGHT, MemoryState
 from headwater.engine.state.store_state import PageCache, StoreState
-from headwater.store import SqliteStore, ViewTable
+from headwater.store import SqliteDialect, SqlStore, ViewTable
 from tests.engine.operators.applying import COLUMNS, KEY, OPERATOR, ROW, arrived, refused, run, summed, taken
 from tests.store.given import Runner
 
@@ -208,7 +208,7 @@ def test_the_last_version_of_each_key_is_what_the_batch_leaves(batches):
 def test_state_in_the_store_gives_the_same_through_lost_batches(batches, losses):
     expected = run(batches)
     with tempfile.TemporaryDirectory() as folder:
-        store = SqliteStore(Path(folder))
+        store = SqlStore(SqliteDialect(Path(folder)))
         runner, recent, offset = Runner(store, None), PageCache(), 0
         for number, batch in enumerate(batches):
             for lost in [True] * losses[number] + [False]:

@@ -12,8 +12,7 @@ from headwater.engine.operators.stateful import Stateful
 from headwater.engine.state.state import DELETED, OFFSET, PARTITION, TIME
 from headwater.engine.state.store_state import PageCache, StoreState
 from headwater.engine.tables.dataflow import compile_tables
-from headwater.store import SqliteStore
-from headwater.store.sqlite import SqliteViewReader
+from headwater.store import SqliteDialect, SqlStore, ViewReader
 from tests.engine.operators.table_histories import TABLES, Version, arrived
 from tests.store.given import Runner
 
@@ -35,13 +34,13 @@ def nothing(key, events, state):
 
 def largest(tmp_path, step, inputs):
     """What is said of the state after one batch, of spaces in which a key has more than one entry."""
-    store = SqliteStore(tmp_path)
+    store = SqlStore(SqliteDialect(tmp_path))
     runner = Runner(store)
     state = StoreState(store.state_store(runner.query), PageCache())
     step.step(state, inputs, 0)
     runner.commit([], states=state.build_writes())
     question = "select space, largest, largest_key from hw_state where largest > 1 and largest_key is not null"
-    found = SqliteViewReader(store).sql(question).rows
+    found = ViewReader(store).sql(question).rows
     store.close()
     return found
 

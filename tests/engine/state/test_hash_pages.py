@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.engine.state.hash_pages import SLOTS, HashPages
-from headwater.store import SqliteStore, StateWrite
+from headwater.store import SqliteDialect, SqlStore, StateWrite
 from tests.store.given import Runner
 
 SPACE = "seen"
@@ -23,7 +23,7 @@ SPACE = "seen"
 
 @pytest.fixture
 def runner(tmp_path: Path) -> Iterator[Runner]:
-    with closing(SqliteStore(tmp_path)) as store:
+    with closing(SqlStore(SqliteDialect(tmp_path))) as store:
         yield Runner(store, None)
 
 
@@ -49,7 +49,7 @@ CHANGES = st.dictionaries(KEYS, st.one_of(st.none(), st.binary(max_size=30)), ma
 @given(batches=st.lists(st.tuples(CHANGES, st.booleans()), max_size=8), size=st.integers(1, 60))
 def test_every_value_is_found_on_its_page_whatever_grows(batches, size):
     model: dict[bytes, bytes | None] = {}
-    with tempfile.TemporaryDirectory() as folder, closing(SqliteStore(Path(folder))) as store:
+    with tempfile.TemporaryDirectory() as folder, closing(SqlStore(SqliteDialect(Path(folder)))) as store:
         runner = Runner(store, None)
         pages = opened(runner, page_bytes=size)
         for changes, restarts in batches:
@@ -70,7 +70,7 @@ FEW = st.dictionaries(st.integers(0, 120), st.one_of(st.none(), st.binary(max_si
 def test_what_few_changes_write_into_logs_comes_into_the_pages(batches):
     """Some batches touch all keys; enough of the others come in a row for every slot to have its turn."""
     model: dict[bytes, bytes | None] = {key: b"first" for key in keys(range(100))}
-    with tempfile.TemporaryDirectory() as folder, closing(SqliteStore(Path(folder))) as store:
+    with tempfile.TemporaryDirectory() as folder, closing(SqlStore(SqliteDialect(Path(folder)))) as store:
         runner = Runner(store, None)
         pages = opened(runner, page_bytes=4)
         pages.put(list(model), list(model.values()))
@@ -91,7 +91,7 @@ def test_what_few_changes_write_into_logs_comes_into_the_pages(batches):
 
 def counted(runner: Runner) -> int:
     """How many keys there are, by what `hw_state` adds up."""
-    with closing(sqlite3.connect(runner.store.path)) as connection:
+    with closing(sqlite3.connect(runner.store.dialect.path)) as connection:
         return int(connection.execute("SELECT sum(held) FROM hw$state").fetchone()[0])
 
 

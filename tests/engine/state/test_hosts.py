@@ -18,7 +18,7 @@ from headwater.engine.state import key_groups
 from headwater.engine.state.spark_host import apply_in_spark
 from headwater.engine.state.state import OFFSET, MemoryState, Operator
 from headwater.engine.state.store_state import PageCache, StoreState
-from headwater.store import SqliteStore
+from headwater.store import SqliteDialect, SqlStore
 from tests.engine.state import contract
 from tests.engine.state.contract import CHECKS, END, START, Batch, Record, table_of
 from tests.engine.state.running import Stream
@@ -43,7 +43,7 @@ def packed_each_time(operator: Operator, topics: Mapping[str, str], batches: Seq
 def at_the_sink(operator: Operator, topics: Mapping[str, str], batches: Sequence[Batch]) -> list[list[Record]]:
     """State in a store; every batch runs once in vain, as when its commit failed, and few values stay in memory."""
     results = []
-    with tempfile.TemporaryDirectory() as folder, closing(SqliteStore(Path(folder))) as store:
+    with tempfile.TemporaryDirectory() as folder, closing(SqlStore(SqliteDialect(Path(folder)))) as store:
         runner, recent = Runner(store, None), PageCache(cache_bytes=2)
         for batch in _and_the_end(topics, batches):
             _stepped(operator, StoreState(store.state_store(runner.query), recent), topics, batch)

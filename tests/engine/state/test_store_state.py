@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from headwater.engine.state.key_groups import pack_key_group, unpack_key_group
 from headwater.engine.state.state import MemoryState
 from headwater.engine.state.store_state import PageCache, StoreState
-from headwater.store import SqliteStore
+from headwater.store import SqliteDialect, SqlStore
 from tests.store.given import Runner
 
 KEYS, NAMES = st.sampled_from([b"", b"a", b"b", b"c"]), st.sampled_from([b"", b"\x00", b"m", b"\xff"])
@@ -48,7 +48,7 @@ def do(state, step, given):
 @given(steps=STEPS, most=st.integers(0, 40))
 def test_it_answers_as_memory_does(steps, most):
     with tempfile.TemporaryDirectory() as folder:
-        store = SqliteStore(Path(folder))
+        store = SqlStore(SqliteDialect(Path(folder)))
         runner, recent = Runner(store, None), PageCache(most)
         model, state = MemoryState(), StoreState(store.state_store(runner.query), recent)
         kept = pack_key_group(model, 1, "model").data

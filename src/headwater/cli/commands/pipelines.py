@@ -14,6 +14,7 @@ from headwater.cli.options import DEFAULTS, Options, engine_folder, open_client
 from headwater.cli.output import Column, Output, Progress
 from headwater.errors import UnknownViewError, UsageError
 from headwater.events import Codec
+from headwater.sql.identifiers import literal
 
 if TYPE_CHECKING:
     from headwater.client import Client
@@ -62,7 +63,7 @@ def late(
         known = _pipeline_names(client)
         if pipeline is not None and pipeline not in known:
             raise _unknown_pipeline(pipeline, known)
-        where = None if pipeline is None else "pipeline = '" + pipeline.replace("'", "''") + "'"
+        where = None if pipeline is None else f"pipeline = {literal(pipeline)}"
         if to is not None:
             return _resend(client, to, name, where, output) if known else 0
         rows = client.view(name).rows(where=where, order=["-received_at", "-offset"], limit=limit) if known else []

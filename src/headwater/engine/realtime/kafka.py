@@ -29,6 +29,7 @@ from headwater.log import Topic
 from headwater.log.kafka.brokers import KafkaAddress
 from headwater.pipelines import Pipeline
 from headwater.pipelines.graph import not_realtime_error
+from headwater.sql.identifiers import quote
 
 __all__ = ["JARS", "RECORD", "decode_records", "encode_records", "java_settings", "load_connector"]
 
@@ -226,7 +227,7 @@ def _field(name: str) -> Column:
 
 def encode_records(rows: DataFrame, pipeline: Pipeline, topic: Topic) -> DataFrame:
     """Returns rows as records: JSON value, canonical key bytes, and the type's version in a header."""
-    plain = [_json_form(F.col(_quote_name(field.name)), field.dataType).alias(field.name) for field in rows.schema]
+    plain = [_json_form(F.col(quote(field.name, "`")), field.dataType).alias(field.name) for field in rows.schema]
     options = {"timestampFormat": _TIME_FORMAT, "ignoreNullFields": "false"}
     version = F.struct(F.lit("hw.version").alias("key"), F.lit(str(topic.version)).cast("binary").alias("value"))
     columns = [F.to_json(F.struct(*plain), options).cast("binary").alias("value"), F.array(version).alias("headers")]
@@ -258,8 +259,8 @@ def _record_key(rows: DataFrame, pipeline: Pipeline) -> Column:
             fix = f"cast {name} to text"
             raise not_realtime_error(pipeline, f'its key "{name}" is a {kinds[name].simpleString()}', detail, fix)
     if len(pipeline.key) == 1:
-        return F.col(_quote_name(pipeline.key[0])).cast("string").cast("binary")
-    parts = [_key_part(F.col(_quote_name(name)), kinds[name]) for name in pipeline.key]
+        return F.col(quote(pipeline.key[0], "`")).cast("string").cast("binary")
+    parts = [_key_part(F.col(quote(name, "`")), kinds[name]) for name in pipeline.key]
     return F.concat(F.lit("["), F.concat_ws(",", *parts), F.lit("]")).cast("binary")
 
 
@@ -268,7 +269,3 @@ def _key_part(column: Column, kind: T.DataType) -> Column:
     if isinstance(kind, _UNQUOTED_TYPES):
         return text
     return F.regexp_extract(F.to_json(F.array(text)), r"^\[(.*)\]$", 1)
-
-
-def _quote_name(column: str) -> str:
-    return "`" + column.replace("`", "``") + "`"

@@ -16,21 +16,12 @@ from headwater.log.protocol import TimedLog, TimedPartition
 from headwater.log.write_batch import Origin
 from headwater.pipelines import PipelineKind
 from headwater.store import OutboxEntry, Store
+from headwater.store.changelog import changelog_topic
 
-__all__ = ["changelog_topic", "output_topic", "publish"]
+__all__ = ["output_topic", "publish"]
 
 _TIME: Final = pa.timestamp("us", "UTC")
 _BATCH_STEP: Final = 1 << 32
-
-
-def changelog_topic(view: str, version: int = 1) -> str:
-    """Returns the topic with every change of a version of a view.
-
-    Example:
-        >>> changelog_topic("revenue"), changelog_topic("revenue", 2)
-        ('revenue.changes', 'revenue.changes.2')
-    """
-    return f"{view}.changes" if version == 1 else f"{view}.changes.{version}"
 
 
 def output_topic(built: BuiltQuery, version: int) -> Topic | None:

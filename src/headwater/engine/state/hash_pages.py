@@ -164,8 +164,8 @@ class HashPages:
     Example:
         >>> import tempfile
         >>> from pathlib import Path
-        >>> from headwater.store import SqliteStore
-        >>> pages = HashPages(SqliteStore(Path(tempfile.mkdtemp())).state_store("seen@1"), "seen")
+        >>> from headwater.store import SqlStore, SqliteDialect
+        >>> pages = HashPages(SqlStore(SqliteDialect(Path(tempfile.mkdtemp()))).state_store("seen@1"), "seen")
         >>> pages.put([b"ada"], [b"1"])
         >>> pages.values([b"ada", b"bob"]), pages.build_write().key_counts
         ([b'1', None], [0, 1])

@@ -17,8 +17,9 @@ import pyarrow as pa
 
 from headwater.engine.state.encoding import decode_keys, encode_keys, kinds_of
 from headwater.engine.state.state import WEIGHT, State
-from headwater.engine.tables.evaluation import evaluate, quote
+from headwater.engine.tables.evaluation import evaluate
 from headwater.engine.tables.zset import decode_weight, encode_weight
+from headwater.sql.identifiers import quote
 
 __all__ = ["OrderedValues", "Total", "ValueMoves", "total_of"]
 

@@ -12,7 +12,7 @@ from sqlglot.expressions import Expr
 
 from headwater.engine.state.encoding import require_keys
 from headwater.engine.state.state import WEIGHT, Operator
-from headwater.engine.tables.evaluation import cast_columns, evaluate, plain_schema, quote, result_schema, result_type
+from headwater.engine.tables.evaluation import cast_columns, evaluate, plain_schema, result_schema, result_type
 from headwater.engine.tables.expressions import scalar_writer
 from headwater.engine.tables.group import ZSetGroup
 from headwater.engine.tables.integrate import Integrate, ZSetDistinct
@@ -22,6 +22,7 @@ from headwater.engine.tables.top import ZSetTop
 from headwater.pipelines.tables import relation as asked_for
 from headwater.pipelines.tables.relation import Relation
 from headwater.pipelines.tables.sql_nodes import QueryRefusal
+from headwater.sql.identifiers import quote
 
 __all__ = ["Compiler", "KeyedTable", "Statement"]
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from headwater.engine.state.grouping import group_by_key
 from headwater.engine.state.state import WEIGHT
+from headwater.sql.identifiers import quote
 
 if TYPE_CHECKING:
     import duckdb
@@ -20,7 +21,6 @@ __all__ = [
     "consolidate",
     "evaluate",
     "plain_schema",
-    "quote",
     "result_schema",
     "result_type",
     "utc_schema",
@@ -121,16 +121,6 @@ def cast_columns(rows: pa.Table, schema: pa.Schema) -> pa.Table:
         return rows
     columns = [column.cast(field.type) for column, field in zip(rows.columns, schema, strict=True)]
     return pa.Table.from_arrays(columns, schema=schema)
-
-
-def quote(name: str) -> str:
-    """Quote a name for SQL.
-
-    Example:
-        >>> quote("order")
-        '"order"'
-    """
-    return '"' + name.replace('"', '""') + '"'
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:

@@ -10,7 +10,7 @@ from typing import Final
 import pyarrow as pa
 from sqlglot import exp
 
-from headwater.engine.tables.evaluation import quote, result_schema
+from headwater.engine.tables.evaluation import result_schema
 from headwater.engine.tables.scalar_functions import (
     FUNCTIONS,
     Handler,
@@ -20,6 +20,7 @@ from headwater.engine.tables.scalar_functions import (
     type_family,
 )
 from headwater.pipelines.tables.sql_nodes import QueryRefusal
+from headwater.sql.identifiers import literal, quote
 
 __all__ = ["scalar_writer"]
 
@@ -50,7 +51,7 @@ def _column(scalar: ScalarWriter, node: exp.Expr) -> str:
 def _literal(scalar: ScalarWriter, node: exp.Expr) -> str:
     text = node.name
     if node.is_string:
-        return "'" + text.replace("'", "''") + "'"
+        return literal(text)
     if not text.isdigit():
         return text
     return f"cast({text} as {'integer' if int(text) < 1 << 31 else 'bigint' if int(text) < 1 << 63 else 'hugeint'})"

@@ -13,9 +13,10 @@ import pyarrow as pa
 from headwater.engine.state.encoding import decode_columns, encode_keys
 from headwater.engine.state.state import WEIGHT, State
 from headwater.engine.tables.accumulators import OrderedValues, Total, total_of
-from headwater.engine.tables.evaluation import evaluate, quote
+from headwater.engine.tables.evaluation import evaluate
 from headwater.engine.tables.zset import build_zset, describe_columns
 from headwater.pipelines.tables.relation import Aggregate
+from headwater.sql.identifiers import quote
 
 __all__ = ["ZSetGroup"]
 

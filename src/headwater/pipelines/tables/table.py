@@ -9,6 +9,7 @@ from typing import Literal
 
 from headwater.errors import BadPipelineError, SourceLocation
 from headwater.pipelines.sql_text import parse, tables_of
+from headwater.sql.identifiers import quote
 
 __all__ = ["GroupedTable", "Table"]
 
@@ -40,7 +41,7 @@ class Table:
             >>> Table.named("posts").sql
             'SELECT * FROM `posts`'
         """
-        return cls(_quote(name))
+        return cls(quote(name, "`"))
 
     @property
     def sql(self) -> str:
@@ -106,7 +107,7 @@ class Table:
         keyword = {"inner": "", "semi": "LEFT SEMI ", "anti": "LEFT ANTI "}.get(how, f"{how.upper()} ")
         columns = (on,) if isinstance(on, str) else on
         if all(re.fullmatch(r"\w+", column) for column in columns):
-            condition = f"USING ({', '.join(map(_quote, columns))})"
+            condition = f"USING ({', '.join(quote(column, '`') for column in columns)})"
         else:
             condition = f"ON {' AND '.join(map(_quote_sides, columns))}"
         source = f"{self._as_source()} AS `left` {keyword}JOIN {other._as_source()} AS `right` {condition}"
@@ -191,7 +192,7 @@ class GroupedTable:
             'SELECT count(*) AS `n` FROM `posts`'
         """
         keys = tuple(f"{key} AS window" if _is_window(key) else key for key in self.keys)
-        shown = (*keys, *items, *(f"{text} AS {_quote(name)}" for name, text in named.items()))
+        shown = (*keys, *items, *(f"{text} AS {quote(name, '`')}" for name, text in named.items()))
         numbers = ", ".join(str(number + 1) for number in range(len(keys)))
         tail = f" GROUP BY {numbers}" if keys else ""
         return _check_sql(replace(self.table, items=tuple(map(_quote_sides, shown)), tail=tail))
@@ -201,10 +202,6 @@ def _check_sql(table: Table) -> Table:
     """Returns the table, if its SQL can be parsed."""
     parse(table.sql, "a table", SourceLocation.of_caller())
     return table
-
-
-def _quote(name: str) -> str:
-    return f"`{name.replace('`', '``')}`"
 
 
 def _is_window(key: str) -> bool:

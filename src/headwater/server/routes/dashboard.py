@@ -25,7 +25,8 @@ from headwater.server.problems import problem_bytes
 from headwater.server.routes.openapi import Route, body, router_of
 from headwater.server.serializers.responses import EVENT_STREAM, escape_newlines
 from headwater.store import ViewTable
-from headwater.store.views.changes import TransactionAssembler, changelog_topic, start_offset
+from headwater.store.changelog import changelog_topic
+from headwater.store.views.changes import TransactionAssembler, start_offset
 from headwater.store.views.lag import PipelineLag, pipeline_lags
 from headwater.store.views.store_views import StoreViews
 from headwater.store.views.view_query import ViewQuery

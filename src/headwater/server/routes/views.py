@@ -51,9 +51,9 @@ from headwater.server.serializers.responses import (
     format_micros,
 )
 from headwater.store import ViewTable
+from headwater.store.changelog import changelog_topic
 from headwater.store.views.changes import (
     TransactionAssembler,
-    changelog_topic,
     read_snapshot,
     resolve_position,
     start_offset,

@@ -1,10 +1,8 @@
-"""The store in a PostgreSQL database, shared by several machines; it implements the same protocol as the SQLite store.
+"""The store in a PostgreSQL database, shared by several machines.
 
-Commits come in through `PostgresStore` (`store`, `upsert`). Readers use `PostgresViewReader` (`views`). SQL of users
-runs under a role that can only read (`sandbox`). Only `columns` knows how values are stored.
-
-The schema `headwater` has Headwater's own tables and the tables of the views; `headwater_views` has each view under its
-name.
+`PostgresDialect` has the connections and the SQL by which PostgreSQL differs. `upsert` writes the rows of views,
+`columns` alone knows how values are stored, and `migrations` creates the store's own tables. SQL of users runs under a
+role that can only read (`sandbox`).
 """
 
 try:
@@ -14,9 +12,8 @@ except ImportError as missing:
 
     raise MissingPackageError.of("PostgreSQL", "psycopg", "postgres", missing) from missing
 
-from headwater.store.postgres.store import PostgresStore
-from headwater.store.postgres.views import PostgresViewReader
+from headwater.store.postgres.dialect import PostgresDialect
 
-__all__ = ["PostgresStore", "PostgresViewReader"]
+__all__ = ["PostgresDialect"]
 
 del _driver

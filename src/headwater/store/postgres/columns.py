@@ -25,10 +25,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
-from headwater.store.columns import TIMESTAMP, from_json, to_arrays, to_dates, to_json, to_timestamps
+from headwater.store.columns import (
+    TIMESTAMP,
+    from_arrays,
+    from_json,
+    storage_columns,
+    to_arrays,
+    to_dates,
+    to_json,
+    to_timestamps,
+)
 from headwater.store.commit import ViewTable
 
-__all__ = ["column_type", "from_csv", "from_values", "key_literals", "to_csv", "to_csv_columns"]
+__all__ = ["column_type", "decode_rows", "from_csv", "from_values", "key_literals", "to_csv", "to_csv_columns"]
 
 _INTEGERS = {"int8": "smallint", "uint8": "smallint", "int16": "smallint", "uint16": "integer", "int32": "integer"}
 _INTEGERS |= {"uint32": "bigint", "int64": "bigint", "uint64": "numeric(20)"}
@@ -145,6 +154,12 @@ def _cast_column(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if kind == pa.float16():
         return column.cast(pa.float32()).cast(kind)
     return column if column.type == kind else column.cast(kind)
+
+
+def decode_rows(table: ViewTable, rows: Sequence[tuple[Any, ...]]) -> pa.Table:
+    """Returns the rows of a view from rows of a query result, at least one, with all stored columns."""
+    columns = zip(storage_columns(table), zip(*rows, strict=True), strict=True)
+    return from_arrays(table, [from_values(values, column.kind) for column, values in columns])
 
 
 def from_values(values: Sequence[Any], kind: pa.DataType) -> pa.Array:

@@ -1,19 +1,34 @@
-"""Migrations of the store's own tables in PostgreSQL, its system views, and the reader role.
+"""Migrations of the store's own tables in PostgreSQL, its system views and the reader role; read-only inspection.
 
 A released migration is never edited; a new one is added. The system views are recreated when their text has changed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 
 from psycopg import errors as pg
 
-from headwater.errors import NewerFormatError
-from headwater.sql.postgres_pool import TABLE_SCHEMA, PostgresSession, quote
+from headwater.errors import NewerFormatError, SchemaConflictError
+from headwater.sql.identifiers import quote
+from headwater.sql.postgres_pool import TABLE_SCHEMA, PostgresPool, PostgresSession
+from headwater.store.columns import storage_columns
+from headwater.store.commit import ViewTable
+from headwater.store.postgres.columns import column_type
+from headwater.store.protocol import StoreInspection
 from headwater.store.system_views import KeySql, build_system_views
+from headwater.store.view_registry import current_tables, table_name
 
-__all__ = ["FORMAT", "READER_ROLE", "VIEW_SCHEMA", "is_up_to_date", "migrate_store", "read_format"]
+__all__ = [
+    "FORMAT",
+    "READER_ROLE",
+    "VIEW_SCHEMA",
+    "check_columns",
+    "inspect_postgres",
+    "is_up_to_date",
+    "migrate_store",
+]
 
 VIEW_SCHEMA = "headwater_views"
 """The schema in which readers find each view under its name."""
@@ -22,7 +37,7 @@ READER_ROLE = "headwater_reader"
 _MIGRATION_LOCK = 0x48573031  # the advisory lock of whoever changes the tables
 
 _SIDE_TABLE = """
-CREATE TABLE hw${shelf} (
+CREATE TABLE hw${name} (
     query text NOT NULL, topic text NOT NULL, partition bigint NOT NULL, "offset" bigint NOT NULL,
     occurred_at bigint NOT NULL, received_at bigint NOT NULL,
     value text NOT NULL, reason text NOT NULL, data bytea NOT NULL, batch bigint NOT NULL,
@@ -73,7 +88,7 @@ CREATE TABLE hw$views (
 CREATE UNIQUE INDEX views_by_lower_name ON hw$views (lower(name), version);
 
 CREATE TABLE hw$staged (name text PRIMARY KEY, query text NOT NULL, batch bigint NOT NULL);
-""" + "".join(_SIDE_TABLE.replace("{shelf}", shelf) for shelf in ("late", "quarantine", "skips"))
+""" + "".join(_SIDE_TABLE.replace("{name}", name) for name in ("late", "quarantine", "skips"))
 
 _SECOND = """
 ALTER TABLE hw$reports ADD COLUMN latency text NOT NULL DEFAULT '';
@@ -132,7 +147,7 @@ _VIEWS_HASH = hashlib.sha256(repr(_VIEWS).encode()).hexdigest()[:16]
 
 def is_up_to_date(session: PostgresSession) -> bool:
     """Returns whether the tables and system views have the current format."""
-    return read_format(session) == (FORMAT, _VIEWS_HASH)
+    return _read_format(session) == (FORMAT, _VIEWS_HASH)
 
 
 def migrate_store(session: PostgresSession, url: str) -> None:
@@ -142,7 +157,7 @@ def migrate_store(session: PostgresSession, url: str) -> None:
         NewerFormatError: A newer version of Headwater has written the store; nothing was touched.
     """
     session.execute("SELECT pg_advisory_xact_lock(?)", (_MIGRATION_LOCK,))
-    found, _ = read_format(session)
+    found, _ = _read_format(session)
     if found > FORMAT:
         raise NewerFormatError(
             f"the store has format {found}, this version of Headwater knows {FORMAT}",
@@ -165,7 +180,7 @@ def migrate_store(session: PostgresSession, url: str) -> None:
     _grant_reader(session)
 
 
-def read_format(session: PostgresSession) -> tuple[int, str]:
+def _read_format(session: PostgresSession) -> tuple[int, str]:
     """Returns the format of the existing tables; 0 if there are none."""
     if session.execute("SELECT to_regclass('hw$format')").fetchone() == (None,):
         return 0, ""
@@ -187,3 +202,57 @@ def _grant_reader(session: PostgresSession) -> None:
     session.execute(f"GRANT USAGE ON SCHEMA {VIEW_SCHEMA} TO {READER_ROLE}")
     session.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA {VIEW_SCHEMA} TO {READER_ROLE}")
     session.execute(f"ALTER DEFAULT PRIVILEGES IN SCHEMA {VIEW_SCHEMA} GRANT SELECT ON TABLES TO {READER_ROLE}")
+
+
+def check_columns(session: PostgresSession, table: ViewTable) -> None:
+    """Check that nobody has altered the table of a view on the server.
+
+    Raises:
+        SchemaConflictError: The table has other columns than the view.
+    """
+    columns = """
+        SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute
+        WHERE attrelid = to_regclass(?) AND attnum > 0 AND NOT attisdropped ORDER BY attnum
+    """
+    name = f"{TABLE_SCHEMA}.{quote(table_name(table))}"
+    there = session.execute(columns, (name,)).fetchall()
+    asked = [(column.name, column_type(column.kind)) for column in storage_columns(table)]
+    if there != asked:
+        raise SchemaConflictError(
+            f"the table {name} has other columns than view {table.name!r}",
+            detail=f"there: {_describe(there)}\nasked: {_describe(asked)}",
+            fix="put the table back as it was, or build the view as the next version",
+            view=table.name,
+            version=table.version,
+        )
+
+
+def _describe(columns: list[tuple[str, str]]) -> str:
+    return ", ".join(f"{name} {kind}" for name, kind in columns) or "no such table"
+
+
+def inspect_postgres(url: str) -> StoreInspection:
+    """Inspect the store of a database. The transactions can only read.
+
+    Raises:
+        UnreachableError: The server is unreachable.
+        BadCredentialsError: The server rejects the user.
+        BadSettingError: The URL is invalid, or the server is too old.
+    """
+    with contextlib.closing(PostgresPool(url)) as pool, pool.session() as session:
+        session.execute("SET default_transaction_read_only = on")
+        format_, _ = _read_format(session)
+        if not format_:
+            may_create = "SELECT has_database_privilege(current_database(), 'CREATE'), current_user, current_database()"
+            may, user, database = session.execute(may_create).fetchone() or (True, "", "")
+            return StoreInspection(0, FORMAT, refusal="" if may else f"{user} may not create schemas in {database}")
+        if format_ > FORMAT:
+            return StoreInspection(format_, FORMAT)
+        views = {table.name: table for table in current_tables(session)}
+        altered = {}
+        for name, table in views.items():
+            try:
+                check_columns(session, table)
+            except SchemaConflictError as error:
+                altered[name] = error.detail or error.what
+        return StoreInspection(format_, FORMAT, views, altered)

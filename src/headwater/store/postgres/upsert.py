@@ -12,22 +12,28 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.errors import KeyNotUniqueError, UnreachableError
-from headwater.events.values import preview
-from headwater.sql.postgres_pool import TABLE_SCHEMA, PostgresSession, literal, quote
+from headwater.errors import UnreachableError
+from headwater.sql.identifiers import quote
+from headwater.sql.postgres_pool import TABLE_SCHEMA, PostgresSession
 from headwater.store.changelog import ChangeSet
-from headwater.store.columns import cast_rows, from_arrays, storage_columns, to_arrays, to_timestamps
+from headwater.store.columns import (
+    cast_rows,
+    from_arrays,
+    not_unique_error,
+    rows_and_deletes,
+    storage_columns,
+    timestamp_text,
+    to_arrays,
+)
 from headwater.store.commit import Commit, StagedPart, ViewTable
 from headwater.store.postgres.columns import column_type, from_csv, to_csv, to_csv_columns
-from headwater.store.postgres.view_tables import full_table_name
 from headwater.store.view_registry import table_name
 
-__all__ = ["PostgresViewWriter", "check_parts", "drop_parts", "stage_part", "union_parts"]
+__all__ = ["PostgresViewWriter", "stage_part"]
 
 
 def stage_part(session: PostgresSession, table: ViewTable, batch: int, rows: pa.Table) -> StagedPart:
@@ -44,43 +50,20 @@ def stage_part(session: PostgresSession, table: ViewTable, batch: int, rows: pa.
     return part
 
 
-def union_parts(parts: tuple[StagedPart, ...], distinct_columns: int = 0) -> str:
-    """Returns SQL for all rows of these parts.
-
-    Args:
-        parts: The parts.
-        distinct_columns: If given, of equal rows only one is meant; it is the number of columns.
-    """
-    rows = f"({' UNION ALL '.join(f'SELECT * FROM {_part_table(part)}' for part in parts)})"
-    if not distinct_columns:
-        return rows
-    columns = ", ".join(f"c{number}" for number in range(distinct_columns))
-    return f"(SELECT min(n) AS n, {columns} FROM {rows} r GROUP BY {columns})"
-
-
-def check_parts(session: PostgresSession, parts: tuple[StagedPart, ...]) -> None:
-    """Refuse parts that have lost their rows.
+def _check_part(session: PostgresSession, part: StagedPart) -> None:
+    """Refuse a part that has lost its rows.
 
     Raises:
-        UnreachableError: The server was restarted since they were staged; run the batch again.
+        UnreachableError: The server was restarted since the part was staged; run the batch again.
     """
-    for part in parts:
-        (known,) = session.connection.execute("SELECT to_regclass(%s)", (_part_table(part),)).fetchone() or (None,)
-        rows = 0
-        if known is not None:
-            (rows,) = session.connection.execute(f"SELECT count(*) FROM {_part_table(part)}".encode()).fetchone() or (
-                0,
-            )
-        if rows != part.rows:
-            what = f"{part.rows:,} rows were staged, and the database has {rows:,} of them"
-            raise UnreachableError(what, detail="it was restarted meanwhile", fix="run the batch again")
-
-
-def drop_parts(session: PostgresSession, query: str, batch: int) -> None:
-    """Drop everything staged for this batch or an earlier one; runs in the caller's transaction."""
-    removed = "DELETE FROM hw$staged WHERE query = ? AND batch <= ? RETURNING name"
-    for (name,) in session.execute(removed, (query, batch)).fetchall():
-        session.execute_raw(f"DROP TABLE IF EXISTS {TABLE_SCHEMA}.{quote(name)}")
+    (known,) = session.connection.execute("SELECT to_regclass(%s)", (_part_table(part),)).fetchone() or (None,)
+    rows = 0
+    if known is not None:
+        count = f"SELECT count(*) FROM {_part_table(part)}".encode()
+        (rows,) = session.connection.execute(count).fetchone() or (0,)
+    if rows != part.rows:
+        what = f"{part.rows:,} rows were staged, and the database has {rows:,} of them"
+        raise UnreachableError(what, detail="it was restarted meanwhile", fix="run the batch again")
 
 
 def _part_table(part: StagedPart) -> str:
@@ -105,13 +88,12 @@ class PostgresViewWriter:
 
     def __init__(self, table: ViewTable, commit: Commit) -> None:
         self._table = table
-        self._name = full_table_name(table)
+        self._name = f"{TABLE_SCHEMA}.{quote(table_name(table))}"
         self._columns = storage_columns(table)
         self._keys = [number for number, slot in enumerate(self._columns) if slot.view_column in table.key]
         self._values = [number for number, slot in enumerate(self._columns) if slot.view_column not in table.key]
-        self._rows = cast_rows(table, commit.rows, table.schema)
-        key_schema = pa.schema([field for field in table.schema if field.name in table.key])
-        deletes = key_schema.empty_table() if commit.deletes is None else cast_rows(table, commit.deletes, key_schema)
+        self._query, self._batch = commit.entry.query, commit.entry.batch
+        self._rows, deletes = rows_and_deletes(commit, table)
         columns, self._deletes = to_csv_columns(table, self._rows), to_csv_columns(table, deletes)
         keys = [columns[number] for number in self._keys]
         _require_unique(table, keys, self._deletes)
@@ -146,8 +128,9 @@ class PostgresViewWriter:
             session: In the transaction in which they were staged.
             watermarks: The watermark before and now, to find the rows that became final.
         """
+        for part in self._parts:
+            _check_part(session, part)
         if self._parts:
-            check_parts(session, self._parts)
             self._require_unique_parts(session)
         if max(self._count, len(self._deletes[0])) <= _INDEX_LOOKUP_ROWS:
             session.execute_raw("SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off")
@@ -157,6 +140,13 @@ class PostgresViewWriter:
         final = none if watermarks is None else self._final_rows(session, *watermarks)
         return ChangeSet(inserted, before, after, deleted, final)
 
+    def finish(self, session: PostgresSession) -> None:
+        """Drop everything that was staged for this batch or an earlier one."""
+        if self._parts:
+            removed = "DELETE FROM hw$staged WHERE query = ? AND batch <= ? RETURNING name"
+            for (name,) in session.execute(removed, (self._query, self._batch)).fetchall():
+                session.execute_raw(f"DROP TABLE IF EXISTS {TABLE_SCHEMA}.{quote(name)}")
+
     # -- inside ----------------------------------------------------------------------------------------------------
 
     @property
@@ -165,9 +155,12 @@ class PostgresViewWriter:
 
     @property
     def _source(self) -> str:
+        """SQL for the rows of the batch; of equal rows in several parts only one, if the commit says so."""
         if not self._parts:
             return f"pg_temp.{self._rows_table}"
-        return union_parts(self._parts, len(self._columns) if self._distinct else 0)
+        rows = f"({' UNION ALL '.join(f'SELECT * FROM {_part_table(part)}' for part in self._parts)})"
+        columns = ", ".join(f"c{number}" for number in range(len(self._columns)))
+        return f"(SELECT min(n) AS n, {columns} FROM {rows} r GROUP BY {columns})" if self._distinct else rows
 
     @property
     def _rows_table(self) -> str:
@@ -223,7 +216,7 @@ class PostgresViewWriter:
         columns = from_csv(found, [self._columns[number].kind for number in self._keys])
         if len(columns[0]):
             names = [self._columns[number].name for number in self._keys]
-            raise _not_unique_error(
+            raise not_unique_error(
                 self._table, dict(zip(names, (column[0].as_py() for column in columns), strict=True))
             )
 
@@ -259,19 +252,14 @@ class PostgresViewWriter:
         end = quote(f"{self._table.window}.end")
         names = ", ".join(quote(slot.name) for slot in self._columns)
         keys = ", ".join(quote(self._columns[number].name) for number in self._keys)
-        since = "" if before is None else f"AND {end} > {_timestamp_literal(before)}"
-        closed = f"{end} <= {_timestamp_literal(now)} {since}"
+        since = "" if before is None else f"AND {end} > timestamptz '{timestamp_text(before)}'"
+        closed = f"{end} <= timestamptz '{timestamp_text(now)}' {since}"
         query = f"SELECT {names} FROM {self._name} WHERE {closed} ORDER BY {end}, {keys}"
         return from_arrays(self._table, from_csv(session.copy_out(query), [slot.kind for slot in self._columns]))
 
 
 def _to_numbered_csv(columns: Sequence[pa.Array]) -> memoryview:
     return to_csv([pa.array(range(len(columns[0])), pa.int64()), *columns])
-
-
-def _timestamp_literal(micros: int) -> str:
-    text = to_timestamps(pa.array([micros], pa.timestamp("us", "UTC")), "watermark").cast(pa.string())[0].as_py()
-    return f"timestamptz {literal(text)}"
 
 
 def _require_unique(table: ViewTable, keys: Sequence[pa.Array], deletes: Sequence[pa.Array]) -> None:
@@ -283,15 +271,4 @@ def _require_unique(table: ViewTable, keys: Sequence[pa.Array], deletes: Sequenc
     if counts.num_rows == both.num_rows:
         return
     twice = counts.filter(pc.greater(counts.column("count_all"), 1)).select(names).slice(0, 1).to_pylist()[0]
-    raise _not_unique_error(table, twice)
-
-
-def _not_unique_error(table: ViewTable, twice: dict[str, Any]) -> KeyNotUniqueError:
-    return KeyNotUniqueError(
-        f'view "{table.name}" got two rows for one key: '
-        + ", ".join(f"{name} = {preview(value)}" for name, value in twice.items()),
-        detail=f"key: {', '.join(table.key)}",
-        fix="group by the key, or name a key that tells the rows apart",
-        view=table.name,
-        key=twice,
-    )
+    raise not_unique_error(table, twice)

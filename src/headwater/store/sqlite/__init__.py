@@ -1,10 +1,9 @@
 """The store in a SQLite file, which needs no server.
 
-Commits come in through `SqliteStore` (`store`, `upsert`). Readers use `SqliteViewReader` (`views`). SQL of users runs
-in `sandbox`. Only `columns` knows how values are stored.
+`SqliteDialect` has the connections and the SQL by which SQLite differs. `upsert` writes the rows of views, `columns`
+alone knows how values are stored, `migrations` creates the store's own tables, and SQL of users runs in `sandbox`.
 """
 
-from headwater.store.sqlite.store import SqliteStore
-from headwater.store.sqlite.views import SqliteViewReader
+from headwater.store.sqlite.dialect import SqliteDialect
 
-__all__ = ["SqliteStore", "SqliteViewReader"]
+__all__ = ["SqliteDialect"]

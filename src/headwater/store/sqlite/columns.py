@@ -29,7 +29,6 @@ from headwater.errors import BadEventError
 from headwater.events import integers_of
 from headwater.store.columns import (
     TIMESTAMP,
-    StoredColumn,
     from_arrays,
     from_json,
     storage_columns,
@@ -40,14 +39,14 @@ from headwater.store.columns import (
 )
 from headwater.store.commit import ViewTable
 
-__all__ = ["column_type", "decode_columns", "encode_columns"]
+__all__ = ["column_type", "decode_columns", "decode_rows", "encode_columns"]
 
 _MAX_INTEGER = 2**63 - 1
 
 
-def column_type(slot: StoredColumn) -> str:
+def column_type(kind: pa.DataType) -> str:
     """Returns the declared SQLite type."""
-    return _codec(slot.kind).sql_type
+    return _codec(kind).sql_type
 
 
 def encode_columns(table: ViewTable, rows: pa.Table) -> list[list[Any]]:
@@ -70,6 +69,11 @@ def decode_columns(table: ViewTable, columns: Sequence[Sequence[Any]]) -> pa.Tab
         for slot, values in zip(storage_columns(table), columns, strict=True)
     ]
     return from_arrays(table, decoded)
+
+
+def decode_rows(table: ViewTable, rows: Sequence[tuple[Any, ...]]) -> pa.Table:
+    """Returns the rows of a view from rows of all stored columns."""
+    return decode_columns(table, list(zip(*rows, strict=True)) if rows else [[] for _ in storage_columns(table)])
 
 
 # -- one form per kind of type ------------------------------------------------------------------------------------

@@ -7,26 +7,25 @@ added. The system views are not part of the migrations; they are recreated when 
 from __future__ import annotations
 
 import contextlib
-import sqlite3
 from pathlib import Path
 
-from headwater.sql.sqlite_file import apply_migrations
+from headwater.sql.sqlite_file import SqliteSession, apply_migrations, open_reader, translate_sqlite_errors
 from headwater.store.protocol import StoreInspection
-from headwater.store.sqlite.connection import open_reader, translate_store_errors
 from headwater.store.system_views import KeySql, build_system_views
 from headwater.store.view_registry import current_tables
 
-__all__ = [
-    "FORMAT",
-    "SYSTEM_TABLES",
-    "create_system_views",
-    "has_system_views",
-    "inspect_sqlite",
-    "is_up_to_date",
-    "migrate_store",
-]
+__all__ = ["FORMAT", "SYSTEM_TABLES", "inspect_sqlite", "is_up_to_date", "migrate_store"]
 
-_FIRST = """
+_SIDE_TABLE = """CREATE TABLE hw${name} (
+    query TEXT NOT NULL, topic TEXT NOT NULL, partition INTEGER NOT NULL, "offset" INTEGER NOT NULL,
+    occurred_at INTEGER NOT NULL, received_at INTEGER NOT NULL,
+    value TEXT NOT NULL, reason TEXT NOT NULL, data BLOB NOT NULL, batch INTEGER NOT NULL,
+    UNIQUE (query, topic, partition, "offset")
+);
+
+"""
+_FIRST = (
+    """
 CREATE TABLE hw$epochs (query TEXT PRIMARY KEY, epoch INTEGER NOT NULL) WITHOUT ROWID;
 
 CREATE TABLE hw$ledger (
@@ -55,28 +54,9 @@ CREATE TABLE hw$outbox (
     UNIQUE (query, batch)
 );
 
-CREATE TABLE hw$late (
-    query TEXT NOT NULL, topic TEXT NOT NULL, partition INTEGER NOT NULL, "offset" INTEGER NOT NULL,
-    occurred_at INTEGER NOT NULL, received_at INTEGER NOT NULL,
-    value TEXT NOT NULL, reason TEXT NOT NULL, data BLOB NOT NULL, batch INTEGER NOT NULL,
-    UNIQUE (query, topic, partition, "offset")
-);
-
-CREATE TABLE hw$quarantine (
-    query TEXT NOT NULL, topic TEXT NOT NULL, partition INTEGER NOT NULL, "offset" INTEGER NOT NULL,
-    occurred_at INTEGER NOT NULL, received_at INTEGER NOT NULL,
-    value TEXT NOT NULL, reason TEXT NOT NULL, data BLOB NOT NULL, batch INTEGER NOT NULL,
-    UNIQUE (query, topic, partition, "offset")
-);
-
-CREATE TABLE hw$skips (
-    query TEXT NOT NULL, topic TEXT NOT NULL, partition INTEGER NOT NULL, "offset" INTEGER NOT NULL,
-    occurred_at INTEGER NOT NULL, received_at INTEGER NOT NULL,
-    value TEXT NOT NULL, reason TEXT NOT NULL, data BLOB NOT NULL, batch INTEGER NOT NULL,
-    UNIQUE (query, topic, partition, "offset")
-);
-
-CREATE TABLE hw$reports (
+"""
+    + "".join(_SIDE_TABLE.replace("{name}", name) for name in ("late", "quarantine", "skips"))
+    + """CREATE TABLE hw$reports (
     pipeline TEXT NOT NULL, version INTEGER NOT NULL, kind TEXT NOT NULL, state TEXT NOT NULL,
     detail TEXT NOT NULL, error TEXT, inputs TEXT NOT NULL, place TEXT NOT NULL, doc TEXT NOT NULL,
     since INTEGER NOT NULL, told_at INTEGER NOT NULL,
@@ -89,6 +69,7 @@ CREATE TABLE hw$views (
     PRIMARY KEY (name, version)
 ) WITHOUT ROWID;
 """
+)
 
 _SECOND = """
 ALTER TABLE hw$reports ADD COLUMN latency TEXT NOT NULL DEFAULT '';
@@ -124,20 +105,6 @@ _STEPS = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH)
 FORMAT = len(_STEPS)
 
 
-def is_up_to_date(connection: sqlite3.Connection) -> bool:
-    """Returns whether the tables have the current format."""
-    return bool(connection.execute("PRAGMA user_version").fetchone() == (FORMAT,))
-
-
-def migrate_store(connection: sqlite3.Connection, path: Path) -> None:
-    """Migrate the tables to the current format; runs in the caller's transaction.
-
-    Raises:
-        NewerFormatError: A newer version of Headwater has written the store; nothing was touched.
-    """
-    apply_migrations(connection, path, "store", _STEPS)
-
-
 def inspect_sqlite(folder: Path) -> StoreInspection:
     """Inspect the store in a folder, which need not exist.
 
@@ -149,9 +116,12 @@ def inspect_sqlite(folder: Path) -> StoreInspection:
     if not path.exists():
         return StoreInspection(0, FORMAT)
     immutable = not path.with_name("store.db-wal").exists()
-    with translate_store_errors(path), contextlib.closing(open_reader(path, immutable=immutable)) as connection:
-        (format_,) = connection.execute("PRAGMA user_version").fetchone()
-        views = current_tables(connection) if 0 < format_ <= FORMAT else []
+    with (
+        translate_sqlite_errors(path, "store"),
+        contextlib.closing(open_reader(path, "store", immutable=immutable)) as session,
+    ):
+        (format_,) = session.execute("PRAGMA user_version").fetchone()
+        views = current_tables(session) if 0 < format_ <= FORMAT else []
         return StoreInspection(format_, FORMAT, {table.name: table for table in views})
 
 
@@ -186,20 +156,27 @@ _KEY_SQL = KeySql(
 _DEFINITIONS = build_system_views(_timestamp_sql, _KEY_SQL, ordered_join="CROSS JOIN")
 
 
-def has_system_views(connection: sqlite3.Connection) -> bool:
-    """Returns whether all system views have their present text."""
-    return not _stale_views(connection)
+def is_up_to_date(session: SqliteSession) -> bool:
+    """Returns whether the tables and system views have the current format."""
+    (format_,) = session.execute("PRAGMA user_version").fetchone()
+    return bool(format_ == FORMAT and not _stale_views(session))
 
 
-def create_system_views(connection: sqlite3.Connection) -> None:
-    """Recreate the system views whose text has changed; runs in the caller's transaction."""
-    for name in _stale_views(connection):
-        connection.execute(f"DROP VIEW IF EXISTS {name}")
-        connection.execute(_create_statement(name))
+def migrate_store(session: SqliteSession, path: Path) -> None:
+    """Migrate the tables and system views to the current format; runs in the caller's transaction.
+
+    Raises:
+        NewerFormatError: A newer version of Headwater has written the store; nothing was touched.
+    """
+    apply_migrations(session, path, "store", _STEPS)
+    for name in _stale_views(session):
+        session.execute(f"DROP VIEW IF EXISTS {name}")
+        session.execute(_create_statement(name))
 
 
-def _stale_views(connection: sqlite3.Connection) -> list[str]:
-    found = dict(connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'view'").fetchall())
+def _stale_views(session: SqliteSession) -> list[str]:
+    """Returns the system views whose text differs from the present one."""
+    found = dict(session.execute("SELECT name, sql FROM sqlite_master WHERE type = 'view'").fetchall())
     return [name for name in _DEFINITIONS if found.get(name) != _create_statement(name)]
 
 

@@ -29,9 +29,10 @@ import pyarrow as pa
 
 from headwater.errors import BadQueryError, HeadwaterError
 from headwater.events.values import preview
+from headwater.sql.identifiers import quote
+from headwater.sql.sqlite_file import open_reader, translate_sqlite_errors
 from headwater.store.columns import storage_columns
 from headwater.store.protocol import QueryLimits, SqlResult, StopReason, limit_error, row_size
-from headwater.store.sqlite.connection import open_reader, quote, translate_store_errors
 from headwater.store.sqlite.migrations import SYSTEM_TABLES
 from headwater.store.system_views import SYSTEM_VIEWS
 from headwater.store.view_registry import current_tables, table_name
@@ -300,10 +301,10 @@ class SqliteSandbox:
     def __init__(self, path: Path, limits: QueryLimits, cancel: Event | None = None) -> None:
         self._path = path
         self._limits = limits
-        self._connection = open_reader(path)
+        self._connection = open_reader(path, "store")
         self._watchdog = QueryWatchdog(limits, cancel)
         try:
-            with translate_store_errors(path):
+            with translate_sqlite_errors(path, "store"):
                 self._connection.execute("BEGIN")
                 self.tables = current_tables(self._connection)
         except BaseException:

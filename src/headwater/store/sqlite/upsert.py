@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import sqlite3
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import compress
@@ -17,26 +16,26 @@ from typing import Any
 
 import pyarrow as pa
 
-from headwater.errors import KeyNotUniqueError, UsageError
-from headwater.events.values import preview
+from headwater.errors import UsageError
+from headwater.sql.identifiers import quote
+from headwater.sql.sqlite_file import SqliteSession
 from headwater.store.changelog import ChangeSet
-from headwater.store.columns import StoredColumn, cast_rows, storage_columns
+from headwater.store.columns import StoredColumn, not_unique_error, rows_and_deletes, storage_columns, timestamp_text
 from headwater.store.commit import Commit, ViewTable
-from headwater.store.sqlite.columns import column_type, decode_columns, encode_columns
-from headwater.store.sqlite.connection import quote
-from headwater.store.sqlite.view_tables import ROW_ID
+from headwater.store.sqlite.columns import column_type, decode_columns, decode_rows, encode_columns
 from headwater.store.view_registry import table_name
 
-__all__ = ["SqliteViewWriter"]
+__all__ = ["ROW_ID", "SqliteViewWriter"]
 
+ROW_ID = "hw$row"
+"""The column with the number of a row in its table. Unlike `rowid`, no column of a view can have this name."""
 Columns = list[list[Any]]
 
 
 class SqliteViewWriter:
     """Writes the rows of one commit to the table of a view.
 
-    Making one converts and checks the rows, so that nothing of it happens while other writers wait; `apply` then
-    writes, inside the caller's transaction.
+    The construction converts and checks the rows, before the transaction; `apply` writes them.
 
     Raises:
         KeyNotUniqueError: Two rows, or a row and a delete, have one key.
@@ -49,43 +48,49 @@ class SqliteViewWriter:
         self._table = table
         self._name = quote(table_name(table))
         self._columns = storage_columns(table)
-        self._rows = cast_rows(table, commit.rows, table.schema)
-        self._values = encode_columns(table, self._rows)
-        key_schema = pa.schema([field for field in table.schema if field.name in table.key])
-        deletes = key_schema.empty_table() if commit.deletes is None else commit.deletes
-        self._deletes = encode_columns(table, cast_rows(table, deletes, key_schema))
+        self._rows, deletes = rows_and_deletes(commit, table)
+        self._values, self._deletes = encode_columns(table, self._rows), encode_columns(table, deletes)
         self._key_columns = [slot for slot in self._columns if slot.view_column in table.key]
         self._require_unique()
 
-    def apply(self, connection: sqlite3.Connection, watermarks: tuple[int | None, int] | None) -> ChangeSet:
+    def prepare(self, session: SqliteSession) -> None:
+        """Do nothing."""
+
+    def stage(self, session: SqliteSession) -> None:
+        """Do nothing: the rows are in the process that writes the file."""
+
+    def finish(self, session: SqliteSession) -> None:
+        """Do nothing."""
+
+    def apply(self, session: SqliteSession, watermarks: tuple[int | None, int] | None) -> ChangeSet:
         """Write the rows and return what changed.
 
         Args:
-            connection: In a transaction.
+            session: In a transaction.
             watermarks: The watermark before and now, to find the rows that became final.
         """
-        deleted = self._delete(connection)
-        inserted, before, after = self._upsert(connection)
+        deleted = self._delete(session)
+        inserted, before, after = self._upsert(session)
         none = self._table.schema.empty_table()
-        final = none if watermarks is None else self._final_rows(connection, *watermarks)
+        final = none if watermarks is None else self._final_rows(session, *watermarks)
         return ChangeSet(inserted, before, after, deleted, final)
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
-    def _upsert(self, connection: sqlite3.Connection) -> tuple[pa.Table, pa.Table, pa.Table]:
+    def _upsert(self, session: SqliteSession) -> tuple[pa.Table, pa.Table, pa.Table]:
         none = self._table.schema.empty_table()
         positions, numbers, old = self._find_existing(
-            connection, _select_keys(self._columns, self._key_columns, self._values)
+            session, _select_keys(self._columns, self._key_columns, self._values)
         )
         if not positions:
-            self._insert(connection, self._values)
+            self._insert(session, self._values)
             return self._rows, none, none
         inserted = none
         if len(positions) < self._rows.num_rows:
             fresh = bytearray(b"\1") * self._rows.num_rows
             for position in positions:
                 fresh[position] = 0
-            self._insert(connection, [list(compress(column, fresh)) for column in self._values])
+            self._insert(session, [list(compress(column, fresh)) for column in self._values])
             inserted = self._rows.filter(pa.array(fresh, pa.uint8()).cast(pa.bool_()))
         new = _pick_rows(self._values, positions, self._rows.num_rows)
         # Mostly a few columns differ, and one comparison in C settles a whole column: the others need no more work.
@@ -94,7 +99,7 @@ class SqliteViewWriter:
             return inserted, none, none
         changed = _row_differences(old, new, differing)
         old, new = ([list(compress(part[index], changed)) for index in differing] for part in (old, new))
-        self._update(connection, differing, new, list(compress(numbers, changed)))
+        self._update(session, differing, new, list(compress(numbers, changed)))
         after = self._rows.take(pa.array(list(compress(positions, changed)), pa.int64()))
         return inserted, self._rows_before(after, differing, old), after
 
@@ -114,45 +119,45 @@ class SqliteViewWriter:
             columns[index] = column
         return decode_columns(self._table, columns)
 
-    def _insert(self, connection: sqlite3.Connection, columns: Columns) -> None:
+    def _insert(self, session: SqliteSession, columns: Columns) -> None:
         marks = ", ".join("?" * len(self._columns))
         statement = f"INSERT INTO {self._name} VALUES (NULL, {marks})"
-        connection.executemany(statement, zip(*columns, strict=True))
+        session.executemany(statement, zip(*columns, strict=True))
 
-    def _update(self, connection: sqlite3.Connection, differing: list[int], new: Columns, numbers: list[int]) -> None:
+    def _update(self, session: SqliteSession, differing: list[int], new: Columns, numbers: list[int]) -> None:
         names = ", ".join(f"{quote(self._columns[index].name)} = ?" for index in differing)
         statement = f"UPDATE {self._name} SET {names} WHERE {ROW_ID} = ?"
-        connection.executemany(statement, zip(*new, numbers, strict=True))
+        session.executemany(statement, zip(*new, numbers, strict=True))
 
-    def _delete(self, connection: sqlite3.Connection) -> pa.Table:
+    def _delete(self, session: SqliteSession) -> pa.Table:
         if not self._deletes or not self._deletes[0]:
             return self._table.schema.empty_table()
-        _, numbers, old = self._find_existing(connection, self._deletes)
+        _, numbers, old = self._find_existing(session, self._deletes)
         rows = ((number,) for number in numbers)
-        connection.executemany(f"DELETE FROM {self._name} WHERE {ROW_ID} = ?", rows)
+        session.executemany(f"DELETE FROM {self._name} WHERE {ROW_ID} = ?", rows)
         return decode_columns(self._table, old)
 
     # -- looking ---------------------------------------------------------------------------------------------------
 
-    def _find_existing(self, connection: sqlite3.Connection, keys: Columns) -> tuple[list[int], list[int], Columns]:
+    def _find_existing(self, session: SqliteSession, keys: Columns) -> tuple[list[int], list[int], Columns]:
         """Returns which keys exist: index in the batch, row number, and stored columns."""
         none: Columns = [[] for _ in self._columns]
-        empty = connection.execute(f"SELECT 1 FROM {self._name} LIMIT 1").fetchone() is None
+        empty = session.execute(f"SELECT 1 FROM {self._name} LIMIT 1").fetchone() is None
         if empty or not keys[0]:
             return [], [], none
         names = [f"k{index}" for index in range(len(keys))]
-        described = ", ".join(f"{n} {column_type(slot)}" for n, slot in zip(names, self._key_columns, strict=True))
-        connection.execute(f"CREATE TEMP TABLE sought (n INTEGER PRIMARY KEY, {described})")
+        described = ", ".join(f"{n} {column_type(slot.kind)}" for n, slot in zip(names, self._key_columns, strict=True))
+        session.execute(f"CREATE TEMP TABLE sought (n INTEGER PRIMARY KEY, {described})")
         try:
             marks = ", ".join("?" * (len(keys) + 1))
             numbered = zip(range(len(keys[0])), *keys, strict=True)
-            connection.executemany(f"INSERT INTO sought VALUES ({marks})", numbered)
-            return self._join_existing(connection, names, keys)
+            session.executemany(f"INSERT INTO sought VALUES ({marks})", numbered)
+            return self._join_existing(session, names, keys)
         finally:
-            connection.execute("DROP TABLE sought")
+            session.execute("DROP TABLE sought")
 
     def _join_existing(
-        self, connection: sqlite3.Connection, names: list[str], keys: Columns
+        self, session: SqliteSession, names: list[str], keys: Columns
     ) -> tuple[list[int], list[int], Columns]:
         # IS finds nulls too, and uses the index as = does; CROSS JOIN keeps the order, small batch before large table.
         same = " AND ".join(
@@ -162,19 +167,19 @@ class SqliteViewWriter:
         columns = "".join(f", v.{quote(slot.name)}" for slot in others)
         query = f"SELECT s.n, v.{ROW_ID}{columns} FROM sought s CROSS JOIN {self._name} v ON {same}"
         with _pause_gc():
-            rows = connection.execute(query).fetchall()
+            rows = session.execute(query).fetchall()
             positions, numbers, *read = ([row[i] for row in rows] for i in range(len(others) + 2))
         known = iter(_pick_rows(keys, positions, len(keys[0])))
         unknown = iter(read)
         return (positions, numbers, [next(known if slot in self._key_columns else unknown) for slot in self._columns])
 
-    def _final_rows(self, connection: sqlite3.Connection, before: int | None, now: int) -> pa.Table:
+    def _final_rows(self, session: SqliteSession, before: int | None, now: int) -> pa.Table:
         """Returns the rows whose window ended after the old watermark and not after the new one."""
         end = quote(f"{self._table.window}.end")
         columns = ", ".join(quote(slot.name) for slot in self._columns)
         query = f"SELECT {columns} FROM {self._name} WHERE {end} <= ? AND {end} > ? ORDER BY {end}"
-        first = "" if before is None else _timestamp_text(before)
-        return rows_to_table(self._table, connection.execute(query, (_timestamp_text(now), first)).fetchall())
+        first = "" if before is None else timestamp_text(before)
+        return decode_rows(self._table, session.execute(query, (timestamp_text(now), first)).fetchall())
 
     def _require_unique(self) -> None:
         columns = _select_keys(self._columns, self._key_columns, self._values)
@@ -184,19 +189,7 @@ class SqliteViewWriter:
         seen: set[Any] = set()
         twice = next(key for key in keys if key in seen or seen.add(key))  # type: ignore[func-returns-value]
         named = twice if len(self._key_columns) > 1 else (twice,)
-        text = ", ".join(f"{slot.name} = {preview(v)}" for slot, v in zip(self._key_columns, named, strict=True))
-        raise KeyNotUniqueError(
-            f'view "{self._table.name}" got two rows for one key: {text}',
-            detail=f"key: {', '.join(self._table.key)}",
-            fix="group by the key, or name a key that tells the rows apart",
-            view=self._table.name,
-            key=dict(zip([slot.name for slot in self._key_columns], named, strict=True)),
-        )
-
-
-def rows_to_table(table: ViewTable, rows: list[tuple[Any, ...]]) -> pa.Table:
-    """Returns rows of all stored columns as the view's columns."""
-    return decode_columns(table, list(zip(*rows, strict=True)) if rows else [[] for _ in storage_columns(table)])
+        raise not_unique_error(self._table, dict(zip([slot.name for slot in self._key_columns], named, strict=True)))
 
 
 def _select_keys(columns: list[StoredColumn], keys: list[StoredColumn], values: Columns) -> Columns:
@@ -230,9 +223,3 @@ def _row_differences(old: Columns, new: Columns, differing: list[int]) -> list[b
     for other in others:
         first = [one or two for one, two in zip(first, other, strict=True)]
     return first
-
-
-def _timestamp_text(micros: int) -> str:
-    array = pa.array([micros], pa.timestamp("us", "UTC"))
-    schema = pa.schema([("at", array.type)])
-    return str(encode_columns(ViewTable("", 0, schema, ()), pa.table({"at": array}))[0][0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -15,13 +16,16 @@ import pyarrow.compute as pc
 
 from headwater.errors import BadQueryError
 from headwater.events import values_of
-from headwater.log import LogBatch
 from headwater.log.protocol import Log
 from headwater.log.reader import TopicReader
+from headwater.store.changelog import changelog_topic
 from headwater.store.commit import Commit, ViewTable
 from headwater.store.ledger import LedgerEntry
-from headwater.store.views.changes import changelog_topic, commit_micros
+from headwater.store.sql_store import SqlStore
+from headwater.store.sqlite import SqliteDialect
+from headwater.store.views.changes import commit_micros
 from headwater.store.views.view_query import ViewQuery
+from headwater.store.views.view_reader import ViewReader
 from headwater.units import micros
 
 __all__ = ["read_rows_as_of", "rows_as_of", "select_rows", "version_as_of"]
@@ -123,35 +127,23 @@ def select_rows(table: ViewTable, rows: pa.Table, query: ViewQuery) -> pa.Table:
     """Returns the rows that match the query; a condition has the same meaning as on the view itself."""
     if query.where is None and query.key is None and not query.order:
         return rows
-    from headwater.store.sqlite import SqliteStore, SqliteViewReader
-
-    with tempfile.TemporaryDirectory(prefix="headwater-", ignore_cleanup_errors=True) as folder:
-        store = SqliteStore(Path(folder))
-        views = SqliteViewReader(store)
-        try:
-            store.create(table)
-            epoch = store.open_epoch(table.query)
-            entry = LedgerEntry(table.query, 0, epoch, (), None, committed_at=0)
-            store.commit(Commit(entry, table, rows))
-            return views.table(table.name, key=query.key, where=query.where, order=query.order or ())
-        finally:
-            views.close()
-            store.close()
+    with (
+        tempfile.TemporaryDirectory(prefix="headwater-", ignore_cleanup_errors=True) as folder,
+        contextlib.closing(SqlStore(SqliteDialect(Path(folder)))) as store,
+    ):
+        store.create(table)
+        entry = LedgerEntry(table.query, 0, store.open_epoch(table.query), (), None, committed_at=0)
+        store.commit(Commit(entry, table, rows))
+        return ViewReader(store).table(table.name, key=query.key, where=query.where, order=query.order or ())
 
 
 def _read_changes(log: Log, topic: str, end: int) -> Iterator[pa.Table]:
-    for batch in _read_batches(log, topic, end):
-        if batch.values.num_rows:
-            committed = pa.repeat(pa.scalar(commit_micros(batch), pa.int64()), batch.values.num_rows)
-            yield pa.Table.from_batches([batch.values]).append_column("committed_at", committed)
-
-
-def _read_batches(log: Log, topic: str, end: int) -> Iterator[LogBatch]:
-    reader = TopicReader(log, topic, {0: log.find_offset(topic, 0, "earliest")}, {0: end})
-    try:
-        yield from reader
-    finally:
-        reader.close()
+    start = log.find_offset(topic, 0, "earliest")
+    with contextlib.closing(TopicReader(log, topic, {0: start}, {0: end})) as reader:
+        for batch in reader:
+            if batch.values.num_rows:
+                committed = pa.repeat(pa.scalar(commit_micros(batch), pa.int64()), batch.values.num_rows)
+                yield pa.Table.from_batches([batch.values]).append_column("committed_at", committed)
 
 
 def _commit_time(log: Log, topic: str, index: int) -> int | None:

@@ -13,12 +13,12 @@ from headwater.events import Change, Position, Transaction, values_of
 from headwater.log import LogBatch
 from headwater.log.protocol import Log
 from headwater.log.reader import TopicReader
+from headwater.store.changelog import changelog_topic
 from headwater.store.commit import ViewTable
 
 __all__ = [
     "ChangelogReader",
     "TransactionAssembler",
-    "changelog_topic",
     "commit_micros",
     "read_snapshot",
     "resolve_position",
@@ -31,16 +31,6 @@ _IDLE_INTERVAL: Final = 5.0  # seconds without changes until a follower checks w
 _CHUNK_ROWS: Final = 1_000  # rows that become Python values
 _SEQUENCES_PER_BATCH: Final = 1 << 32  # sequences of one batch of a pipeline
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-def changelog_topic(view: str, version: int) -> str:
-    """Returns the topic that has every change of a version of a view.
-
-    Example:
-        >>> changelog_topic("revenue", 1), changelog_topic("revenue", 2)
-        ('revenue.changes', 'revenue.changes.2')
-    """
-    return f"{view}.changes" if version == 1 else f"{view}.changes.{version}"
 
 
 def resolve_position(table: ViewTable, position: Position) -> int:

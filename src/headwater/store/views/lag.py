@@ -12,7 +12,7 @@ from headwater.errors import UnknownTopicError
 from headwater.events import Clock
 from headwater.log.protocol import Log
 from headwater.log.reader import age_of_oldest
-from headwater.store.views.changes import changelog_topic
+from headwater.store.changelog import changelog_topic
 from headwater.store.views.view_query import ViewSource
 
 __all__ = ["PipelineLag", "pipeline_lags"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,11 +16,14 @@ from headwater.errors import BadQueryError, UnknownTopicError, UnknownViewError,
 from headwater.events import Receipt
 from headwater.log.notifier import Waiter
 from headwater.log.protocol import TimedLog
+from headwater.sql.identifiers import quote
+from headwater.store.changelog import changelog_topic
+from headwater.store.columns import timestamp_text
 from headwater.store.commit import ViewTable
-from headwater.store.protocol import QueryLimits, SqlResult, Store, check_condition
-from headwater.store.system_views import SYSTEM_KEYS, system_table, system_view
+from headwater.store.protocol import QueryLimits, SqlResult, check_condition
+from headwater.store.sql_store import SqlStore
+from headwater.store.system_views import SYSTEM_VIEWS, system_table, system_view
 from headwater.store.views.as_of import read_rows_as_of, select_rows, version_as_of
-from headwater.store.views.changes import changelog_topic
 from headwater.store.views.view_query import ViewInfo, ViewQuery, ViewResult, key_dict, open_window_mask
 from headwater.store.views.view_reader import ViewReader
 from headwater.units import micros, moment
@@ -37,49 +39,47 @@ class StoreViews:
 
     Args:
         log: The log whose events the views are made of.
-        open_existing: Opens the store and a reader for it; None while there is no store yet.
+        open_existing: Opens the store; returns None while there is none yet.
         where: Where the store is, for messages.
     """
 
-    def __init__(self, log: TimedLog, open_existing: Callable[[], tuple[Store, ViewReader] | None], where: str) -> None:
+    def __init__(self, log: TimedLog, open_existing: Callable[[], SqlStore | None], where: str) -> None:
         self._log = log
         self._open_existing = open_existing
         self._where = where
         self._lock = threading.Lock()  # held while the store opens, so that it opens once
-        self._handles: tuple[Store, ViewReader] | None = None
+        self._store: SqlStore | None = None
 
     @property
-    def store(self) -> Store | None:
+    def store(self) -> SqlStore | None:
         """The store; None until something has been committed in the folder."""
-        found = self._open()
-        return None if found is None else found[0]
-
-    def _open(self) -> tuple[Store, ViewReader] | None:
         with self._lock:
-            if self._handles is None:
-                self._handles = self._open_existing()
-            return self._handles
+            if self._store is None:
+                self._store = self._open_existing()
+            return self._store
 
     def _reader(self) -> ViewReader:
-        found = self._open()
-        if found is None:
+        store = self.store
+        if store is None:
             raise BadQueryError("there are no views yet", fix="headwater run app.py", detail=self._where)
-        return found[1]
+        return ViewReader(store)
+
+    def _names(self) -> list[str]:
+        """Returns the names of the views in the store."""
+        return [] if self.store is None else sorted(self._reader().names())
 
     # -- what there is -------------------------------------------------------------------------------------------
 
     def views(self) -> list[ViewInfo]:
         """Returns all views, system views last."""
-        found = self._open()
-        if found is None:
+        if self.store is None:
             return []
-        views = found[1]
-        own = [self._view_info(views, views.definition(name)) for name in sorted(views.names())]
-        return own + [_system_info(self._system_view(name)) for name in SYSTEM_KEYS]
+        views = self._reader()
+        own = [self._view_info(views, views.definition(name)) for name in self._names()]
+        return own + [_system_info(self._system_view(name)) for name in SYSTEM_VIEWS]
 
     def _view_info(self, views: ViewReader, table: ViewTable) -> ViewInfo:
-        quoted = '"' + table.name.replace('"', '""') + '"'
-        ((rows,),) = views.sql(f"select count(*) from {quoted}").rows
+        ((rows,),) = views.sql(f"select count(*) from {quote(table.name)}").rows
         return ViewInfo(
             table.name, "view", table.version, table.key, table.schema, table.window, rows,
             views.watermark(table.name), changelog_topic(table.name, table.version),
@@ -93,17 +93,16 @@ class StoreViews:
         Raises:
             UnknownViewError: There is no such view; the message lists similar names.
         """
-        found = self._open()
-        if found is not None and name in SYSTEM_KEYS:
+        exists = self.store is not None
+        if exists and name in SYSTEM_VIEWS:
             return self._system_view(name)
-        names = [] if found is None else sorted(found[1].names())
-        if found is not None and name in names:
-            return found[1].definition(name)
-        pipelines = {} if found is None else self._pipeline_states()
+        names = self._names()
+        if name in names:
+            return self._reader().definition(name)
+        pipelines = self._pipeline_states() if exists else {}
         if pipelines.get(name, {}).get("kind") == "view":
             return ViewTable(name, pipelines[name]["version"], pa.schema([]), ())
-        known = [*names, *SYSTEM_KEYS] if found is not None else []
-        near = difflib.get_close_matches(name, known, 3)
+        near = difflib.get_close_matches(name, [*names, *SYSTEM_VIEWS] if exists else [], 3)
         if name in pipelines:
             what = f'"{name}" is a {pipelines[name]["kind"]}, not a view'
             raise UnknownViewError(what, detail=_list_names(names), fix=f"headwater tail {name}", view=name)
@@ -207,7 +206,7 @@ class StoreViews:
     def read_now(self, query: ViewQuery) -> ViewResult:
         """Returns rows of a view, without waiting."""
         table = self.definition(query.name)
-        if query.name in SYSTEM_KEYS:
+        if query.name in SYSTEM_VIEWS:
             return self._read_system(table, query)
         if not len(table.schema):
             return ViewResult(table, table.schema.empty_table(), None, "")
@@ -223,7 +222,7 @@ class StoreViews:
         at_end = query.order is None and (query.limit is None or query.open is not None)
         rows = views.table(
             table.name,
-            key=None if query.key is None else key_dict(table, query.key),
+            key=query.key,
             where=query.where,
             order=() if query.key is not None or (at_end and _is_sortable(table)) else order,
             limit=query.limit if query.open is None else None,
@@ -234,8 +233,7 @@ class StoreViews:
     def _read_as_of(self, table: ViewTable, query: ViewQuery, when: int) -> ViewResult:
         then = version_as_of(self._log, table, when)
         known, watermark = self._watermark_as_of(then, when)
-        key = None if query.key is None else key_dict(then, query.key)
-        rows = select_rows(then, read_rows_as_of(self._log, then, when), replace(query, key=key))
+        rows = select_rows(then, read_rows_as_of(self._log, then, when), query)
         if query.order is None and _is_sortable(then):
             rows = _sort_by_key(then, rows)
         return _filter_open(ViewResult(then, rows, watermark, "", known), query)
@@ -243,7 +241,7 @@ class StoreViews:
     def _watermark_as_of(self, table: ViewTable, when: int) -> tuple[bool, int | None]:
         """Returns whether the ledger still has the moment, and the watermark of a version then."""
         text = "select watermark from hw_batches where pipeline = ? and version = ? and committed_at <= ?"
-        at = _timestamp_text(when)
+        at = timestamp_text(when)
         found = self._reader().sql(f"{text} order by batch desc limit 1", (table.name, table.version, at)).rows
         return bool(found), found[0][0] if found else None
 
@@ -261,10 +259,9 @@ class StoreViews:
 
     def _position(self, name: str) -> str:
         """Returns the position of a view in its topics as text; empty before its first batch."""
-        found = self._open()
-        if found is None or name not in found[1].names():
+        if name not in self._names():
             return ""
-        return " ".join(str(position) for _, position in sorted(found[1].position(name).items()))
+        return " ".join(str(position) for _, position in sorted(self._reader().position(name).items()))
 
     def sql(self, text: str, parameters: Sequence[Any] = (), limit: int = 1000) -> SqlResult:
         """Returns the result of one SELECT over views and system views."""
@@ -273,11 +270,9 @@ class StoreViews:
     def close(self) -> None:
         """Close the store."""
         with self._lock:
-            if self._handles is not None:
-                store, views = self._handles
-                views.close()
-                store.close()
-                self._handles = None
+            if self._store is not None:
+                self._store.close()
+                self._store = None
 
 
 def _list_names(names: Sequence[str]) -> str:
@@ -318,8 +313,7 @@ def _filter_open(found: ViewResult, query: ViewQuery) -> ViewResult:
 def _system_condition(table: ViewTable, query: ViewQuery) -> tuple[str, list[Any]]:
     if query.key is not None:
         given = key_dict(table, query.key)
-        same = " and ".join(f'"{name}" is ?' for name in given)
-        return f"where {same}", [json.dumps(v) if isinstance(v, dict | list) else v for v in given.values()]
+        return f"where {' and '.join(f'{quote(name)} = ?' for name in given)}", list(given.values())
     return ("", []) if query.where is None else (f"where (\n{check_condition(query.where)}\n)", [])
 
 
@@ -328,9 +322,4 @@ def _order_by(table: ViewTable, column: str) -> str:
     if name not in table.schema.names:
         what = f"{table.name} has no column {name!r}"
         raise BadQueryError(what, detail=f"columns: {', '.join(table.schema.names)}", view=table.name)
-    return f'"{name}" desc' if column.startswith("-") else f'"{name}"'
-
-
-def _timestamp_text(when: int) -> str:
-    found: str = pa.array([when], pa.timestamp("us")).cast(pa.string())[0].as_py()
-    return f"{found.replace(' ', 'T')}Z"
+    return f"{quote(name)} desc" if column.startswith("-") else quote(name)

@@ -1,38 +1,56 @@
-"""`ViewReader`: reads views in any store, reports their position, and waits for an event."""
+"""`ViewReader`: reads the views of a store in any database, reports their position, and waits for an event."""
 
 from __future__ import annotations
 
-import difflib
-import json
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from datetime import timedelta
 from threading import Event
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 
-from headwater.errors import BadQueryError, UnknownViewError
-from headwater.events import Position, values_of
-from headwater.log.notifier import Waiter
+from headwater.errors import BadQueryError
+from headwater.events import Position
+from headwater.sql.identifiers import quote
 from headwater.store.columns import storage_columns
 from headwater.store.commit import ViewTable
 from headwater.store.dialect import Session
 from headwater.store.ledger import last_entry
 from headwater.store.protocol import QueryLimits, SqlResult
-from headwater.store.view_registry import current_table, current_tables
+from headwater.store.sql_store import SqlStore
+from headwater.store.view_registry import current_tables, qualified_name, require_view
+from headwater.store.views.view_query import key_dict, to_rows
 from headwater.store.views.wait import EventPath
 
-__all__ = ["ViewReader", "find_view", "key_table", "sort_column"]
+__all__ = ["ViewReader"]
+
+_READ_LIMITS: Final = QueryLimits(time=timedelta(seconds=30), memory=1 << 30, cell=64 << 20, columns=2_000)
 
 
-class ViewReader(ABC):
-    """Reads the views in a store; thread-safe. Each store implements how rows are found."""
+class ViewReader:
+    """Reads the views of a store; thread-safe. Reads never wait for a commit.
+
+    Args:
+        store: The store.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from headwater.store.sqlite import SqliteDialect
+        >>> store = SqlStore(SqliteDialect(Path(tempfile.mkdtemp())))
+        >>> store.create(ViewTable("totals", 1, pa.schema([("k", pa.string()), ("n", pa.int64())]), ("k",)))
+        >>> views = ViewReader(store)
+        >>> views.names(), views.rows("totals"), views.sql("select count(*) as n from totals").rows
+        (['totals'], [], [(0,)])
+        >>> store.close()
+    """
+
+    def __init__(self, store: SqlStore) -> None:
+        self._dialect = store.dialect
 
     def names(self) -> list[str]:
         """Returns the names of all views."""
-        with self._session() as session:
-            return [table.name for table in current_tables(session)]
+        return self._dialect.read_snapshot(lambda session: [table.name for table in current_tables(session)])
 
     def definition(self, name: str) -> ViewTable:
         """Returns the columns and key of a view, in the version that readers see.
@@ -40,8 +58,7 @@ class ViewReader(ABC):
         Raises:
             UnknownViewError: There is no such view.
         """
-        with self._session() as session:
-            return _require_view(session, name)
+        return self._dialect.read_snapshot(lambda session: require_view(session, name))
 
     def rows(
         self,
@@ -57,9 +74,7 @@ class ViewReader(ABC):
 
         Times are aware datetimes in UTC, decimals are Decimal, a window is {"start": ..., "end": ...}.
         """
-        found = self.table(name, key=key, where=where, order=order, limit=limit, cancel=cancel)
-        columns = [values_of(column.combine_chunks()) for column in found.columns]
-        return [dict(zip(found.column_names, row, strict=True)) for row in zip(*columns, strict=True)]
+        return to_rows(self.table(name, key=key, where=where, order=order, limit=limit, cancel=cancel))
 
     def table(
         self,
@@ -83,23 +98,51 @@ class ViewReader(ABC):
 
         Raises:
             UnknownViewError: There is no such view.
+            BadKeyError: The key does not fit the view's key.
             BadQueryError: The condition is invalid or exceeds a limit, or a column is missing.
         """
         if key is None and (where is not None or order):
-            return self._query_rows(name, where, order, limit, cancel)
-        return self._read_rows(name, key, limit)
+            condition = None if where is None else self._dialect.check_condition(where)
+            return self._dialect.query_rows(
+                name,
+                lambda table: self._select(
+                    table, f"{self._dialect.table_sql.view_schema}{quote(table.name)}", condition, order, limit
+                ),
+                _READ_LIMITS,
+                cancel,
+            )
 
-    @abstractmethod
-    def _read_rows(self, name: str, key: Any, limit: int | None) -> pa.Table:
-        """Returns all rows, or the one with this key."""
+        def read(session: Session) -> pa.Table:
+            table = require_view(session, name)
+            condition: str | None = None
+            values: list[Any] = []
+            if key is not None:
+                key_schema = pa.schema([field for field in table.schema if field.name in table.key])
+                row = pa.Table.from_pylist([key_dict(table, key)], schema=key_schema)
+                condition, values = self._dialect.key_condition(table, row)
+            select = self._select(table, qualified_name(self._dialect, table), condition, (), limit)
+            return self._dialect.fetch_rows(session, table, select, values)
 
-    @abstractmethod
-    def _query_rows(
-        self, name: str, where: str | None, order: Sequence[str], limit: int | None, cancel: Event | None
-    ) -> pa.Table:
-        """Returns the rows that match a user's condition, in order."""
+        return self._dialect.read_snapshot(read)
 
-    @abstractmethod
+    def _select(
+        self, table: ViewTable, source: str, condition: str | None, order: Sequence[str], limit: int | None
+    ) -> str:
+        """Returns a SELECT over all stored columns of a view. Nulls sort before all values in every database."""
+        columns = storage_columns(table)
+        parts = [f"SELECT {', '.join(quote(column.name) for column in columns)} FROM {source}"]
+        if condition is not None:
+            # The line breaks end a comment in the condition, which would otherwise hide the parenthesis.
+            parts.append(f"WHERE (\n{condition}\n)")
+        ordering = [_order_by(table, column) for column in order]
+        if self._dialect.table_sql.sort_by_key:
+            ordering += [quote(column.name) for column in columns if column.view_column in table.key]
+        if ordering:
+            parts.append(f"ORDER BY {', '.join(ordering)}")
+        if limit is not None:
+            parts.append(f"LIMIT {limit:d}")
+        return " ".join(parts)
+
     def sql(
         self,
         text: str,
@@ -108,23 +151,32 @@ class ViewReader(ABC):
         limits: QueryLimits | None = None,
         cancel: Event | None = None,
     ) -> SqlResult:
-        """Returns the result of one SELECT over views and system views; `?` is a parameter.
+        """Returns the result of one SELECT over views and system views, in the SQL of the database.
+
+        Args:
+            text: The statement; `?` is a parameter.
+            parameters: The values of the parameters.
+            limits: The limits of the query.
+            cancel: An event that ends the query when set, from any thread.
 
         Raises:
             BadQueryError: The text is invalid, uses something forbidden, or exceeds a limit.
         """
+        return self._dialect.query(text, parameters, QueryLimits() if limits is None else limits, cancel)
 
     def watermark(self, name: str) -> int | None:
         """Returns the event time up to which a view is complete, in microseconds since 1970."""
-        with self._session() as session:
-            query = _require_view(session, name).query
+
+        def read(session: Session) -> int | None:
+            query = require_view(session, name).query
             found = session.execute("SELECT watermark FROM hw$totals WHERE query = ?", (query,)).fetchone()
             return None if found is None else found[0]
 
+        return self._dialect.read_snapshot(read)
+
     def position(self, name: str) -> dict[str, Position]:
         """Returns the position of the view in each topic: the next offset of every partition."""
-        with self._session() as session:
-            entry = last_entry(session, _require_view(session, name).query)
+        entry = self._dialect.read_snapshot(lambda session: last_entry(session, require_view(session, name).query))
         found: dict[str, Position] = {}
         for read in entry.inputs if entry else ():
             position = Position.of(read.topic, dict(read.end))
@@ -158,82 +210,23 @@ class ViewReader(ABC):
         path = EventPath(topic, partition, offset, producers)
 
         def has_event() -> bool:
-            with self._session() as session:
-                return path.has_event(session, _require_view(session, name))
+            return self._dialect.read_snapshot(lambda session: path.has_event(session, require_view(session, name)))
 
-        return path.wait(has_event, self._watch, timeout)
-
-    @abstractmethod
-    def close(self) -> None:
-        """Close the connections."""
-
-    @abstractmethod
-    def _session(self) -> AbstractContextManager[Session]:
-        """Yields a session that sees one snapshot of the store."""
-
-    @abstractmethod
-    def _watch(self) -> Waiter:
-        """Returns a notifier for every write to the store."""
+        return path.wait(has_event, self._dialect.watch, timeout)
 
 
-def _require_view(session: Session, name: str) -> ViewTable:
-    table = current_table(session, name)
-    return find_view(current_tables(session), name) if table is None else table
-
-
-def find_view(tables: list[ViewTable], name: str) -> ViewTable:
-    """Returns the view of this name.
-
-    Raises:
-        UnknownViewError: There is none; a near name is told.
-    """
-    for table in tables:
-        if table.name == name:
-            return table
-    known = [table.name for table in tables]
-    near = difflib.get_close_matches(name, known, 1)
-    raise UnknownViewError(
-        f'no view "{name}"',
-        detail=f"views: {', '.join(known)}" if known else "there are no views yet",
-        fix=near[0] if near else None,
-        view=name,
-    )
-
-
-def key_table(table: ViewTable, key: Any) -> pa.Table:
-    """Returns the key of one row as columns: from one value, several in key order, or a dict.
-
-    Raises:
-        BadQueryError: It does not fit the view.
-    """
-    if isinstance(key, Mapping):
-        given = dict(key)
-    else:
-        values = key if isinstance(key, (list, tuple)) and len(table.key) > 1 else (key,)
-        given = dict(zip(table.key, values, strict=False)) if len(values) == len(table.key) else {}
-    if set(given) != set(table.key):
-        what = f'the key of view "{table.name}" has {len(table.key)} columns: {", ".join(table.key)}'
-        raise BadQueryError(what, detail=f"given: {json.dumps(key, default=str)}", view=table.name)
-    schema = pa.schema([field for field in table.schema if field.name in table.key])
-    try:
-        return pa.Table.from_pylist([given], schema=schema)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError) as error:
-        what = f'the key does not fit view "{table.name}": {error}'
-        raise BadQueryError(what, view=table.name) from None
-
-
-def sort_column(table: ViewTable, column: str) -> tuple[str, bool]:
-    """Returns the stored column that a sort column stands for, and whether it descends.
+def _order_by(table: ViewTable, column: str) -> str:
+    """Returns an ORDER BY item: a window sorts by its start, and a "-" before the name means descending.
 
     Raises:
         BadQueryError: There is no such column.
     """
     name = column.removeprefix("-")
-    wanted = f"{name}.start" if name == table.window else name
-    if wanted not in [slot.name for slot in storage_columns(table)]:
+    stored = f"{name}.start" if name == table.window else name
+    if stored not in [slot.name for slot in storage_columns(table)]:
         what = f'view "{table.name}" has no column "{name}"'
         raise BadQueryError(what, detail=f"columns: {', '.join(table.schema.names)}", view=table.name)
-    return wanted, column.startswith("-")
+    return f"{quote(stored)} {'DESC NULLS LAST' if column.startswith('-') else 'NULLS FIRST'}"
 
 
 def _slower_position(one: Position, other: Position) -> Position:
