@@ -10,13 +10,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
+from headwater.backoff import Backoff, RestartLimit
 from headwater.errors import EngineFailedError, HeadwaterError
 from headwater.events import SystemClock
 from headwater.plan import PipelineCheck
@@ -26,9 +27,9 @@ __all__ = ["EngineProcess", "WorkerProcesses", "catch_up", "check", "last_app", 
 
 logger = logging.getLogger("headwater.runner")
 _MAX_FAILURES: Final = 3
-_FAILURE_WINDOW: Final = 60.0
+_FAILURE_WINDOW: Final = timedelta(minutes=1)
+_BACKOFF: Final = Backoff(timedelta(seconds=0.5), timedelta(seconds=10))
 _STOP_TIMEOUT: Final = 45.0
-_MAX_RESTART_DELAY: Final = 10.0  # seconds before a process of workers is started again
 _HEALTHY_AFTER: Final = 60.0  # seconds after which a process of workers counts as having run well
 
 
@@ -98,26 +99,25 @@ class EngineProcess:
         self._write_state("stopped")
 
     def _watch(self) -> None:
-        ends: deque[float] = deque(maxlen=_MAX_FAILURES)
+        restarts = RestartLimit(_MAX_FAILURES, _FAILURE_WINDOW)
         while not self._stopping.is_set():
             self._process = _start_process(self._command | {"work": "run"})
             self._command["rebuild"] = []  # begun is enough: a rebuild that a crash interrupts resumes by itself
-            self._write_state("starting" if not ends else "restarting")
+            self._write_state("restarting" if restarts.recent else "starting")
             error = self._relay_output(self._process)
             code = self._process.wait()
             _kill_group(self._process)
             if self._stopping.is_set():
                 return
-            ends.append(time.monotonic())
             why = error.what if error else f"the engine's process ended with code {code}"
             logger.error("%s", why)
-            if (error is not None and not error.retryable) or self._exceeds_limit(ends):
+            if restarts.record(time.monotonic()) or (error is not None and not error.retryable):
                 self._write_state("failed", why)
                 detail = f"see engine/engine.log in {self._data}"
                 self.error = error or EngineFailedError(why, detail=detail)
                 return
             self._write_state("restarting", why)
-            self._stopping.wait(2 ** len(ends) / 4)
+            self._stopping.wait(_BACKOFF.delay(restarts.recent).total_seconds())
 
     def _relay_output(self, process: subprocess.Popen[bytes]) -> HeadwaterError | None:
         """Relay the engine's output until it ends; returns the error it ended with, if it reported one."""
@@ -128,9 +128,6 @@ class EngineProcess:
             else:
                 self._notify(_describe_event(document))
         return error
-
-    def _exceeds_limit(self, ends: deque[float]) -> bool:
-        return len(ends) == _MAX_FAILURES and ends[-1] - ends[0] < _FAILURE_WINDOW
 
     def _write_state(self, state: str, detail: str = "") -> None:
         write_engine_status(self._data, EngineStatus(state, SystemClock().micros(), detail, self.pid))
@@ -213,7 +210,7 @@ class WorkerProcesses:
             ends = 1 if time.monotonic() - begun > _HEALTHY_AFTER else ends + 1
             why = error.what if error else f"a process of workers ended with code {code}"
             self._notify(f"{why}; it is started again")
-            self._stopping.wait(min(_MAX_RESTART_DELAY, 2**ends / 4))
+            self._stopping.wait(_BACKOFF.delay(ends).total_seconds())
 
 
 def catch_up(

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
+from headwater.backoff import Backoff
 from headwater.errors import BadSettingError, HeadwaterError, QueueExistsError, SourceLocation
 from headwater.events import arrow_schema, merge
 from headwater.log.topic import Durability, Overload, WhenFull, check_name, parse_choice, parse_overload
@@ -42,16 +43,14 @@ class Retry:
             what = f"a backoff of {self.backoff} by {self.factor} with jitter {self.jitter} cannot be"
             raise BadSettingError(what, detail="the factor is 1 or more, the jitter from 0 to 1")
 
-    def delay(self, attempt: int, rng: random.Random) -> timedelta:
-        """How long to wait after this attempt (1 for the first) has failed.
+    def delay(self, attempt: int, rng: random.Random | None = None) -> timedelta:
+        """Returns the delay after the given attempt has failed; 1 is the first attempt.
 
         Example:
-            >>> Retry(jitter=0).delay(3, random.Random())
+            >>> Retry(jitter=0).delay(3)
             datetime.timedelta(seconds=4)
         """
-        seconds = self.backoff.total_seconds() * self.factor ** min(attempt - 1, 64)
-        plain = timedelta(seconds=min(self.longest.total_seconds(), seconds))
-        return plain * (1 + self.jitter * rng.uniform(-1, 1))
+        return Backoff(self.backoff, self.longest, self.factor, self.jitter).delay(attempt, rng)
 
 
 def retry(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
+from headwater.backoff import Backoff
 from headwater.errors import BadCredentialsError, BadSettingError, MissingPackageError, RefusedError, UnreachableError
 from headwater.profiles import redact
 
@@ -26,6 +26,8 @@ for _name in ("aio_pika", "aiormq"):
     logging.getLogger(_name).propagate = False
 T = TypeVar("T")
 _RETRY_PAUSE: Final = 0.1  # seconds before something is asked again
+# Jitter spreads the clients of a RabbitMQ that comes back.
+_BACKOFF: Final = Backoff(timedelta(milliseconds=15), timedelta(milliseconds=750), jitter=1 / 3)
 _CONNECT_TIMEOUT: Final = 10.0  # seconds that one try to connect may take
 _HEARTBEAT: Final = 10  # seconds; a connection that was cut off without a word is noticed after about two of them
 CONNECTION_ERRORS: Final = (ConnectionError, OSError, RuntimeError, asyncio.TimeoutError)
@@ -90,8 +92,10 @@ class RabbitConnection:
             BadCredentialsError: The broker does not let us in.
         """
         end = asyncio.get_running_loop().time() + (self.patience if patience is None else patience)
-        pause = 0.02
+        attempt = 0
         while True:
+            attempt += 1
+            delay = _BACKOFF.delay(attempt).total_seconds()
             try:
                 async with asyncio.timeout(_CONNECT_TIMEOUT):
                     connection = await self._connect()
@@ -101,10 +105,9 @@ class RabbitConnection:
                 what = f"RabbitMQ at {self.redacted_url} does not let us in"
                 raise BadCredentialsError(what, detail=detail, fix="look at the user and the password") from None
             except (*CONNECTION_ERRORS, self._driver.exceptions.AMQPError) as error:
-                if asyncio.get_running_loop().time() + pause > end:
+                if asyncio.get_running_loop().time() + delay > end:
                     raise self._unreachable(error) from None
-                await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-                pause = min(1.0, pause * 2)
+                await asyncio.sleep(delay)
 
     async def run_with_retry(self, work: Callable[[], Awaitable[T]]) -> T:
         """What `work` gives; it is done again when the connection was lost meanwhile, so twice must be as good as once.
