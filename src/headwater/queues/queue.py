@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import timedelta
 from typing import Any
@@ -13,13 +13,20 @@ import msgspec
 import pyarrow as pa
 
 from headwater.backoff import Backoff
-from headwater.errors import BadSettingError, HeadwaterError, QueueExistsError, SourceLocation
+from headwater.errors import (
+    BadSettingError,
+    HeadwaterError,
+    QueueExistsError,
+    SourceLocation,
+    UnknownQueueError,
+    near_names,
+)
 from headwater.events import arrow_schema, merge
 from headwater.log.topic import Durability, Overload, WhenFull, check_name, parse_choice, parse_overload
 from headwater.sql.filter import Filter
 from headwater.units import duration
 
-__all__ = ["Group", "Queue", "Retry", "group", "merge_definition", "retry"]
+__all__ = ["Group", "Queue", "Retry", "group", "merge_definition", "retry", "unknown_queue_error"]
 
 _MAX_GROUPS = 1_000
 # Durations among the options of a queue, with the key of each in a stored definition.
@@ -292,6 +299,17 @@ def merge_definition(existing: Queue, declared: Queue) -> Queue:
             )
     new.check()
     return new
+
+
+def unknown_queue_error(name: str, known: Sequence[str]) -> UnknownQueueError:
+    """Returns the error for an unknown queue; it names the closest known ones."""
+    near = near_names(name, known) or known[:5]
+    return UnknownQueueError(
+        f'no queue "{name}"',
+        detail=f"queues: {', '.join(near)}" if near else "there are no queues yet",
+        fix=near[0] if near else "declare it first",
+        queue=name,
+    )
 
 
 def _parse_options(options: dict[str, Any]) -> dict[str, Any]:

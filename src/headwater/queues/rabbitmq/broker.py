@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from typing import Final
 
-from headwater.errors import OverloadedError, UnknownGroupError, UnknownQueueError
+from headwater.errors import OverloadedError, UnknownGroupError
 from headwater.log.topic import WhenFull
 from headwater.queues.event_loop import EventLoopThread
 from headwater.queues.message import check_message
 from headwater.queues.protocol import DeadLetter, GroupCounts, OutgoingMessage, PublishConfirm
-from headwater.queues.queue import Queue, merge_definition
+from headwater.queues.queue import Queue, merge_definition, unknown_queue_error
 from headwater.queues.rabbitmq import requeue
 from headwater.queues.rabbitmq.capabilities import check_message_support, check_queue
 from headwater.queues.rabbitmq.channel import new_counters
@@ -173,10 +172,7 @@ class RabbitBroker:
         if known is None or (max_age is not None and now - known.read_at > max_age):
             queues = await self._receive_connection.run_with_retry(self._registry.read)
             if name not in queues:
-                near = difflib.get_close_matches(name, queues, n=1)
-                detail = f"queues: {', '.join(sorted(queues)) or 'none'}"
-                fix = near[0] if near else "declare it first"
-                raise UnknownQueueError(f'no queue "{name}" in RabbitMQ', detail=detail, fix=fix, queue=name)
+                raise unknown_queue_error(name, sorted(queues))
             known = self._cache_definition(queues[name])
         return known
 

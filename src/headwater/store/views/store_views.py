@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import threading
 import time
@@ -13,7 +12,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.errors import BadQueryError, UnknownTopicError, UnknownViewError, ViewBehindError
+from headwater.errors import BadQueryError, UnknownTopicError, UnknownViewError, ViewBehindError, near_names
 from headwater.events import Receipt
 from headwater.log.notifier import Waiter
 from headwater.log.protocol import TimedLog
@@ -103,7 +102,7 @@ class StoreViews:
         if pipelines.get(name, {}).get("kind") == "view":
             return ViewTable(name, pipelines[name]["version"], pa.schema([]), ())
         known = [*names, *SYSTEM_KEYS] if found is not None else []
-        near = difflib.get_close_matches(name, known, 3)
+        near = near_names(name, known)
         if name in pipelines:
             what = f'"{name}" is a {pipelines[name]["kind"]}, not a view'
             raise UnknownViewError(what, detail=_list_names(names), fix=f"headwater tail {name}", view=name)

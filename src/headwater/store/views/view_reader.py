@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from headwater.errors import BadQueryError, UnknownViewError
+from headwater.errors import BadQueryError, UnknownViewError, near_names
 from headwater.events import Position, values_of
 from headwater.log.notifier import Waiter
 from headwater.store.columns import storage_columns
@@ -191,7 +190,7 @@ def find_view(tables: list[ViewTable], name: str) -> ViewTable:
         if table.name == name:
             return table
     known = [table.name for table in tables]
-    near = difflib.get_close_matches(name, known, 1)
+    near = near_names(name, known)
     raise UnknownViewError(
         f'no view "{name}"',
         detail=f"views: {', '.join(known)}" if known else "there are no views yet",
