@@ -110,10 +110,14 @@ class ReplyQueue:
         future = self._pending.get(id_)
         if future is None or future.done():
             return
-        future.set_result(NoReply.CANCELLED)
-        exchange = await self._channel.get_exchange(CANCEL_EXCHANGE, ensure=False)
-        word = self._driver.Message(b"", correlation_id=id_)
-        await exchange.publish(word, cancel_routing_key(subject), mandatory=False, timeout=_CANCEL_TIMEOUT)
+        # Responders first: whoever sees the wait end may rely on it that they know.
+        try:
+            exchange = await self._channel.get_exchange(CANCEL_EXCHANGE, ensure=False)
+            message = self._driver.Message(b"", correlation_id=id_)
+            await exchange.publish(message, cancel_routing_key(subject), mandatory=False, timeout=_CANCEL_TIMEOUT)
+        finally:
+            if not future.done():
+                future.set_result(NoReply.CANCELLED)
 
     async def _on_reply(self, message: AbstractIncomingMessage) -> None:
         future = self._pending.get(message.correlation_id or "")
@@ -171,7 +175,8 @@ class RabbitRequester:
 
     def cancel(self, pending: RabbitPendingRequest) -> None:
         """Release the waiter and tell responders; called by the request."""
-        self._loop.submit(self._cancel(pending))
+        if not self._loop.closed:
+            self._loop.run(self._cancel(pending))
 
     async def _wait_for_answer(self, pending: RabbitPendingRequest) -> bytes:
         self._pending.add(pending)

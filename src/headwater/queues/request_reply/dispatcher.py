@@ -10,7 +10,8 @@ import asyncio
 import inspect
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +22,7 @@ from headwater.errors import (
     BadEventError,
     BadWorkerError,
     HeadwaterError,
+    NoAnswerError,
     OverloadedError,
     SourceLocation,
 )
@@ -28,6 +30,7 @@ from headwater.events import to_row
 from headwater.events.values import preview, to_json_value
 from headwater.log.topic import check_name
 from headwater.queues.declarations import WorkerArguments, inspect_arguments, location_of
+from headwater.queues.event_loop import EventLoopThread
 from headwater.queues.message import MessageCodec, format_traceback
 from headwater.queues.request_reply.wire import Reply, Request
 
@@ -85,11 +88,6 @@ class Answer:
             **given,
         )
 
-    @property
-    def is_async(self) -> bool:
-        """Whether its function is to be awaited."""
-        return inspect.iscoroutinefunction(self.function)
-
 
 def encode_json(value: Any) -> bytes:
     """Any value that JSON can hold: a number, a text, a list, a dict, an instance of a class with fields.
@@ -127,7 +125,8 @@ class Dispatcher:
         self._slots = threading.Semaphore(answer.threads)
         self._lock = threading.Lock()
         self._pending = 0
-        self._loop = _EventLoop() if answer.is_async else None
+        is_async = inspect.iscoroutinefunction(answer.function)
+        self._loop = EventLoopThread("headwater-answers-loop") if is_async else None
 
     def dispatch(self, request: Request, is_wanted: Callable[[], bool]) -> Reply | None:
         """Returns the reply; None when nobody waits for it any more, in which case the function was not called.
@@ -174,45 +173,31 @@ class Dispatcher:
         try:
             result = self.answer.function(value)
             if self._loop is not None:
-                result = self._loop.run(result, deadline)
+                result = self._loop.run(_await_until(deadline, result))
             return encode_json(result)
         except _DeadlinePassed:
             raise
+        except CancelledError:  # by `close`, when the grace period was over
+            what = f'the responder of "{request.subject}" ended'
+            detail = "the function was interrupted"
+            raise NoAnswerError(what, detail=detail, subject=request.subject, sent=True) from None
         except (Exception, SystemExit) as error:
             raise _wrap_error(request.subject, error) from None
 
 
 class _DeadlinePassed(Exception):
-    """The requester waits no longer: there is nobody to reply to."""
+    """The requester waits no longer, so there is nobody to reply to."""
 
 
-class _EventLoop:
-    """An event loop in a thread, for async functions."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="headwater-answers-loop", daemon=True)
-        self._thread.start()
-
-    def run(self, coroutine: Any, deadline: float) -> Any:
-        """Run a coroutine and return its result; cancelled when the requester stops waiting."""
-
-        async def run_with_timeout() -> Any:
-            try:
-                async with asyncio.timeout(max(0.0, deadline - time.monotonic())) as limit:
-                    return await coroutine
-            except TimeoutError:
-                # A TimeoutError of the user's own function is an answer that failed.
-                if limit.expired():
-                    raise _DeadlinePassed from None
-                raise
-
-        return asyncio.run_coroutine_threadsafe(run_with_timeout(), self._loop).result()
-
-    def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+async def _await_until(deadline: float, answer: Coroutine[Any, Any, Any]) -> Any:
+    try:
+        async with asyncio.timeout(max(0.0, deadline - time.monotonic())) as limit:
+            return await answer
+    except TimeoutError:
+        # The user's function may raise a TimeoutError of its own: that is a failed answer.
+        if limit.expired():
+            raise _DeadlinePassed from None
+        raise
 
 
 def _wrap_error(subject: str, error: BaseException) -> AnswerFailedError:
