@@ -72,6 +72,7 @@ from __future__ import annotations
 import linecache
 import os
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, ClassVar
@@ -140,6 +141,7 @@ __all__ = [
     "UsageError",
     "ViewBehindError",
     "by_code",
+    "near_names",
 ]
 
 _PACKAGE = os.path.join(os.path.dirname(__file__), "")
@@ -767,3 +769,18 @@ def by_code() -> dict[str, type[HeadwaterError]]:
         found[error.code] = error
         waiting.extend(error.__subclasses__())
     return found
+
+
+def near_names(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
+    """Returns the known names closest to a mistyped one, best first; case does not matter.
+
+    Example:
+        >>> near_names("Oder", ["orders", "payments"])
+        ['orders']
+    """
+    import difflib  # needed only on the way to an error
+
+    by_folded = {each.casefold(): each for each in known}
+    # The comparison takes time in the square of the length, and a name may come from outside.
+    found = difflib.get_close_matches(name[:100].casefold(), by_folded, n=limit)
+    return [by_folded[each] for each in found]

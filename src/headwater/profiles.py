@@ -12,7 +12,6 @@ References are resolved when the address is used. Printed addresses have `***` i
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import tomllib
@@ -22,7 +21,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from headwater.config import ADDRESSES, DATA, JARS, PROFILE, SPARK
-from headwater.errors import BadProfileError, MissingSecretError, SourceLocation, UnknownProfileError
+from headwater.errors import BadProfileError, MissingSecretError, SourceLocation, UnknownProfileError, near_names
 
 __all__ = ["ARCHIVE_SUFFIXES", "Address", "Profile", "describe", "read_profile", "redact"]
 
@@ -316,7 +315,7 @@ def _read_from_file(name: str, start: Path) -> dict[str, Any]:
         )
     table = file.tables.get(name)
     if table is None:
-        near = difflib.get_close_matches(name, file.tables, n=1)
+        near = near_names(name, file.tables)
         raise UnknownProfileError(
             f'no profile "{name}" in {file.path}',
             detail=f"profiles: {', '.join(file.tables) or 'none'}",
@@ -329,7 +328,7 @@ def _read_from_file(name: str, start: Path) -> dict[str, Any]:
 def _parse_value(file: _ProfileFile, profile: str, key: str, value: Any) -> Address | str:
     location = file.location(profile, key)
     if key not in _KEYS:
-        near = difflib.get_close_matches(key, _KEYS, n=1)
+        near = near_names(key, _KEYS)
         what = f'the profile "{profile}" has no key "{key}"'
         known = f"keys: {', '.join(_KEYS)}"
         raise BadProfileError(what, detail=known, fix=near[0] if near else "leave it out", location=location, key=key)

@@ -10,13 +10,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
+from headwater.backoff import Backoff, RestartLimit
 from headwater.errors import EngineFailedError, HeadwaterError
 from headwater.events import SystemClock
 from headwater.plan import PipelineCheck
@@ -26,14 +27,14 @@ __all__ = ["EngineProcess", "WorkerProcesses", "catch_up", "check", "last_app", 
 
 logger = logging.getLogger("headwater.runner")
 _MAX_FAILURES: Final = 3
-_FAILURE_WINDOW: Final = 60.0
-_STOP_TIMEOUT: Final = 45.0
-_MAX_RESTART_DELAY: Final = 10.0  # seconds before a process of workers is started again
-_HEALTHY_AFTER: Final = 60.0  # seconds after which a process of workers counts as having run well
+_FAILURE_WINDOW: Final = timedelta(minutes=1)
+_BACKOFF: Final = Backoff(timedelta(seconds=0.5), timedelta(seconds=10))
+_STOP_TIMEOUT: Final = 45.0  # seconds for a process to end by itself
+_HEALTHY_AFTER: Final = 60.0  # seconds; a worker process that ran so long starts with the first delay again
 
 
 def last_app(data: Path) -> Path | None:
-    """Returns the app file that was last run on a data folder; None when none was."""
+    """Returns the app file that was last run on a data folder; None if there is none."""
     try:
         return Path((data / "engine" / "app").read_text())
     except FileNotFoundError:
@@ -49,11 +50,11 @@ class EngineProcess:
     """The supervised engine process; log and views stay readable while it is down.
 
     Args:
-        app: The user's file.
+        app: The app file.
         data: The data folder.
-        rebuild: Views that may be made anew.
-        profile: Where log, store and Spark are, by name.
-        notify: Called with what people should know: what it waits for, which pipelines have failed.
+        rebuild: The views to rebuild.
+        profile: The name of the profile.
+        notify: Called with messages for people: what the engine waits for, which pipelines have failed.
     """
 
     def __init__(
@@ -64,24 +65,18 @@ class EngineProcess:
         profile: str | None = None,
         notify: Callable[[str], None] = logger.warning,
     ) -> None:
-        self._command: dict[str, Any] = {
-            "app": str(Path(app).absolute()),
-            "data": str(data.absolute()),
-            "rebuild": list(rebuild),
-            "profile": profile or "",
-            "here": str(Path.cwd()),
-        }
+        self._command = _command(app, data, profile, rebuild=list(rebuild))
         self._data = data
         self._notify = notify
         self.error: HeadwaterError | None = None
-        """Why it was given up; None as long as it was not."""
+        """Why the engine is not restarted any more; None while it is."""
         self._process: subprocess.Popen[bytes] | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="headwater-engine", daemon=True)
 
     @property
     def pid(self) -> int | None:
-        """The engine's process; None while there is none."""
+        """The process id of the engine; None while it is down."""
         return None if self._process is None or self._process.poll() is not None else self._process.pid
 
     def start(self) -> None:
@@ -98,26 +93,25 @@ class EngineProcess:
         self._write_state("stopped")
 
     def _watch(self) -> None:
-        ends: deque[float] = deque(maxlen=_MAX_FAILURES)
+        restarts = RestartLimit(_MAX_FAILURES, _FAILURE_WINDOW)
         while not self._stopping.is_set():
             self._process = _start_process(self._command | {"work": "run"})
-            self._command["rebuild"] = []  # begun is enough: a rebuild that a crash interrupts resumes by itself
-            self._write_state("starting" if not ends else "restarting")
+            self._command["rebuild"] = []  # an interrupted rebuild resumes by itself
+            self._write_state("restarting" if restarts.recent else "starting")
             error = self._relay_output(self._process)
             code = self._process.wait()
             _kill_group(self._process)
             if self._stopping.is_set():
                 return
-            ends.append(time.monotonic())
             why = error.what if error else f"the engine's process ended with code {code}"
             logger.error("%s", why)
-            if (error is not None and not error.retryable) or self._exceeds_limit(ends):
+            if restarts.record(time.monotonic()) or (error is not None and not error.retryable):
                 self._write_state("failed", why)
                 detail = f"see engine/engine.log in {self._data}"
                 self.error = error or EngineFailedError(why, detail=detail)
                 return
             self._write_state("restarting", why)
-            self._stopping.wait(2 ** len(ends) / 4)
+            self._stopping.wait(_BACKOFF.delay(restarts.recent).total_seconds())
 
     def _relay_output(self, process: subprocess.Popen[bytes]) -> HeadwaterError | None:
         """Relay the engine's output until it ends; returns the error it ended with, if it reported one."""
@@ -129,9 +123,6 @@ class EngineProcess:
                 self._notify(_describe_event(document))
         return error
 
-    def _exceeds_limit(self, ends: deque[float]) -> bool:
-        return len(ends) == _MAX_FAILURES and ends[-1] - ends[0] < _FAILURE_WINDOW
-
     def _write_state(self, state: str, detail: str = "") -> None:
         write_engine_status(self._data, EngineStatus(state, SystemClock().micros(), detail, self.pid))
 
@@ -139,15 +130,15 @@ class EngineProcess:
 class WorkerProcesses:
     """The supervised processes of an app's workers; each is restarted when it ends.
 
-    One is given up only for an error that the next start would meet too, such as a file that cannot be
-    loaded. A message that ends its process is no such error: it is a dead letter after so many attempts.
+    A process is given up only after an error that the next start would meet again, such as an app file that cannot
+    be loaded. A message that kills its process is no such error: it becomes a dead letter after its last attempt.
 
     Args:
-        app: The user's file.
+        app: The app file.
         data: The data folder.
-        shares: Which workers each process has, as `workers.process.shares` says.
-        profile: Where the queues are, by name.
-        notify: Called with what people should know.
+        shares: The workers of each process, from `workers.process.plan_processes`.
+        profile: The name of the profile.
+        notify: Called with messages for people.
     """
 
     def __init__(
@@ -158,11 +149,10 @@ class WorkerProcesses:
         profile: str | None = None,
         notify: Callable[[str], None] = logger.warning,
     ) -> None:
-        command = {"app": str(Path(app).absolute()), "data": str(data.absolute()), "profile": profile or ""}
-        self._commands = [command | {"here": str(Path.cwd())} | share for share in shares]
+        self._commands = [_command(app, data, profile, **share) for share in shares]
         self._notify = notify
         self.error: HeadwaterError | None = None
-        """Why one was given up; None as long as none was."""
+        """Why a process is not restarted any more; None while all are."""
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._stopping = threading.Event()
         self._threads = [
@@ -172,7 +162,7 @@ class WorkerProcesses:
 
     @property
     def pids(self) -> list[int]:
-        """The processes that run now."""
+        """The ids of the running processes."""
         return [process.pid for process in self._processes.values() if process.poll() is None]
 
     def start(self) -> None:
@@ -197,7 +187,7 @@ class WorkerProcesses:
             process = self._processes[number] = _start_process(
                 self._commands[number], "headwater.workers.process", None
             )
-            if self._stopping.is_set():  # it began between the question and the answer
+            if self._stopping.is_set():  # `stop` ran before the process was registered
                 _close_input(process)
             error = next(
                 (HeadwaterError.from_problem(one["error"]) for one in _read_documents(process) if "error" in one), None
@@ -211,9 +201,9 @@ class WorkerProcesses:
                 self._notify(f"workers were given up: {error.render()}")
                 return
             ends = 1 if time.monotonic() - begun > _HEALTHY_AFTER else ends + 1
-            why = error.what if error else f"a process of workers ended with code {code}"
-            self._notify(f"{why}; it is started again")
-            self._stopping.wait(min(_MAX_RESTART_DELAY, 2**ends / 4))
+            why = error.what if error else f"a worker process ended with code {code}"
+            self._notify(f"{why}; it is restarted")
+            self._stopping.wait(_BACKOFF.delay(ends).total_seconds())
 
 
 def catch_up(
@@ -227,20 +217,19 @@ def catch_up(
     """Run all pipelines until they have committed what is in the log now, then stop.
 
     Args:
-        app: The user's file.
+        app: The app file.
         data: The data folder.
-        rebuild: Views that are to be made anew.
-        since: From where on: an offset or a moment.
-        profile: Where log, store and Spark are, by name.
-        notify: Called with what it waits for.
+        rebuild: The views to rebuild.
+        since: Where a rebuild starts: an offset or a time.
+        profile: The name of the profile.
+        notify: Called with messages about what it waits for.
 
     Raises:
         HeadwaterError: A pipeline failed.
     """
-    command = {"app": str(Path(app).absolute()), "data": str(data), "rebuild": list(rebuild), "since": since}
-    command |= {"profile": profile or "", "here": str(Path.cwd())}
-    _record_app(str(command["app"]), data)
-    for line in _engine_output(command | {"work": "catch-up"}):
+    command = _command(app, data, profile, work="catch-up", rebuild=list(rebuild), since=since)
+    _record_app(command["app"], data)
+    for line in _engine_output(command):
         notify(_describe_event(line))
 
 
@@ -252,14 +241,12 @@ def replay(
     profile: str | None = None,
     notify: Callable[[str], None] = logger.warning,
 ) -> Iterator[dict[str, Any]]:
-    """Run what pipelines have committed once more, apart from everything, and compare; one document per pipeline.
+    """Run the committed batches of pipelines again in isolation and compare; yields one document per pipeline.
 
     Raises:
         HeadwaterError: Spark did not start, or a pipeline has nothing to replay.
     """
-    command = {"app": str(Path(app).absolute()), "data": str(data), "names": list(names), "rows": rows}
-    command |= {"profile": profile or "", "here": str(Path.cwd())}
-    for line in _engine_output(command | {"work": "replay"}):
+    for line in _engine_output(_command(app, data, profile, work="replay", names=list(names), rows=rows)):
         if "replayed" in line:
             yield line["replayed"]
         else:
@@ -267,23 +254,26 @@ def replay(
 
 
 def check(app: str | Path, data: Path, profile: str | None = None) -> list[PipelineCheck]:
-    """Returns what Spark says about the app's pipelines, and whether what ran before, where a profile says, can go on.
+    """Returns Spark's checks of the app's pipelines, and whether those that ran before can continue.
 
     Raises:
         HeadwaterError: Spark did not start.
     """
-    command = {"app": str(Path(app).absolute()), "data": str(data), "work": "check"}
-    lines = _engine_output(command | {"profile": profile or "", "here": str(Path.cwd())})
+    lines = _engine_output(_command(app, data, profile, work="check"))
     return [msgspec.convert(line["checked"], PipelineCheck) for line in lines]
 
 
+def _command(app: str | Path, data: Path, profile: str | None, **options: Any) -> dict[str, Any]:
+    """Returns the command of an engine or worker process (`EngineCommand`, `WorkerCommand`)."""
+    places = {"app": str(Path(app).absolute()), "data": str(data.absolute()), "here": str(Path.cwd())}
+    return {**places, "profile": profile or "", **options}
+
+
 def _engine_output(command: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yields what the engine says, line by line, while it works."""
+    """Start the engine and yield the documents that it writes; raises the error that it reports."""
     process = _start_process(command)
     try:
-        assert process.stdout is not None
-        for line in process.stdout:
-            document = msgspec.json.decode(line)
+        for document in _read_documents(process):
             if "error" in document:
                 raise HeadwaterError.from_problem(document["error"])
             yield document
@@ -305,7 +295,7 @@ def _start_process(
 
 
 def _read_documents(process: subprocess.Popen[bytes]) -> Iterator[dict[str, Any]]:
-    """Yields what a process says, line by line, until it ends; anything else that is printed is passed over."""
+    """Yields the JSON documents that a process writes until it ends; other output is ignored."""
     for line in process.stdout or ():
         with contextlib.suppress(msgspec.DecodeError):
             yield msgspec.json.decode(line)
@@ -341,7 +331,7 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def _describe_event(document: dict[str, Any]) -> str:
-    """Returns what the engine says besides results, for people."""
+    """Returns a message of the engine as text."""
     if "waiting" in document:
         return str(document["waiting"])
     return f"{document['failed']} has failed: {HeadwaterError.from_problem(document['problem'])}"

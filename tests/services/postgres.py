@@ -134,7 +134,8 @@ class Proxy:
         self.lost_after: bytes | None = None
         self._losing: set[socket.socket] = set()
         self._pairs: list[socket.socket] = []
-        threading.Thread(target=self._serve, daemon=True).start()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
 
     def _serve(self) -> None:
         with contextlib.suppress(OSError):
@@ -172,8 +173,11 @@ class Proxy:
 
     def close(self) -> None:
         """Shut the door and all connections."""
-        for end in (self._door, *self._pairs):
-            end.close()
+        with contextlib.suppress(OSError):
+            self._door.shutdown(socket.SHUT_RDWR)  # ends `accept`, which a mere close would leave waiting
+        self._thread.join()
+        self._door.close()
+        self.cut()
 
 
 @contextlib.contextmanager

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
+import random
 import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+import aio_pika
 
 from headwater.services.rabbitmq import launch_rabbitmq, rabbitmq_environment, rabbitmq_password_file, rabbitmq_program
 from headwater.services.servers import LaunchedServer
@@ -28,7 +32,10 @@ class Rabbit:
             installed_program("rabbitmq-server", "rabbitmq-server")
         self.folder = folder
         self._launched: LaunchedServer | None = None
-        self._ports: tuple[int, ...] = ()
+        # Below the range of bind(0) and of outgoing connections: nobody else gets its ports while it is down.
+        first = random.randrange(15_000, 30_000, 3)
+        self._ports: tuple[int, ...] = (first, first + 1, first + 2)
+        self._started_once = False
         self.start()
 
     def start(self) -> None:
@@ -37,8 +44,19 @@ class Rabbit:
         before, self._ports = self._ports, self._launched.ports
         self._launched.wait(timeout=180)
         # Clients would ask at the old port, in vain, for as long as a test lets them.
-        assert before[:1] in ((), self._ports[:1]), f"{before[:1]} is taken: now at {self._ports}"
+        assert self._started_once is False or before[0] == self._ports[0], f"{before[0]} is taken: now {self._ports}"
+        self._started_once = True
+        asyncio.run(self._log_in())
         self.started_at = time.monotonic()
+
+    async def _log_in(self) -> None:
+        """Connect with its password, which no other server that might have the port accepts."""
+        await (await aio_pika.connect(self.url())).close()
+
+    def check_running(self) -> None:
+        """Fails with the server's last words when it has ended."""
+        assert self._launched is not None
+        assert self._launched.process.poll() is None, self._launched.tail()
 
     def stop(self) -> None:
         """End it in order."""

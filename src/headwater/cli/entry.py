@@ -89,11 +89,9 @@ def _split_leading_options(tokens: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _unknown_command(word: str) -> UsageError:
-    import difflib
+    from headwater.errors import UsageError, near_names
 
-    from headwater.errors import UsageError
-
-    near = difflib.get_close_matches(word, COMMANDS, n=1)
+    near = near_names(word, COMMANDS)
     kind = "option" if word.startswith("-") else "command"
     return UsageError(
         f"there is no {kind} {word!r}",

@@ -100,7 +100,8 @@ class AsyncClient:
         try:
             return await self._run(request.answer)
         except asyncio.CancelledError:
-            request.cancel()
+            # In a thread: on RabbitMQ it returns when responders have been told. The pool may be full of requests.
+            await asyncio.shield(asyncio.to_thread(request.cancel))
             raise
 
     async def close(self) -> None:

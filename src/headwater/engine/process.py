@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -23,6 +24,7 @@ import msgspec
 
 from headwater.app_file import load_app
 from headwater.backends import open_log, open_store, ping_log
+from headwater.backoff import Backoff
 from headwater.config import JAVA_PATIENCE, SPARK_CORES, SPARK_MEMORY
 from headwater.engine.compatibility import Rebuild
 from headwater.engine.context import CheckpointFolder, EngineContext, HadoopFolder, LocalFolder
@@ -40,7 +42,7 @@ from headwater.store.status import EngineStatus, write_engine_status
 __all__ = ["main"]
 
 T = TypeVar("T")
-_MAX_DELAY: Final = 10.0
+_BACKOFF: Final = Backoff(timedelta(seconds=1), timedelta(seconds=10))
 _POLL_INTERVAL: Final = 0.5  # seconds between checks for failed pipelines and another driver
 
 
@@ -131,16 +133,16 @@ def _wait_until_reachable(open_: Callable[[], T], data: Path, ended: threading.E
     Raises:
         UnreachableError: Nothing answered until the end.
     """
-    began, delay = time.monotonic(), 0.5
+    began, attempt = time.monotonic(), 0
     while True:
+        attempt += 1
         try:
             return open_()
         except UnreachableError as error:
             message = f"{error.what}; waiting for {time.monotonic() - began:.0f} s so far"
             write_engine_status(data, EngineStatus("starting", SystemClock().micros(), message, os.getpid()))
             _print_message({"waiting": message})
-            delay = min(2 * delay, _MAX_DELAY)
-            if ended.wait(delay):
+            if ended.wait(_BACKOFF.delay(attempt).total_seconds()):
                 raise
 
 

@@ -7,12 +7,13 @@ import logging
 import re
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Final
 
 from pyspark.sql import SparkSession
 
+from headwater.backoff import Backoff, RestartLimit
 from headwater.engine.build.inputs import Input
 from headwater.engine.compatibility import Rebuild, ViewVersions
 from headwater.engine.context import EngineContext
@@ -42,9 +43,9 @@ from headwater.store.commit import PipelineState
 __all__ = ["PipelineSupervisor"]
 
 logger = logging.getLogger("headwater.engine")
-_MAX_FAILURES: Final = 3
-_FAILURE_WINDOW: Final = 60.0
-_FIRST_DELAY: Final = 0.5
+_MAX_FAILURES: Final = 4
+_FAILURE_WINDOW: Final = timedelta(minutes=1)
+_BACKOFF: Final = Backoff(timedelta(seconds=0.5), timedelta(seconds=2.5))
 _PERMANENT_ERRORS: Final = (
     UsageError,
     DataError,
@@ -59,7 +60,6 @@ _STOP_TIMEOUT: Final = 60.0
 _WORKER_START_TIMEOUT: Final = "failed to connect back"
 """Spark's timeout of ten seconds for the start of a Python process, which a busy machine exceeds: retry."""
 _BUSY_DELAY: Final = 2.0
-_MAX_DELAY: Final = 5.0
 _NO_TASK_SLOT: Final = "CONCURRENT_SCHEDULER_INSUFFICIENT_SLOT"
 """All tasks of a real-time query start at once; it waits while others occupy the slots."""
 _STATE_LOST: Final = re.compile(
@@ -101,9 +101,9 @@ class PipelineSupervisor:
         self._context = context
         self._versions = ViewVersions(context, pipeline.name, self._make_query, rebuild)
         self._query: Query | None = None
-        self._failures: deque[float] = deque()
+        self._restarts = RestartLimit(_MAX_FAILURES, _FAILURE_WINDOW)
         self._unreachable_since: float | None = None
-        self._delay = _FIRST_DELAY
+        self._unreachable_attempts = 0
         self._stopping = threading.Event()
         self._state: PipelineState = "starting"
         self._state_changed = threading.Condition()
@@ -220,15 +220,11 @@ class PipelineSupervisor:
         if retry_delay is not None:
             self._clear_query()
             return retry_delay
-        now = self._context.clock.monotonic()
-        self._failures.append(now)
-        while now - self._failures[0] > _FAILURE_WINDOW:
-            self._failures.popleft()
         error = translate_error(failure, self.pipeline)
-        if len(self._failures) > _MAX_FAILURES:
+        if self._restarts.record(self._context.clock.monotonic()):
             self._give_up(error)
             return None
-        delay: float = _FIRST_DELAY * 2 ** (len(self._failures) - 1)
+        delay = _BACKOFF.delay(self._restarts.recent).total_seconds()
         self._report_state("waiting", f"{error.what}; next try in {delay:g} s")
         logger.warning("%s failed, next try in %g s: %s", self.pipeline, delay, error)
         self._clear_query()
@@ -244,12 +240,12 @@ class PipelineSupervisor:
         """Wait without limit for an unreachable broker or database, and report that."""
         now = self._context.clock.monotonic()
         if self._unreachable_since is None:
-            self._unreachable_since, self._delay = now, _FIRST_DELAY
+            self._unreachable_since, self._unreachable_attempts = now, 0
         self._report_state("waiting", f"{error.what}; waiting for {now - self._unreachable_since:.0f} s so far")
         logger.warning("%s waits: %s", self.pipeline, error)
         self._clear_query()
-        self._delay = min(2 * self._delay, _MAX_DELAY)
-        return self._delay / 2
+        self._unreachable_attempts += 1
+        return _BACKOFF.delay(self._unreachable_attempts).total_seconds()
 
     def _try_repair(self, failure: BaseException) -> float | None:
         """Repair a known cause; returns the seconds until the next attempt, or None if the cause is unknown."""
@@ -312,7 +308,7 @@ class PipelineSupervisor:
         self._report_state("failed", error.what, error)
 
     def _on_commit(self) -> None:
-        self._failures.clear()
+        self._restarts.reset()
         self._unreachable_since = None
         if self._versions.on_commit():
             self._report_state("running")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from headwater.errors import BadEventError, BadJsonError, TooLargeError
+from headwater.errors import BadEventError, BadJsonError, TooLargeError, near_names
 from headwater.events.change import Change
 from headwater.events.dataframes import fit_dataframe
 from headwater.events.validator import InvalidValueError, RowValidator
@@ -228,7 +227,7 @@ class Codec:
         where = [f"row {row}"] if row is not None else []
         where += [f"field {preview(field)}"] if field else []
         names = self.schema.names
-        near = difflib.get_close_matches(field[:100], names, n=1) if field and field not in names else []
+        near = near_names(field, names) if field and field not in names else []
         return BadEventError(
             f"{', '.join(where) or 'the event'}: {reason}",
             detail=self._describe_fields(),

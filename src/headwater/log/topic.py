@@ -10,7 +10,6 @@ The name rules and the errors that all log backends share are here too.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -30,6 +29,7 @@ from headwater.errors import (
     TooLargeError,
     TopicExistsError,
     UnknownTopicError,
+    near_names,
 )
 from headwater.events import DeviceClock, arrow_schema, change_row_schema, merge
 from headwater.events.schema_export import to_avro
@@ -450,7 +450,7 @@ def unknown_topic_error(name: str, known: Sequence[str]) -> UnknownTopicError:
         >>> unknown_topic_error("order", ["orders"]).fix
         'orders'
     """
-    near = difflib.get_close_matches(name, known, n=3) or list(known[:5])
+    near = near_names(name, known) or list(known[:5])
     return UnknownTopicError(
         f'no topic "{name}"',
         detail=f"topics: {', '.join(near)}" if near else "there are no topics yet",

@@ -6,14 +6,13 @@ The checks need neither Spark nor I/O. They include the checks of real-time mode
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from graphlib import CycleError as FoundCycle
 from graphlib import TopologicalSorter
 from typing import NamedTuple
 
-from headwater.errors import CycleError, HeadwaterError, NotRealtimeError, UnknownInputError
+from headwater.errors import CycleError, HeadwaterError, NotRealtimeError, UnknownInputError, near_names
 from headwater.log import Topic, ValueFormat
 from headwater.pipelines.pipeline import KeepLate, Pipeline, PipelineKind
 
@@ -172,8 +171,7 @@ def _topological_order(pipelines: Mapping[str, Pipeline]) -> list[str]:
 
 
 def _unknown_input_error(pipeline: Pipeline, name: str, readable: list[str]) -> UnknownInputError:
-    near = difflib.get_close_matches(name, readable, n=3, cutoff=0.5)
-    near += [other for other in readable if other.casefold() == name.casefold() and other not in near]
+    near = near_names(name, readable)
     detail = f"the app declares: {', '.join(readable)}" if readable else "the app declares nothing to read"
     if pipeline.sql is None:
         what = f'parameter "{name}" of {pipeline} names nothing'

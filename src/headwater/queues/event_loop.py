@@ -1,9 +1,8 @@
-"""An event loop in a thread of its own, so that callers need not know of it."""
+"""An event loop in a thread of its own, for callers that are not coroutines."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import threading
 from collections.abc import Coroutine
@@ -20,7 +19,7 @@ class EventLoopThread:
     """Runs coroutines for other threads.
 
     Args:
-        name: Of the thread.
+        name: The name of the thread.
 
     Example:
         >>> loop = EventLoopThread("example")
@@ -37,10 +36,10 @@ class EventLoopThread:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Wait for a coroutine; when the wait is interrupted, as by Ctrl-C, the coroutine is cancelled.
+        """Run a coroutine and return its result; an interrupted wait, as by Ctrl-C, cancels the coroutine.
 
         Raises:
-            UsageError: The loop was closed, or this process was forked from the one that has it.
+            UsageError: The loop is closed, or this process was forked from the one that has its thread.
         """
         if self.closed or os.getpid() != self._process:
             work.close()
@@ -52,29 +51,21 @@ class EventLoopThread:
             future.cancel()
             raise
 
-    def submit(self, work: Coroutine[Any, Any, object]) -> None:
-        """Run a coroutine for which nobody waits; nothing happens when the loop is closed."""
-        if self.closed or os.getpid() != self._process:
-            work.close()
-        else:
-            asyncio.run_coroutine_threadsafe(work, self._loop)
-
     def close(self) -> None:
-        """Cancel what runs, and end the thread."""
-        if self.closed:
-            return
-        self.run(_cancel_others())
-        self.closed = True
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        """Cancel running coroutines and end the thread; safe to call twice."""
+        if not self.closed:
+            self.run(_cancel_others())
+            self.closed = True
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
 
     def _usage_error(self) -> UsageError:
         if self.closed:
-            return UsageError("the broker is closed", fix="open it again")
+            return UsageError("the connection is closed", fix="open it again")
         return UsageError(
-            "this process was forked from one that is connected to RabbitMQ",
-            detail="its threads and connections are not here",
+            "this process was forked from one that has open connections",
+            detail="threads and connections do not survive a fork",
             fix='start it afresh, such as multiprocessing.get_context("spawn")',
         )
 
@@ -83,5 +74,4 @@ async def _cancel_others() -> None:
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await asyncio.gather(*others, return_exceptions=True)
+    await asyncio.gather(*others, return_exceptions=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import timedelta
 from typing import Any
@@ -12,13 +12,21 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from headwater.errors import BadSettingError, HeadwaterError, QueueExistsError, SourceLocation
+from headwater.backoff import Backoff
+from headwater.errors import (
+    BadSettingError,
+    HeadwaterError,
+    QueueExistsError,
+    SourceLocation,
+    UnknownQueueError,
+    near_names,
+)
 from headwater.events import arrow_schema, merge
 from headwater.log.topic import Durability, Overload, WhenFull, check_name, parse_choice, parse_overload
 from headwater.sql.filter import Filter
 from headwater.units import duration
 
-__all__ = ["Group", "Queue", "Retry", "group", "merge_definition", "retry"]
+__all__ = ["Group", "Queue", "Retry", "group", "merge_definition", "retry", "unknown_queue_error"]
 
 _MAX_GROUPS = 1_000
 # Durations among the options of a queue, with the key of each in a stored definition.
@@ -42,16 +50,14 @@ class Retry:
             what = f"a backoff of {self.backoff} by {self.factor} with jitter {self.jitter} cannot be"
             raise BadSettingError(what, detail="the factor is 1 or more, the jitter from 0 to 1")
 
-    def delay(self, attempt: int, rng: random.Random) -> timedelta:
-        """How long to wait after this attempt (1 for the first) has failed.
+    def delay(self, attempt: int, rng: random.Random | None = None) -> timedelta:
+        """Returns the delay after the given attempt has failed; 1 is the first attempt.
 
         Example:
-            >>> Retry(jitter=0).delay(3, random.Random())
+            >>> Retry(jitter=0).delay(3)
             datetime.timedelta(seconds=4)
         """
-        seconds = self.backoff.total_seconds() * self.factor ** min(attempt - 1, 64)
-        plain = timedelta(seconds=min(self.longest.total_seconds(), seconds))
-        return plain * (1 + self.jitter * rng.uniform(-1, 1))
+        return Backoff(self.backoff, self.longest, self.factor, self.jitter).delay(attempt, rng)
 
 
 def retry(
@@ -293,6 +299,17 @@ def merge_definition(existing: Queue, declared: Queue) -> Queue:
             )
     new.check()
     return new
+
+
+def unknown_queue_error(name: str, known: Sequence[str]) -> UnknownQueueError:
+    """Returns the error for an unknown queue; it names the closest known ones."""
+    near = near_names(name, known) or known[:5]
+    return UnknownQueueError(
+        f'no queue "{name}"',
+        detail=f"queues: {', '.join(near)}" if near else "there are no queues yet",
+        fix=near[0] if near else "declare it first",
+        queue=name,
+    )
 
 
 def _parse_options(options: dict[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Sequence
@@ -10,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from headwater.errors import BadNameError, BadTypeError, SchemaConflictError, UnknownViewError
+from headwater.errors import BadNameError, BadTypeError, SchemaConflictError, UnknownViewError, near_names
 from headwater.log.topic import check_name
 from headwater.sql.identifiers import quote
 from headwater.store.columns import storage_columns
@@ -82,7 +81,7 @@ def find_view(tables: Sequence[ViewTable], name: str) -> ViewTable:
         if table.name == name:
             return table
     known = [table.name for table in tables]
-    near = difflib.get_close_matches(name, known, 1)
+    near = near_names(name, known)
     raise UnknownViewError(
         f'no view "{name}"',
         detail=f"views: {', '.join(known)}" if known else "there are no views yet",

@@ -22,7 +22,7 @@ from headwater.queues.protocol import BridgeBatch, BridgeBroker, Receiver
 __all__ = ["BridgeRunner", "open_runner", "run_bridge"]
 
 logger = logging.getLogger("headwater.workers")
-_BATCH_SIZE: Final = 500
+_BATCH_SIZE: Final = 500  # records per step
 _POLL_TIMEOUT: Final = 1.0  # the longest wait in seconds, after which a bridge checks whether to stop
 
 

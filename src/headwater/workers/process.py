@@ -1,4 +1,4 @@
-"""The main program of workers: `python -m headwater.workers.process ORDER`.
+"""The main program of workers: `python -m headwater.workers.process COMMAND`.
 
 The node starts and watches it (runner.py). It ends when its standard input closes, so it never outlives the node.
 """
@@ -33,14 +33,13 @@ class WorkerCommand(msgspec.Struct, frozen=True):
     """The command of a worker process, as one JSON argument.
 
     Attributes:
-        app: The user's file.
+        app: The app file.
         data: The data folder.
-        queue: Only `worker` of this queue, or only the answer to `subject`; if none is named, all that have no
-            processes for themselves.
-        worker: The worker's name.
-        subject: What is answered.
-        profile: Where the queues are, by name; embedded, if empty.
-        here: The folder where the file with the profile is looked for.
+        queue: The queue of `worker`.
+        worker: Run only this worker. Without a worker and a subject, run all that have no processes of their own.
+        subject: Run only the answer to this subject.
+        profile: The name of the profile; embedded if empty.
+        here: The folder where the search for the profile file starts.
     """
 
     app: str
@@ -52,7 +51,7 @@ class WorkerCommand(msgspec.Struct, frozen=True):
     here: str = ""
 
     def load_profile(self) -> Profile:
-        """Returns the profile with the location of the queues."""
+        """Returns the profile."""
         return read_profile(self.profile or None, Path(self.here or "."))
 
     def workers(self, app: App) -> list[Worker]:
@@ -67,7 +66,7 @@ class WorkerCommand(msgspec.Struct, frozen=True):
         return [] if self.worker or self.subject else list(app.bridges)
 
     def answers(self, app: App) -> list[Answer]:
-        """Returns the subjects that this process answers."""
+        """Returns the answers of this process."""
         if self.worker or self.subject:
             return [one for one in app.answers.values() if one.subject == self.subject]
         return [one for one in app.answers.values() if not one.processes]
@@ -94,7 +93,7 @@ def plan_processes(app: App) -> list[dict[str, str]]:
 
 
 def main(argument: str) -> int:
-    """Run until told to stop; the exit code is that of the error, if there was one."""
+    """Run until told to stop; returns the exit code of the error, or 0."""
     command = msgspec.json.decode(argument, type=WorkerCommand)
     data = Path(command.data).absolute()
     _log_to_file(data)

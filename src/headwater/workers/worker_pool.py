@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from headwater.client import Client
 from headwater.errors import BadEventError, HeadwaterError, UnreachableError
@@ -85,22 +85,22 @@ class VisibilityExtender:
 def _extend(message: Message) -> None:
     try:
         if not message.settled and not message.extend() and not message.settled:
-            logger.warning("%r was not kept: its time was over, and others may work on it too", message)
+            logger.warning("%r: the visibility timeout had expired, so others may process it, too", message)
     except HeadwaterError as error:
-        logger.warning("%r could not be kept: %s", message, error.what)
+        logger.warning("%r: the visibility timeout could not be extended: %s", message, error.what)
 
 
-_POLL_TIMEOUT: Final = 5.0  # the longest wait for messages in seconds, after which a thread checks whether to stop
-_ASYNC_POLL_TIMEOUT: Final = 1.0  # the same where others of its messages may be under way, so that nobody ends its wait
+_POLL_TIMEOUT: Final = 5.0  # seconds of one wait for messages, after which a thread checks whether to stop
+_ASYNC_POLL_TIMEOUT: Final = 1.0  # the same for async workers, whose wait `interrupt` does not end
 
 
 class WorkerThread:
     """A thread that processes the messages of one worker until it is told to stop.
 
     Args:
-        broker: Where the messages are.
-        worker: What to do with them.
-        extender: Extends what is under way.
+        broker: The broker to receive from.
+        worker: The declaration of the worker.
+        extender: Extends the visibility timeout of messages in progress.
         number: The number of this thread among those of its worker.
     """
 
@@ -150,35 +150,29 @@ class WorkerThread:
             self.close()
 
     def close(self) -> None:
-        """Requeue what is not settled."""
+        """Requeue unsettled messages."""
         self._receiver.close()
 
     def _process(self, message: Message) -> None:
         with self._extender.keep_extending(message, self._visibility_timeout):
-            settle = self._outcome(message, self._call)
-        settle()
+            try:
+                result = self.worker.function(*self.worker.arguments.bind(message))
+                if self.worker.is_async:
+                    asyncio.run(result)
+                settle = message.ack
+            except (Exception, SystemExit) as error:
+                settle = self._settle_failure(message, error)
+        _settle_once(message, settle)
 
-    def _call(self, message: Message) -> None:
-        result = self.worker.function(*self.worker.arguments.bind(message))
-        if self.worker.is_async:
-            asyncio.run(result)
-
-    def _outcome(self, message: Message, call: Callable[[Message], Any]) -> Callable[[], Any]:
-        try:
-            call(message)
-        except (Exception, SystemExit) as error:
-            return self._failure_outcome(message, error)
-        return partial(_settle_once, message, message.ack)
-
-    def _failure_outcome(self, message: Message, error: BaseException) -> Callable[[], Any]:
-        """Returns the outcome of a message on which the function failed or which it cannot accept."""
+    def _settle_failure(self, message: Message, error: BaseException) -> Callable[[], bool]:
+        """Returns the call that settles a message after its function has raised."""
         if isinstance(error, Reject):
-            return partial(_settle_once, message, partial(message.reject, str(error), stack=format_traceback(error)))
+            return partial(message.reject, str(error), stack=format_traceback(error))
         if isinstance(error, BadEventError) and _is_invalid(message):
-            return partial(_settle_once, message, partial(message.reject, error.what))
+            return partial(message.reject, error.what)
         why = f"{type(error).__name__}: {error}".rstrip(": ")
         logger.info("%s failed on %r: %s", self.worker.name, message, why)
-        return partial(_settle_once, message, partial(message.nack, why, stack=format_traceback(error)))
+        return partial(message.nack, why, stack=format_traceback(error))
 
     # -- async functions -----------------------------------------------------------------------------------------
 
@@ -203,17 +197,16 @@ class WorkerThread:
         with self._extender.keep_extending(message, self._visibility_timeout):
             try:
                 await self.worker.function(*self.worker.arguments.bind(message))
+                settle = message.ack
             except (Exception, SystemExit) as error:
-                settle = self._failure_outcome(message, error)
-            else:
-                settle = partial(_settle_once, message, message.ack)
-        await asyncio.get_running_loop().run_in_executor(pool, settle)
+                settle = self._settle_failure(message, error)
+        await asyncio.get_running_loop().run_in_executor(pool, _settle_once, message, settle)
 
 
-def _settle_once(message: Message, settle: Callable[[], Any]) -> None:
+def _settle_once(message: Message, settle: Callable[[], bool]) -> None:
     """Settle the message unless the function has settled it itself."""
     if not message.settled and not settle():
-        logger.warning("%r was settled too late: it may be worked on once more", message)
+        logger.warning("%r was settled after its visibility timeout: it may be delivered again", message)
 
 
 def _is_invalid(message: Message) -> bool:
@@ -229,9 +222,9 @@ class WorkerPool:
     """Runs workers on a broker, and bridges between topics and queues; the queues must exist.
 
     Args:
-        client: Where messages and events are.
-        workers: What to do with messages.
-        bridges: What to carry.
+        client: The client of the log and the broker.
+        workers: The workers to run.
+        bridges: The bridges to run.
 
     Example:
         >>> import headwater as hw, tempfile
@@ -244,8 +237,8 @@ class WorkerPool:
         >>> _ = client.broker.declare(emails.definition)
         >>> with client.queue("emails") as queue:
         ...     _ = queue.publish({"to": "ada"})
-        >>> crew = WorkerPool(client, emails.workers)
-        >>> crew.drain(), crew.stop()
+        >>> pool = WorkerPool(client, emails.workers)
+        >>> pool.drain(), pool.stop()
         to ada
         (1, None)
         >>> client.close()
@@ -259,43 +252,41 @@ class WorkerPool:
         self._extender = VisibilityExtender()
         self._workers = workers
         self._worker_threads: list[WorkerThread] = []
-        self._threads: list[threading.Thread] = []
-        self._bridge_threads: list[threading.Thread] = []
+        self._threads: list[threading.Thread] = []  # those of workers first, in the order of `_worker_threads`
         self.error: HeadwaterError | None = None
-        """Why it had to stop by itself; None as long as it did not."""
+        """The first error that ended a thread."""
         self.failed = threading.Event()
-        """Set when it had to stop by itself."""
+        """Set when an error has ended a thread."""
 
     def start(self) -> None:
         """Start the threads."""
         for worker in self._workers:
             for number in range(1, worker.threads + 1):
                 worker_thread = WorkerThread(self._broker, worker, self._extender, number)
-                name = f"headwater-{worker.name}-{number}"
                 self._worker_threads.append(worker_thread)
-                self._threads.append(threading.Thread(target=self._run, args=[worker_thread], name=name, daemon=True))
+                self._add_thread(f"{worker.name}-{number}", partial(worker_thread.run, self._stopping))
         for bridge in self._bridges:
-            run = partial(run_bridge, self._client, bridge, self._stopping)
-            thread = threading.Thread(
-                target=self._run_guarded, args=[bridge.name, run], name=f"headwater-{bridge.name}", daemon=True
-            )
-            self._bridge_threads.append(thread)
-        for thread in [*self._threads, *self._bridge_threads]:
+            self._add_thread(bridge.name, partial(run_bridge, self._client, bridge, self._stopping))
+        for thread in self._threads:
             thread.start()
+
+    def _add_thread(self, name: str, work: Callable[[], None]) -> None:
+        thread = threading.Thread(target=self._run, args=[name, work], name=f"headwater-{name}", daemon=True)
+        self._threads.append(thread)
 
     def drain(self) -> int:
         """Process in this thread until no message is available; returns the number of messages."""
         runners: list[WorkerThread | BridgeRunner] = [
             WorkerThread(self._broker, worker, self._extender) for worker in self._workers
         ]
-        runners += [open_runner(self._client, feed) for feed in self._bridges]
+        runners += [open_runner(self._client, bridge) for bridge in self._bridges]
         total = 0
         try:
-            while done := sum(hand.run_once(0) for hand in runners):
+            while done := sum(runner.run_once(0) for runner in runners):
                 total += done
         finally:
-            for hand in runners:
-                hand.close()
+            for runner in runners:
+                runner.close()
         return total
 
     def stop(self, grace: timedelta = timedelta(seconds=10)) -> None:
@@ -304,18 +295,15 @@ class WorkerPool:
         for worker_thread in self._worker_threads:
             worker_thread.interrupt()
         deadline = time.monotonic() + grace.total_seconds()
-        for thread in [*self._threads, *self._bridge_threads]:
+        for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        for worker_thread, thread in zip(self._worker_threads, self._threads, strict=True):
+        for worker_thread, thread in zip(self._worker_threads, self._threads, strict=False):
             if thread.is_alive():
-                logger.warning("%s did not finish in time; its message is given back", worker_thread.worker.name)
+                logger.warning("%s did not finish in time; its message is requeued", worker_thread.worker.name)
                 worker_thread.close()
         self._extender.close()
 
-    def _run(self, worker_thread: WorkerThread) -> None:
-        self._run_guarded(f"the worker {worker_thread.worker.name}", partial(worker_thread.run, self._stopping))
-
-    def _run_guarded(self, name: str, work: Callable[[], None]) -> None:
+    def _run(self, name: str, work: Callable[[], None]) -> None:
         try:
             work()
         except HeadwaterError as error:

@@ -12,8 +12,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 
 import pytest
+from aio_pika.abc import AbstractChannel
 
 from headwater.backends import open_requester, open_responder
 from headwater.errors import OverloadedError, UnreachableError
@@ -23,6 +25,7 @@ from headwater.queues.rabbitmq import RabbitBroker
 from headwater.queues.request_reply.dispatcher import Answer
 from headwater.queues.request_reply.protocol import ask_all
 from tests.faults.counts import FULL
+from tests.queues.rabbitmq.plain import with_channel
 from tests.services.postgres import Proxy
 from tests.services.rabbitmq import Rabbit, rabbit_broker
 
@@ -130,6 +133,45 @@ def test_a_delivery_from_before_a_broken_connection_is_stale(harmed, name):
     assert receiver.nack(before) is AckResult.STALE
     assert receiver.ack([after]) == [AckResult.DONE]
     broker.close()
+    proxy.close()
+
+
+def test_the_second_address_is_used_when_the_first_server_is_gone_for_good(harmed, name):
+    first, second = Proxy(harmed.port), Proxy(harmed.port)
+    url = harmed.url(first.port).replace(str(first.port), f"{first.port},127.0.0.1:{second.port}")
+    with RabbitBroker(url, patience=timedelta(seconds=20)) as broker:
+        broker.declare(Queue.declare(name))
+        broker.publish(name, [OutgoingMessage(b"1", id="m-1")])
+        first.close()
+        broker.publish(name, [OutgoingMessage(b"2", id="m-2")])
+        receiver = broker.receiver(name, prefetch=5)
+        found: set[str | None] = set()
+        while len(found) < 2:
+            found |= {delivery.message.id for delivery in receiver.receive(timeout=20, max_messages=5)}
+    assert found == {"m-1", "m-2"}
+    second.close()
+
+
+async def count_consumers(name: str, channel: AbstractChannel) -> int | None:
+    queue = await channel.declare_queue(name, passive=True)
+    return queue.declaration_result.consumer_count
+
+
+def test_a_receiver_consumes_once_after_each_lost_connection(harmed, name):
+    proxy = Proxy(harmed.port)
+    with RabbitBroker(harmed.url(proxy.port), patience=PATIENCE) as broker:
+        broker.declare(Queue.declare(name))
+        receiver = broker.receiver(name, prefetch=5)
+        with ThreadPoolExecutor(1) as threads:
+            receiving = threads.submit(receiver.receive, timeout=60)
+            for _ in range(3):
+                time.sleep(0.5)
+                proxy.cut()
+            time.sleep(2)
+            consumers = with_channel(harmed.url(), partial(count_consumers, name))
+            broker.publish(name, [OutgoingMessage(b"1", id="m-1")])
+            assert [delivery.message.id for delivery in receiving.result(60)] == ["m-1"]
+    assert consumers == 1
     proxy.close()
 
 
@@ -251,6 +293,7 @@ def test_asking_goes_on_after_the_server_was_killed(harmed, name):
         harmed.start()
         end = time.monotonic() + 120
         while not ask_all(asker, name, [1], timeout=30).complete:  # until whoever answers is back
+            harmed.check_running()
             assert time.monotonic() < end
             time.sleep(0.1)
     finally:

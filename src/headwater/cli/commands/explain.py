@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 
 from headwater.cli.catalogue import COMMANDS, overview
 from headwater.cli.options import DEFAULTS, Options
 from headwater.cli.output import Column, Output
-from headwater.errors import HeadwaterError, UnknownCodeError, by_code
+from headwater.errors import HeadwaterError, UnknownCodeError, by_code, near_names
 
 __all__ = ["explain"]
 
@@ -58,7 +57,7 @@ def _retry_hint(error: type[HeadwaterError]) -> str:
 
 
 def _unknown_code(code: str) -> UnknownCodeError:
-    near = difflib.get_close_matches(code.upper(), by_code(), n=3)
+    near = near_names(code, by_code())
     return UnknownCodeError(
         f"there is no error code {code!r}",
         detail=f"did you mean {', '.join(near)}?" if near else None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +11,7 @@ from cyclopts import Parameter
 from headwater.cli.formatting import format_count, format_time, plural
 from headwater.cli.options import DEFAULTS, Options, engine_folder, open_client
 from headwater.cli.output import Column, Output, Progress
-from headwater.errors import UnknownViewError, UsageError
+from headwater.errors import UnknownViewError, UsageError, near_names
 from headwater.events import Codec
 from headwater.sql.identifiers import literal
 
@@ -108,7 +107,7 @@ def _count_events(client: Client, name: str, where: str | None) -> int:
 
 
 def _unknown_pipeline(name: str, known: list[str]) -> UnknownViewError:
-    near = difflib.get_close_matches(name, known, 1)
+    near = near_names(name, known, 1)
     return UnknownViewError(
         f'no pipeline "{name}"',
         detail=f"pipelines: {', '.join(known)}" if known else "there are no pipelines yet",

@@ -10,12 +10,12 @@ from typing import Any, Final
 import httpx
 import msgspec
 
+from headwater.backoff import Backoff
 from headwater.errors import BadSettingError, HeadwaterError, UnreachableError
 
 __all__ = ["Transport"]
 
-_FIRST_PAUSE: Final = 0.05  # seconds
-_MAX_PAUSE: Final = 1.0
+_BACKOFF: Final = Backoff(timedelta(milliseconds=50), timedelta(seconds=1))
 _NOT_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 _BUSY: Final = (429, 503)
 
@@ -76,8 +76,10 @@ class Transport:
         body = msgspec.json.encode(document) if document is not None else content
         headers = {"content-type": media} if body is not None else None
         timeout = httpx.Timeout(self._timeout + wait, connect=5)
-        deadline, pause = time.monotonic() + self._patience, _FIRST_PAUSE
+        deadline = time.monotonic() + self._patience
+        attempt, retry_after = 0, 0.0
         while True:
+            attempt += 1
             try:
                 answer = self._client.request(
                     method, path, content=body, headers=headers, params=params, timeout=timeout
@@ -95,9 +97,9 @@ class Transport:
                     return answer
                 if answer.status_code not in _BUSY or time.monotonic() >= deadline:
                     raise self._error_from(answer)
-                pause = max(pause, _retry_after(answer.headers.get("retry-after")))
-            time.sleep(max(0.0, min(pause, deadline - time.monotonic())))
-            pause = min(2 * pause, _MAX_PAUSE)
+                retry_after = _retry_after(answer.headers.get("retry-after"))
+            delay = max(retry_after, _BACKOFF.delay(attempt).total_seconds())
+            time.sleep(max(0.0, min(delay, deadline - time.monotonic())))
 
     def json(self, method: str, path: str, **options: Any) -> Any:
         """Send a request and return the JSON document of its response."""
@@ -137,4 +139,4 @@ class Transport:
 
 
 def _retry_after(text: str | None) -> float:
-    return min(float(text), _MAX_PAUSE) if text and text.isdecimal() else 0.0
+    return min(float(text), _BACKOFF.longest.total_seconds()) if text and text.isdecimal() else 0.0

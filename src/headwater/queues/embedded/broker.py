@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,7 +15,6 @@ from headwater.errors import (
     BadSettingError,
     OverloadedError,
     UnknownGroupError,
-    UnknownQueueError,
     UsageError,
 )
 from headwater.events import Clock, SystemClock
@@ -30,7 +28,7 @@ from headwater.queues.embedded.receiver import EmbeddedReceiver
 from headwater.queues.embedded.transaction import COUNT_COLUMNS, QueueTransaction
 from headwater.queues.message import check_message
 from headwater.queues.protocol import BridgeBatch, DeadLetter, GroupCounts, OutgoingMessage, PublishConfirm
-from headwater.queues.queue import Queue
+from headwater.queues.queue import Queue, unknown_queue_error
 from headwater.queues.routing import Router
 
 __all__ = ["EmbeddedBroker"]
@@ -120,7 +118,7 @@ class EmbeddedBroker:
             found = self._find_open(name)
             if found is None:
                 if name not in self.queues():
-                    raise _unknown_queue(name, self.queues())
+                    raise unknown_queue_error(name, self.queues())
                 found = self._files[name] = QueueFile(self._folder / name, self._clock)
             return found
 
@@ -338,13 +336,3 @@ def _wait_for_room(file: QueueFile, full: QueueFull, number: int, started: float
 
 def _has_messages(counts: GroupCounts) -> bool:
     return bool(counts.waiting or counts.delayed or counts.in_flight or counts.dead)
-
-
-def _unknown_queue(name: str, known: Sequence[str]) -> UnknownQueueError:
-    near = difflib.get_close_matches(name, known, n=3) or list(known[:5])
-    return UnknownQueueError(
-        f'no queue "{name}"',
-        detail=f"queues: {', '.join(near)}" if near else "there are no queues yet",
-        fix=near[0] if near else "declare it first",
-        queue=name,
-    )

@@ -5,6 +5,13 @@ topic exchange; a group is a quorum queue bound to it. Enter at `RabbitBroker` (
 `RabbitRequester` and `RabbitResponder` do request/reply.
 """
 
+from headwater.errors import MissingPackageError
+
+try:
+    import aio_pika  # noqa: F401
+except ImportError as _error:
+    raise MissingPackageError.of("RabbitMQ", "aio-pika", "rabbitmq", _error) from None
+
 from headwater.queues.rabbitmq.broker import RabbitBroker
 
 __all__ = ["RabbitBroker"]

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from typing import Final
 
-from headwater.errors import OverloadedError, UnknownGroupError, UnknownQueueError
+from headwater.errors import OverloadedError, UnknownGroupError
 from headwater.log.topic import WhenFull
 from headwater.queues.event_loop import EventLoopThread
 from headwater.queues.message import check_message
 from headwater.queues.protocol import DeadLetter, GroupCounts, OutgoingMessage, PublishConfirm
-from headwater.queues.queue import Queue, merge_definition
+from headwater.queues.queue import Queue, merge_definition, unknown_queue_error
 from headwater.queues.rabbitmq import requeue
 from headwater.queues.rabbitmq.capabilities import check_message_support, check_queue
-from headwater.queues.rabbitmq.channel import new_counters
-from headwater.queues.rabbitmq.connection import RabbitConnection, driver
+from headwater.queues.rabbitmq.channel import GroupCounters
+from headwater.queues.rabbitmq.connection import RabbitConnection
 from headwater.queues.rabbitmq.envelope import Envelope
 from headwater.queues.rabbitmq.publisher import Publication, Publisher, PublishOutcome
 from headwater.queues.rabbitmq.receiver import MessageReceiver, RabbitReceiver
@@ -29,40 +29,36 @@ from headwater.queues.routing import Router
 
 __all__ = ["RabbitBroker"]
 
-_DEFINITION_MAX_AGE: Final = 5.0  # seconds for which a definition is taken as it was read
-_FULL_PAUSE: Final = 0.1  # seconds between two looks whether a full queue has room
+_DEFINITION_MAX_AGE: Final = 5.0  # seconds for which a cached definition is used
+_FULL_PAUSE: Final = 0.1  # seconds between two attempts to publish to a full queue
 
 
 @dataclass(frozen=True)
 class _CachedDefinition:
-    """A definition, as it was read."""
-
     queue: Queue
     router: Router
     read_at: float
 
 
 class RabbitBroker:
-    """Queues of one RabbitMQ; safe to share between threads. Nothing is connected before it is needed.
+    """The queues of one RabbitMQ; safe to share between threads. It connects on first use.
 
     Args:
         url: `amqp://[user:password@]host[:port][,host…][/vhost]`.
-        patience: How long to go on while RabbitMQ does not answer, or takes no messages.
+        patience: How long to retry while RabbitMQ does not answer or accepts no messages.
 
     Raises:
-        MissingPackageError: The package aio-pika is not installed.
-        BadSettingError: The URL cannot be one.
+        BadSettingError: The URL has another form.
     """
 
     def __init__(self, url: str, *, patience: timedelta = timedelta(seconds=30)) -> None:
-        self._driver = driver()
-        # RabbitMQ stops reading a connection that publishes when it is low on memory; acks must not wait for that.
+        # Low on memory, RabbitMQ stops reading from connections that publish; acks must not wait for that.
         self._publish_connection = RabbitConnection(url, "publishing", patience)
         self._receive_connection = RabbitConnection(url, "receiving", patience)
         self._publisher = Publisher(self._publish_connection)
         self._topology = Topology(self._receive_connection)
         self._registry = DefinitionRegistry(self._receive_connection, self._publisher)
-        self._counters = new_counters()
+        self._counters: defaultdict[tuple[str, str], GroupCounters] = defaultdict(GroupCounters)
         self._definitions: dict[str, _CachedDefinition] = {}
         self._limit_lock = asyncio.Lock()
         self._receivers: list[MessageReceiver] = []
@@ -70,44 +66,44 @@ class RabbitBroker:
 
     @property
     def counts_all_processes(self) -> bool:
-        """RabbitMQ says how many wait; the rest is counted by each process for itself."""
+        """RabbitMQ reports only waiting messages and dead letters; each process counts the rest for itself."""
         return False
 
     def declare(self, queue: Queue) -> Queue:
-        """Create a queue, or bring it up to this definition.
+        """Create a queue, or update it to this definition.
 
-        A group that is left out gets nothing more; what waits for it stays in RabbitMQ.
+        A group that is no longer declared gets no new messages; its waiting messages stay in RabbitMQ.
 
         Raises:
-            RefusedError: RabbitMQ cannot do what it asks for; see docs/rabbitmq.md.
-            QueueExistsError: There is such a queue, and it cannot be changed in that way.
+            RefusedError: RabbitMQ does not support an option; see docs/rabbitmq.md.
+            QueueExistsError: It exists with settings that cannot be changed in place.
         """
         queue.check()
         check_queue(queue)
         return self._loop.run(self._receive_connection.run_with_retry(lambda: self._declare(queue)))
 
     def queues(self) -> list[str]:
-        """Returns the names of all queues that were declared by Headwater."""
+        """Returns the names of all queues declared by Headwater."""
         return sorted(self._loop.run(self._receive_connection.run_with_retry(self._registry.read)))
 
     def queue(self, name: str) -> Queue:
         """Returns a queue's definition.
 
         Raises:
-            UnknownQueueError: There is none of that name.
+            UnknownQueueError: No queue has this name.
         """
         return self._loop.run(self._load_definition(name, 0)).queue
 
     def publish(self, name: str, messages: Sequence[OutgoingMessage]) -> list[PublishConfirm]:
-        """Take messages; comes back when RabbitMQ has confirmed all.
+        """Publish messages; returns when RabbitMQ has confirmed all.
 
-        A message whose confirmation was lost is sent again with the same id: it may come twice.
+        A message whose confirm was lost is sent again with the same id, so it may be delivered twice.
 
         Raises:
             UnreachableError: RabbitMQ did not answer in time.
-            OverloadedError: It was low on memory for all that time, or the queue is full.
-            BadEventError: A message cannot be as it is; nothing was taken.
-            RefusedError: RabbitMQ cannot do what a message asks for; nothing was taken.
+            OverloadedError: RabbitMQ was low on memory all the time, or the queue is full.
+            BadEventError: A message is invalid; nothing was published.
+            RefusedError: RabbitMQ does not support an option of a message; nothing was published.
         """
         for row, message in enumerate(messages):
             check_message(message, row)
@@ -115,7 +111,7 @@ class RabbitBroker:
         return self._loop.run(self._publish(name, messages)) if messages else []
 
     def receiver(self, name: str, group: str = "", *, worker: str = "", prefetch: int = 1) -> RabbitReceiver:
-        """Begin to receive for a group.
+        """Returns a receiver for a group; up to `prefetch` deliveries may be unsettled at a time.
 
         Raises:
             UnknownGroupError: The queue has no such group.
@@ -123,11 +119,11 @@ class RabbitBroker:
         return RabbitReceiver(self._loop, self._loop.run(self._open_receiver(name, group, worker, prefetch)))
 
     def counts(self, name: str) -> list[GroupCounts]:
-        """How each group stands; delayed, in flight and totals are those of this process."""
+        """Returns the counts of each group; delayed, in flight and totals are those of this process."""
         return self._loop.run(self._counts(name))
 
     def dead_letters(self, name: str, group: str | None = None) -> Iterator[DeadLetter]:
-        """Dead letters, oldest first in each group; they are read at once."""
+        """Returns dead letters, oldest first in each group; all are read at once."""
         return iter(self._loop.run(self._read_dead_letters(name, group)))
 
     def redrive(self, name: str, letters: Iterable[DeadLetter]) -> int:
@@ -139,13 +135,12 @@ class RabbitBroker:
         return self._loop.run(self._redrive(name, found))
 
     def close_receivers(self) -> None:
-        """Close all receivers of this broker that are open; what they have not settled goes back."""
+        """Close all receivers of this broker; their unsettled messages are requeued."""
         self._loop.run(self._close_receivers())
 
     def close(self) -> None:
         """Close receivers and connections."""
         if not self._loop.closed:
-            self.close_receivers()
             self._loop.run(self._close())
             self._loop.close()
 
@@ -167,16 +162,13 @@ class RabbitBroker:
         return now
 
     async def _load_definition(self, name: str, max_age: float | None = None) -> _CachedDefinition:
-        """Returns a definition that was read at most so many seconds ago; however long ago without a number."""
+        """Returns a definition read at most `max_age` seconds ago; None accepts any age."""
         known = self._definitions.get(name)
         now = asyncio.get_running_loop().time()
         if known is None or (max_age is not None and now - known.read_at > max_age):
             queues = await self._receive_connection.run_with_retry(self._registry.read)
             if name not in queues:
-                near = difflib.get_close_matches(name, queues, n=1)
-                detail = f"queues: {', '.join(sorted(queues)) or 'none'}"
-                fix = near[0] if near else "declare it first"
-                raise UnknownQueueError(f'no queue "{name}" in RabbitMQ', detail=detail, fix=fix, queue=name)
+                raise unknown_queue_error(name, sorted(queues))
             known = self._cache_definition(queues[name])
         return known
 
@@ -194,9 +186,7 @@ class RabbitBroker:
         envelopes = [Envelope.new(message, known.queue.ttl) for message in messages]
         routes = known.router.route(messages)
         now = [each for each in envelopes if not each.message.delay]
-        publications = [
-            Publication(name, each.message.routing_key, each.to_amqp(self._driver, expires=True)) for each in now
-        ]
+        publications = [Publication(name, each.message.routing_key, each.to_amqp(expires=True)) for each in now]
         outcomes = iter(await self._send(known.queue, publications))
         confirmed = []
         await self._publish_delayed(known.queue, zip(envelopes, routes, strict=True))
@@ -206,12 +196,12 @@ class RabbitBroker:
         return confirmed
 
     async def _publish_delayed(self, queue: Queue, envelopes: Iterable[tuple[Envelope, Sequence[int]]]) -> None:
-        """Send those that rest first to each of their groups."""
-        resting: dict[tuple[timedelta, int], list[Envelope]] = {}
+        """Publish delayed messages to the delay queues, once per group."""
+        delayed: dict[tuple[timedelta, int], list[Envelope]] = {}
         for envelope, groups in envelopes:
             for number in groups if envelope.message.delay else ():
-                resting.setdefault((envelope.message.delay, number), []).append(envelope)
-        for (delay, number), those in resting.items():
+                delayed.setdefault((envelope.message.delay, number), []).append(envelope)
+        for (delay, number), those in delayed.items():
             await self._requeuer(queue.name, queue.groups[number].name).requeue(those, delay)
 
     def _record_outcome(
@@ -225,7 +215,7 @@ class RabbitBroker:
         return PublishConfirm(str(envelope.message.id), dropped=outcome is PublishOutcome.FULL, groups=count)
 
     async def _send(self, queue: Queue, publications: list[Publication]) -> list[PublishOutcome]:
-        """What became of each, after the queue's policy for what it has no room for."""
+        """Publish messages under the queue's overload policy; returns the outcome of each."""
         outcomes = await self._try_send(queue, publications)
         if queue.overload.when_full is not WhenFull.WAIT:
             return outcomes
@@ -233,7 +223,7 @@ class RabbitBroker:
         end = None if timeout is None else asyncio.get_running_loop().time() + timeout.total_seconds()
         while full := [index for index, outcome in enumerate(outcomes) if outcome is PublishOutcome.FULL]:
             if end is not None and asyncio.get_running_loop().time() > end:
-                what = f'queue "{queue.name}" is full: {len(full)} of {len(publications)} messages were not taken'
+                what = f'queue "{queue.name}" is full: {len(full)} of {len(publications)} messages were not published'
                 raise OverloadedError(what, fix="publish them later", queue=queue.name, limit=queue.limit)
             await asyncio.sleep(_FULL_PAUSE)
             again = await self._try_send(queue, [publications[index] for index in full])
@@ -244,7 +234,7 @@ class RabbitBroker:
     async def _try_send(self, queue: Queue, publications: list[Publication]) -> list[PublishOutcome]:
         if queue.limit is None:
             return await self._publisher.send(publications)
-        async with self._limit_lock:  # one at a time, so that none takes room that was counted for another
+        async with self._limit_lock:  # between the count and the publish nobody else of this process may publish
             [waiting] = await self._message_counts(group_queue(queue.name, queue.groups[0].name))
             room = max(0, queue.limit - waiting)
             sent = await self._publisher.send(publications[:room])
@@ -252,16 +242,13 @@ class RabbitBroker:
 
     async def _message_counts(self, *queues: str) -> list[int]:
         """Returns how many messages wait in queues of RabbitMQ."""
-        return await self._receive_connection.run_with_retry(lambda: self._read_message_counts(queues))
 
-    async def _read_message_counts(self, queues: Sequence[str]) -> list[int]:
-        channel = await self._receive_connection.open_channel()
-        try:
-            there = [await channel.declare_queue(queue, passive=True) for queue in queues]
-            return [queue.declaration_result.message_count or 0 for queue in there]
-        finally:
-            if not channel.is_closed:
-                await channel.close()
+        async def read() -> list[int]:
+            async with self._receive_connection.channel() as channel:
+                found = [await channel.declare_queue(queue, passive=True) for queue in queues]
+                return [queue.declaration_result.message_count or 0 for queue in found]
+
+        return await self._receive_connection.run_with_retry(read)
 
     async def _open_receiver(self, name: str, group: str, worker: str, prefetch: int) -> MessageReceiver:
         queue = (await self._load_definition(name, 0)).queue
@@ -302,7 +289,7 @@ class RabbitBroker:
         for group in {letter.group: _group_number(queue, letter.group) for letter in letters}:
             wanted = {letter.number: letter for letter in letters if letter.group == group}
             requeuer = self._requeuer(name, group)
-            # Again after a break, it finds those that are still dead; one may then come twice, with the same id.
+            # A retry finds the letters that are still dead; one may be redriven twice, with the same id.
             again = partial(requeue.redrive, self._receive_connection, name, group, wanted, requeuer)
             done += await self._receive_connection.run_with_retry(again)
         return done
@@ -311,21 +298,20 @@ class RabbitBroker:
         return Requeuer(name, group, self._publisher, self._topology, self._counters[name, group])
 
     async def _close_receivers(self) -> None:
-        receivers, self._receivers = self._receivers, []
-        for receiver in receivers:
-            await receiver.close()
+        while self._receivers:
+            await self._receivers.pop().close()
 
     async def _close(self) -> None:
+        await self._close_receivers()
         await self._publisher.close()
         for connection in (self._receive_connection, self._publish_connection):
             await connection.close()
 
 
 def _group_number(queue: Queue, name: str) -> int:
-    """Returns the number of a group."""
     names = [group.name for group in queue.groups]
     if name not in names:
         what = f'queue "{queue.name}" has no group "{name}"'
-        detail = f"groups: {', '.join(each or '(the one without a name)' for each in names)}"
+        detail = f"groups: {', '.join(each or '(unnamed)' for each in names)}"
         raise UnknownGroupError(what, detail=detail, fix=names[0] or "leave the group out", group=name)
     return names.index(name)

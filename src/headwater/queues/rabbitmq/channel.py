@@ -1,4 +1,4 @@
-"""The channel of a receiver, with the messages RabbitMQ has sent over it, and the group's counters.
+"""The channel of a receiver with its prefetched messages, and the counters of a group.
 
 RabbitMQ reports only how many messages wait; `GroupCounters` counts what this process did with them.
 """
@@ -8,25 +8,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from bisect import bisect_right, insort
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 
 from headwater.errors import UnreachableError
 from headwater.queues.protocol import GroupCounts
-from headwater.queues.rabbitmq.connection import CONNECTION_ERRORS, RabbitConnection, driver
+from headwater.queues.rabbitmq.connection import LOST_ERRORS, RabbitConnection
 
-if TYPE_CHECKING:
-    from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
-
-__all__ = ["ConsumerChannel", "GroupCounters", "new_counters", "settle"]
+__all__ = ["ConsumerChannel", "GroupCounters", "settle"]
 
 
 @dataclass
 class GroupCounters:
-    """Counts of one group."""
+    """What this process counts for one group; `due` has the end of each delay."""
 
     published: int = 0
     acked: int = 0
@@ -38,11 +37,11 @@ class GroupCounters:
     due: list[datetime] = field(default_factory=list)
 
     def add_delayed(self, milliseconds: int) -> None:
-        """A message was sent to rest for a time."""
+        """Count a delayed message."""
         insort(self.due, datetime.now(UTC) + timedelta(milliseconds=milliseconds))
 
     def counts(self, group: str, waiting: int, dead: int) -> GroupCounts:
-        """Together with what RabbitMQ tells.
+        """Returns the counts, with the message counts that RabbitMQ reports.
 
         Example:
             >>> counters = GroupCounters(published=3, acked=1)
@@ -50,37 +49,22 @@ class GroupCounters:
             2
         """
         del self.due[: bisect_right(self.due, datetime.now(UTC))]
-        return GroupCounts(
-            group,
-            waiting + self.prefetched,
-            len(self.due),
-            self.in_flight,
-            dead,
-            self.published,
-            self.acked,
-            self.redelivered,
-            self.expired,
-            self.dropped,
-        )
+        totals = (self.published, self.acked, self.redelivered, self.expired, self.dropped)
+        return GroupCounts(group, waiting + self.prefetched, len(self.due), self.in_flight, dead, *totals)
 
 
-def new_counters() -> defaultdict[tuple[str, str], GroupCounters]:
-    """Empty counts for each queue and group."""
-    return defaultdict(GroupCounters)
-
-
-_RPC_TIMEOUT: Final = 10.0  # seconds for an answer; a queue without a leader gives none
+_RPC_TIMEOUT: Final = 10.0  # seconds; a quorum queue without a leader does not answer
 
 
 class ConsumerChannel:
-    """Messages that came from one queue of RabbitMQ and are with nobody yet.
+    """A channel that consumes one RabbitMQ queue, and its messages that are not delivered to the caller yet.
 
     Args:
-        connection: The connection, for receiving alone.
-        name: The queue in RabbitMQ.
-        prefetch: How many messages RabbitMQ gives without an acknowledgement.
-        counters: Counts of the group.
-        on_lost: Called when the channel is gone, and with it all that was not settled.
+        connection: The connection for receiving.
+        name: The name of the RabbitMQ queue.
+        prefetch: The largest number of unacknowledged messages.
+        counters: The counters of the group.
+        on_lost: Called when the channel is lost and RabbitMQ has requeued all unacknowledged messages.
     """
 
     def __init__(
@@ -103,35 +87,34 @@ class ConsumerChannel:
         self._consumer: str | None = None
         self._buffer: deque[AbstractIncomingMessage] = deque()
         self._lost_at: float | None = None
-        self.lost_errors = (*CONNECTION_ERRORS, driver().exceptions.AMQPError)
         self.changed = asyncio.Event()
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a channel."""
+        """Whether the channel is open."""
         return self._channel is not None and not self._channel.is_closed
 
     @property
     def has_messages(self) -> bool:
-        """Whether a message has come."""
+        """Whether a prefetched message waits."""
         return bool(self._buffer)
 
     @property
     def is_prefetching(self) -> bool:
-        """Whether RabbitMQ sends, or has sent, what nobody has asked for yet."""
+        """Whether RabbitMQ sends messages ahead, or some of them wait here."""
         return self._consumer is not None or bool(self._buffer)
 
     def pop_messages(self, max_messages: int) -> list[AbstractIncomingMessage]:
-        """Messages that came, up to so many."""
+        """Returns up to `max_messages` prefetched messages."""
         taken = [self._buffer.popleft() for _ in range(max(0, min(max_messages, len(self._buffer))))]
         self._counters.prefetched -= len(taken)
         return taken
 
     async def ensure_open(self, timeout: float | None) -> bool:
-        """Whether there is a channel; a new one if need be. False when the time was over before.
+        """Open the channel unless it is open; returns False when `timeout` passed before.
 
         Raises:
-            UnreachableError: RabbitMQ has not answered for longer than the link's patience.
+            UnreachableError: RabbitMQ has not answered for longer than the connection's patience.
         """
         async with self._lock:
             if self.is_open:
@@ -144,7 +127,7 @@ class ConsumerChannel:
                 channel = await self._connection.open_channel(patience=min(patience, self._connection.patience))
                 channel.close_callbacks.add(lambda *_: self.changed.set())
                 await channel.set_qos(self._prefetch)
-            except (UnreachableError, *self.lost_errors):
+            except (UnreachableError, *LOST_ERRORS):
                 if now() - self._lost_at > self._connection.patience or timeout is None:
                     raise
                 return False
@@ -153,7 +136,7 @@ class ConsumerChannel:
             return True
 
     async def consume(self) -> None:
-        """Have messages sent from now on."""
+        """Start consuming: RabbitMQ sends messages from now on."""
         async with self._lock:
             queue, buffer = self._queue, self._buffer
             if queue is None or self._consumer is not None:
@@ -166,52 +149,53 @@ class ConsumerChannel:
 
             try:
                 self._consumer = await queue.consume(on_message, timeout=_RPC_TIMEOUT)
-            except self.lost_errors:
-                await self.close()  # whatever it answers later, the channel is not there any more
+            except LOST_ERRORS:
+                await self.close()  # a late answer must not find the channel in use
 
     async def poll(self) -> bool:
-        """Whether a message is here now: one is fetched, or what RabbitMQ sent before its answer has come in."""
+        """Fetch one message, or wait for those on their way if consuming; returns whether a message is here."""
         if self._channel is None or self._queue is None:
             return False
         try:
             if self._consumer is not None:
+                # A round trip: RabbitMQ has sent what was ready before it answers.
                 await self._channel.set_qos(self._prefetch, timeout=_RPC_TIMEOUT)
                 await asyncio.sleep(0.002)
             elif (message := await self._queue.get(fail=False, timeout=_RPC_TIMEOUT)) is not None:
                 self._buffer.append(message)
                 self._counters.prefetched += 1
-        except self.lost_errors:
+        except LOST_ERRORS:
             await self.close()
         return bool(self._buffer)
 
     async def pause(self) -> None:
-        """Have no more messages sent."""
+        """Stop consuming; prefetched messages stay here."""
         if self._queue is not None and self._consumer is not None:
             consumer, self._consumer = self._consumer, None
             await self._queue.cancel(consumer, timeout=_RPC_TIMEOUT)
 
     async def close(self) -> None:
-        """Close the channel, which gives back what is not settled and what is on its way."""
+        """Close the channel; RabbitMQ requeues its unacknowledged messages."""
         channel = self._channel
         self.reset()
         if channel is not None and not channel.is_closed:
-            with contextlib.suppress(*self.lost_errors):
+            with contextlib.suppress(*LOST_ERRORS):
                 await asyncio.wait_for(channel.close(), 5.0)
 
     def reset(self) -> None:
-        """Forget everything: RabbitMQ has taken it back, or will."""
+        """Forget all messages, which RabbitMQ requeues."""
         self._counters.prefetched -= len(self._buffer)
-        # A new one: what the old channel still gives goes to the old.
+        # A new deque: the consumer of the old channel may still append to the old one.
         self._buffer = deque()
         self._channel = self._queue = self._consumer = None
         self._on_lost()
 
 
 async def settle(incoming: AbstractIncomingMessage, *, requeue: bool = False) -> None:
-    """Acknowledge, or have it handed out again; on a channel that is gone, a word would end the whole connection.
+    """Acknowledge or requeue. An ack on a closed channel would make RabbitMQ close the connection.
 
     Raises:
-        ConnectionError: The channel is gone.
+        ConnectionError: The channel is closed.
     """
     if incoming.channel.is_closed:
         raise ConnectionError("the channel is closed")

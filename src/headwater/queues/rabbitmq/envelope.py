@@ -11,23 +11,21 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
+from aio_pika import DeliveryMode, Message
+from aio_pika.abc import AbstractIncomingMessage
 
 from headwater.errors import BadEventError
 from headwater.events import check_traceparent
 from headwater.queues.protocol import Attempt, OutgoingMessage
 
-if TYPE_CHECKING:
-    from aio_pika import Message
-    from aio_pika.abc import AbstractIncomingMessage
-
 __all__ = ["Envelope"]
 
 _RESERVED_PREFIXES: Final = ("hw-", "x-")
-_MAX_STACK: Final = 8_000  # characters of one stack that are kept
-_MAX_HISTORY: Final = 64_000  # bytes of history that are kept whole: headers must fit into one frame of 128 KiB
+_MAX_STACK: Final = 8_000  # characters kept of one stack
+_MAX_HISTORY: Final = 64_000  # bytes of JSON: all headers must fit into one frame of 128 KiB
 _DEATH_REASONS: Final = {"expired": "expired", "rejected": "rejected", "maxlen": "full", "delivery_limit": "failed"}
 
 
@@ -36,14 +34,14 @@ class Envelope:
     """A message and what happened to it in one group.
 
     Args:
-        message: What was published.
-        published_at: When.
-        expires_at: When it dies, if nobody took it before.
-        deliveries: How often it was handed out.
-        failures: How often that failed.
-        history: Each failure.
-        why: Of a dead letter: "rejected", "failed", "expired" or "full".
-        died_at: Of a dead letter.
+        message: The published message.
+        published_at: The time of publishing.
+        expires_at: When the message expires if it was not delivered before.
+        deliveries: The number of deliveries so far.
+        failures: The number of failed deliveries.
+        history: The failed deliveries.
+        why: The reason of a dead letter: "rejected", "failed", "expired" or "full".
+        died_at: When it became a dead letter.
     """
 
     message: OutgoingMessage
@@ -57,7 +55,7 @@ class Envelope:
 
     @classmethod
     def new(cls, message: OutgoingMessage, ttl: timedelta | None) -> Envelope:
-        """Of a message that is published now; it gets an id if it has none."""
+        """Returns the envelope of a message published now; generates an id if it has none."""
         now = datetime.now(UTC)
         short = min((span for span in (ttl, message.ttl) if span is not None), default=None)
         named = message if message.id is not None else replace(message, id=uuid.uuid4().hex)
@@ -65,15 +63,15 @@ class Envelope:
 
     @classmethod
     def from_amqp(cls, incoming: AbstractIncomingMessage, exchange: str) -> Envelope:
-        """Of a message that came, published by us or by others.
+        """Returns the envelope of a received message, which any AMQP client may have published.
 
         Args:
-            incoming: The message.
-            exchange: The exchange of its queue, through which others publish.
+            incoming: The received message.
+            exchange: The exchange of its queue, to which other clients publish.
         """
         headers: Mapping[str, Any] = incoming.headers
         now = datetime.now(UTC)
-        # RabbitMQ counts how often it took a message back because its receiver was gone.
+        # RabbitMQ counts how often it requeued the message because its consumer was gone.
         lost = int(headers.get("x-delivery-count", 0))
         message = OutgoingMessage(
             body=incoming.body,
@@ -96,19 +94,18 @@ class Envelope:
         )
 
     def add_failure(self, attempt: Attempt) -> Envelope:
-        """After one more failure."""
+        """Returns the envelope after one more failure."""
         kept = replace(attempt, stack=attempt.stack[-_MAX_STACK:])
         return replace(self, deliveries=attempt.number, failures=self.failures + 1, history=(*self.history, kept))
 
-    def to_amqp(self, driver: Any, *, expires: bool = False) -> Message:
-        """As RabbitMQ keeps it.
+    def to_amqp(self, *, expires: bool = False) -> Message:
+        """Returns the message as it is published to RabbitMQ.
 
         Args:
-            driver: The package aio_pika.
-            expires: Let RabbitMQ remove it when its time is over. Where it rests first, that would end the rest.
+            expires: Let RabbitMQ expire the message. In a delay queue that would end the delay, so not there.
         """
         message = self.message
-        facts = {
+        facts: dict[str, Any] = {
             "hw-key": message.key,
             "hw-words": message.routing_key or None,
             "hw-published-at": self.published_at.isoformat(),
@@ -120,16 +117,15 @@ class Envelope:
             "hw-died-at": self.died_at and self.died_at.isoformat(),
             "traceparent": message.traceparent,
         }
-        result: Message = driver.Message(
+        return Message(
             message.body,
             headers=message.headers | {name: value for name, value in facts.items() if value is not None},
             content_type="application/json",
-            delivery_mode=driver.DeliveryMode.PERSISTENT,
+            delivery_mode=DeliveryMode.PERSISTENT,
             message_id=message.id,
             timestamp=self.published_at,
             expiration=self.expires_at - self.published_at if expires and self.expires_at else None,
         )
-        return result
 
 
 def _is_reserved(name: str) -> bool:
@@ -152,14 +148,14 @@ def _to_text(value: object) -> str | None:
 def _parse_traceparent(value: object) -> str | None:
     try:
         return None if value is None else check_traceparent(str(value))
-    except BadEventError:  # others may write what they like
+    except BadEventError:  # other clients may write anything
         return None
 
 
 def _parse_time(value: object) -> datetime | None:
     try:
         return None if value is None else datetime.fromisoformat(str(value))
-    except ValueError:  # a header of somebody else's that has our name
+    except ValueError:  # written by another client
         return None
 
 
@@ -171,7 +167,7 @@ def _decode_history(value: object) -> tuple[Attempt, ...]:
 
 
 def _encode_history(history: Sequence[Attempt]) -> str:
-    """As JSON; when that is too long, stacks are left out, those of the oldest failures first."""
+    """Returns the history as JSON; if it is too long, the stacks of the oldest failures are dropped first."""
     kept = list(history)
     text = msgspec.json.encode(kept)
     for index, attempt in enumerate(history[:-1]):

@@ -8,37 +8,37 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+from aio_pika import Message
+from aio_pika.abc import AbstractChannel
+from aio_pika.exceptions import ChannelClosed, ChannelNotFoundEntity, DeliveryError
 
 from headwater.errors import OverloadedError, RefusedError, UnknownQueueError, UnreachableError
-from headwater.queues.rabbitmq.connection import CONNECTION_ERRORS, RabbitConnection, driver
-
-if TYPE_CHECKING:
-    from aio_pika import Message
-    from aio_pika.abc import AbstractChannel
+from headwater.queues.rabbitmq.connection import LOST_ERRORS, RabbitConnection
 
 __all__ = ["Publication", "PublishOutcome", "Publisher"]
 
 logger = logging.getLogger("headwater.rabbitmq")
-_MAX_UNCONFIRMED: Final = 500  # messages without a confirmation at a time
-_CONFIRM_INTERVAL: Final = 1.0  # seconds without a confirmation after which we look why
-_MAX_REFUSALS: Final = 3  # refusals of one message, since one that is refused closes the channel for all
+_MAX_UNCONFIRMED: Final = 500  # messages
+_CONFIRM_INTERVAL: Final = 1.0  # seconds without a confirm, after which the connection is checked
+_MAX_REFUSALS: Final = 3  # a refused message closes the channel, so the others fail with it and are sent again
 
 
 class PublishOutcome(StrEnum):
-    """What RabbitMQ said to a message."""
+    """What RabbitMQ did with a message."""
 
     CONFIRMED = "taken"
-    """It is in all queues that it fits, on the disks of a majority of their members."""
+    """It is in all queues bound to it, on the disks of a majority of their members."""
     UNROUTABLE = "unroutable"
-    """It fits no queue, and nothing was kept."""
+    """No queue is bound to it; nothing was stored."""
     FULL = "full"
-    """A queue that it fits is full."""
+    """A queue bound to it is full."""
 
 
 @dataclass(frozen=True)
 class Publication:
-    """A message and where it goes: to an exchange, by a routing key."""
+    """A message with its exchange and routing key."""
 
     exchange: str
     routing_key: str
@@ -46,27 +46,26 @@ class Publication:
 
 
 class Publisher:
-    """Sends messages over one link; all calls come from its event loop.
+    """Publishes messages over one connection; all calls come from its event loop.
 
-    A message whose confirmation was lost with a connection is sent again with the same id, so it may be there twice.
+    A message whose confirm was lost with the connection is sent again with the same id: RabbitMQ may have it twice.
 
     Args:
-        connection: The connection, for publishing alone: RabbitMQ stops reading it when memory runs out.
+        connection: A connection for publishing only: RabbitMQ stops reading from it when it is low on memory.
     """
 
     def __init__(self, connection: RabbitConnection) -> None:
         self._connection = connection
-        self._driver = driver()
         self._lock = asyncio.Lock()
         self._channel: AbstractChannel | None = None
 
     async def send(self, publications: Sequence[Publication], *, patience: float | None = None) -> list[PublishOutcome]:
-        """Publish, and wait until each is confirmed, returned or refused.
+        """Publish messages and wait until each is confirmed, returned or refused.
 
         Raises:
-            UnreachableError: No broker answered in time; those not confirmed may be there or not.
-            OverloadedError: RabbitMQ was low on memory or disk for all that time.
-            UnknownQueueError: An exchange is gone.
+            UnreachableError: No broker answered in time; unconfirmed messages may be stored or not.
+            OverloadedError: RabbitMQ was low on memory or disk all the time.
+            UnknownQueueError: An exchange does not exist.
         """
         outcomes: list[PublishOutcome] = []
         for start in range(0, len(publications), _MAX_UNCONFIRMED):
@@ -77,7 +76,7 @@ class Publisher:
     async def close(self) -> None:
         """Close the channel."""
         if self._channel is not None and not self._channel.is_closed:
-            with contextlib.suppress(*CONNECTION_ERRORS, self._driver.exceptions.AMQPError):
+            with contextlib.suppress(*LOST_ERRORS):
                 await asyncio.wait_for(self._channel.close(), 5.0)
 
     async def _send_batch(self, publications: Sequence[Publication], patience: float) -> list[PublishOutcome]:
@@ -90,11 +89,8 @@ class Publisher:
                 raise self._timeout_error(False, len(open_))
             channel = await self._open_channel(max(0.1, left))
             results = await self._publish_all(channel, [publications[index] for index in open_], end)
-            found |= {
-                index: result
-                for index, result in zip(open_, results, strict=True)
-                if isinstance(result, PublishOutcome)
-            }
+            pairs = zip(open_, results, strict=True)
+            found |= {index: result for index, result in pairs if isinstance(result, PublishOutcome)}
             if refusals := [each for each in results if isinstance(each, Exception)]:
                 strikes += 1
                 if strikes >= _MAX_REFUSALS:
@@ -104,7 +100,7 @@ class Publisher:
     async def _publish_all(
         self, channel: AbstractChannel, publications: Sequence[Publication], end: float
     ) -> list[PublishOutcome | Exception | None]:
-        """What became of each: an outcome, a refusal, or nothing when the connection was lost."""
+        """Returns for each message an outcome, the error of a refusal, or None when the connection was lost."""
         tasks = [asyncio.create_task(self._publish_one(channel, letter)) for letter in publications]
         try:
             await self._await_confirms(tasks, end)
@@ -112,32 +108,28 @@ class Publisher:
             for task in tasks:
                 task.cancel()
             results = await asyncio.gather(*tasks, return_exceptions=True)
-        known = self._driver.exceptions
         found: list[PublishOutcome | Exception | None] = []
         for result in results:
-            if isinstance(result, (PublishOutcome, known.ChannelClosed)):
+            if isinstance(result, (PublishOutcome, ChannelClosed)):
                 found.append(result)
-            elif isinstance(result, (*CONNECTION_ERRORS, known.AMQPError)):
+            elif isinstance(result, LOST_ERRORS):
                 found.append(None)
             else:
                 raise result
         return found
 
     async def _publish_one(self, channel: AbstractChannel, publication: Publication) -> PublishOutcome:
-        exchange = (
-            await channel.get_exchange(publication.exchange, ensure=False)
-            if publication.exchange
-            else channel.default_exchange
-        )
+        name = publication.exchange
+        exchange = await channel.get_exchange(name, ensure=False) if name else channel.default_exchange
         try:
             answer: Any = await exchange.publish(publication.message, publication.routing_key, mandatory=True)
-        except self._driver.exceptions.DeliveryError:
+        except DeliveryError:
             return PublishOutcome.FULL
-        returned = answer is not None and hasattr(answer, "body")  # the message itself, in place of a confirmation
+        returned = answer is not None and hasattr(answer, "body")  # the returned message, not a confirm
         return PublishOutcome.UNROUTABLE if returned else PublishOutcome.CONFIRMED
 
     async def _await_confirms(self, tasks: list[asyncio.Task[PublishOutcome]], end: float) -> None:
-        """Wait for all; say so when RabbitMQ takes nothing, and give up in the end."""
+        """Wait for all confirms; log once when RabbitMQ blocks publishers, and give up at `end`."""
         told = False
         pending: set[asyncio.Task[PublishOutcome]] = set(tasks)
         while pending:
@@ -158,15 +150,15 @@ class Publisher:
             return self._channel
 
     def _timeout_error(self, blocked: bool, waiting: int) -> OverloadedError | UnreachableError:
-        detail = f"{waiting} messages were not confirmed; they may be there or not, under the same ids"
+        detail = f"{waiting} messages were not confirmed; they may be stored or not, under the same ids"
         if blocked:
             what = f"RabbitMQ at {self._connection.redacted_url} takes no messages: it is low on memory or disk"
-            return OverloadedError(what, detail=detail, fix="rabbitmqctl status tells which alarm it is")
+            return OverloadedError(what, detail=detail, fix="rabbitmqctl status shows the alarm")
         what = f"RabbitMQ at {self._connection.redacted_url} does not answer"
-        return UnreachableError(what, detail=detail, fix="look whether it runs")
+        return UnreachableError(what, detail=detail, fix="check that it runs")
 
     def _refusal_error(self, publication: Publication, error: Exception) -> UnknownQueueError | RefusedError:
-        if isinstance(error, self._driver.exceptions.ChannelNotFoundEntity):
+        if isinstance(error, ChannelNotFoundEntity):
             what = f'RabbitMQ has no exchange "{publication.exchange}"'
             return UnknownQueueError(what, detail=str(error), fix="declare the queue again", queue=publication.exchange)
         return RefusedError("RabbitMQ refused a message", detail=str(error))

@@ -1,8 +1,8 @@
 """The receiver on RabbitMQ.
 
-`MessageReceiver` runs in the event loop: it takes messages of one group and settles them. `RabbitReceiver`
-wraps it for callers in other threads. RabbitMQ has no visibility timeout, so the receiver keeps it and
-requeues overdue messages.
+`MessageReceiver` runs in the event loop: it receives the messages of one group and settles them. `RabbitReceiver`
+wraps it for callers in other threads. RabbitMQ has no visibility timeout: `MessageReceiver` starts a timer for each
+delivery and requeues the message when it expires. A nack publishes a copy and acknowledges the original (`_fail`).
 """
 
 from __future__ import annotations
@@ -11,37 +11,34 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import random
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+from aio_pika.abc import AbstractIncomingMessage
 
 from headwater.errors import HeadwaterError
 from headwater.queues.event_loop import EventLoopThread
 from headwater.queues.protocol import AckResult, Attempt, Delivery
 from headwater.queues.queue import Queue
 from headwater.queues.rabbitmq.channel import ConsumerChannel, GroupCounters, settle
-from headwater.queues.rabbitmq.connection import RabbitConnection
+from headwater.queues.rabbitmq.connection import LOST_ERRORS, RabbitConnection
 from headwater.queues.rabbitmq.envelope import Envelope
 from headwater.queues.rabbitmq.requeue import Requeuer
 from headwater.queues.rabbitmq.topology import group_queue
 from headwater.queues.routing import Router
 
-if TYPE_CHECKING:
-    from aio_pika.abc import AbstractIncomingMessage
-
 __all__ = ["MessageReceiver", "RabbitReceiver"]
 
 logger = logging.getLogger("headwater.rabbitmq")
-_RNG: Final = random.Random()
-_IDLE_TIMEOUT: Final = 0.25  # seconds without a question, after which a receiver takes no more in advance
+_IDLE_TIMEOUT: Final = 0.25  # seconds without a call of `receive`, after which prefetched messages are requeued
 
 
 @dataclass
 class _UnackedMessage:
-    """A message that is with the caller."""
+    """A message that is delivered to the caller and not settled; `timer` ends its visibility timeout."""
 
     envelope: Envelope
     incoming: AbstractIncomingMessage
@@ -50,19 +47,16 @@ class _UnackedMessage:
 
 
 class MessageReceiver:
-    """Messages of one group that RabbitMQ has sent, and those that are with the caller.
-
-    RabbitMQ gives a message to a channel until that ends, without a time. The time for which a message is the caller's
-    is kept here: when it is over, the message goes back to the line.
+    """Receives the messages of one group; all calls come from one event loop.
 
     Args:
-        connection: The connection, for receiving alone.
-        queue: The definition.
-        group: The number of its group.
-        requeuer: Sends messages of the group on.
-        counters: Counts of the group.
-        worker: Who receives.
-        prefetch: How many messages RabbitMQ gives without an acknowledgement.
+        connection: The connection for receiving.
+        queue: The definition of the queue.
+        group: The number of the group.
+        requeuer: The requeuer of the group.
+        counters: The counters of the group.
+        worker: The name of the receiver, for the history of messages.
+        prefetch: The largest number of unacknowledged messages.
     """
 
     def __init__(
@@ -108,23 +102,12 @@ class MessageReceiver:
         return [await self._ack_one(delivery) for delivery in deliveries]
 
     async def nack(self, delivery: Delivery, why: str, stack: str, delay: timedelta | None) -> AckResult:
-        """As `Receiver.nack`."""
-        held = self._untrack(delivery.tag)
-        if held is None:
-            return AckResult.STALE
-        failed = held.envelope.add_failure(self._new_attempt(held, why, stack))
-        if failed.failures >= self._queue.retry.attempts:
-            return await self._forward(delivery.tag, held, failed, "failed")
-        rest = self._queue.retry.delay(failed.failures, _RNG) if delay is None else delay
-        return await self._forward(delivery.tag, held, failed, delay=rest, exact=delay is not None)
+        """As `Receiver.nack`. A nack of AMQP neither counts nor delays, so `_fail` publishes a copy instead."""
+        return await self._fail(delivery.tag, why, stack, delay)
 
     async def reject(self, delivery: Delivery, why: str, stack: str) -> AckResult:
         """As `Receiver.reject`."""
-        held = self._untrack(delivery.tag)
-        if held is None:
-            return AckResult.STALE
-        failed = held.envelope.add_failure(self._new_attempt(held, why, stack))
-        return await self._forward(delivery.tag, held, failed, "rejected")
+        return await self._fail(delivery.tag, why, stack, final=True)
 
     async def extend(self, delivery: Delivery, by: timedelta | None) -> AckResult:
         """As `Receiver.extend`."""
@@ -136,7 +119,7 @@ class MessageReceiver:
         return AckResult.DONE
 
     async def close(self) -> None:
-        """As `Receiver.close`: copies go back to the line, so that RabbitMQ does not count them as lost."""
+        """As `Receiver.close`. Copies are requeued, because RabbitMQ would count its own requeue as a failure."""
         if not self._closed:
             self._closed = True
             self._channel.changed.set()
@@ -155,7 +138,7 @@ class MessageReceiver:
             left = None if end is None else end - now()
             free = len(self._unacked) < self._prefetch
             over = left is not None and left <= 0
-            # One at a time, to fetch it costs less than to have it sent, and have that stopped again.
+            # With a prefetch of 1, fetching a message costs less than starting and stopping a consumer.
             single = self._prefetch == 1 and not self._channel.is_prefetching
             if free and (over or single) and await self._channel.poll():
                 continue
@@ -167,14 +150,14 @@ class MessageReceiver:
         return []
 
     async def _wait_for_change(self, timeout: float | None, free: bool) -> None:
-        """Wait until a message came, one was settled, or the channel is gone."""
+        """Wait until a message arrives, one is settled, or the channel is lost."""
         self._channel.changed.clear()
         if self._channel.is_open and not (free and self._channel.has_messages):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._channel.changed.wait(), timeout)
 
     def _schedule_pause(self) -> None:
-        """Stop taking messages in advance when nobody has asked for a while."""
+        """Stop prefetching when `receive` is not called for a while."""
         if self._is_idle() and self._channel.is_prefetching and not self._closed:
             asyncio.get_running_loop().call_later(_IDLE_TIMEOUT, lambda: self._spawn(self._pause()))
 
@@ -187,7 +170,7 @@ class MessageReceiver:
                 await self._requeue_all()
 
     async def _requeue_all(self) -> None:
-        """Give back what is not settled; what is on its way goes back with the channel."""
+        """Requeue unsettled and prefetched messages, then close the channel."""
         try:
             if self._channel.is_open:
                 await self._channel.pause()
@@ -198,12 +181,12 @@ class MessageReceiver:
                 await self._requeuer.requeue(envelopes)
                 for incoming in [each.incoming for each in held] + waiting:
                     await settle(incoming)
-        except (HeadwaterError, *self._channel.lost_errors) as error:
-            logger.warning("RabbitMQ takes back messages of %s by itself: %s", self._name, error)
+        except (HeadwaterError, *LOST_ERRORS) as error:
+            logger.warning("RabbitMQ requeues messages of %s and counts a failure: %s", self._name, error)
         await self._channel.close()
 
     async def _acknowledge(self, incoming: AbstractIncomingMessage) -> None:
-        """Acknowledge. With one message at a time, none comes in its place until somebody asks."""
+        """Acknowledge; with a prefetch of 1, stop consuming first, so that no message arrives unasked."""
         if self._prefetch == 1 and self._is_idle():
             await self._channel.pause()
         await settle(incoming)
@@ -229,27 +212,27 @@ class MessageReceiver:
         return [self._group in groups for groups in chosen]
 
     def _death_reason(self, envelope: Envelope) -> str:
-        """Why it is not to be handed out any more; nothing for one that is."""
+        """Returns why the message is dead; empty if it can be delivered."""
         if envelope.failures >= self._queue.retry.attempts:
             return "failed"
         late = envelope.expires_at is not None and envelope.expires_at <= datetime.now(UTC)
         return "expired" if late and not envelope.deliveries else ""
 
     async def _discard(self, incoming: AbstractIncomingMessage, envelope: Envelope, wanted: bool) -> None:
-        """Acknowledge what the group does not choose; the rest is dead."""
+        """Acknowledge a message that the group's condition excludes; otherwise make it a dead letter."""
         try:
             if wanted:
                 why = self._death_reason(envelope)
                 if why == "expired":
                     self._counters.expired += 1
-                lost = Attempt(envelope.deliveries, datetime.now(UTC), "its receiver went away without a word")
+                lost = Attempt(envelope.deliveries, datetime.now(UTC), "the receiver went away without a word")
                 history = (*envelope.history, lost) if why == "failed" else envelope.history
                 dead = replace(envelope, why=why, died_at=datetime.now(UTC), history=history)
                 await self._requeuer.move_to_dead_letters(dead)
             await settle(incoming)
-        except (HeadwaterError, *self._channel.lost_errors) as error:
-            logger.warning("a message of %s could not be put away and comes again: %s", self._name, error)
-            with contextlib.suppress(*self._channel.lost_errors):
+        except (HeadwaterError, *LOST_ERRORS) as error:
+            logger.warning("a message of %s could not be discarded and is delivered again: %s", self._name, error)
+            with contextlib.suppress(*LOST_ERRORS):
                 await settle(incoming, requeue=True)
 
     def _track(self, incoming: AbstractIncomingMessage, envelope: Envelope) -> Delivery:
@@ -264,15 +247,11 @@ class MessageReceiver:
         return Delivery(envelope.message, envelope.published_at, attempt, visible_until, tag)
 
     def _start_timer(self, tag: str, span: timedelta) -> asyncio.TimerHandle:
-        return asyncio.get_running_loop().call_later(span.total_seconds(), self._on_timeout, tag)
+        return asyncio.get_running_loop().call_later(span.total_seconds(), self._on_visibility_timeout, tag)
 
-    def _on_timeout(self, tag: str) -> None:
-        if held := self._untrack(tag):
-            failed = held.envelope.add_failure(
-                self._new_attempt(held, f"no word for {self._queue.visibility_timeout}", "")
-            )
-            dead = "failed" if failed.failures >= self._queue.retry.attempts else ""
-            self._spawn(self._forward(tag, held, failed, dead))
+    def _on_visibility_timeout(self, tag: str) -> None:
+        why = f"not settled within {self._queue.visibility_timeout}"
+        self._spawn(self._fail(tag, why, delay=timedelta(0)))
 
     async def _ack_one(self, delivery: Delivery) -> AckResult:
         held = self._untrack(delivery.tag)
@@ -280,42 +259,40 @@ class MessageReceiver:
             return AckResult.STALE
         try:
             await self._acknowledge(held.incoming)
-        except self._channel.lost_errors:
+        except LOST_ERRORS:
             return AckResult.STALE
         self._counters.acked += 1
         return AckResult.DONE
 
-    async def _forward(
-        self,
-        tag: str,
-        held: _UnackedMessage,
-        envelope: Envelope,
-        why: str = "",
-        *,
-        delay: timedelta = timedelta(0),
-        exact: bool = True,
+    async def _fail(
+        self, tag: str, why: str, stack: str = "", delay: timedelta | None = None, *, final: bool = False
     ) -> AckResult:
-        """Publish a copy, then acknowledge; the caller keeps the message if the copy is not confirmed."""
+        """Count a failure; publish a copy for the next attempt, or a dead letter; then acknowledge the original."""
+        held = self._untrack(tag)
+        if held is None:
+            return AckResult.STALE
+        failed = held.envelope.add_failure(Attempt(held.attempt, datetime.now(UTC), why, self._worker, stack))
+        retry = self._queue.retry
         try:
-            if why:
-                await self._requeuer.move_to_dead_letters(replace(envelope, why=why, died_at=datetime.now(UTC)))
+            if final or failed.failures >= retry.attempts:
+                reason = "rejected" if final else "failed"
+                await self._requeuer.move_to_dead_letters(replace(failed, why=reason, died_at=datetime.now(UTC)))
             else:
-                await self._requeuer.requeue([envelope], delay, exact=exact)
+                backoff = retry.delay(failed.failures) if delay is None else delay
+                await self._requeuer.requeue([failed], backoff, exact=delay is not None)
         except BaseException:
+            # The copy is not confirmed: the caller keeps the message and may settle it again.
             if self._channel.is_open and not self._closed:
                 held.timer = self._start_timer(tag, self._queue.visibility_timeout)
                 self._unacked[tag] = held
                 self._counters.in_flight += 1
             raise
-        with contextlib.suppress(*self._channel.lost_errors):  # then it comes once more
+        with contextlib.suppress(*LOST_ERRORS):  # RabbitMQ requeues the original, and the message comes twice
             await self._acknowledge(held.incoming)
         return AckResult.DONE
 
-    def _new_attempt(self, held: _UnackedMessage, why: str, stack: str) -> Attempt:
-        return Attempt(held.attempt, datetime.now(UTC), why, self._worker, stack)
-
     def _untrack(self, tag: str) -> _UnackedMessage | None:
-        """Take a message from the caller; None when it is not the caller's any more."""
+        """Remove a message from the unsettled ones; returns None if the delivery has expired."""
         if not self._channel.is_open:
             self._on_channel_lost()
         held = self._unacked.pop(tag, None)
@@ -325,7 +302,7 @@ class MessageReceiver:
         return held
 
     def _on_channel_lost(self) -> None:
-        """RabbitMQ has taken back all that was with the caller."""
+        """Forget all deliveries: RabbitMQ has requeued them."""
         for held in self._unacked.values():
             held.timer.cancel()
         self._counters.in_flight -= len(self._unacked)
@@ -339,15 +316,17 @@ class MessageReceiver:
     def _on_task_done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()):
-            logger.warning("a message of %s that took too long could not be given back: %s", self._name, error)
+            logger.warning(
+                "a message of %s whose visibility timeout expired could not be requeued: %s", self._name, error
+            )
 
 
 class RabbitReceiver:
     """A group's receiver; safe to share between threads.
 
     Args:
-        loop: Where the inbox lives.
-        receiver: Does the work.
+        loop: The event loop of the receiver.
+        receiver: The receiver in that loop.
     """
 
     def __init__(self, loop: EventLoopThread, receiver: MessageReceiver) -> None:
@@ -355,7 +334,7 @@ class RabbitReceiver:
         self._receiver = receiver
 
     def receive(self, timeout: float | None = 0, max_messages: int = 1) -> list[Delivery]:
-        """Returns the next messages; a connection that is lost meanwhile is made anew.
+        """Returns the next messages; reconnects if the connection is lost meanwhile.
 
         Raises:
             UnreachableError: RabbitMQ has not answered for longer than the broker's patience.
@@ -375,7 +354,7 @@ class RabbitReceiver:
         return self._loop.run(self._receiver.reject(delivery, why, stack))
 
     def extend(self, delivery: Delivery, by: timedelta | None = None) -> AckResult:
-        """Keep it longer; RabbitMQ itself ends it after its `consumer_timeout`, 30 minutes unless it is set."""
+        """Extend the visibility timeout; RabbitMQ's `consumer_timeout`, by default 30 minutes, still limits it."""
         return self._loop.run(self._receiver.extend(delivery, by))
 
     def close(self) -> None:

@@ -11,50 +11,49 @@ import contextlib
 import uuid
 from datetime import timedelta
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+import aio_pika
 import msgspec
+from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
+from aio_pika.exceptions import DeliveryError
 
 from headwater.errors import HeadwaterError, NoAnswerError, OverloadedError, UnreachableError
 from headwater.queues.event_loop import EventLoopThread
-from headwater.queues.rabbitmq.connection import CONNECTION_ERRORS, RabbitConnection, driver
+from headwater.queues.rabbitmq.connection import LOST_ERRORS, RabbitConnection
 from headwater.queues.rabbitmq.topology import MAX_DELAY, cancel_routing_key, request_queue
 from headwater.queues.request_reply.protocol import OutgoingRequest
 from headwater.queues.request_reply.wire import Reply, encode_document
 
-if TYPE_CHECKING:
-    from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
-
 __all__ = ["CANCEL_EXCHANGE", "NoReply", "RabbitPendingRequest", "RabbitRequester", "ReplyQueue"]
 
 CANCEL_EXCHANGE: Final = "amq.direct"
-"""The exchange, one of RabbitMQ's own, over which whoever answers hears of cancelled questions."""
+"""RabbitMQ's own direct exchange, which carries cancellations to responders."""
 _REPLY_TO: Final = "amq.rabbitmq.reply-to"
-_CANCEL_TIMEOUT: Final = 1.0  # seconds for word of a cancelled question to go out
+_CANCEL_TIMEOUT: Final = 1.0  # seconds to publish a cancellation
 
 
 class NoReply(StrEnum):
-    """Why there is no reply to a question."""
+    """Why a request has no reply."""
 
     NO_RESPONDER = "nobody"
-    """Nobody answers on the subject, and RabbitMQ gave it back."""
+    """The subject has no queue: RabbitMQ returned the request."""
     FULL = "full"
-    """As many wait as may."""
+    """The queue of the subject is full."""
     CANCELLED = "cancelled"
-    """Nobody waits for it any more."""
+    """The requester cancelled it."""
     LOST = "lost"
-    """The channel is gone, and with it the way back."""
+    """The channel was lost; direct reply-to sends replies to no other."""
 
 
 class ReplyQueue:
     """Pending requests of one channel; all calls come from one event loop.
 
     Args:
-        channel: A channel with confirms, for this alone.
+        channel: A channel with publisher confirms, used only here.
     """
 
     def __init__(self, channel: AbstractChannel) -> None:
-        self._driver = driver()
         self._channel = channel
         self._id_prefix = uuid.uuid4().hex
         self._count = 0
@@ -63,7 +62,7 @@ class ReplyQueue:
 
     @classmethod
     async def open(cls, channel: AbstractChannel) -> ReplyQueue:
-        """One that receives replies."""
+        """Returns a reply queue that consumes replies."""
         reply_queue = cls(channel)
         replies = await channel.get_queue(_REPLY_TO, ensure=False)
         await replies.consume(reply_queue._on_reply, no_ack=True)
@@ -71,22 +70,19 @@ class ReplyQueue:
 
     @property
     def is_open(self) -> bool:
-        """Whether a question can go out and its reply come back."""
+        """Whether requests can be sent and replies received."""
         return not self._channel.is_closed
 
     def new_id(self) -> str:
-        """Returns a name for a question that no other has."""
+        """Returns a unique id for a request."""
         self._count += 1
         return f"{self._id_prefix}-{self._count}"
 
     async def send(self, request: OutgoingRequest, id_: str) -> bytes | NoReply:
-        """Returns the reply to a question, as it came.
-
-        RabbitMQ drops a question that is still in line when its time is over.
-        """
+        """Send a request and return the encoded reply; RabbitMQ drops the request when its timeout has passed."""
         future: asyncio.Future[bytes | NoReply] = asyncio.get_running_loop().create_future()
         self._pending[id_] = future
-        message = self._driver.Message(
+        message = aio_pika.Message(
             encode_document(request.to_wire()),
             content_type="application/json",
             correlation_id=id_,
@@ -100,24 +96,28 @@ class ReplyQueue:
             if hasattr(answer, "body"):  # the message itself, in place of a confirmation
                 return NoReply.NO_RESPONDER
             return await future
-        except self._driver.exceptions.DeliveryError:
+        except DeliveryError:
             return NoReply.FULL
         finally:
             del self._pending[id_]
 
     async def cancel(self, subject: str, id_: str) -> None:
-        """End the wait for a reply, and tell responders that it is not needed."""
+        """Tell responders that a reply is not needed, then end the wait for it."""
         future = self._pending.get(id_)
         if future is None or future.done():
             return
-        future.set_result(NoReply.CANCELLED)
-        exchange = await self._channel.get_exchange(CANCEL_EXCHANGE, ensure=False)
-        word = self._driver.Message(b"", correlation_id=id_)
-        await exchange.publish(word, cancel_routing_key(subject), mandatory=False, timeout=_CANCEL_TIMEOUT)
+        # In this order, RabbitMQ has the cancellation before the caller goes on.
+        try:
+            exchange = await self._channel.get_exchange(CANCEL_EXCHANGE, ensure=False)
+            message = aio_pika.Message(b"", correlation_id=id_)
+            await exchange.publish(message, cancel_routing_key(subject), mandatory=False, timeout=_CANCEL_TIMEOUT)
+        finally:
+            if not future.done():
+                future.set_result(NoReply.CANCELLED)
 
     async def _on_reply(self, message: AbstractIncomingMessage) -> None:
         future = self._pending.get(message.correlation_id or "")
-        if future is not None and not future.done():  # else its time was over
+        if future is not None and not future.done():  # else it comes too late
             future.set_result(message.body)
 
     def _on_channel_closed(self) -> None:
@@ -134,23 +134,21 @@ class RabbitRequester:
 
     Args:
         url: `amqp://[user:password@]host[:port][,host…][/vhost]`.
-        patience: How long to look for a RabbitMQ that answers, if the question has that much time.
+        patience: How long to retry while RabbitMQ does not answer; the timeout of a request limits it further.
 
     Raises:
-        MissingPackageError: The package aio-pika is not installed.
-        BadSettingError: The URL cannot be one.
+        BadSettingError: The URL has another form.
     """
 
     def __init__(self, url: str, *, patience: timedelta = timedelta(seconds=30)) -> None:
         self._connection = RabbitConnection(url, "asking", patience)
-        self._connection_errors = (*CONNECTION_ERRORS, driver().exceptions.AMQPError)
         self._lock = asyncio.Lock()
         self._reply_queue: ReplyQueue | None = None
         self._pending: set[RabbitPendingRequest] = set()
         self._loop = EventLoopThread("headwater-asking")
 
     def request(self, subject: str, value: Any, timeout: float, as_: type | None = None) -> RabbitPendingRequest:
-        """Returns a question that is not asked yet."""
+        """Returns a request that is not sent yet."""
         return RabbitPendingRequest(self, OutgoingRequest(subject, value, timeout, as_, scope=_SCOPE))
 
     def close(self) -> None:
@@ -166,12 +164,13 @@ class RabbitRequester:
         self.close()
 
     def wait_for_answer(self, pending: RabbitPendingRequest) -> bytes:
-        """Returns what was answered; called by the question."""
+        """Send a request and wait for the answer; called by `RabbitPendingRequest`."""
         return self._loop.run(self._wait_for_answer(pending))
 
     def cancel(self, pending: RabbitPendingRequest) -> None:
-        """Release the waiter and tell responders; called by the request."""
-        self._loop.submit(self._cancel(pending))
+        """Cancel a request; returns when responders are told. Called by `RabbitPendingRequest`."""
+        if not self._loop.closed:
+            self._loop.run(self._cancel(pending))
 
     async def _wait_for_answer(self, pending: RabbitPendingRequest) -> bytes:
         self._pending.add(pending)
@@ -183,10 +182,10 @@ class RabbitRequester:
                 error = HeadwaterError.from_problem(reply.problem)
                 if not isinstance(error, NoAnswerError) or error.data.get("sent", True):
                     raise error
-                # Whoever had it ends and has not put it to the function: others may.
+                # A responder that is stopping declined it before it called the function: ask another.
         except asyncio.CancelledError:
-            if pending.request.cancelled:  # by `close`, before it was sent
-                raise pending.request.no_answer_error("the question was cancelled", sent=False) from None
+            if pending.request.cancelled:
+                raise pending.request.no_answer_error("the request was cancelled", sent=False) from None
             raise
         finally:
             self._pending.discard(pending)
@@ -202,17 +201,17 @@ class RabbitRequester:
             if limit.expired():
                 raise await self._timeout_error(request) from None
             raise self._connection_error("it does not answer") from None
-        except self._connection_errors as error:
+        except LOST_ERRORS as error:
             raise self._connection_error(str(error) or type(error).__name__) from None
         if document is NoReply.NO_RESPONDER:
-            raise request.no_answer_error("nobody answers on it", sent=False)
+            raise request.no_answer_error("the subject has no responder", sent=False)
         if document is NoReply.CANCELLED:
-            raise request.no_answer_error("the question was cancelled", sent=True)
+            raise request.no_answer_error("the request was cancelled", sent=True)
         if document is NoReply.FULL:
-            what = f'too many questions wait at "{request.subject}"'
+            what = f'too many requests wait on "{request.subject}"'
             raise OverloadedError(what, subject=request.subject)
         if document is NoReply.LOST:
-            raise self._connection_error("the connection was lost while the question was under way")
+            raise self._connection_error("the connection was lost before the answer came")
         return msgspec.json.decode(document, type=Reply)
 
     async def _open_reply_queue(self, request: OutgoingRequest) -> ReplyQueue:
@@ -221,33 +220,31 @@ class RabbitRequester:
                 patience = min(max(0.0, request.time_left), self._connection.patience)
                 self._reply_queue = await ReplyQueue.open(await self._connection.open_channel(patience=patience))
         if request.cancelled:
-            raise request.no_answer_error("the question was cancelled", sent=False)
+            raise request.no_answer_error("the request was cancelled", sent=False)
         return self._reply_queue
 
     async def _timeout_error(self, request: OutgoingRequest) -> HeadwaterError:
         if self._reply_queue is None or not self._reply_queue.is_open:
             return self._connection_error("there was no connection in time")
         if await self._connection.is_blocked():
-            what = f"RabbitMQ at {self._connection.redacted_url} takes no questions: it is low on memory or disk"
-            return OverloadedError(what, fix="rabbitmqctl status tells which alarm it is", subject=request.subject)
-        return request.no_answer_error("it took too long, or whoever was to answer ended", sent=True)
+            what = f"RabbitMQ at {self._connection.redacted_url} accepts no requests: it is low on memory or disk"
+            return OverloadedError(what, fix="rabbitmqctl status shows the alarm", subject=request.subject)
+        return request.no_answer_error("the answer took too long, or the responder ended", sent=True)
 
     def _connection_error(self, detail: str) -> UnreachableError:
-        what = f"RabbitMQ at {self._connection.redacted_url} is not reached, and the question may have been put or not"
-        return UnreachableError(what, detail=detail, fix="look whether it runs, and ask again")
+        what = f"RabbitMQ at {self._connection.redacted_url} is unreachable; the function may have been called or not"
+        return UnreachableError(what, detail=detail, fix="check that it runs, and ask again")
 
     async def _cancel(self, pending: RabbitPendingRequest) -> None:
         if self._reply_queue is not None and pending.id is not None:
-            with contextlib.suppress(
-                *self._connection_errors
-            ):  # then the question is lost, too, or its time will be over
+            with contextlib.suppress(*LOST_ERRORS):  # then the request is lost, too, or times out
                 await self._reply_queue.cancel(pending.request.subject, pending.id)
 
     async def _close(self) -> None:
-        for question in self._pending:
-            question.request.cancelled = True
-        await asyncio.gather(*(self._cancel(question) for question in self._pending))
-        await asyncio.sleep(0)  # whoever waited hears of it before the connection ends
+        for pending in self._pending:
+            pending.request.cancelled = True
+        await asyncio.gather(*(self._cancel(pending) for pending in self._pending))
+        await asyncio.sleep(0)  # waiters are released before the connection closes
         await self._connection.close()
 
 
@@ -260,7 +257,7 @@ class RabbitPendingRequest:
         self.id: str | None = None
 
     def cancel(self) -> None:
-        """Cancel the request; the function is not called unless it was already."""
+        """Cancel the request; the function is not called unless it is running already."""
         self.request.cancelled = True
         self._requester.cancel(self)
 

@@ -8,38 +8,35 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+from aio_pika.abc import AbstractIncomingMessage
 
 from headwater.errors import OverloadedError, UnknownQueueError
 from headwater.queues.protocol import DeadLetter
 from headwater.queues.rabbitmq.channel import GroupCounters
-from headwater.queues.rabbitmq.connection import RabbitConnection, driver
+from headwater.queues.rabbitmq.connection import RabbitConnection
 from headwater.queues.rabbitmq.envelope import Envelope
 from headwater.queues.rabbitmq.publisher import Publication, Publisher, PublishOutcome
 from headwater.queues.rabbitmq.topology import Topology, dead_letter_queue, group_queue, round_delay
 
-if TYPE_CHECKING:
-    from aio_pika.abc import AbstractIncomingMessage
-
 __all__ = ["Requeuer", "read_dead_letters", "redrive"]
 
-_FULL_DELAY: Final = 1_000  # milliseconds after which a message looks again for room in a queue that is full
+_FULL_DELAY: Final = 1_000  # milliseconds after which a message is offered to a full queue again
 
 
 class Requeuer:
-    """Sends copies of messages of one group; whoever calls acknowledges the original when the copy is safe.
-
-    If the process dies between the two, the message is there twice, with the same id.
+    """Publishes copies of the messages of one group; the caller then acknowledges the original.
 
     Args:
-        queue: The queue's name.
-        group: The group's.
-        publisher: Sends.
-        topology: Makes the queues where messages rest.
-        counters: Counts of the group.
+        queue: The name of the queue.
+        group: The name of the group.
+        publisher: Publishes the copies.
+        topology: Declares delay queues.
+        counters: The counters of the group.
     """
 
     def __init__(
@@ -50,50 +47,46 @@ class Requeuer:
         self._publisher = publisher
         self._topology = topology
         self._counters = counters
-        self._driver = driver()
 
     async def requeue(
         self, envelopes: Sequence[Envelope], delay: timedelta = timedelta(0), *, exact: bool = True
     ) -> None:
-        """To the end of the line, after a rest if one is given."""
-        milliseconds = round_delay(delay, exact=exact)
-        if milliseconds:
+        """Publish to the end of the group's queue, after a delay if one is given."""
+        if milliseconds := round_delay(delay, exact=exact):
             await self._delay(envelopes, milliseconds)
             return
-        publications = [Publication("", self._name, envelope.to_amqp(self._driver)) for envelope in envelopes]
+        publications = [Publication("", self._name, envelope.to_amqp()) for envelope in envelopes]
         outcomes = await self._publisher.send(publications)
         if PublishOutcome.UNROUTABLE in outcomes:
             raise self._unknown_queue(self._name)
         pairs = zip(envelopes, outcomes, strict=True)
         if late := [envelope for envelope, outcome in pairs if outcome is PublishOutcome.FULL]:
-            # It was in line before. From where it rests, RabbitMQ moves it on as soon as there is room.
+            # These were accepted before. From the delay queue RabbitMQ moves them on as soon as there is room.
             await self._delay(late, _FULL_DELAY)
 
     async def move_to_dead_letters(self, envelope: Envelope) -> None:
-        """To the dead letters."""
-        (outcome,) = await self._publisher.send(
-            [Publication("", self._dead_letter_queue, envelope.to_amqp(self._driver))]
-        )
+        """Publish to the group's dead letter queue."""
+        (outcome,) = await self._publisher.send([Publication("", self._dead_letter_queue, envelope.to_amqp())])
         if outcome is not PublishOutcome.CONFIRMED:
             raise self._unknown_queue(self._dead_letter_queue)
 
     async def _delay(self, envelopes: Sequence[Envelope], milliseconds: int) -> None:
         exchange = await self._topology.declare_delay_queue(milliseconds)
-        publications = [Publication(exchange, self._name, envelope.to_amqp(self._driver)) for envelope in envelopes]
+        publications = [Publication(exchange, self._name, envelope.to_amqp()) for envelope in envelopes]
         for outcome in await self._publisher.send(publications):
             if outcome is not PublishOutcome.CONFIRMED:
-                what = f'RabbitMQ does not take a message that is to rest in "{exchange}"'
-                raise OverloadedError(what, fix="look at the policies of RabbitMQ for that queue")
+                what = f'RabbitMQ refuses a message for the delay queue "{exchange}"'
+                raise OverloadedError(what, fix="check the policies of RabbitMQ for that queue")
             self._counters.add_delayed(milliseconds)
 
     def _unknown_queue(self, queue: str) -> UnknownQueueError:
-        what = f'RabbitMQ has no queue "{queue}" any more, or takes nothing for it'
+        what = f'RabbitMQ has no queue "{queue}" any more, or refuses messages for it'
         return UnknownQueueError(what, fix="declare the queue again", queue=queue)
 
 
 async def read_dead_letters(connection: RabbitConnection, queue: str, group: str) -> list[DeadLetter]:
-    """Returns the dead letters of a group, oldest first. While they are read, nobody else sees them."""
-    async with _open_dead_letters(connection, queue, group) as letters:
+    """Returns the dead letters of a group, oldest first; other readers do not see them meanwhile."""
+    async with contextlib.aclosing(_scan_dead_letters(connection, queue, group)) as letters:
         return [_to_dead_letter(queue, group, incoming) async for incoming in letters]
 
 
@@ -103,14 +96,14 @@ async def redrive(
     """Redrive dead letters with the given messages; returns how many there were.
 
     Args:
-        connection: The connection.
-        queue: The queue's name.
-        group: The group's.
-        wanted: What to put back, by the letters' numbers.
-        requeuer: Sends messages of the group on.
+        connection: The connection to read by.
+        queue: The name of the queue.
+        group: The name of the group.
+        wanted: The dead letters to redrive, by number.
+        requeuer: The requeuer of the group.
     """
     left = dict(wanted)
-    async with _open_dead_letters(connection, queue, group) as letters:
+    async with contextlib.aclosing(_scan_dead_letters(connection, queue, group)) as letters:
         async for incoming in letters:
             letter = left.pop(_to_dead_letter(queue, group, incoming).number, None)
             if letter is not None:
@@ -130,29 +123,20 @@ async def redrive(
     return len(wanted) - len(left)
 
 
-@contextlib.asynccontextmanager
-async def _open_dead_letters(
+async def _scan_dead_letters(
     connection: RabbitConnection, queue: str, group: str
-) -> AsyncIterator[AsyncIterator[AbstractIncomingMessage]]:
-    """All letters that are there, each once; those that are not acknowledged go back when the block ends."""
-    channel = await connection.open_channel()
-    source = await channel.get_queue(dead_letter_queue(queue, group), ensure=False)
-
-    async def letters() -> AsyncIterator[AbstractIncomingMessage]:
+) -> AsyncGenerator[AbstractIncomingMessage]:
+    """Yields all dead letters once; those that are not acknowledged stay dead letters."""
+    async with connection.channel() as channel:
+        source = await channel.get_queue(dead_letter_queue(queue, group), ensure=False)
         while (incoming := await source.get(fail=False, timeout=connection.patience)) is not None:
             yield incoming
-
-    try:
-        yield letters()
-    finally:
-        if not channel.is_closed:
-            await channel.close()
 
 
 def _to_dead_letter(queue: str, group: str, incoming: AbstractIncomingMessage) -> DeadLetter:
     envelope = Envelope.from_amqp(incoming, queue)
     died_at = envelope.died_at or datetime.now(UTC)
-    # A number that stays the same however often it is looked at, since RabbitMQ gives none.
+    # RabbitMQ gives dead letters no number; this one is the same at each read.
     death = incoming.headers.get("hw-died-at") or incoming.headers.get("x-death")
     facts = f"{group}\n{envelope.message.id}\n{death!r}"
     number = int.from_bytes(hashlib.blake2b(facts.encode(), digest_size=5).digest())

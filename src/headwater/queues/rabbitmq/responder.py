@@ -10,50 +10,48 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
+import aio_pika
 import msgspec
+from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
+from aio_pika.exceptions import ChannelNotFoundEntity, ChannelPreconditionFailed
 
 from headwater.errors import HeadwaterError, NoAnswerError, RefusedError, TooLargeError
 from headwater.queues.event_loop import EventLoopThread
 from headwater.queues.rabbitmq.channel import settle
-from headwater.queues.rabbitmq.connection import CONNECTION_ERRORS, RabbitConnection, driver
+from headwater.queues.rabbitmq.connection import LOST_ERRORS, RabbitConnection
 from headwater.queues.rabbitmq.requester import CANCEL_EXCHANGE
 from headwater.queues.rabbitmq.topology import cancel_routing_key, request_queue
 from headwater.queues.request_reply.dispatcher import Answer, Dispatcher
 from headwater.queues.request_reply.wire import Reply, Request, decline, encode_document
 
-if TYPE_CHECKING:
-    from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
-
 __all__ = ["RabbitResponder", "RequestConsumer"]
 
 logger = logging.getLogger("headwater.workers")
 T = TypeVar("T")
-_MAX_TRIES: Final = 10  # the queue may go, or change, between two words
-_RPC_TIMEOUT: Final = 5.0  # seconds for RabbitMQ to answer, when we end
-_MAX_CANCELLED: Final = 10_000  # questions that were cancelled
-# Milliseconds for which questions wait when nobody is there to answer: about as long as a process takes to start again.
+_MAX_TRIES: Final = 10  # another responder may delete or change the queue at any time
+_RPC_TIMEOUT: Final = 5.0  # seconds for RabbitMQ to answer while stopping
+_MAX_CANCELLED: Final = 10_000  # remembered ids of cancelled requests
+# Milliseconds for which requests wait without a responder: about as long as a process takes to restart.
 _QUEUE_EXPIRY: Final = 15_000
 
 
 class RequestConsumer:
-    """Brings the questions on one subject to where they are answered; all calls come from one event loop.
+    """Consumes the requests on one subject; all calls come from one event loop.
 
-    A question is acknowledged when it was replied to. If this process dies before, RabbitMQ gives the question to
-    another, which does not put it a second time: it tells the asker.
+    A request is acknowledged after its reply was sent. If this process dies before, RabbitMQ redelivers the request to
+    another responder, which does not call the function again but replies with an error.
 
     Args:
-        connection: The connection.
-        dispatcher: Where they are answered.
+        connection: The connection for consuming and replying.
+        dispatcher: Calls the function that answers.
     """
 
     def __init__(self, connection: RabbitConnection, dispatcher: Dispatcher) -> None:
         self.dispatcher = dispatcher
         self.channel_closed = asyncio.Event()
         self._connection = connection
-        self._driver = driver()
-        self._connection_errors = (*CONNECTION_ERRORS, self._driver.exceptions.AMQPError)
         self._subject = dispatcher.answer.subject
         self._queue: AbstractQueue | None = None
         self._tag = ""
@@ -63,44 +61,43 @@ class RequestConsumer:
         self._running: set[asyncio.Task[Any]] = set()
 
     async def open(self) -> None:
-        """Receive questions, over a new channel.
+        """Start consuming over a new channel.
 
         Raises:
             UnreachableError: RabbitMQ does not answer.
-            RefusedError: It does not let us.
+            RefusedError: RabbitMQ does not allow it.
         """
-        known = self._driver.exceptions
         error: Exception | None = None
         for _ in range(_MAX_TRIES):
             channel = await self._connection.open_channel()
             try:
                 await self._consume(channel)
                 return
-            except known.ChannelPreconditionFailed:
-                logger.warning('others answer "%s" with another limit, which holds', self._subject)
+            except ChannelPreconditionFailed:
+                logger.warning('other responders declared "%s" with another limit, which is used', self._subject)
                 self._passive = True
-            except known.ChannelNotFoundEntity:  # whoever made it has just removed it
+            except ChannelNotFoundEntity:  # the responder that declared it has just deleted it
                 self._passive = False
-            except self._connection_errors as failed:
+            except LOST_ERRORS as failed:
                 error = failed
-        what = f'RabbitMQ gives us no questions on "{self._subject}"'
-        raise RefusedError(what, detail=str(error) if error else None, fix="look at the rights of its user")
+        what = f'requests on "{self._subject}" cannot be consumed from RabbitMQ'
+        raise RefusedError(what, detail=str(error) if error else None, fix="check the permissions of the user")
 
     async def stop(self) -> None:
-        """Take no more questions; if nobody else takes them, hand back those that wait."""
+        """Stop consuming; if no other responder consumes, decline the waiting requests."""
         self._closing = True
         if self._queue is None:
             return
-        with contextlib.suppress(HeadwaterError, *self._connection_errors):
+        with contextlib.suppress(HeadwaterError, *LOST_ERRORS):
             await self._queue.cancel(self._tag, timeout=_RPC_TIMEOUT)
             left = await self._delete_queue()
-            # Only now: a question that is asked again must not find the queue that nobody looks into.
+            # After the deletion: a requester that asks again must not reach a queue without a consumer.
             channel = await self._connection.open_channel(patience=1.0)
             for message in left:
                 await self._send_reply(channel, message, await self._reply(message))
 
     async def _delete_queue(self) -> list[AbstractIncomingMessage]:
-        """Remove the queue, unless others receive from it; the questions that were in it."""
+        """Delete the queue unless others consume it; returns the requests that waited in it."""
         left: list[AbstractIncomingMessage] = []
         for _ in range(_MAX_TRIES):
             channel = await self._connection.open_channel(patience=1.0)
@@ -112,14 +109,14 @@ class RequestConsumer:
                     left.append(message)
                 await queue.delete(if_unused=True, if_empty=True, timeout=_RPC_TIMEOUT)
                 break
-            except self._driver.exceptions.ChannelPreconditionFailed:
-                continue  # another question has come, or somebody who answers
-            except self._connection_errors:
-                break  # others have removed it
+            except ChannelPreconditionFailed:
+                continue  # a request or another consumer has arrived
+            except LOST_ERRORS:
+                break  # another responder has deleted it
         return left
 
     async def flush(self, timeout: float) -> None:
-        """Wait until the replies to what was answered have gone out."""
+        """Wait until the replies of finished requests are sent."""
         if self._running:
             await asyncio.wait(self._running, timeout=timeout)
 
@@ -127,7 +124,7 @@ class RequestConsumer:
         closed = self.channel_closed = asyncio.Event()
         channel.close_callbacks.add(lambda *_: closed.set())
         underlay: Any = await channel.get_underlay_channel()
-        # RabbitMQ ends a consumer whose queue was deleted, or was on a machine that went; older drivers do not tell.
+        # RabbitMQ cancels a consumer whose queue was deleted or lost its node; older drivers have no callback for it.
         cancel_callbacks: set[Any] = getattr(underlay, "on_consumer_cancel_callbacks", set())
         cancel_callbacks.add(lambda *_: closed.set())
         await channel.set_qos(self.dispatcher.answer.threads)
@@ -136,7 +133,7 @@ class RequestConsumer:
             "x-overflow": "reject-publish",
             "x-expires": _QUEUE_EXPIRY,
         }
-        # Durable, since RabbitMQ 4 warns of queues that several share and that are not; questions never are.
+        # Durable, because RabbitMQ 4 deprecates shared queues that are not; the requests in it are transient.
         queue = await channel.declare_queue(
             request_queue(self._subject), durable=True, passive=self._passive, arguments=arguments
         )
@@ -156,9 +153,7 @@ class RequestConsumer:
         self._running.add(task)
         try:
             reply = await self._reply(message)
-            with contextlib.suppress(
-                *self._connection_errors
-            ):  # then it comes again, here or elsewhere, and the asker is told
+            with contextlib.suppress(*LOST_ERRORS):  # RabbitMQ redelivers it, and the requester gets an error
                 await self._send_reply(channel, message, reply)
                 await settle(message)
         finally:
@@ -168,10 +163,10 @@ class RequestConsumer:
         try:
             request = msgspec.json.decode(message.body, type=Request)
         except msgspec.DecodeError as error:
-            logger.warning('what came on "%s" is no question: %s', self._subject, error)
+            logger.warning('a message on "%s" is not a request: %s', self._subject, error)
             return None
         if message.redelivered:
-            what = f'whoever was to answer "{self._subject}" ended'
+            what = f'the responder of "{self._subject}" ended'
             lost = NoAnswerError(what, detail="the function may have run", subject=self._subject, sent=True)
             return Reply(request.number, problem=lost.problem())
         if self._closing:
@@ -189,17 +184,17 @@ class RequestConsumer:
                 body = encode_document(reply)
             except TooLargeError as error:
                 body = encode_document(Reply(reply.number, problem=error.problem()))
-            answer = self._driver.Message(body, content_type="application/json", correlation_id=message.correlation_id)
+            answer = aio_pika.Message(body, content_type="application/json", correlation_id=message.correlation_id)
             await channel.default_exchange.publish(answer, message.reply_to, mandatory=False)
 
 
 async def _run_in_thread(work: Callable[[], T]) -> T:
-    """What work returns, from a thread that does not keep the process from ending, as those of an executor do."""
+    """Returns the result of `work` in a daemon thread; threads of an executor would keep the process alive."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
     def resolve(result: T | None, error: BaseException | None) -> None:
-        if future.done():  # the channel is gone, and who waited with it
+        if future.done():  # the waiting task was cancelled
             return
         if error is not None:
             future.set_exception(error)
@@ -212,29 +207,28 @@ async def _run_in_thread(work: Callable[[], T]) -> T:
             result = work()
         except BaseException as error:
             failed = error
-        with contextlib.suppress(RuntimeError):  # the loop was closed in the meantime
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(resolve, result, failed)
 
     threading.Thread(target=run, name="headwater-answer", daemon=True).start()
     return await future
 
 
-_PAUSE: Final = 1.0  # seconds before another try, when RabbitMQ did not answer for longer than our patience
-_FLUSH_TIMEOUT: Final = 2.0  # seconds for the last replies to go out
+_PAUSE: Final = 1.0  # seconds before the next attempt after the patience has passed
+_FLUSH_TIMEOUT: Final = 2.0  # seconds to send the last replies
 
 
 class RabbitResponder:
-    """Answers questions that come through one RabbitMQ, until it is closed.
+    """Answers requests that arrive through RabbitMQ, until it is closed.
 
     Args:
         url: `amqp://[user:password@]host[:port][,host…][/vhost]`.
-        answers: What to answer.
-        patience: How long to look for a RabbitMQ that answers; later on, it is looked for until it is there.
+        answers: The functions that answer, with their subjects.
+        patience: How long the start waits for RabbitMQ; later losses are retried without a limit.
 
     Raises:
         UnreachableError: RabbitMQ does not answer.
-        MissingPackageError: The package aio-pika is not installed.
-        BadSettingError: The URL cannot be one.
+        BadSettingError: The URL has another form.
     """
 
     def __init__(self, url: str, answers: Sequence[Answer], *, patience: timedelta = timedelta(seconds=30)) -> None:
@@ -249,7 +243,7 @@ class RabbitResponder:
             raise
 
     def close(self, grace: float = 10.0) -> None:
-        """Take no more questions; what is being answered may finish within `grace` seconds."""
+        """Accept no more requests; running ones may finish within `grace` seconds."""
         if self._loop.closed:
             return
         deadline = time.monotonic() + grace
@@ -283,7 +277,7 @@ class RabbitResponder:
 
 
 async def _keep_open(consumer: RequestConsumer) -> None:
-    """Open it again whenever its channel is gone."""
+    """Reopen a consumer whenever its channel is lost."""
     while True:
         await consumer.channel_closed.wait()
         try:

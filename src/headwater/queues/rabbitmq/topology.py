@@ -12,17 +12,18 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
+from aio_pika import Message
+from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
+from aio_pika.exceptions import ChannelNotFoundEntity, ChannelPreconditionFailed
+from aiormq.exceptions import ChannelLockedResource
 
 from headwater.errors import BadSettingError, DamagedError, LockedError, QueueExistsError, UnreachableError
 from headwater.queues.queue import Group, Queue
-from headwater.queues.rabbitmq.connection import CONNECTION_ERRORS, RabbitConnection, driver
+from headwater.queues.rabbitmq.connection import LOST_ERRORS, RabbitConnection
 from headwater.queues.rabbitmq.publisher import Publication, Publisher
-
-if TYPE_CHECKING:
-    from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 
 __all__ = [
     "DEFINITIONS_STREAM",
@@ -43,11 +44,11 @@ DEFINITIONS_STREAM: Final = "headwater/queues"
 """A stream with the definitions of all queues."""
 LOCK_QUEUE: Final = "headwater/queues/lock"
 MAX_DELAY: Final = timedelta(milliseconds=2**32 - 1)
-"""The longest time for which RabbitMQ keeps a message waiting: 49 days."""
+"""The longest delay and time to live on RabbitMQ: 49 days."""
 
 
 def group_queue(queue: str, group: str) -> str:
-    """Returns where messages of a group wait.
+    """Returns the name of the RabbitMQ queue of a group.
 
     Example:
         >>> group_queue("emails", ""), group_queue("emails", "send")
@@ -57,17 +58,17 @@ def group_queue(queue: str, group: str) -> str:
 
 
 def dead_letter_queue(queue: str, group: str) -> str:
-    """Returns where dead letters of a group are."""
+    """Returns the name of the dead letter queue of a group."""
     return f"{group_queue(queue, group)}/dead"
 
 
 def headers_exchange(queue: str, group: str) -> str:
-    """Returns what chooses messages of a group by their headers."""
+    """Returns the name of the exchange that selects the messages of a group by headers."""
     return f"{group_queue(queue, group)}/headers"
 
 
 def request_queue(subject: str) -> str:
-    """Returns where questions on a subject wait.
+    """Returns the name of the queue of requests on a subject.
 
     Example:
         >>> request_queue("prices.quote")
@@ -82,15 +83,15 @@ def cancel_routing_key(subject: str) -> str:
 
 
 def delay_queue(milliseconds: int) -> str:
-    """Returns where messages of any queue rest for a time; also the name of the exchange that leads there."""
+    """Returns the name of the queue that delays messages for a time, and of its exchange."""
     return f"headwater/wait-{milliseconds}"
 
 
 def round_delay(delay: timedelta, *, exact: bool) -> int:
-    """Returns a time to rest for which there may be a queue, in milliseconds: never shorter than asked for.
+    """Returns a delay in milliseconds, rounded up, so that few delay queues are needed.
 
-    Each time needs a queue of its own in RabbitMQ. Times that a user gives are rounded up to two decimal digits, at
-    most a tenth longer; the rests between two attempts, which vary by chance, to one of four in each doubling.
+    Each delay needs a queue of its own in RabbitMQ. Delays that a user gives are rounded to two decimal digits, at most
+    a tenth longer. Delays between attempts, which have jitter, are rounded to one of four steps in each doubling.
 
     Example:
         >>> round_delay(timedelta(minutes=1), exact=True), round_delay(timedelta(seconds=1.234), exact=True)
@@ -99,10 +100,10 @@ def round_delay(delay: timedelta, *, exact: bool) -> int:
         (1024, 0)
 
     Raises:
-        BadSettingError: It is longer than RabbitMQ can wait.
+        BadSettingError: The delay is longer than `MAX_DELAY`.
     """
     if delay > MAX_DELAY:
-        what = f"a delay of {delay} is longer than RabbitMQ can wait"
+        what = f"a delay of {delay} is too long for RabbitMQ"
         raise BadSettingError(what, detail=f"the longest is {MAX_DELAY}", fix="publish it later")
     asked = -(-max(delay, timedelta(0)) // timedelta(milliseconds=1))
     if asked < 10:
@@ -111,9 +112,9 @@ def round_delay(delay: timedelta, *, exact: bool) -> int:
     return min(-(-asked // step) * step, 2**32 - 1)
 
 
-_EMPTY_TIMEOUT: Final = 3.0  # seconds after which a stream that says nothing is taken to be empty
-_PREFETCH: Final = 200  # streams are read only with a limit
-_PAUSE: Final = 0.05
+_EMPTY_TIMEOUT: Final = 3.0  # seconds; a stream that sends nothing for so long is empty
+_PREFETCH: Final = 200  # records; RabbitMQ requires a limit to read a stream
+_PAUSE: Final = 0.05  # seconds between two attempts to get the lock
 
 
 class DefinitionRegistry:
@@ -121,30 +122,29 @@ class DefinitionRegistry:
 
     Args:
         connection: The connection to read by.
-        publisher: Writes.
+        publisher: Publishes new definitions.
     """
 
     def __init__(self, connection: RabbitConnection, publisher: Publisher) -> None:
         self._connection = connection
         self._publisher = publisher
-        self._driver = driver()
         self._local_lock = asyncio.Lock()
 
     @contextlib.asynccontextmanager
     async def lock(self) -> AsyncIterator[None]:
-        """Nobody else changes definitions while the block runs.
+        """Hold the lock of definitions while the block runs, against other processes, too.
 
-        The lock is a queue that only the connection that made it can have; it goes with that connection.
+        The lock is an exclusive queue: RabbitMQ deletes it when the connection of its owner ends.
 
         Raises:
-            LockedError: Another process had the lock all the time.
+            LockedError: Another process held the lock for longer than the connection's patience.
         """
         async with self._local_lock:
             channel = await self._acquire_lock()
             try:
                 yield
             finally:
-                with contextlib.suppress(*CONNECTION_ERRORS, self._driver.exceptions.AMQPError):  # then it is free, too
+                with contextlib.suppress(*LOST_ERRORS):
                     lock_queue = await channel.get_queue(LOCK_QUEUE, ensure=False)
                     await lock_queue.delete(if_unused=False, if_empty=False)
                     await channel.close()
@@ -153,48 +153,37 @@ class DefinitionRegistry:
         """Returns all definitions, by name.
 
         Args:
-            allow_empty: A stream that says nothing is empty. The caller has the lock, and writes next.
+            allow_empty: Accept an empty stream, for a caller that holds the lock and writes next.
 
         Raises:
-            UnreachableError: RabbitMQ has the stream, and does not give what is in it.
+            UnreachableError: RabbitMQ has the stream but does not send its records.
         """
-        channel = await self._connection.open_channel()
         try:
-            await channel.set_qos(_PREFETCH)
-            stream = await channel.declare_queue(DEFINITIONS_STREAM, passive=True)
-            # Each record is a chunk of its own, since one process writes at a time and waits for its confirmation.
-            last = await _read_records(stream, "last", None)
-            if not last and not allow_empty:
-                raise self._unreadable_error()
-            records = await _read_records(stream, "first", _stream_offset(last[0])) if last else []
-        except self._driver.exceptions.ChannelNotFoundEntity:
+            async with self._connection.channel() as channel:
+                await channel.set_qos(_PREFETCH)
+                stream = await channel.declare_queue(DEFINITIONS_STREAM, passive=True)
+                # "last" is the last chunk; it holds one record, since a writer awaits the confirm of each.
+                last = await _read_records(stream, "last", None)
+                if not last and not allow_empty:
+                    raise UnreachableError(
+                        f'RabbitMQ at {self._connection.redacted_url} does not send its stream "{DEFINITIONS_STREAM}"',
+                        detail="the definitions of queues are in it",
+                        fix="rabbitmqctl list_queues name state shows whether it runs",
+                    )
+                records = await _read_records(stream, "first", _stream_offset(last[0])) if last else []
+        except ChannelNotFoundEntity:
             return {}
-        finally:
-            if not channel.is_closed:
-                await channel.close()
         queues = [_decode_definition(record.body) for record in records]
         return {queue.name: queue for queue in queues}
 
     async def write(self, queue: Queue) -> None:
-        """Add a definition; the caller has the lock."""
-        channel = await self._connection.open_channel()
-        try:
+        """Append a definition; the caller holds the lock."""
+        async with self._connection.channel() as channel:
             await channel.declare_queue(DEFINITIONS_STREAM, durable=True, arguments={"x-queue-type": "stream"})
-        finally:
-            await channel.close()
-        message = self._driver.Message(queue.to_json(), content_type="application/json", delivery_mode=2)
+        message = Message(queue.to_json(), content_type="application/json", delivery_mode=2)
         await self._publisher.send([Publication("", DEFINITIONS_STREAM, message)])
 
-    def _unreadable_error(self) -> UnreachableError:
-        return UnreachableError(
-            f'RabbitMQ at {self._connection.redacted_url} does not give its stream "{DEFINITIONS_STREAM}"',
-            detail="the definitions of queues are in it",
-            fix="rabbitmqctl list_queues name state tells whether it runs",
-        )
-
     async def _acquire_lock(self) -> AbstractChannel:
-        from aiormq.exceptions import ChannelLockedResource
-
         end = asyncio.get_running_loop().time() + self._connection.patience
         while True:
             channel = await self._connection.open_channel()
@@ -203,13 +192,13 @@ class DefinitionRegistry:
                 return channel
             except ChannelLockedResource:
                 if asyncio.get_running_loop().time() > end:
-                    what = "another process is declaring queues in RabbitMQ and does not end"
+                    what = "another process holds the lock of queue definitions in RabbitMQ"
                     raise LockedError(what, fix="end that process", lock=LOCK_QUEUE) from None
                 await asyncio.sleep(_PAUSE)
 
 
 async def _read_records(stream: AbstractQueue, start: str, until: int | None) -> list[AbstractIncomingMessage]:
-    """Records of the stream from `start` up to an offset; only the first one without an offset."""
+    """Returns the records of the stream from `start` up to an offset; without an offset, only the first one."""
     incoming: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
 
     async def on_message(message: AbstractIncomingMessage) -> None:
@@ -238,14 +227,14 @@ def _decode_definition(body: bytes) -> Queue:
     try:
         return Queue.from_json(body)
     except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
-        what = f'the stream "{DEFINITIONS_STREAM}" of RabbitMQ has a record that is no definition of a queue'
-        raise DamagedError(what, detail=str(error), fix="find out who writes there besides Headwater") from None
+        what = f'the stream "{DEFINITIONS_STREAM}" of RabbitMQ has a record that is not a queue definition'
+        raise DamagedError(what, detail=str(error), fix="find the client that writes to it besides Headwater") from None
 
 
-# We count attempts ourselves. Without a number here, RabbitMQ 4 gives up after 20.
+# Headwater counts attempts. Without a limit of ours, RabbitMQ 4 drops a message after 20 deliveries.
 _UNLIMITED: Final = 1_000_000_000
 _QUORUM_ARGUMENTS: Final[dict[str, Any]] = {"x-queue-type": "quorum", "x-delivery-limit": _UNLIMITED}
-# RabbitMQ removes a message here only when it is safe there; that needs publishers to be refused when a queue is full.
+# RabbitMQ removes a dead letter from its queue only when the target confirms it. That requires reject-publish.
 _DEAD_LETTER_ARGUMENTS: Final[dict[str, Any]] = {
     "x-dead-letter-exchange": "",
     "x-dead-letter-strategy": "at-least-once",
@@ -254,34 +243,33 @@ _DEAD_LETTER_ARGUMENTS: Final[dict[str, Any]] = {
 
 
 class Topology:
-    """Makes what a queue needs; making it twice changes nothing.
+    """Declares the exchanges, queues and bindings of a queue; declaring them twice changes nothing.
 
     Args:
-        connection: The connection.
+        connection: The connection to declare by.
     """
 
     def __init__(self, connection: RabbitConnection) -> None:
         self._connection = connection
-        self._driver = driver()
         self._delays: set[int] = set()
 
     async def declare(self, queue: Queue, before: Queue | None) -> None:
-        """Make all of a queue, and undo bindings that its definition had before and has no more.
+        """Declare all parts of a queue, and remove bindings that only the definition `before` has.
 
         Raises:
-            QueueExistsError: RabbitMQ has something of that name that was made otherwise.
+            QueueExistsError: RabbitMQ has a queue or exchange of that name with other arguments.
         """
-        channel = await self._connection.open_channel()
         try:
-            await channel.declare_exchange(queue.name, "topic", durable=True)
-            for group in queue.groups:
-                await self._declare_group(channel, queue, group)
-                await self._bind(channel, queue.name, group)
-            for group in before.groups if before else ():
-                now = next((each for each in queue.groups if each.name == group.name), None)
-                if now != group:
-                    await self._unbind(channel, queue.name, group, now)
-        except self._driver.exceptions.ChannelPreconditionFailed as error:
+            async with self._connection.channel() as channel:
+                await channel.declare_exchange(queue.name, "topic", durable=True)
+                for group in queue.groups:
+                    await self._declare_group(channel, queue, group)
+                    await self._bind(channel, queue.name, group)
+                for group in before.groups if before else ():
+                    now = next((each for each in queue.groups if each.name == group.name), None)
+                    if now != group:
+                        await self._unbind(channel, queue.name, group, now)
+        except ChannelPreconditionFailed as error:
             raise QueueExistsError(
                 f'RabbitMQ has "{queue.name}" already, with other settings',
                 detail=str(error),
@@ -289,11 +277,9 @@ class Topology:
                 location=queue.location,
                 queue=queue.name,
             ) from None
-        finally:
-            await channel.close()
 
     async def declare_delay_queue(self, milliseconds: int) -> str:
-        """The exchange that leads to the queue where messages rest so long; the routing key is where they go then."""
+        """Declare a delay queue; returns its exchange. A routing key names the queue a message goes to afterwards."""
         if milliseconds not in self._delays:
             await self._connection.run_with_retry(lambda: self._declare_delay_queue(milliseconds))
             self._delays.add(milliseconds)
@@ -301,14 +287,11 @@ class Topology:
 
     async def _declare_delay_queue(self, milliseconds: int) -> None:
         name = delay_queue(milliseconds)
-        channel = await self._connection.open_channel()
-        try:
+        async with self._connection.channel() as channel:
             exchange = await channel.declare_exchange(name, "fanout", durable=True)
             arguments = _QUORUM_ARGUMENTS | _DEAD_LETTER_ARGUMENTS | {"x-message-ttl": milliseconds}
             queue = await channel.declare_queue(name, durable=True, arguments=arguments)
             await queue.bind(exchange, "")
-        finally:
-            await channel.close()
 
     async def _declare_group(self, channel: AbstractChannel, queue: Queue, group: Group) -> None:
         dead = dead_letter_queue(queue.name, group.name)
@@ -330,7 +313,7 @@ class Topology:
             await exchange.bind(name, pattern)
 
     async def _unbind(self, channel: AbstractChannel, name: str, before: Group, now: Group | None) -> None:
-        """Bindings that are there as before stay, so that no message misses its group meanwhile."""
+        """Remove old bindings; unchanged ones stay in place, so that no message misses its group."""
         queue = await channel.get_queue(group_queue(name, before.name), ensure=False)
         same_way = now is not None and bool(now.headers) == bool(before.headers)
         kept = (now.routing_key or ("#",)) if now is not None and same_way else ()

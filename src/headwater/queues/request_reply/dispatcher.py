@@ -10,7 +10,8 @@ import asyncio
 import inspect
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +22,7 @@ from headwater.errors import (
     BadEventError,
     BadWorkerError,
     HeadwaterError,
+    NoAnswerError,
     OverloadedError,
     SourceLocation,
 )
@@ -28,6 +30,7 @@ from headwater.events import to_row
 from headwater.events.values import preview, to_json_value
 from headwater.log.topic import check_name
 from headwater.queues.declarations import WorkerArguments, inspect_arguments, location_of
+from headwater.queues.event_loop import EventLoopThread
 from headwater.queues.message import MessageCodec, format_traceback
 from headwater.queues.request_reply.wire import Reply, Request
 
@@ -39,12 +42,12 @@ class Answer:
     """A function that answers requests on a subject. Made by `@app.answer`.
 
     Args:
-        subject: What the questions are about, such as "prices.quote".
-        function: Called with the question's value; what it returns is the answer.
-        arguments: What it is called with.
-        threads: How many questions are answered at a time in each process.
-        processes: How many processes there are for it alone; 0 shares one with the app's other workers.
-        limit: How many questions may wait in a process, or on RabbitMQ for all of them; more are refused at once.
+        subject: The subject of the requests, such as "prices.quote".
+        function: Called with the value of a request; its return value is the answer.
+        arguments: The arguments of the function.
+        threads: The number of requests answered at a time in each process.
+        processes: The number of processes of its own; 0 shares one with the app's other workers.
+        limit: The number of requests that may wait in a process, or on RabbitMQ in all; more are refused at once.
         location: Where the user wrote it.
     """
 
@@ -58,10 +61,10 @@ class Answer:
 
     @classmethod
     def from_function(cls, function: Callable[..., Any], subject: str, **options: Any) -> Answer:
-        """Check what the user wrote.
+        """Returns the answer declared by a function.
 
         Raises:
-            BadWorkerError: The function cannot answer, or a number is below one.
+            BadWorkerError: The function takes other arguments than a value, or a number is below one.
 
         Example:
             >>> def quote(question: dict) -> dict: ...
@@ -75,7 +78,7 @@ class Answer:
                 raise BadWorkerError(f"{value!r} {name} of an answer", fix=f"{name}=1 or more", location=location)
         arguments = inspect_arguments(function, location=location)
         if arguments.parameters != ("value",):
-            what = "a function that answers is called with the question's value and nothing else"
+            what = "a function that answers is called with the value of the request and nothing else"
             raise BadWorkerError(what, fix="def quote(question: Question) -> Quote: …", location=location)
         return cls(
             subject=check_name(subject, what="subject"),
@@ -85,14 +88,9 @@ class Answer:
             **given,
         )
 
-    @property
-    def is_async(self) -> bool:
-        """Whether its function is to be awaited."""
-        return inspect.iscoroutinefunction(self.function)
-
 
 def encode_json(value: Any) -> bytes:
-    """Any value that JSON can hold: a number, a text, a list, a dict, an instance of a class with fields.
+    """Returns a value as JSON: a number, a text, a list, a dict, or an instance of a class with fields.
 
     Example:
         >>> from decimal import Decimal
@@ -100,7 +98,7 @@ def encode_json(value: Any) -> bytes:
         (b'{"price":"9.9"}', b'null')
 
     Raises:
-        BadEventError: It holds what JSON cannot.
+        BadEventError: The value has no JSON form.
     """
     try:
         return msgspec.json.encode(to_json_value(to_row({"": value})[""]))
@@ -112,7 +110,7 @@ class Dispatcher:
     """Answers requests on one subject in one process; each runs in the thread that brings it.
 
     Args:
-        answer: What the user declared.
+        answer: The declaration.
 
     Example:
         >>> dispatcher = Dispatcher(Answer.from_function(lambda question: question * 2, "double"))
@@ -127,14 +125,15 @@ class Dispatcher:
         self._slots = threading.Semaphore(answer.threads)
         self._lock = threading.Lock()
         self._pending = 0
-        self._loop = _EventLoop() if answer.is_async else None
+        is_async = inspect.iscoroutinefunction(answer.function)
+        self._loop = EventLoopThread("headwater-answers-loop") if is_async else None
 
     def dispatch(self, request: Request, is_wanted: Callable[[], bool]) -> Reply | None:
-        """Returns the reply; None when nobody waits for it any more, in which case the function was not called.
+        """Returns the reply; None when the requester waits no longer, in which case the function is not called.
 
         Args:
-            request: The question; the time that is left for it runs from now.
-            is_wanted: Whether somebody still waits for the answer; asked when it is the question's turn.
+            request: The request; its remaining time runs from now.
+            is_wanted: Whether the requester still waits; asked right before the function is called.
         """
         try:
             return self._dispatch(request, is_wanted)
@@ -142,7 +141,7 @@ class Dispatcher:
             return Reply(request.number, problem=error.problem())
 
     def close(self, deadline: float) -> None:
-        """Wait for what runs, until the deadline on the monotonic clock."""
+        """Wait for running requests until the deadline on the monotonic clock, then cancel async ones."""
         for _ in range(self.answer.threads):
             self._slots.acquire(timeout=max(0.0, deadline - time.monotonic()))
         if self._loop is not None:
@@ -152,7 +151,7 @@ class Dispatcher:
         deadline = time.monotonic() + request.left
         with self._lock:
             if self._pending >= self.answer.limit + self.answer.threads:
-                raise OverloadedError(f'too many questions wait at "{request.subject}"', subject=request.subject)
+                raise OverloadedError(f'too many requests wait on "{request.subject}"', subject=request.subject)
             self._pending += 1
         try:
             if not self._slots.acquire(timeout=max(0.0, request.left)):
@@ -174,45 +173,31 @@ class Dispatcher:
         try:
             result = self.answer.function(value)
             if self._loop is not None:
-                result = self._loop.run(result, deadline)
+                result = self._loop.run(_await_until(deadline, result))
             return encode_json(result)
         except _DeadlinePassed:
             raise
+        except CancelledError:  # by `close`, when the grace period was over
+            what = f'the responder of "{request.subject}" ended'
+            detail = "the function was interrupted"
+            raise NoAnswerError(what, detail=detail, subject=request.subject, sent=True) from None
         except (Exception, SystemExit) as error:
             raise _wrap_error(request.subject, error) from None
 
 
 class _DeadlinePassed(Exception):
-    """The requester waits no longer: there is nobody to reply to."""
+    """The requester waits no longer, so there is nobody to reply to."""
 
 
-class _EventLoop:
-    """An event loop in a thread, for async functions."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="headwater-answers-loop", daemon=True)
-        self._thread.start()
-
-    def run(self, coroutine: Any, deadline: float) -> Any:
-        """Run a coroutine and return its result; cancelled when the requester stops waiting."""
-
-        async def run_with_timeout() -> Any:
-            try:
-                async with asyncio.timeout(max(0.0, deadline - time.monotonic())) as limit:
-                    return await coroutine
-            except TimeoutError:
-                # A TimeoutError of the user's own function is an answer that failed.
-                if limit.expired():
-                    raise _DeadlinePassed from None
-                raise
-
-        return asyncio.run_coroutine_threadsafe(run_with_timeout(), self._loop).result()
-
-    def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+async def _await_until(deadline: float, answer: Coroutine[Any, Any, Any]) -> Any:
+    try:
+        async with asyncio.timeout(max(0.0, deadline - time.monotonic())) as limit:
+            return await answer
+    except TimeoutError:
+        # The user's function may raise a TimeoutError of its own: that is a failed answer.
+        if limit.expired():
+            raise _DeadlinePassed from None
+        raise
 
 
 def _wrap_error(subject: str, error: BaseException) -> AnswerFailedError:

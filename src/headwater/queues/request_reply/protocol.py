@@ -31,11 +31,11 @@ class PendingRequest(Protocol):
         """Send the request and wait for the answer.
 
         Raises:
-            NoAnswerError: There was none in time.
+            NoAnswerError: No answer came in time.
             AnswerFailedError: The function that answers raised an error.
-            OverloadedError: Too many questions wait.
-            BadEventError: The value does not fit what the function takes.
-            UnreachableError: What carries questions is away.
+            OverloadedError: Too many requests wait.
+            BadEventError: The value does not match the type of the function's parameter.
+            UnreachableError: The broker does not answer.
         """
 
     def cancel(self) -> None:
@@ -61,11 +61,11 @@ class Responder(Protocol):
 
 @dataclass(frozen=True)
 class Replies:
-    """What came of several questions by the time limit, in the order in which they were asked.
+    """The answers to several requests, in the order of the requests.
 
     Args:
-        answers: The answers; None where there is none.
-        errors: Why there is none, by the number of the question, counted from 0.
+        answers: The answers; None for a request without one.
+        errors: The errors of requests without an answer, by the index of the request.
 
     Example:
         >>> from headwater.errors import NoAnswerError
@@ -78,14 +78,14 @@ class Replies:
 
     @property
     def complete(self) -> bool:
-        """Whether every question was answered."""
+        """Whether every request was answered."""
         return not self.errors
 
 
 def ask_all(
     requester: Requester, subject: str, values: Sequence[Any], timeout: float, as_: type | None = None
 ) -> Replies:
-    """Returns the answers to several questions, asked at the same time; what is not there in time is left out."""
+    """Send several requests at the same time; returns the answers that come within `timeout` seconds."""
     pending = [requester.request(subject, value, timeout, as_) for value in values]
     answers: list[Any] = [None] * len(pending)
     errors: dict[int, HeadwaterError] = {}
@@ -102,14 +102,14 @@ def ask_all(
 
 
 class OutgoingRequest:
-    """One question, whichever way it goes.
+    """One request with its deadline, on any transport.
 
     Args:
-        subject: What it is about.
-        value: What the function is called with.
+        subject: The subject.
+        value: The argument of the function that answers.
         timeout: Seconds for the answer, from now.
-        as_: The class to make of the answer.
-        scope: What whoever answers must share with us, for the error that says that nobody does.
+        as_: The class of the answer.
+        scope: What a responder must share with the requester, for the error without one.
 
     Example:
         >>> request = OutgoingRequest("prices.quote", {"article": "tea"}, 5, None, scope="runs on the same data folder")
@@ -130,23 +130,23 @@ class OutgoingRequest:
 
     @property
     def time_left(self) -> float:
-        """Seconds until its time is over."""
+        """Seconds until the deadline."""
         return self.deadline - time.monotonic()
 
     def to_wire(self) -> Request:
-        """As it goes to whoever answers."""
+        """Returns the request as it is sent."""
         return Request(1, self.subject, msgspec.Raw(self._value), self.time_left)
 
     def decode_answer(self, body: bytes) -> Any:
-        """Returns the answer, as the asker wants it."""
+        """Returns the answer as an instance of the requested class."""
         value = msgspec.json.decode(body)
         return value if self._as is None else from_row(self._as, value)
 
     def no_answer_error(self, why: str, *, sent: bool) -> NoAnswerError:
-        """Returns the error for when there is no answer; `sent` says whether anybody may have got the question."""
+        """Returns the error for a missing answer; `sent` says whether a responder may have got the request."""
         return NoAnswerError(
             f'no answer to "{self.subject}" within {self._timeout:g} seconds',
-            detail="the question was cancelled" if self.cancelled else why,
+            detail="the request was cancelled" if self.cancelled else why,
             fix=None if sent else f'@app.answer("{self.subject}"), in an app that {self._scope}',
             subject=self.subject,
             sent=sent,

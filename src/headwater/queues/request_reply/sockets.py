@@ -35,7 +35,7 @@ __all__ = ["ResponderRegistry", "SocketPendingRequest", "SocketRequester", "Sock
 
 
 class ResponderRegistry:
-    """The addresses of one data folder.
+    """The socket addresses of the responders of one data folder.
 
     Example:
         >>> import tempfile
@@ -51,12 +51,12 @@ class ResponderRegistry:
         self._folder = data / "answers"
 
     def lookup(self, subject: str) -> dict[Path, str]:
-        """Returns where a subject is answered, by the file that says so."""
+        """Returns the addresses of a subject's responders, by the file that holds each."""
         found = {}
         with contextlib.suppress(FileNotFoundError):
             for entry in os.scandir(self._subject_folder(subject)):
                 if not entry.name.startswith("."):
-                    with contextlib.suppress(FileNotFoundError):  # it was taken away in between
+                    with contextlib.suppress(FileNotFoundError):  # removed since the scan
                         found[Path(entry.path)] = Path(entry.path).read_text()
         return found
 
@@ -64,6 +64,7 @@ class ResponderRegistry:
         """Register the address that answers a subject, and wake waiting requesters."""
         folder = self._create_folder(subject)
         name = uuid.uuid4().hex
+        # Renamed when complete: `lookup` never reads half an address.
         (folder / f".{name}").write_text(address)
         return (folder / f".{name}").rename(folder / name)
 
@@ -88,16 +89,15 @@ class ResponderRegistry:
         return folder
 
 
-responder_logger = logging.getLogger("headwater.workers")
-_BACKLOG: Final = 512  # connections that may wait to be taken
+_BACKLOG: Final = 512  # connections that may wait for `accept`
 
 
 class SocketResponder:
     """Answers requests until it is closed.
 
     Args:
-        data: The data folder, where others find the address.
-        answers: What to answer.
+        data: The data folder, where requesters find the address.
+        answers: The functions that answer, with their subjects.
 
     Example:
         >>> from headwater.queues.request_reply.sockets import SocketRequester
@@ -146,7 +146,7 @@ class SocketResponder:
         while not self._closed:
             try:
                 connection, _ = self._server_socket.accept()
-            except OSError:  # closed, or out of descriptors: those who ask then find nobody here
+            except OSError:  # closed, or out of file descriptors
                 if not self._closed:
                     time.sleep(0.1)
                 continue
@@ -208,7 +208,7 @@ class SocketRequester:
         self._lock = threading.Lock()
 
     def request(self, subject: str, value: Any, timeout: float, as_: type | None = None) -> SocketPendingRequest:
-        """Returns a question that is not asked yet."""
+        """Returns a request that is not sent yet."""
         return SocketPendingRequest(self, OutgoingRequest(subject, value, timeout, as_, scope=_SCOPE))
 
     def close(self) -> None:
@@ -244,9 +244,9 @@ class SocketRequester:
         try:
             return address, self._acquire_line(address, deadline)
         except (ConnectionRefusedError, ConnectionResetError, FileNotFoundError):
-            self._registry.remove(file)  # its process has died
+            self._registry.remove(file)  # its process has ended
         except OSError as error:
-            logger.warning("cannot ask at %s: %s", address, error)
+            logger.warning("cannot connect to the responder at %s: %s", address, error)
         self.release(address, None)
         return address, None
 
@@ -276,7 +276,7 @@ class SocketRequester:
             line.set_deadline(deadline)
             line.connection.connect(address)
             if line.receive(deadline) is None:
-                raise ConnectionResetError("nobody took the connection")
+                raise ConnectionResetError("the connection was not accepted")
         except OSError:
             line.close()
             raise
@@ -317,24 +317,24 @@ class SocketPendingRequest:
                 return request.decode_answer(bytes(reply.value))
             error = HeadwaterError.from_problem(reply.problem)
             if not isinstance(error, OverloadedError | NoAnswerError):
-                break  # others would say the same
-        raise error or request.no_answer_error("nobody answers on it", sent=False)
+                break  # other responders would reply the same
+        raise error or request.no_answer_error("the subject has no responder", sent=False)
 
     def _send_request(self, address: str, line: LineConnection) -> Reply:
-        """What came back. A connection on which something is still to come is not used again."""
+        """Returns the reply. A connection on which a reply may still arrive is closed, not reused."""
         self._line, usable, request = line, False, self._request
         try:
             line.set_deadline(request.deadline)
             line.send(request.to_wire())
             document = line.receive(request.deadline)
             if document is None:
-                raise request.no_answer_error("whoever was to answer ended, or did not come to it in time", sent=True)
+                raise request.no_answer_error("the responder ended, or did not start in time", sent=True)
             usable = True
             return msgspec.json.decode(document, type=Reply)
         except TimeoutError:
             raise request.no_answer_error("it took too long", sent=True) from None
         except OSError:
-            raise request.no_answer_error("whoever was to answer ended", sent=True) from None
+            raise request.no_answer_error("the responder ended", sent=True) from None
         finally:
             self._line = None
             self._requester.release(address, line, usable=usable)

@@ -14,8 +14,8 @@ from headwater.errors import NoAnswerError, TooLargeError
 
 __all__ = ["LineConnection", "Reply", "Request", "decline", "encode_document", "is_disconnected"]
 
-_MAX_DOCUMENT: Final = 16 << 20
-_CHUNK_SIZE: Final = 1 << 16
+_MAX_DOCUMENT: Final = 16 << 20  # bytes
+_CHUNK_SIZE: Final = 1 << 16  # bytes
 _MIN_TIMEOUT: Final = 0.001  # seconds; 0 would mean not to wait at all
 
 
@@ -37,26 +37,24 @@ class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def encode_document(document: msgspec.Struct) -> bytes:
-    """Returns a question or a reply as it goes over the wire.
+    """Returns a request or a reply as JSON.
 
     Example:
         >>> encode_document(Reply(1, msgspec.Raw(b"42")))
         b'{"number":1,"value":42}'
 
     Raises:
-        TooLargeError: It is over the limit.
+        TooLargeError: It is larger than 16 MiB.
     """
     data = msgspec.json.encode(document)
     if len(data) > _MAX_DOCUMENT:
-        raise TooLargeError(
-            f"{len(data)} bytes in a question or answer, more than {_MAX_DOCUMENT}", limit=_MAX_DOCUMENT
-        )
+        raise TooLargeError(f"{len(data)} bytes in a request or reply, more than {_MAX_DOCUMENT}", limit=_MAX_DOCUMENT)
     return data
 
 
 def decline(request: Request) -> Reply:
     """Returns the reply of a stopping responder to a request it has not started; the requester may try others."""
-    error = NoAnswerError(f'"{request.subject}" is not answered here any more', subject=request.subject, sent=False)
+    error = NoAnswerError(f'the responder of "{request.subject}" is stopping', subject=request.subject, sent=False)
     return Reply(request.number, problem=error.problem())
 
 
@@ -72,25 +70,25 @@ class LineConnection:
 
         Raises:
             TooLargeError: It is over the limit; nothing was sent.
-            OSError: The other side is gone.
+            OSError: The peer has closed the connection.
         """
         self.connection.sendall(encode_document(document) + b"\n")
 
     def greet(self) -> None:
-        """Say that the connection was taken: an empty document, before which nobody sends a question.
+        """Send an empty document after `accept`; the requester waits for it before it sends a request.
 
-        A process that is ending has connections that it will not take; what was sent there would seem to be asked.
+        Connections in the backlog of an ending process are never accepted: a request sent there would seem delivered.
         """
         self.connection.sendall(b"\n")
 
     def receive(self, deadline: float | None = None) -> bytes | None:
-        """Returns the next document; None when the other side is gone.
+        """Returns the next document; None when the peer has closed the connection.
 
         Args:
-            deadline: How long to wait for it, on the monotonic clock; None waits for ever.
+            deadline: When to give up, on the monotonic clock; None waits without a limit.
 
         Raises:
-            TimeoutError: It did not come in time.
+            TimeoutError: The deadline has passed.
         """
         while (end := self._buffer.find(b"\n")) < 0:
             self.set_deadline(deadline)
@@ -103,19 +101,19 @@ class LineConnection:
         return document
 
     def set_deadline(self, deadline: float | None) -> None:
-        """Let what follows take until the deadline at most."""
+        """Limit the following socket operations to the deadline."""
         left = None if deadline is None else max(_MIN_TIMEOUT, deadline - time.monotonic())
         self.connection.settimeout(left)
 
     def close(self) -> None:
         """End the connection, also under a reader in another thread."""
-        with contextlib.suppress(OSError):  # the other side may have been faster
+        with contextlib.suppress(OSError):  # closed by the peer
             self.connection.shutdown(socket.SHUT_RDWR)
         self.connection.close()
 
 
 def is_disconnected(connection: socket.socket) -> bool:
-    """Whether the other side has ended the connection and left nothing to read.
+    """Whether the peer has closed the connection and nothing is left to read.
 
     Example:
         >>> one, other = socket.socketpair()
@@ -129,5 +127,5 @@ def is_disconnected(connection: socket.socket) -> bool:
     try:
         readable.register(connection, select.POLLIN)
         return bool(readable.poll(0)) and not connection.recv(1, socket.MSG_PEEK)
-    except (OSError, ValueError):  # the number of a connection that is closed is no number
+    except (OSError, ValueError):  # a closed socket has no descriptor
         return True

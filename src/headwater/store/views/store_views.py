@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -12,7 +11,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.errors import BadQueryError, UnknownTopicError, UnknownViewError, ViewBehindError
+from headwater.errors import BadQueryError, UnknownTopicError, UnknownViewError, ViewBehindError, near_names
 from headwater.events import Receipt
 from headwater.log.notifier import Waiter
 from headwater.log.protocol import TimedLog
@@ -102,7 +101,7 @@ class StoreViews:
         pipelines = self._pipeline_states() if exists else {}
         if pipelines.get(name, {}).get("kind") == "view":
             return ViewTable(name, pipelines[name]["version"], pa.schema([]), ())
-        near = difflib.get_close_matches(name, [*names, *SYSTEM_VIEWS] if exists else [], 3)
+        near = near_names(name, [*names, *SYSTEM_VIEWS] if exists else [])
         if name in pipelines:
             what = f'"{name}" is a {pipelines[name]["kind"]}, not a view'
             raise UnknownViewError(what, detail=_list_names(names), fix=f"headwater tail {name}", view=name)
