@@ -10,7 +10,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import pyarrow as pa
@@ -207,7 +207,7 @@ class RealtimeQuery(Query):
         )  # fmt: skip
         frame = encode_records(rows, pipeline, topic)
         built = BuiltQuery(
-            pipeline, inputs, self._input_options(inputs), frame, "update", stateful, schema, None, time_,
+            pipeline, inputs, self._input_options(), frame, "update", stateful, schema, None, time_,
             plan_analysis.state_text(plan), has_weights=False,
         )  # fmt: skip
         return built, topic
@@ -266,12 +266,11 @@ class RealtimeQuery(Query):
         assert self.topic is not None
         return java_settings(self._kafka) | {"topic": self.topic.name, "kafka.max.request.size": _MAX_REQUEST_BYTES}
 
-    def wait(self, timeout: timedelta | None = None) -> bool:
+    def wait(self) -> None:
         """Wait until the query ends; translates refusals by Spark's own check."""
-        ended = super().wait(timeout)
+        super().wait()
         if self.failure is not None and _UNSUPPORTED in str(self.failure):
             self.failure = not_realtime_error(self.pipeline, "Spark refuses it", first_line(self.failure))
-        return ended
 
     def catch_up(self) -> None:
         """Return when Spark has committed everything now in its topic, or the query has ended.
