@@ -65,7 +65,7 @@ def require_realtime(frame: DataFrame, pipeline: Pipeline) -> None:
         NotRealtimeError: It contains something else; the message says what.
     """
     plan = plan_analysis.plan_of(frame)
-    checks.refuse_nondeterminism(pipeline, plan)
+    checks.refuse_nondeterminism(pipeline, plan.toString())
     for step in _plan_nodes(plan):
         name = step.nodeName()
         if any(word in name for word in _PYTHON_NODES):
