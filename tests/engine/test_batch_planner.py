@@ -54,6 +54,7 @@ def test_partitions_of_a_backlog_advance_together_in_event_time(topic):
         order += [partition for partition in ends if ends[partition] > positions[partition]]
         positions = ends
     assert order == [0, 1, 0, 0, 0, 1, 1, 0]  # the partition with the lower event time so far
+    assert plan_batch(made, {0: 0, 1: 0}, rows=6)[0] == {0: 4, 1: 2}  # the same order within a batch
     assert plan_batch(made, {0: 4, 1: 1}, rows=2) == ({0: 4, 1: 3}, {0: micros(30), 1: micros(21)}, True)
 
 
