@@ -25,7 +25,7 @@ from headwater.engine.state.state import OFFSET, PARTITION, QUARANTINE_REASON
 from headwater.errors import EngineFailedError
 from headwater.events.values import format_moment, moments_of
 from headwater.log import LogBatch
-from headwater.log.protocol import TimedLog, TimedTopic
+from headwater.log.protocol import TimedLog
 from headwater.log.storage.frame import LOWEST_TIME, Frame, envelope_bits
 from headwater.pipelines import DropLate
 from headwater.store import EventCounts, InputRange, SideOutput, StateSize
@@ -82,7 +82,8 @@ def account_input(
     for partition, start in planned.start.items():
         skipped_offsets = [offset for number, offset in skipped if number == partition]
         end = planned.end[partition]
-        known, unread = _scan_headers(topic, input_, partition, (start, end), allowed, skipped_offsets)
+        frames = topic.partitions[partition].frame_headers(start, end)
+        known, unread = _scan_headers(frames, input_, (start, end), allowed, skipped_offsets)
         counted += known
         for first, last in unread:
             for read in topic.batches(partition, first, last):
@@ -98,18 +99,12 @@ def account_input(
 
 
 def _scan_headers(
-    topic: TimedTopic,
-    input_: Input,
-    partition: int,
-    range_: tuple[int, int],
-    allowed: timedelta | None,
-    skipped: list[int],
+    frames: Iterator[Frame], input_: Input, range_: tuple[int, int], allowed: timedelta | None, skipped: list[int]
 ) -> tuple[int, list[tuple[int, int]]]:
     """Returns the number of events that frame headers account for, and the merged offset ranges of all other frames."""
-    start, end = range_
     counted, unread = 0, list[tuple[int, int]]()
-    for frame in topic.partitions[partition].frame_headers(start, end):
-        whole = start <= frame.base_offset and frame.next_offset <= end
+    for frame in frames:
+        whole = range_[0] <= frame.base_offset and frame.next_offset <= range_[1]
         if whole and not _must_read(frame, input_, allowed, skipped):
             counted += frame.count
         elif unread and unread[-1][1] == frame.base_offset:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from headwater.engine.context import CheckpointFolder, LocalFolder
+from headwater.engine.source.log_source import parse_positions
 from headwater.errors import DamagedError
 from headwater.log.storage.frame import LOWEST_TIME
 
@@ -117,10 +118,10 @@ def read_planned_batch(
     for number, end in here.items():
         name = inputs[number]
         if number in before:
-            start, watermark = _positions(before[number]), before[number]["w"]
+            start, watermark = parse_positions(before[number]), before[number]["w"]
         else:
             start, watermark = dict(starts[name]), LOWEST_TIME
-        ends = _positions(end)
+        ends = parse_positions(end)
         planned[name] = PlannedInput({p: start.get(p, 0) for p in ends}, ends, end["w"], watermark)
     return planned
 
@@ -161,10 +162,6 @@ def _read_offsets(checkpoint: CheckpointFolder, batch: int) -> dict[int, dict[st
     if any(found[offset["i"]] != offset for offset in offsets):
         raise _damage_error(checkpoint, name, "two uses of one input have different offsets")
     return found
-
-
-def _positions(offset: dict[str, int]) -> dict[int, int]:
-    return {int(name[1:]): position for name, position in offset.items() if name[0] == "p"}
 
 
 def _damage_error(checkpoint: CheckpointFolder, name: str, why: str) -> DamagedError:

@@ -50,6 +50,7 @@ __all__ = [
     "LogInputPartition",
     "LogSource",
     "TableBarrier",
+    "parse_positions",
 ]
 
 
@@ -215,7 +216,7 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
         """Returns the end of the next batch; waits for events for a limited time."""
         failpoint("before-offsets")
-        positions = _positions(start)
+        positions = parse_positions(start)
         if self._barrier is None:
             self._barrier = TableBarrier(**self._barrier_options)
         if self._barrier.must_wait():
@@ -244,7 +245,7 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._alignment = self._alignment or AlignedInput(Path(self._alignment_file))
             reached = self._alignment.decide(start, lambda: reached)
         if self._barrier is not None:
-            self._barrier.record_plan(_positions(reached), self._ends)
+            self._barrier.record_plan(parse_positions(reached), self._ends)
         return (start, False) if reached == start else (reached, more)
 
     def _ends(self) -> dict[int, int]:
@@ -259,7 +260,7 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Returns the tasks of the batch; the first also emits the watermark row."""
         failpoint("after-offsets")
         topic = self._log().open_topic(self._topic)
-        tasks = split_into_tasks(topic, _positions(start), _positions(end), self._cores)
+        tasks = split_into_tasks(topic, parse_positions(start), parse_positions(end), self._cores)
         skips = Path(self._skips_file)
         skipped = tuple((p, offset) for p, offset in json.loads(skips.read_text())) if skips.exists() else ()
         watermark = end["w"] if end["w"] > LOWEST_TIME else None
@@ -324,5 +325,11 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return pa.RecordBatch.from_arrays(columns, schema=visible)
 
 
-def _positions(offset: dict[str, int]) -> dict[int, int]:
+def parse_positions(offset: dict[str, int]) -> dict[int, int]:
+    """Returns the position of each partition in an offset of the source.
+
+    Example:
+        >>> parse_positions({"i": 0, "p0": 17, "p1": 4, "w": 1700000000000000})
+        {0: 17, 1: 4}
+    """
     return {int(name[1:]): position for name, position in offset.items() if name[0] == "p"}
