@@ -70,11 +70,14 @@ def test_every_error_explains_itself(found):
 
 @pytest.mark.parametrize("found", CLASSES, ids=lambda found: found.code)
 def test_an_error_stays_the_same_over_the_network(found):
-    sent = found("it failed", detail="first\nsecond", fix="headwater doctor", topic="orders", offset=7)
+    location = SourceLocation("shop/app.py", 17)
+    sent = found(
+        "it failed", detail="first\nsecond", fix="headwater doctor", location=location, topic="orders", offset=7
+    )
     received = HeadwaterError.from_problem(json.loads(json.dumps(sent.problem())))
     assert type(received) is found
     assert (received.what, received.detail, received.fix) == (sent.what, sent.detail, sent.fix)
-    assert received.data == {"topic": "orders", "offset": 7}
+    assert (received.data, received.location) == ({"topic": "orders", "offset": 7}, location)
     assert received.render() == sent.render()
 
 

@@ -71,7 +71,7 @@ def plan(tmp_path, names: dict[str, str], capsys, *words: str) -> tuple[int, dic
     """The exit code of `headwater plan --json` on this app, and what it says is there."""
     (tmp_path / "app.py").write_text(APP.format(**names))
     code = main(["plan", str(tmp_path / "app.py"), "--no-spark", "--json", *words])
-    return code, json.loads(capsys.readouterr().out)["there"]
+    return code, json.loads(capsys.readouterr().out)["inspection"]
 
 
 def verdicts(part: dict, kind: str) -> dict[str, str]:
@@ -223,7 +223,7 @@ def test_columns_that_differ_from_the_table_are_found_when_spark_has_looked(tmp_
     planned = Plan.of(app).with_inspection(inspect_app(Profile("embedded"), tmp_path, app.resolve()))
     [same] = planned.with_checks([PipelineCheck("kept", "id STRING, n BIGINT")]).checks
     [other] = planned.with_checks([PipelineCheck("kept", "id STRING")]).checks
-    assert (same.fit, other.fit) == ("new", "refused")
+    assert (same.compatibility, other.compatibility) == ("new", "refused")
     assert other.notes == ("its table in the store has id STRING, n BIGINT",)
 
 

@@ -24,7 +24,7 @@ Decorator: TypeAlias = Callable[[Function], Pipeline]
 
 
 class App:
-    """What a user's file declares; `headwater run app.py` creates it and runs it.
+    """The declarations of a user's file; `headwater run app.py` creates and runs them.
 
     Args:
         name: Letters, digits, `.`, `_`, `-`.
@@ -88,7 +88,7 @@ class App:
             options: See `TopicOptions`.
 
         Raises:
-            UsageError: The definition cannot be right; the error quotes the user's line.
+            UsageError: The definition is invalid; the error quotes the user's line.
         """
         return self._declare(name, type_, options)
 
@@ -102,11 +102,11 @@ class App:
         Args:
             name: Letters, digits, `.`, `_`, `-`.
             source: The type of its rows, or a topic of this app whose type is `hw.changes(…)`.
-            options: See `TopicOptions`. A table needs a key; one of a topic of changes takes nothing else. `time`
-                is the column that says since when a row holds.
+            options: See `TopicOptions`. A table needs a key; a table of a topic of changes has no other option. `time`
+                is the column with the time from which a row is valid.
 
         Raises:
-            UsageError: The definition cannot be right; the error quotes the user's line.
+            UsageError: The definition is invalid; the error quotes the user's line.
 
         Example:
             >>> App("shop").table("products", "product_id int, price decimal(10,2)", key="product_id").compact
@@ -117,15 +117,15 @@ class App:
         return self._declare(name, source, {**options, "compact": True})
 
     def queue(self, name: str, type_: object = None, /, **options: Unpack[QueueOptions]) -> DeclaredQueue:
-        """Declare a queue, whose messages go to one worker of each group.
+        """Declare a queue. Each message goes to one worker of each group.
 
         Args:
             name: Letters, digits, `.`, `_`, `-`.
-            type_: The type of its values; without one, any dict that JSON can hold is taken.
+            type_: The type of its values; any dict that JSON can represent, if omitted.
             options: See `QueueOptions`.
 
         Raises:
-            UsageError: The definition cannot be right; the error quotes the user's line.
+            UsageError: The definition is invalid; the error quotes the user's line.
 
         Example:
             >>> import headwater as hw
@@ -149,17 +149,17 @@ class App:
         return self._queues[name]
 
     def bridge(self, source: Topic | Pipeline | DeclaredQueue, target: DeclaredQueue | Topic, /) -> Bridge:
-        """Declare a bridge: each event of a topic goes to a queue, or each message of a queue to a topic, once.
+        """Declare a bridge: it copies each event of a topic to a queue, or each message of a queue to a topic, once.
 
-        A queue gives every message to the topic, beside what its workers get. A message that does not fit
-        the topic's type is a dead letter.
+        A bridge from a queue receives every message, in addition to the queue's workers. A message that does not match
+        the topic's type becomes a dead letter.
 
         Args:
             source: A topic, a stream of this app, or a queue.
-            target: A queue, if the source is a topic; else a topic.
+            target: A queue, if the source is a topic; otherwise a topic.
 
         Raises:
-            BadAppError: They are not one topic and one queue of this app.
+            BadAppError: They are not one topic and one queue, or the bridge is declared already.
 
         Example:
             >>> app = App("shop")
@@ -172,14 +172,14 @@ class App:
         topic, queue = (source, target) if target_kind is TargetKind.QUEUE else (target, source)
         fits = isinstance(topic, Topic) or (isinstance(topic, Pipeline) and topic.kind is PipelineKind.STREAM)
         if not fits or not isinstance(queue, DeclaredQueue):
-            what = f"a feed leads from a topic to a queue, or back, not from {source!r} to {target!r}"
+            what = f"a bridge connects a topic with a queue, not {source!r} with {target!r}"
             raise BadAppError(what, fix="app.bridge(orders, parcels)", location=location)
         if isinstance(topic, Topic) and topic.compact and target_kind is TargetKind.QUEUE:
-            what = f'the table "{topic.name}" cannot feed a queue: a deleted row is no task'
-            raise BadAppError(what, fix="feed it from a topic", location=location)
+            what = f'no bridge can lead from the table "{topic.name}" to a queue: a deleted row is no message'
+            raise BadAppError(what, fix="use a topic as the source", location=location)
         bridge = Bridge(source.name, target.name, target_kind, location)
         if bridge in self._bridges:
-            raise BadAppError(f'app "{self.name}" declares the feed {bridge.name} twice', location=location)
+            raise BadAppError(f'app "{self.name}" declares the bridge {bridge.name} twice', location=location)
         if target_kind is TargetKind.TOPIC:
             queue.add_bridge(bridge)
         self._bridges.append(bridge)
@@ -191,14 +191,14 @@ class App:
         """Declare a function that answers requests made with `client.ask(subject, …)`.
 
         Args:
-            subject: What the questions are about, such as "prices.quote".
-            threads: How many questions are answered at a time in each process.
-            processes: How many processes it gets for itself; if left out, it shares one with the app's workers.
-            limit: How many questions may wait in a process, or on RabbitMQ for all of them; more are refused at once
-                with `OverloadedError`.
+            subject: The subject of the requests, such as "prices.quote".
+            threads: The number of requests that each process answers at a time.
+            processes: The number of its own processes; it shares a process with the app's workers, if omitted.
+            limit: The number of requests that may wait in a process, or on RabbitMQ in all processes; further ones are
+                refused at once with `OverloadedError`.
 
         Raises:
-            BadWorkerError: The function cannot answer.
+            BadWorkerError: The function cannot answer requests.
 
         Example:
             >>> app = App("shop")
@@ -227,12 +227,12 @@ class App:
         """Declare a view: a table with one row per key, kept up to date, and a topic of its changes.
 
         Args:
-            name: Its name; that of the function, if left out.
-            sql: A query in place of a function; then the name is needed, and no function follows.
+            name: The name of the view; that of the function, if omitted.
+            sql: A query in place of a function; the name is then required.
             options: See `ViewOptions`; a view needs a key.
 
         Raises:
-            BadPipelineError: The definition cannot be right; the error quotes the user's line.
+            BadPipelineError: The definition is invalid; the error quotes the user's line.
 
         Example:
             >>> app = App("shop")
@@ -275,18 +275,18 @@ class App:
         latency: str | None = None,
         sql: str | None = None,
     ) -> Decorator | Pipeline:
-        """Declare a stream: rows that become events of a topic; it may be used as a bare decorator.
+        """Declare a stream: its rows become events of a topic. It can be used as a bare decorator.
 
         Args:
-            name: Its name; that of the function, if left out.
-            key: The column or columns that say what a row is about; rows of one key stay in order.
+            name: The name of the stream; that of the function, if omitted.
+            key: The key column or columns; rows with equal keys stay in order.
             late: What happens to late events: "keep" them in the late table, "drop" them, or `hw.correct(for_=…)`.
-            latency: "realtime" for results within milliseconds, on Kafka, for a stream that reads one topic and is
-                Spark SQL throughout; at least once, outside ledger and identity. `headwater plan` says whether it can.
-            sql: A query in place of a function; then the name is needed, and no function follows.
+            latency: "realtime" for results within milliseconds: on Kafka, for a stream that reads one topic and uses
+                Spark SQL only; at least once, without ledger. `headwater plan` tells whether real-time mode can run it.
+            sql: A query in place of a function; the name is then required.
 
         Raises:
-            BadPipelineError: The definition cannot be right; the error quotes the user's line.
+            BadPipelineError: The definition is invalid; the error quotes the user's line.
 
         Example:
             >>> app = App("shop")
@@ -302,12 +302,12 @@ class App:
         return self._pipeline(PipelineKind.STREAM, name, sql, key=key, late=late, latency=latency)
 
     def files(self, path: str | Path, /, *, name: str | None = None, late: LatePolicy | str = "keep") -> Decorator:
-        """Declare Parquet files, with a list of those that are complete, in a folder.
+        """Declare an output of Parquet files in a folder, with a manifest of complete files.
 
         Args:
-            path: The folder, from the data folder on.
-            name: The name of the output; that of the function, if left out.
-            late: What happens to late events.
+            path: The folder, relative to the data folder.
+            name: The name of the output; that of the function, if omitted.
+            late: What happens to late events; see `stream`.
 
         Example:
             >>> app = App("shop")
@@ -319,16 +319,16 @@ class App:
         """
         location = SourceLocation.of_caller()
         if not isinstance(path, str | Path) or not str(path):
-            what, fix = "files need a folder to go to", '@app.files("exports/orders")'
+            what, fix = "an output of files needs a folder", '@app.files("exports/orders")'
             raise BadPipelineError(what, fix=fix, location=location)
         wanted = PipelineDeclaration.of(PipelineKind.FILES, name, late=late, path=str(path), location=location)
         return lambda function: self._add(wanted.from_function(function))
 
     def resolve(self) -> Graph:
-        """Returns the app as a whole, checked as far as that is possible without Spark.
+        """Returns the graph of topics and pipelines, checked as far as that is possible without Spark.
 
         Raises:
-            UnknownInputError: A pipeline reads what is not declared.
+            UnknownInputError: A pipeline reads an input that is not declared.
             CycleError: Pipelines read one another.
 
         Example:
@@ -376,7 +376,7 @@ class App:
             if before.name == name:
                 what = f'app "{self.name}" declares "{name}" twice'
             elif isinstance(name, str) and normalize_name(before.name) == normalize_name(name):
-                what = f'app "{self.name}" declares "{name}" beside "{before.name}": they would share files'
+                what = f'app "{self.name}" declares "{name}" and "{before.name}", which would share files'
             else:
                 continue
             raise BadAppError(what, detail=f"first at {before.location}", fix="choose another name", location=location)

@@ -17,11 +17,11 @@ __all__ = ["check_app_file", "load_app", "module_name"]
 def load_app(path: str | Path) -> App:
     """Returns the app that a Python file defines.
 
-    The file runs as a module: what stands under `if __name__ == "__main__"` does not. Its folder is on the path, so it
-    may import its neighbours.
+    The file is imported as a module, so code under `if __name__ == "__main__"` does not run. Its folder is added to the
+    path, so it can import modules beside it.
 
     Raises:
-        BadAppError: The file is missing, does not run, or defines no app, or several.
+        BadAppError: The file is missing, cannot be imported, or does not define exactly one app.
     """
     module = _import_file(check_app_file(path))
     apps = {id(value): (name, value) for name, value in vars(module).items() if isinstance(value, App)}
@@ -30,7 +30,7 @@ def load_app(path: str | Path) -> App:
     if len(apps) > 1:
         names = ", ".join(name for name, _ in apps.values())
         what = f"{path} defines {len(apps)} apps: {names}"
-        raise BadAppError(what, detail="one file is one app", fix="keep one of them", path=str(path))
+        raise BadAppError(what, detail="a file defines one app", fix="keep one of them", path=str(path))
     return next(iter(apps.values()))[1]
 
 
@@ -43,7 +43,7 @@ def check_app_file(path: str | Path) -> Path:
     file = Path(path)
     if not file.is_file():
         near = sorted(name.name for name in file.parent.glob("*.py"))[:5]
-        detail = f"files here: {', '.join(near)}" if near else "there is no Python file in that folder"
+        detail = f"files in that folder: {', '.join(near)}" if near else "there is no Python file in that folder"
         raise BadAppError(f"no file {str(path)!r}", detail=detail, fix="headwater run app.py", path=str(path))
     try:
         compile(file.read_bytes(), str(file.absolute()), "exec")
@@ -53,7 +53,7 @@ def check_app_file(path: str | Path) -> Path:
 
 
 def module_name(file: Path) -> str:
-    """Returns the name under which an app's file is a module of this process, and of no other.
+    """Returns the module name of an app's file, which no installed module has.
 
     Example:
         >>> module_name(Path("shop/orders.py"))
@@ -68,7 +68,7 @@ def _import_file(file: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise BadAppError(f"{file} is not a Python file", fix="headwater run app.py", path=str(file))
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # type hints of the user's classes are looked up there
+    sys.modules[name] = module  # Python resolves type hints of the user's classes there
     sys.path.insert(0, str(file.absolute().parent))
     try:
         spec.loader.exec_module(module)

@@ -175,6 +175,17 @@ class SourceLocation:
         return cls.at(file, line, linecache.getline(file, line).strip())
 
     @classmethod
+    def parse(cls, text: str) -> SourceLocation | None:
+        """Returns the location that `str` has written; None for any other text.
+
+        Example:
+            >>> SourceLocation.parse("app.py:17"), SourceLocation.parse("somewhere")
+            (SourceLocation(file='app.py', line=17, source=''), None)
+        """
+        file, _, line = text.rpartition(":")
+        return cls(file, int(line)) if file and line.isdecimal() else None
+
+    @classmethod
     def at(cls, file: str, line: int, source: str = "") -> SourceLocation:
         """Returns the place as the user would type it: the file is relative when it lies below the current folder."""
         relative = os.path.relpath(file)
@@ -268,6 +279,7 @@ class HeadwaterError(Exception):
             problem.get("title", "the node answered with an error"),
             detail=problem.get("detail"),
             fix=problem.get("fix"),
+            location=SourceLocation.parse(problem.get("location", "")),
             **problem.get("data", {}),
         )
 

@@ -1,6 +1,6 @@
-"""Compares an app with what its profile's backends hold: what a run would create or change. Read-only.
+"""Compares an app with the backends of its profile: what a run would create or change. Read-only.
 
-Log, store and Spark are inspected one by one. A backend that does not answer is reported, and the others
+Log, store, Spark and checkpoints are inspected one by one. A backend that does not answer is reported, and the others
 are still shown.
 """
 
@@ -29,20 +29,20 @@ Verdict: TypeAlias = TopicVerdict | Literal["rebuild", "unused", "unknown"]
 
 _VERDICT_TEXT: Final[dict[Verdict, str]] = {
     "create": "would be created",
-    "declare": "was made by others, would be declared",
-    "kept": "is there",
-    "change": "is there, would be changed",
-    "rebuild": "is there, would need a rebuild",
-    "refused": "does not fit",
-    "unused": "is there, and the app does not have it",
-    "unknown": "not asked",
+    "declare": "exists without a definition, would be declared",
+    "kept": "exists",
+    "change": "exists, would be changed",
+    "rebuild": "exists, would need a rebuild",
+    "refused": "is not compatible",
+    "unused": "exists, and the app does not declare it",
+    "unknown": "not inspected",
 }
-_CONNECT_TIMEOUT: Final = 2.0  # seconds for a master to take a connection
+_CONNECT_TIMEOUT: Final = 2.0  # seconds for a master to accept a connection
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One object that a run needs, and what the run would do about it.
+    """One object that a run needs, and what the run would do with it.
 
     Example:
         >>> Finding("topic", "orders", "create", ("1 partition", "kept for ever")).lines()
@@ -55,14 +55,14 @@ class Finding:
     notes: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
-        """As a person reads it."""
+        """Returns the finding as text."""
         heading = f"  {self.kind} {self.name}".rstrip()
         return [f"{heading}: {_VERDICT_TEXT[self.verdict]}", *(f"    {note}" for note in self.notes)]
 
 
 @dataclass(frozen=True)
 class ServiceInspection:
-    """One service, and what is there; or why it could not be asked."""
+    """The findings of one service, or the error that prevented its inspection."""
 
     service: str
     where: str
@@ -70,14 +70,14 @@ class ServiceInspection:
     error: HeadwaterError | None = None
 
     def lines(self) -> list[str]:
-        """As a person reads it."""
+        """Returns the findings as text."""
         lines = [line for found in self.findings for line in found.lines()]
         if self.error is not None:
             lines += [f"  {line}" for line in self.error.render().splitlines()]
         return [f"{self.service.ljust(12)} {self.where}", *lines]
 
     def document(self) -> dict[str, Any]:
-        """As JSON."""
+        """Returns the findings as a JSON document."""
         return {
             "where": self.where,
             "found": [asdict(found) | {"notes": list(found.notes)} for found in self.findings],
@@ -87,11 +87,11 @@ class ServiceInspection:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What is there; made by `inspect_app`.
+    """The result of `inspect_app`.
 
     Attributes:
         services: Log, store, Spark and checkpoints.
-        tables: Views that the store has.
+        tables: The tables of views in the store, by name.
     """
 
     services: tuple[ServiceInspection, ...]
@@ -99,20 +99,20 @@ class Inspection:
 
     @property
     def is_refused(self) -> bool:
-        """Whether something that is there does not fit the app."""
+        """Whether an existing object is not compatible with the app."""
         return any(found.verdict == "refused" for part in self.services for found in part.findings)
 
     @property
     def errors(self) -> list[HeadwaterError]:
-        """Why services could not be asked."""
+        """The errors of services that could not be inspected."""
         return [part.error for part in self.services if part.error is not None]
 
     def lines(self) -> list[str]:
-        """As a person reads it."""
+        """Returns all findings as text."""
         return [line for part in self.services for line in part.lines()]
 
     def document(self) -> dict[str, Any]:
-        """As JSON, by part."""
+        """Returns all findings as a JSON document, by service."""
         return {part.service: part.document() for part in self.services}
 
 
@@ -120,10 +120,10 @@ def inspect_app(profile: Profile, data: Path, graph: Graph, *, kafka: bool | Non
     """Inspect everything that an app would use; creates and changes nothing, and does not start Spark.
 
     Args:
-        profile: Where log, store and Spark are.
+        profile: The profile, which names log, store and Spark.
         data: The data folder.
         graph: The app's topics and pipelines.
-        kafka: Whether the log is the profile's Kafka rather than the data folder, where that was chosen apart.
+        kafka: Whether the log is the profile's Kafka rather than the data folder; as the profile says, if omitted.
 
     Example:
         >>> from headwater.app import App
@@ -136,21 +136,22 @@ def inspect_app(profile: Profile, data: Path, graph: Graph, *, kafka: bool | Non
     tables: dict[str, ViewTable] = {}
 
     def store() -> Iterator[Finding]:
-        standing = inspect_store(profile.store.resolve() if profile.store else None, data)
-        tables.update(standing.views)
-        return _store_findings(standing, graph)
+        there = inspect_store(profile.store.resolve() if profile.store else None, data)
+        tables.update(there.views)
+        return _store_findings(there, graph)
 
     def log() -> Iterator[Finding]:
-        with contextlib.closing(inspect_log(profile.log.resolve() if profile.log and on_kafka else str(data))) as asked:
-            yield from _log_findings(asked, graph, tables)
+        url = profile.log.resolve() if profile.log and on_kafka else str(data)
+        with contextlib.closing(inspect_log(url)) as inspector:
+            yield from _log_findings(inspector, graph, tables)
 
-    store_inspection = _inspect_service("store", str(profile.store or f"SQLite in {data}"), store)
-    log_inspection = _inspect_service("log", str(profile.log if on_kafka else data), log)
+    # The store first: the name of a view's changelog topic depends on the version of its table.
+    from_store = _inspect_service("store", str(profile.store or f"SQLite in {data}"), store)
+    from_log = _inspect_service("log", str(profile.log if on_kafka else data), log)
     spark = _inspect_service("spark", str(profile.spark), lambda: _spark_findings(profile.spark.resolve()))
-    checkpoints = _inspect_service(
-        "checkpoints", str(profile.checkpoints or data), lambda: _checkpoint_findings(profile, data)
-    )
-    return Inspection((log_inspection, store_inspection, spark, checkpoints), tables)
+    where = str(profile.checkpoints or data)
+    checkpoints = _inspect_service("checkpoints", where, lambda: _checkpoint_findings(profile, data))
+    return Inspection((from_log, from_store, spark, checkpoints), tables)
 
 
 def _inspect_service(service: str, where: str, ask: Callable[[], Iterator[Finding]]) -> ServiceInspection:
@@ -163,13 +164,18 @@ def _inspect_service(service: str, where: str, ask: Callable[[], Iterator[Findin
 def _log_findings(log: LogInspector, graph: Graph, tables: dict[str, ViewTable]) -> Iterator[Finding]:
     for topic in graph.topics:
         yield _topic_finding(log, topic)
-    made = {name: pipeline for pipeline in graph.pipelines if (name := _output_topic(pipeline, tables))}
-    for name, pipeline in made.items():
+    outputs: dict[str, str] = {}
+    for pipeline in graph.pipelines:
+        if pipeline.kind is PipelineKind.FILES:
+            continue
+        table, name = tables.get(pipeline.name), pipeline.name
+        if pipeline.kind is PipelineKind.VIEW:
+            name = changelog_topic(name, table.version if table else 1)
+        outputs[pipeline.name] = name
         there = log.inspect_topic(name)
         note = f"{'changes' if pipeline.kind is PipelineKind.VIEW else 'rows'} of {pipeline.kind.value} {pipeline.name}"
         yield Finding("topic", name, "kept" if there.partitions else "create", (note,))
     read = dict.fromkeys(edge.source for edge in graph.edges)
-    outputs = {pipeline.name: name for name, pipeline in made.items()}
     for name in log.side_topics([outputs.get(one, one) for one in read]):
         yield Finding("side topic", name, "kept" if log.inspect_topic(name).partitions else "create")
 
@@ -184,16 +190,8 @@ def _topic_finding(log: LogInspector, topic: Topic) -> Finding:
     elif verdict != "refused":
         for name, value in (log.settings_for(there.definition) if there.definition else meant).items():
             if there.settings.get(name) != value:
-                notes.append(f"{name} is {there.settings.get(name)} there, declared {value}; it stays as it is")
+                notes.append(f"{name} is {there.settings.get(name)}, declared {value}; it stays unchanged")
     return Finding("topic", topic.name, verdict, tuple(notes))
-
-
-def _output_topic(pipeline: Pipeline, tables: dict[str, ViewTable]) -> str | None:
-    """Returns the topic that a pipeline feeds."""
-    if pipeline.kind is PipelineKind.VIEW:
-        table = tables.get(pipeline.name)
-        return changelog_topic(pipeline.name, table.version if table else 1)
-    return pipeline.name if pipeline.kind is PipelineKind.STREAM else None
 
 
 def _store_findings(there: StoreInspection, graph: Graph) -> Iterator[Finding]:
@@ -211,7 +209,7 @@ def _internal_tables_finding(there: StoreInspection) -> Finding:
     if there.refusal:
         return Finding("own tables", "", "refused", (there.refusal,))
     if there.format > there.latest_format:
-        return Finding("own tables", "", "refused", (f"{steps}: use the newer one",))
+        return Finding("own tables", "", "refused", (f"{steps}: use a newer version",))
     if 0 < there.format < there.latest_format:
         return Finding("own tables", "", "change", (steps,))
     return Finding("own tables", "", "kept" if there.format else "create", (f"format {there.latest_format}",))
@@ -231,7 +229,7 @@ def _view_finding(pipeline: Pipeline, there: StoreInspection) -> Finding:
 
 
 def _spark_findings(master: str) -> Iterator[Finding]:
-    """Whether a standalone master takes connections; of several, one is enough."""
+    """Checks that a standalone master accepts connections; of several masters, one is enough."""
     if not master.startswith("spark://"):
         yield Finding("master", "", "kept" if master.startswith("local") else "unknown")
         return
@@ -254,7 +252,7 @@ def _checkpoint_findings(profile: Profile, data: Path) -> Iterator[Finding]:
         yield Finding("folder", redact(where), "unknown")
         return
     if profile.checkpoints is None and not profile.spark.resolve().startswith("local"):
-        yield Finding("folder", "", "refused", (f"the workers of {profile.spark} do not reach the data folder",))
+        yield Finding("folder", "", "refused", (f"the workers of {profile.spark} cannot access the data folder",))
         return
     folder = Path(where.removeprefix("file://"))
     yield Finding("folder", "", "kept" if folder.is_dir() else "create")

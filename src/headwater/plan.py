@@ -1,7 +1,7 @@
 """The plan of an app, without running it: graph, types, keys, lateness, and the delivery class of each result.
 
-The plan of the file is available at once. What only Spark knows (result types, state, compatibility with
-the previous run) comes later from the engine, as `PipelineCheck`.
+The plan of the file is available at once. The engine adds what only Spark can tell, as `PipelineCheck`: result types,
+state, and compatibility with the previous run.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ __all__ = ["Mode", "PipelineCheck", "Plan", "StateVerdict"]
 Mode: TypeAlias = Literal["append", "update"]
 StateVerdict: TypeAlias = Literal["new", "kept", "rebuild", "refused"]
 
-_FIT_TEXT: Final = {
+_VERDICT_TEXT: Final = {
     "new": "starts at the beginning of its inputs",
     "kept": "resumes where it stopped",
-    "rebuild": "is made anew from the log, beside the old one, then takes its place",
-    "refused": "does not fit what ran before",
+    "rebuild": "is rebuilt from the log, beside the current version, and then replaces it",
+    "refused": "is not compatible with the previous run",
 }
 
 
 @dataclass(frozen=True)
 class PipelineCheck:
-    """What the engine found out about one pipeline without running it.
+    """The engine's findings about one pipeline, from a dry run.
 
     Args:
-        pipeline: Its name.
+        pipeline: The name of the pipeline.
         schema_ddl: The type of its rows.
         mode: Whether Spark emits each row once, when it is final, or whenever it changes.
-        stateful: The steps that keep state, in words.
-        fit: What becomes of the state of an earlier run.
-        notes: Anything a person should know.
+        stateful: Descriptions of the steps that keep state.
+        compatibility: Whether the state of an earlier run is kept.
+        notes: Notes for the user.
         error: Why it cannot run, as a problem document.
 
     Example:
-        >>> PipelineCheck("totals", "user_id int, n bigint", "update", ("aggregate",)).fit
+        >>> PipelineCheck("totals", "user_id int, n bigint", "update", ("aggregate",)).compatibility
         'new'
     """
 
@@ -57,7 +57,7 @@ class PipelineCheck:
     schema_ddl: str = ""
     mode: Mode = "append"
     stateful: tuple[str, ...] = ()
-    fit: StateVerdict = "new"
+    compatibility: StateVerdict = "new"
     notes: tuple[str, ...] = ()
     error: dict[str, Any] | None = None
 
@@ -85,21 +85,21 @@ class Plan:
 
     @classmethod
     def of(cls, app: App) -> Plan:
-        """Returns the plan of an app, as far as its file tells.
+        """Returns the plan of an app's file.
 
         Raises:
-            UnknownInputError: A pipeline reads what is not declared.
+            UnknownInputError: A pipeline reads an input that is not declared.
             CycleError: Pipelines read one another.
         """
         queues, answers = tuple(app.queues.values()), tuple(app.answers.values())
         return cls(app.name, app.resolve(), queues=queues, answers=answers, bridges=app.bridges)
 
     def with_inspection(self, inspection: Inspection) -> Plan:
-        """The same plan with what is there already."""
+        """Returns the plan with an inspection of the profile's backends."""
         return replace(self, inspection=inspection)
 
     def with_checks(self, checks: Iterable[PipelineCheck]) -> Plan:
-        """The same plan with what the engine found out; columns of a view are compared with those of its table."""
+        """Returns the plan with the engine's findings; a view whose table has other columns is refused."""
         tables = self.inspection.tables if self.inspection else {}
         return replace(self, checks=tuple(_compare_columns(check, tables.get(check.pipeline)) for check in checks))
 
@@ -110,15 +110,18 @@ class Plan:
 
     @property
     def is_refused(self) -> bool:
-        """Whether a pipeline does not fit what ran before, or the app what is there."""
-        surveyed = self.inspection is not None and self.inspection.is_refused
-        return surveyed or any(check.fit == "refused" for check in self.checks)
+        """Whether a pipeline is not compatible with its previous run, or the app with its backends."""
+        inspected = self.inspection is not None and self.inspection.is_refused
+        return inspected or any(check.compatibility == "refused" for check in self.checks)
 
     # -- as data -------------------------------------------------------------------------------------------------
 
     def document(self) -> dict[str, Any]:
         """Returns the plan as a JSON document."""
-        checks = {check.pipeline: _check_document(check) for check in self.checks}
+        checks = {
+            check.pipeline: asdict(check) | {"stateful": list(check.stateful), "notes": list(check.notes)}
+            for check in self.checks
+        }
         return {
             "app": self.app,
             "topics": [_topic_document(topic) for topic in self.graph.topics],
@@ -128,12 +131,9 @@ class Plan:
             ],
             "edges": [edge._asdict() for edge in self.graph.edges],
             "queues": [_queue_document(queue) for queue in self.queues],
-            "answers": [_answer_document(answer) for answer in self.answers],
-            "bridges": [
-                {"source": feed.source, "target": feed.target, "location": _format_location(feed.location)}
-                for feed in self.bridges
-            ],
-            "there": self.inspection and self.inspection.document(),
+            "answers": [_fields(answer, "subject", "threads", "processes", "limit") for answer in self.answers],
+            "bridges": [_fields(bridge, "source", "target") for bridge in self.bridges],
+            "inspection": self.inspection and self.inspection.document(),
         }
 
     def _pipeline_document(self, pipeline: Pipeline) -> dict[str, Any]:
@@ -156,36 +156,36 @@ class Plan:
         }
 
     def _input_lateness(self, pipeline: Pipeline) -> list[tuple[str, timedelta]]:
-        """Returns the lateness of each input that is a topic; those of other inputs follow from theirs."""
+        """Returns the lateness of each input that is a topic; other inputs depend on these."""
         topics = {topic.name: topic for topic in self.graph.topics}
         return [(name, topics[name].lateness) for name in pipeline.inputs if name in topics]
 
     # -- as text -------------------------------------------------------------------------------------------------
 
     def lines(self) -> list[str]:
-        """Returns the plan as a person reads it: the graph, then each topic and pipeline."""
+        """Returns the plan as text: the graph, then each topic, pipeline, queue, answer and bridge."""
         blocks = [self.tree()]
         blocks += [list(self._topic_lines(topic)) for topic in self.graph.topics]
         blocks += [list(self._pipeline_lines(pipeline)) for pipeline in self.graph.pipelines]
         blocks += [list(_queue_lines(queue)) for queue in self.queues]
         blocks += [[_heading("answer", answer.subject, answer.location)] for answer in self.answers]
-        blocks += [[_heading("feed", feed.name, feed.location)] for feed in self.bridges]
+        blocks += [[_heading("bridge", bridge.name, bridge.location)] for bridge in self.bridges]
         return [line for block in blocks if block for line in (*block, "")][:-1]
 
     def tree(self) -> list[str]:
-        """Returns the graph: below each topic what it feeds; what was drawn before ends in dots."""
+        """Returns the graph as a tree: its readers below each topic; three dots stand for a branch shown before."""
         kinds = {topic.name: _topic_kind(topic) for topic in self.graph.topics}
         kinds |= {pipeline.name: _pipeline_kind(pipeline) for pipeline in self.graph.pipelines}
-        feeds: dict[str, list[str]] = {}
+        readers: dict[str, list[str]] = {}
         for source, target in self.graph.edges:
-            feeds.setdefault(source, []).append(target)
+            readers.setdefault(source, []).append(target)
         drawn: set[str] = set()
 
         def below(name: str, indent: str) -> Iterator[str]:
-            targets = feeds.get(name, [])
+            targets = readers.get(name, [])
             for target in targets:
                 last = target == targets[-1]
-                again = target in drawn and target in feeds
+                again = target in drawn and target in readers
                 yield f"{indent}{'└── ' if last else '├── '}{target} ({kinds[target]}){' …' if again else ''}"
                 if not again:
                     drawn.add(target)
@@ -204,10 +204,10 @@ class Plan:
             yield f"  key       {', '.join(topic.key)}"
         yield f"  time      {topic.event_time_source}, waits {format_duration(topic.lateness)} for stragglers"
         if topic.value_format is not ValueFormat.JSON:
-            yield f"  values    {topic.value_format.value}, on Kafka"
-        feeds = [edge.target for edge in self.graph.edges if edge.source == topic.name]
-        if feeds:
-            yield f"  feeds     {', '.join(feeds)}"
+            yield f"  format    {topic.value_format.value} (value format on Kafka)"
+        readers = [edge.target for edge in self.graph.edges if edge.source == topic.name]
+        if readers:
+            yield f"  readers   {', '.join(readers)}"
 
     def _pipeline_lines(self, pipeline: Pipeline) -> Iterator[str]:
         yield _heading(_pipeline_kind(pipeline), pipeline.name, pipeline.location)
@@ -228,19 +228,18 @@ class Plan:
             return "every event counts, late or not"
         if pipeline.of_changes:
             return "none: every change counts, in the order of the topic"
-        waits = ", ".join(
-            f"{format_duration(length)} behind in {name}" for name, length in self._input_lateness(pipeline)
-        )
+        lateness = self._input_lateness(pipeline)
+        waits = ", ".join(f"{format_duration(length)} behind in {name}" for name, length in lateness)
         return f"{pipeline.late}{f' (late is more than {waits})' if waits else ''}"
 
     def check_lines(self) -> list[str]:
-        """Returns what the engine found out, as a person reads it; nothing before it has."""
+        """Returns the engine's findings as text."""
         return [line for check in self.checks for line in _check_lines(check)]
 
     # -- as a picture --------------------------------------------------------------------------------------------
 
     def mermaid(self) -> str:
-        """Returns the graph as Mermaid text, which documentation tools draw.
+        """Returns the graph as Mermaid text, which documentation tools render.
 
         Example:
             >>> app = App("shop")
@@ -292,19 +291,14 @@ def _queue_document(queue: DeclaredQueue) -> dict[str, Any]:
         "visibility_timeout": definition.visibility_timeout.total_seconds(),
         "durability": definition.durability.value,
         "groups": [asdict(group) for group in definition.groups],
-        "workers": [_worker_document(worker) for worker in queue.workers],
+        "workers": [_fields(w, "name", "group", "threads", "processes", "prefetch") for w in queue.workers],
         "location": _format_location(definition.location),
     }
 
 
-def _worker_document(worker: Worker) -> dict[str, Any]:
-    numbers = {name: getattr(worker, name) for name in ("threads", "processes", "prefetch")}
-    return {"name": worker.name, "group": worker.group, **numbers, "location": _format_location(worker.location)}
-
-
-def _answer_document(answer: Answer) -> dict[str, Any]:
-    numbers = {name: getattr(answer, name) for name in ("threads", "processes", "limit")}
-    return {"subject": answer.subject, **numbers, "location": _format_location(answer.location)}
+def _fields(declared: Worker | Answer | Bridge, *names: str) -> dict[str, Any]:
+    fields = {name: getattr(declared, name) for name in names}
+    return {**fields, "location": _format_location(declared.location)}
 
 
 def _queue_lines(queue: DeclaredQueue) -> Iterator[str]:
@@ -314,26 +308,22 @@ def _queue_lines(queue: DeclaredQueue) -> Iterator[str]:
         yield f"  type      {to_ddl(definition.schema)}"
     if definition.key:
         yield f"  key       {definition.key}{', in order' if definition.ordered else ''}"
-    tried = definition.retry
-    yield f"  retry     {tried.attempts} attempts, first rest {format_duration(tried.backoff)}"
+    retry = definition.retry
+    yield f"  retry     {retry.attempts} attempts, first delay {format_duration(retry.backoff)}"
     for group in definition.groups:
         names = [f"{one.name} ({one})" if str(one) else one.name for one in queue.workers if one.group == group.name]
         title = f"group {group.name}" if group.name else "workers"
-        yield f"  {title:9} {', '.join(names) or 'no worker in this file'}"
+        yield f"  {title:9} {', '.join(names) or 'none in this file'}"
 
 
 def _compare_columns(check: PipelineCheck, table: ViewTable | None) -> PipelineCheck:
-    """The same, unless it would go on in a table that has other columns."""
-    if table is None or not check.schema_ddl or check.fit not in ("new", "kept"):
+    """Returns the check as refused if the pipeline would continue in a table with other columns."""
+    if table is None or not check.schema_ddl or check.compatibility not in ("new", "kept"):
         return check
     columns = to_ddl(table.schema)
     if columns == check.schema_ddl:
         return check
-    return replace(check, fit="refused", notes=(*check.notes, f"its table in the store has {columns}"))
-
-
-def _check_document(check: PipelineCheck) -> dict[str, Any]:
-    return asdict(check) | {"stateful": list(check.stateful), "notes": list(check.notes)}
+    return replace(check, compatibility="refused", notes=(*check.notes, f"its table in the store has {columns}"))
 
 
 def _check_lines(check: PipelineCheck) -> Iterator[str]:
@@ -344,10 +334,10 @@ def _check_lines(check: PipelineCheck) -> Iterator[str]:
         if check.error.get("fix"):
             yield f"  fix: {check.error['fix']}"
         return
-    yield f"{check.pipeline}: {check.fit}, {_FIT_TEXT[check.fit]}"
+    yield f"{check.pipeline}: {check.compatibility}, {_VERDICT_TEXT[check.compatibility]}"
     if check.schema_ddl:
         yield f"  type      {check.schema_ddl}"
-    changing = "as they change" if check.stateful else "as they come"
+    changing = "as they change" if check.stateful else "as they arrive"
     when = changing if check.mode == "update" else "when they are final"
     state = f"; state: {', '.join(check.stateful)}" if check.stateful else ""
     yield f"  rows      {when} ({check.mode}){state}"
@@ -355,7 +345,7 @@ def _check_lines(check: PipelineCheck) -> Iterator[str]:
 
 
 def _escape_label(text: str) -> str:
-    """Text that stays one label, whatever characters a column's name has."""
+    """Returns text as part of a Mermaid label; special characters become entities."""
     return "".join(letter if letter.isalnum() or letter in " ,._-" else f"#{ord(letter)};" for letter in text)
 
 

@@ -85,10 +85,10 @@ def test_a_file_that_cannot_be_loaded_is_wrong_usage(app, call):
 @pytest.mark.parametrize(
     ("checked", "code"),
     [
-        ([PipelineCheck("totals", fit="new")], 0),
-        ([PipelineCheck("totals", fit="rebuild")], 0),
-        ([PipelineCheck("totals", fit="refused")], 4),
-        ([PipelineCheck("totals", fit="refused"), PipelineCheck("other", error={"code": "BAD_PIPELINE"})], 1),
+        ([PipelineCheck("totals", compatibility="new")], 0),
+        ([PipelineCheck("totals", compatibility="rebuild")], 0),
+        ([PipelineCheck("totals", compatibility="refused")], 4),
+        ([PipelineCheck("totals", compatibility="refused"), PipelineCheck("other", error={"code": "BAD_PIPELINE"})], 1),
     ],
 )
 def test_the_exit_code_says_what_was_found(app, checked, code):
@@ -102,7 +102,7 @@ def test_the_engine_adds_what_only_spark_knows(app, shell, tmp_path):
     assert done.code == 1
     checked = {pipeline["name"]: pipeline["checked"] for pipeline in done.rows[0]["pipelines"]}
     assert checked["totals"]["schema_ddl"] == "order_id STRING, amount INT, occurred_at TIMESTAMP"
-    assert (checked["counted"]["mode"], checked["counted"]["fit"]) == ("update", "new")
+    assert (checked["counted"]["mode"], checked["counted"]["compatibility"]) == ("update", "new")
     assert checked["wrong"]["error"]["code"] == "BAD_PIPELINE"
     assert checked["wrong"]["error"]["location"] == "app.py:17"
 
@@ -153,10 +153,10 @@ def test_queues_workers_and_answers_are_shown_without_spark(app, call, tmp_path)
     done = call("plan", "app.py")
     assert (done.code, done.err) == (0, "")
     assert "  type      to STRING\n" in done.out
-    assert "  retry     3 attempts, first rest 2 seconds\n" in done.out
+    assert "  retry     3 attempts, first delay 2 seconds\n" in done.out
     assert "  workers   send (4 threads)\n" in done.out
     assert "  group audit keep\n" in done.out
-    assert "feed signups to emails" in done.out
+    assert "bridge signups to emails" in done.out
     [document] = call("plan", "app.py", "--json").rows
     assert [worker["name"] for worker in document["queues"][0]["workers"]] == ["send", "keep"]
     assert [answer["subject"] for answer in document["answers"]] == ["prices.quote"]

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import headwater as hw
+from headwater import errors, runner
 from tests.cli.conftest import COMMAND
 
 APP = """
@@ -225,6 +226,19 @@ def send(email):
 def greeting(question):
     return f"hello {question['to']}"
 """
+
+
+def test_a_run_until_current_creates_the_queues_first(call, tmp_path, monkeypatch):
+    def catch_up(*_, **__):
+        with hw.connect(tmp_path / "data") as client:
+            assert client.queue("emails").counts()[0].published == 0
+        raise errors.EngineFailedError("not here")
+
+    monkeypatch.setattr(runner, "catch_up", catch_up)
+    monkeypatch.chdir(tmp_path)
+    views = "app.view('v', key='order_id', sql='select order_id from orders')\n"
+    (tmp_path / "app.py").write_text(f"{APP}\napp.queue('emails')\n{views}")
+    assert "not here" in call("run", "app.py", "--until-current").err
 
 
 def test_an_app_with_queues_runs_its_workers_and_no_spark(environment, tmp_path, call):

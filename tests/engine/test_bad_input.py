@@ -72,9 +72,9 @@ def wrong_functions(app: hw.App) -> dict[str, str]:
 
     _further_wrong_functions(app)
     return {
-        "no_key": 'returns no column "k", which is its key',
+        "no_key": 'does not return its key column "k"',
         "a_number": "returned int, not a DataFrame",
-        "from_elsewhere": "does not come from its inputs",
+        "from_elsewhere": "does not depend on its inputs",
         "raising": "KeyError: 'price'",
         "unknown_column": "price",
         "endless": "cannot run on a stream",
@@ -130,9 +130,9 @@ def wrong_joins(app: hw.App) -> dict[str, str]:
         return a.join(right(b), F.expr("k = bk and bat >= at"), "right").select("id", "bk", "bat")
 
     return {
-        "no_end": "its left side waits for ever",
-        "no_range": "side waits for ever",
-        "to_the_right": "its left side waits for ever",
+        "no_end": "rows of the left side wait for ever",
+        "no_range": "side wait for ever",
+        "to_the_right": "rows of the left side wait for ever",
     }
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headwater.engine.context import CheckpointFolder, HadoopFolder, LocalFolder, QueryDirectory, QueryManifest
-from headwater.engine.dry_run import _last_manifest
+from headwater.engine.dry_run import last_manifest
 from headwater.engine.sink.checkpoint import pending_batch, read_planned_batch
 from headwater.errors import DamagedError, UnreachableError
 from headwater.testing.world import get_spark
@@ -44,7 +44,7 @@ def test_a_query_is_found_again_from_another_data_folder(folder: CheckpointFolde
     made = QueryManifest({"code": "1"}, "", "n int", "append", "final", {"orders": {0: 7}})
     QueryDirectory(tmp_path / "here", "revenue", 1, folder).prepare(made, inputs=1)
     assert QueryDirectory(tmp_path / "there", "revenue", 1, folder).load_manifest() == made
-    assert (_last_manifest(folder, "revenue"), _last_manifest(folder, "orders")) == (made, None)
+    assert (last_manifest(folder, "revenue"), last_manifest(folder, "orders")) == (made, None)
 
 
 def test_batches_are_read_from_a_checkpoint(folder: CheckpointFolder):

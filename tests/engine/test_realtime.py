@@ -199,6 +199,7 @@ def seen(data: Path, name: str) -> set[int]:
 
 
 def test_the_plan_names_what_real_time_mode_cannot_run():
+    session = get_spark().session  # first: F.udf needs one
     upper = F.udf(lambda text: text.upper(), "string")
     asked: dict[str, Any] = {
         "<lambda>": lambda orders: orders.select(upper("shop").alias("shop")),
@@ -217,8 +218,7 @@ def test_the_plan_names_what_real_time_mode_cannot_run():
         def fast(orders, function=function):
             return function(orders)
 
-    spark = lambda: get_spark().session  # noqa: E731
-    checked = list(dry_run(app.resolve(), Path("nowhere"), spark, log_url="kafka://127.0.0.1:9092"))
+    checked = list(dry_run(app.resolve(), Path("nowhere"), lambda: session, log_url="kafka://127.0.0.1:9092"))
     for part, found in zip(asked, checked, strict=True):
         assert found.error is not None, part
         assert part in found.error["title"], found

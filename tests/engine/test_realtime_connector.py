@@ -16,7 +16,7 @@ def test_a_jar_with_another_checksum_is_refused(tmp_path: Path):
     jar = tmp_path / "kafka.jar"
     jar.write_bytes(b"not what was tried")
     with pytest.raises(MissingConnectorError) as caught:
-        kafka._verify_jar(str(jar), "org.apache.kafka:kafka-clients:3.9.2", "00")
+        kafka.verify_jar(str(jar), "org.apache.kafka:kafka-clients:3.9.2", "00")
     assert caught.value.data["jar"] == "org.apache.kafka:kafka-clients:3.9.2"
 
 

@@ -65,7 +65,7 @@ def test_a_topic_shows_its_type_key_and_time(plan):
         "  type      order_id STRING, amount DECIMAL(12,2), placed_at TIMESTAMP",
         "  key       order_id",
         "  time      placed_at, waits 10 minutes for stragglers",
-        "  feeds     revenue, exported",
+        "  readers   revenue, exported",
     ]
 
 
@@ -171,6 +171,8 @@ def test_an_error_of_the_engine_is_shown_in_our_form(plan):
 
 
 def test_a_pipeline_that_does_not_fit_is_refused(plan):
-    told = plan.with_checks([PipelineCheck("revenue", fit="refused"), PipelineCheck("alerts", fit="rebuild")])
+    told = plan.with_checks(
+        [PipelineCheck("revenue", compatibility="refused"), PipelineCheck("alerts", compatibility="rebuild")]
+    )
     assert told.is_refused
-    assert told.check_lines()[0] == "revenue: refused, does not fit what ran before"
+    assert told.check_lines()[0] == "revenue: refused, is not compatible with the previous run"

@@ -1,41 +1,57 @@
-"""Compatibility of an edited pipeline with its running version.
+"""Compatibility of an edited pipeline with its previous run, and the versions of a view.
 
-`check_compatibility` compares the recorded definition of a query with the new one. The query continues, is rebuilt
-beside the current version, or is refused. `ViewVersions` records which version of each pipeline runs, and which one
-replaces the current version when it has caught up.
+`check_compatibility` compares two manifests: the query continues, must be rebuilt, or is refused. `choose_start`
+decides whether the next start continues the current version or builds another one beside it. `ViewVersions` carries
+this out, and replaces the current version once the new one has caught up.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
-from headwater.engine.build.build import BuiltQuery
-from headwater.engine.build.inputs import Input
 from headwater.engine.context import EngineContext, QueryManifest
 from headwater.engine.query import OffsetBounds, Query
 from headwater.errors import StateChangedError
 from headwater.log import Start
 from headwater.pipelines import Pipeline, PipelineKind
 
-__all__ = ["Compatibility", "Rebuild", "ViewVersions", "check_compatibility", "require_compatible"]
+__all__ = ["Compatibility", "Rebuild", "ViewVersions", "check_compatibility", "choose_start", "require_compatible"]
+
+_IN_PLACE: Final = re.compile(r"code|sql|uses\..*")
+"""Facts that may change in place if no step keeps state: rows that exist do not depend on them."""
 
 
 @dataclass(frozen=True)
 class Compatibility:
     """The effect of a start on an existing query.
 
-    `verdict` is "new" (starts from nothing), "kept" (continues), "rebuild" (needs `--rebuild`) or "refused" (cannot
-    continue in place).
+    `verdict` is "new" (there is no earlier run), "kept" (the query continues), "rebuild" (the view must be rebuilt) or
+    "refused" (the pipeline can neither continue nor be rebuilt). `notes` name the differences.
     """
 
     verdict: Literal["new", "kept", "rebuild", "refused"]
     notes: tuple[str, ...] = ()
 
+    @property
+    def continues(self) -> bool:
+        """Whether the query can run in place."""
+        return self.verdict in ("new", "kept")
 
-def check_compatibility(before: QueryManifest | None, now: QueryManifest, built: BuiltQuery) -> Compatibility:
-    """Compare two definitions of a query and decide whether its state can be kept."""
+
+def check_compatibility(
+    before: QueryManifest | None, now: QueryManifest, *, stateful: bool, kind: PipelineKind
+) -> Compatibility:
+    """Compare two definitions of a query and decide whether its state can be kept.
+
+    Args:
+        before: The manifest of the earlier run; None if there was none.
+        now: The manifest of the current definition.
+        stateful: Whether a step of the query keeps state.
+        kind: The kind of the pipeline; only a view can be rebuilt.
+    """
     if before is None:
         return Compatibility("new")
     changed = [name for name in sorted(before.facts.keys() | now.facts.keys())
@@ -49,46 +65,56 @@ def check_compatibility(before: QueryManifest | None, now: QueryManifest, built:
         )
         if old != new
     ]
-    if not changed and not shape:
+    notes = (*([f"changed: {', '.join(changed)}"] if changed else []), *shape)
+    if not notes:
         return Compatibility("kept")
-    notes = tuple([f"changed: {', '.join(changed)}"] * bool(changed) + shape)
-    if (
-        not shape
-        and not built.stateful
-        and set(changed) <= _COMPATIBLE_CHANGES | {c for c in changed if c.startswith("uses.")}
-    ):
-        return Compatibility("kept", (*notes, "rows made before keep their values"))
-    return Compatibility("refused" if built.pipeline.kind is not PipelineKind.VIEW else "rebuild", notes)
-
-
-_COMPATIBLE_CHANGES = {"code", "sql"}
+    if not shape and not stateful and all(map(_IN_PLACE.fullmatch, changed)):
+        return Compatibility("kept", (*notes, "rows that exist keep their values"))
+    return Compatibility("rebuild" if kind is PipelineKind.VIEW else "refused", notes)
 
 
 def require_compatible(pipeline: Pipeline, compatibility: Compatibility) -> None:
     """Check that the query may continue.
 
     Raises:
-        StateChangedError: What is kept does not fit the app's file.
+        StateChangedError: The state of the earlier run does not match the app's file.
     """
-    if compatibility.verdict in ("new", "kept"):
+    if compatibility.continues:
         return
-    if compatibility.verdict == "rebuild":
-        fix = f"headwater run --rebuild {pipeline.name}"
-        detail = "\n".join(
-            (
-                *compatibility.notes,
-                "a rebuild reads the log from its start, beside the present view, then takes its place",
-            )
-        )
-    else:
-        fix = "give it another name"
-        detail = "\n".join((*compatibility.notes, "what a stream has written stays written"))
-    what = f"{pipeline} has changed since it ran, and what it kept does not fit"
-    raise StateChangedError(what, detail=detail, fix=fix, location=pipeline.location, pipeline=pipeline.name)
+    view = compatibility.verdict == "rebuild"
+    effect = (
+        "a rebuild reads the log from its start, beside the current view, and then replaces it"
+        if view
+        else "rows that a stream has written stay"
+    )
+    raise StateChangedError(
+        f"{pipeline} has changed since its last run, and its state does not match",
+        detail="\n".join((*compatibility.notes, effect)),
+        fix=f"headwater run --rebuild {pipeline.name}" if view else "give it another name",
+        location=pipeline.location,
+        pipeline=pipeline.name,
+    )
+
+
+def choose_start(
+    compatibility: Compatibility, kind: PipelineKind, *, rebuilding: bool, requested: bool, interrupted: bool
+) -> Literal["continue", "rebuild", "refuse"]:
+    """Decide how the next query of a pipeline starts.
+
+    Args:
+        compatibility: The result of the comparison with the current version.
+        kind: The kind of the pipeline.
+        rebuilding: Whether the current version is itself a rebuild that has not caught up.
+        requested: Whether a rebuild was requested.
+        interrupted: Whether the next version exists, because a crash interrupted its rebuild.
+    """
+    needs_rebuild = requested or (interrupted and not compatibility.continues)
+    if needs_rebuild and kind is PipelineKind.VIEW and not rebuilding and compatibility.verdict != "new":
+        return "rebuild"
+    return "continue" if compatibility.continues else "refuse"
 
 
 QueryFactory = Callable[[int, OffsetBounds | None], Query]
-TargetOffsets = dict[str, dict[int, int]]
 
 
 @dataclass(frozen=True)
@@ -102,10 +128,10 @@ class ViewVersions:
     """The versions of one pipeline.
 
     Args:
-        context: Log and store.
-        name: The pipeline.
-        make_query: Makes the query of a version.
-        rebuild: Given when the view is to be rebuilt.
+        context: The engine context.
+        name: The name of the pipeline.
+        make_query: Creates the query of a version.
+        rebuild: A request to rebuild the view.
     """
 
     def __init__(self, context: EngineContext, name: str, make_query: QueryFactory, rebuild: Rebuild | None) -> None:
@@ -115,7 +141,8 @@ class ViewVersions:
         self._context = context
         self._name = name
         self._make_query = make_query
-        self._target: TargetOffsets | None = None
+        self._target: dict[str, dict[int, int]] | None = None
+        """End offsets by topic and partition at which a rebuild replaces the current version."""
 
     @property
     def rebuilding(self) -> bool:
@@ -123,51 +150,57 @@ class ViewVersions:
         return self._target is not None
 
     def next_query(self) -> Query:
-        """Returns the query to run: one that continues, or one that rebuilds the view beside the current version.
+        """Returns the query to run: it continues, or it rebuilds the view beside the current version.
 
-        A rebuild that a crash interrupted goes on by itself.
+        A rebuild that a crash interrupted continues without a request.
 
         Raises:
-            StateChangedError: What is there does not fit, and nobody asked for a rebuild.
+            StateChangedError: The state does not match the definition, and no rebuild was requested.
         """
         query = self._make_query(self.version, None)
-        compatibility = check_compatibility(query.directory.load_manifest(), query.manifest(), query.built)
-        compatible = compatibility.verdict in ("new", "kept")
-        if self._target is not None or compatibility.verdict == "new" or query.pipeline.kind is not PipelineKind.VIEW:
+        compatibility = _compare_with_last_run(query)
+        start = choose_start(
+            compatibility,
+            query.pipeline.kind,
+            rebuilding=self.rebuilding,
+            requested=self.rebuild is not None,
+            interrupted=self._context.query_directory(self._name, self.version + 1).load_manifest() is not None,
+        )
+        if start != "rebuild":
             require_compatible(query.pipeline, compatibility)
             return query
-        interrupted = self._context.query_directory(self._name, self.version + 1).load_manifest()
-        if self.rebuild is None and (compatible or interrupted is None):
-            require_compatible(query.pipeline, compatibility)
-            return query
-        return self._start_rebuild(query.built.inputs)
-
-    def _start_rebuild(self, inputs: tuple[Input, ...]) -> Query:
-        log = self._context.log
+        inputs, log = query.built.inputs, self._context.log
         since = self.rebuild.since if self.rebuild else "earliest"
         starts = {
             input_.name: {p: log.find_offset(input_.topic.name, p, since) for p in range(input_.topic.partitions)}
             for input_ in inputs
         }
         query = self._make_query(self.version + 1, OffsetBounds(starts))
-        require_compatible(
-            query.pipeline, check_compatibility(query.directory.load_manifest(), query.manifest(), query.built)
-        )
+        require_compatible(query.pipeline, _compare_with_last_run(query))
         self.version += 1
-        topics = [input_.topic.name for input_ in inputs]
-        self._target = {topic: {end.partition: end.end for end in log.ends(topic)} for topic in topics}
+        self._target = {
+            topic: {end.partition: end.end for end in log.ends(topic)}
+            for topic in (input_.topic.name for input_ in inputs)
+        }
         return query
 
     def on_commit(self) -> bool:
-        """Record a commit; returns True when the new version has just replaced the old one."""
-        if self._target is None or not self._has_reached(self._target):
+        """Make the new version current if it has caught up; returns whether it did so with this commit."""
+        entry = self._context.store.last_entry(f"{self._name}@{self.version}") if self._target else None
+        if self._target is None or entry is None:
             return False
+        for read in entry.inputs:
+            if any(read.end.get(partition, 0) < end for partition, end in self._target[read.topic].items()):
+                return False
         self._context.store.make_current(self._name, self.version)
         self._target = self.rebuild = None
         return True
 
-    def _has_reached(self, target: TargetOffsets) -> bool:
-        entry = self._context.store.last_entry(f"{self._name}@{self.version}")
-        return entry is not None and all(
-            read.end.get(partition, 0) >= end for read in entry.inputs for partition, end in target[read.topic].items()
-        )
+
+def _compare_with_last_run(query: Query) -> Compatibility:
+    return check_compatibility(
+        query.directory.load_manifest(),
+        query.manifest(),
+        stateful=bool(query.built.stateful),
+        kind=query.pipeline.kind,
+    )

@@ -1,8 +1,8 @@
 """The engine context, query directories and checkpoint folders.
 
-`EngineContext` holds what all queries of a process share: log, store, clock and scheduling. `QueryDirectory` is the
-folder of one query: its manifest, its start offsets and its checkpoint. `CheckpointFolder` is where checkpoints are
-stored: a local or mounted folder (`LocalFolder`), or any URL that Hadoop can open (`HadoopFolder`).
+`EngineContext` holds what all queries of a process share: log, store, clock and limits. `QueryDirectory` has the files
+of one query: its manifest, its checkpoint, and files that its processes share. `CheckpointFolder` is where manifests
+and checkpoints are stored: a folder of this machine (`LocalFolder`), or a URL that Hadoop can open (`HadoopFolder`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class CheckpointFolder(Protocol):
 
     @property
     def address(self) -> str:
-        """The folder, as Spark takes it."""
+        """The path or URL of the folder, as Spark accepts it."""
 
     def subfolder(self, name: str) -> CheckpointFolder:
         """Returns a folder in this one; it need not exist."""
@@ -46,18 +46,18 @@ class CheckpointFolder(Protocol):
         """Returns the content of a file.
 
         Raises:
-            FileNotFoundError: There is none.
+            FileNotFoundError: The file does not exist.
         """
 
     def write(self, name: str, data: bytes) -> None:
         """Replace a file atomically: after a crash it is the old one or the new one."""
 
     def sync(self) -> None:
-        """Return when everything that Spark has written here survives a power failure."""
+        """Return when everything that Spark has written here would survive a power failure."""
 
 
 class LocalFolder:
-    """A folder that this machine has mounted.
+    """A folder in a file system of this machine.
 
     Example:
         >>> import tempfile
@@ -72,7 +72,7 @@ class LocalFolder:
 
     @property
     def address(self) -> str:
-        """The folder, as Spark takes it."""
+        """The path or URL of the folder, as Spark accepts it."""
         return str(self.path)
 
     def subfolder(self, name: str) -> LocalFolder:
@@ -100,9 +100,10 @@ class LocalFolder:
         temporary.replace(path)
 
     def sync(self) -> None:
-        """Sync the whole file system of this folder to disk; Spark itself never does."""
+        """Sync the whole file system of this folder to disk; Spark itself never syncs a file."""
         handle = os.open(self.path, os.O_RDONLY)
         try:
+            # One call covers offsets and state files; to sync them one by one would cost far more.
             libc = ctypes.CDLL(None, use_errno=True)
             if hasattr(libc, "syncfs"):
                 if libc.syncfs(handle) != 0:
@@ -117,8 +118,8 @@ class HadoopFolder:
     """A folder at a URL, accessed with the file system client that Spark uses for its checkpoints.
 
     Args:
-        address: Such as `s3a://bucket/checkpoints` or `hdfs://name/checkpoints`.
-        spark: Gives the session; asked when something is read or written.
+        address: The URL, such as `s3a://bucket/checkpoints` or `hdfs://name/checkpoints`.
+        spark: Returns the session; called at each access.
     """
 
     def __init__(self, address: str, spark: Callable[[], SparkSession]) -> None:
@@ -155,11 +156,11 @@ class HadoopFolder:
             stream.close()
 
     def sync(self) -> None:
-        """Do nothing: such storage is durable once a write returns."""
+        """Do nothing: object stores and HDFS are durable once a write returns."""
 
     @contextmanager
     def _file_manager(self, name: str) -> Iterator[tuple[Any, Any]]:
-        """Returns Spark's checkpoint file manager and the path of a file; translates Java's errors."""
+        """Yields Spark's checkpoint file manager and the path of a file; translates Java's errors."""
         session = self._spark()
         jvm: Any = session._jvm
         address = self.address if name == "." else f"{self.address}/{name}"
@@ -172,16 +173,21 @@ class HadoopFolder:
             java = error.java_exception
             if java.getClass().getName() == "java.io.FileNotFoundException":
                 raise FileNotFoundError(address) from None
-            what = f"checkpoints cannot be reached at {redact(self.address)}"
+            what = f"the checkpoint folder {redact(self.address)} is unreachable"
             raise UnreachableError(what, detail=redact(java.toString()), fix="docs/profiles.md") from None
 
 
 class QueryManifest(msgspec.Struct, frozen=True):
     """The definition that a query was started with, for comparison with the app's current definition.
 
-    `facts` are those of the pipeline (see `Pipeline.facts`). `state` is the description of its state, `schema` its
-    columns as DDL, `rows` the behaviour of its rows (see `RowBehaviour`). `starts` has the start offsets of each input,
-    `topic_ids` the id of each input's topic (see `TimedLog.topic_id`).
+    Attributes:
+        facts: The facts of the pipeline (see `Pipeline.facts`), and the topic of each input.
+        state: The description of its state.
+        schema: Its columns as DDL.
+        mode: Its output mode.
+        rows: The behaviour of its rows (see `RowBehaviour`).
+        starts: The start offsets of each input.
+        topic_ids: The id of each input's topic (see `TimedLog.topic_id`).
     """
 
     facts: dict[str, str]
@@ -196,7 +202,7 @@ class QueryManifest(msgspec.Struct, frozen=True):
 class QueryDirectory:
     """The files of one version of a pipeline.
 
-    Files that the next driver needs, on any machine, are below `shared`: the manifest and Spark's checkpoint. Files
+    The manifest and Spark's checkpoint are below `shared`, because the next driver needs them, on any machine. Files
     that each run creates again are in `engine/NAME/VERSION` of the data folder, which is also the default of `shared`.
 
     Example:
@@ -216,39 +222,39 @@ class QueryDirectory:
 
     @property
     def staging_folder(self) -> Path | None:
-        """Where workers put large results for the driver; None when they share no folder with it."""
+        """Where workers write large results for the driver; None if they share no folder with it."""
         return self._shared.path / "staged" if isinstance(self._shared, LocalFolder) else None
 
     def load_manifest(self) -> QueryManifest | None:
-        """Returns the manifest of the query; None if it has never run."""
+        """Returns the manifest; None if the query has never run."""
         try:
             return msgspec.json.decode(self._shared.read("made.json"), type=QueryManifest, strict=False)
         except FileNotFoundError:
             return None
 
     def prepare(self, manifest: QueryManifest, inputs: int) -> None:
-        """Create the folders and write the manifest."""
+        """Create the local files anew, and write the manifest if it has changed."""
         self._local.mkdir(parents=True, exist_ok=True)
-        for shared in (self.pacing_file, self.barrier_file):
-            shared.write_bytes(bytes(inputs))
+        for file in (self.pacing_file, self.barrier_file):
+            file.write_bytes(bytes(inputs))  # one byte per input
         for path in self._local.glob("*.decided"):
             path.unlink()
         if manifest != self.load_manifest():
             self._shared.write("made.json", msgspec.json.format(msgspec.json.encode(manifest), indent=2))
 
     def skips_file(self, input_: str) -> Path:
-        """Returns the file with the offsets to skip of an input; it is written from the store at each start."""
+        """Returns the file with the offsets that an input skips; it is written from the store at each start."""
         return self._local / f"skips-{input_}.json"
 
     def write_skips(self, topics: Mapping[str, str], skipped: Sequence[SideOutput]) -> None:
-        """Write the events that the inputs skip; `topics` has the topic of each input."""
+        """Write the quarantined events that the inputs skip; `topics` has the topic of each input."""
         for name, topic in topics.items():
             positions = sorted({(aside.partition, aside.offset) for aside in skipped if aside.topic == topic})
             self.skips_file(name).write_bytes(msgspec.json.encode(positions))
 
 
 _OWNER: Final = "@driver"
-"""The name under which a driver claims an epoch in the store, before it claims the queries one by one."""
+"""The name under which a driver opens an epoch in the store, before it opens one for each query."""
 
 
 @dataclass(frozen=True)
@@ -256,21 +262,20 @@ class EngineContext:
     """Log, store, clock and settings that all queries of a process share.
 
     Args:
-        data: The folder of this engine's own files.
-        log: Where events come from.
-        store: Where results go.
+        data: The data folder.
+        log: The log that pipelines read and publish to.
+        store: The store that they commit to.
         clock: The source of the current time.
-        rows: About how many events a batch takes while catching up.
-        stage_above: Results that are expected to have more rows than this are staged by the workers.
-        cores: Into how many tasks a batch is cut.
+        rows: The approximate number of events in a batch while catching up.
+        stage_above: Workers stage a result that is expected to have more rows than this.
+        cores: The number of tasks of a batch.
         wait: The longest wait of an input for events, in seconds.
-        checkpoints: A folder that driver and workers both reach, for checkpoints; the data folder, if omitted.
-        dry_run_log: Where the log would be, if this is a dry run.
+        checkpoints: A folder that driver and workers can access, for checkpoints; in the data folder, if omitted.
+        dry_run_log: In a dry run, the address of the log that a run would use.
         jars: A folder with the jars of Spark's Kafka connector; they are fetched, if omitted.
-        realtime_batch: How long a batch of a real-time query is: what it may do again after a crash.
-        scratch: A folder for queries that are run apart from everything: what they make goes nowhere else.
-        owner: The epoch under which this process has taken all pipelines (see `claim_ownership`); None, when it
-            needs none.
+        realtime_batch: The length of a real-time batch, which bounds what runs again after a crash.
+        scratch: A folder for isolated queries, such as replays: they write nowhere else and publish nothing.
+        owner: The epoch of this driver (see `claim_ownership`); None for isolated queries.
     """
 
     data: Path
@@ -289,21 +294,21 @@ class EngineContext:
     owner: int | None = None
 
     def claim_ownership(self) -> EngineContext:
-        """Returns the context of a driver that takes over all pipelines from any earlier driver."""
+        """Open a new epoch for this driver, which fences every earlier driver; returns the context with it."""
         return replace(self, owner=self.store.open_epoch(_OWNER))
 
     def check_owner(self) -> None:
         """Check that no other driver has taken over the pipelines.
 
         Raises:
-            FencedError: One has.
+            FencedError: Another driver has a newer epoch.
         """
         if self.owner is None:
             return
         try:
             self.store.check_epoch(_OWNER, self.owner)
         except FencedError as newer:
-            what, fix = "another driver runs these pipelines now", "end this one; the other goes on"
+            what, fix = "another driver runs these pipelines now", "stop this one; the other continues"
             raise FencedError(what, detail=newer.detail, fix=fix, **newer.data) from None
 
     @property
@@ -314,6 +319,5 @@ class EngineContext:
 
     def query_directory(self, name: str, version: int) -> QueryDirectory:
         """Returns the directory of a query."""
-        return QueryDirectory(
-            self.scratch or self.data, name, version, self.checkpoints if self.scratch is None else None
-        )
+        shared = self.checkpoints if self.scratch is None else None
+        return QueryDirectory(self.scratch or self.data, name, version, shared)

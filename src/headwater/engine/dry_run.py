@@ -1,6 +1,6 @@
 """Dry run: runs every pipeline once on empty input in a temporary folder.
 
-It reports errors before the first batch that Spark otherwise raises in the first batch.
+It finds errors that Spark otherwise raises only in the first batch.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from headwater.engine.build.build import BuiltQuery
 from headwater.engine.build.inputs import RowBehaviour
 from headwater.engine.build.placement import KEY_GROUPS
 from headwater.engine.compatibility import Compatibility, check_compatibility
 from headwater.engine.context import CheckpointFolder, EngineContext, LocalFolder, QueryDirectory, QueryManifest
 from headwater.engine.engine import Engine
-from headwater.engine.query import Query
 from headwater.errors import HeadwaterError, UnreachableError
 from headwater.events import SystemClock
 from headwater.log import EventLog
@@ -24,7 +24,7 @@ from headwater.pipelines import Graph, PipelineKind
 from headwater.plan import PipelineCheck
 from headwater.store import SqliteDialect, SqlStore
 
-__all__ = ["dry_run"]
+__all__ = ["describe", "dry_run", "last_manifest"]
 
 
 def dry_run(
@@ -34,11 +34,16 @@ def dry_run(
     checkpoints: CheckpointFolder | None = None,
     log_url: str = "",
 ) -> Iterator[PipelineCheck]:
-    """Check all pipelines of an app against Spark, and against the manifests of earlier runs.
+    """Check all pipelines of an app with Spark, and against the manifests of earlier runs.
 
-    Nothing is read but what earlier runs noted about themselves, in the data folder, or in `checkpoints`, where the
-    checkpoints of a profile are; nothing is written there. `log_url` is where the log will be: pipelines in real-time
-    mode need a Kafka.
+    Reads only these manifests, and writes nothing outside a temporary folder.
+
+    Args:
+        graph: The app's topics and pipelines.
+        data: The data folder of earlier runs.
+        spark: Returns the session.
+        checkpoints: The checkpoint folder of earlier runs; in the data folder, if omitted.
+        log_url: The address of the log that a run would use; real-time pipelines need one on Kafka.
     """
     manifests = checkpoints or LocalFolder(data / "engine")
     clock = SystemClock()
@@ -68,37 +73,40 @@ def _check_pipeline(engine: Engine, name: str, manifests: CheckpointFolder) -> P
     except HeadwaterError as error:
         return PipelineCheck(name, error=error.problem())
     query = supervisor.wait_until_running()
-    try:
-        compatibility = check_compatibility(_last_manifest(manifests, name), query.manifest(), query.built)
-    except UnreachableError as error:
-        compatibility = Compatibility("new", (f"what ran before is not known: {error.what}",))
     built = query.built
+    try:
+        compatibility = check_compatibility(
+            last_manifest(manifests, name), query.manifest(), stateful=bool(built.stateful), kind=built.pipeline.kind
+        )
+    except UnreachableError as error:
+        compatibility = Compatibility("new", (f"the previous run is unknown: {error.what}",))
     changes = built.pipeline.kind is PipelineKind.VIEW and built.row_behaviour is not RowBehaviour.FINAL
     mode = "update" if changes else built.mode
-    notes = (*compatibility.notes, *_notes(query))
+    notes = (*compatibility.notes, *describe(built))
     return PipelineCheck(name, query.manifest().schema, mode, built.stateful, compatibility.verdict, notes)
 
 
-def _last_manifest(manifests: CheckpointFolder, name: str) -> QueryManifest | None:
+def last_manifest(manifests: CheckpointFolder, name: str) -> QueryManifest | None:
+    """Returns the manifest of the newest version of a pipeline; None if it has never run."""
     versions = [int(number) for number in manifests.list_names(name) if number.isdigit()]
     return QueryDirectory(Path(), name, max(versions), manifests).load_manifest() if versions else None
 
 
-def _notes(query: Query) -> Iterator[str]:
-    built = query.built
+def describe(built: BuiltQuery) -> Iterator[str]:
+    """Yields notes for the user: where state is kept, and when rows are emitted."""
     if built.pipeline.realtime:
-        yield "real-time mode can run it; nothing is counted, and what cannot be read is left out"
+        yield "real-time mode can run it; events are not counted, and unreadable records are dropped"
         if built.stateful:
-            yield "state is kept for ever, and a row goes out whenever it changes"
+            yield "state is kept for ever, and a row is emitted whenever it changes"
         return
     if built.sink_stage is not None:
-        yield "its last step runs after Spark: what it remembers commits with rows and ledger, in the store"
+        yield "its last step runs at the sink: its state commits with rows and ledger, in the store"
         return
     if built.spark_operators:
-        yield f"other steps follow {built.spark_operators[-1]}: it is kept in Spark, in {KEY_GROUPS} key groups"
+        yield f"other steps follow {built.spark_operators[-1]}: its state is in Spark, in {KEY_GROUPS} key groups"
     if built.marks_final_rows:
         yield "rows are shown while their window is open, and marked as open"
     if built.mode == "append" and built.stateful:
         yield "rows are shown when they are final"
-    if built.stateful and not built.drops_late:
-        yield "waits for nothing: late events count, and state is kept for ever"
+    if built.stateful and not built.input_options.drop_late:
+        yield "it does not wait for event time: late events count, and state is kept for ever"

@@ -17,13 +17,13 @@ __all__ = ["Engine"]
 
 
 class Engine:
-    """Runs a graph of pipelines.
+    """All pipelines of an app. A new engine fences every earlier engine on the same store.
 
     Args:
         graph: The app's topics and pipelines.
-        spark: Gives the session; asked for in the background.
+        spark: Returns the session; called from the pipelines' threads.
         context: The engine context.
-        rebuild: Views that are to be rebuilt, and how; what stands behind them is, too.
+        rebuild: The views to rebuild; all pipelines downstream of them are rebuilt, too.
     """
 
     def __init__(
@@ -33,16 +33,16 @@ class Engine:
         context: EngineContext,
         rebuild: Mapping[str, Rebuild] | None = None,
     ) -> None:
-        rebuilds = dict(rebuild or {})
-        rebuilds.update({name: Rebuild() for view in rebuild or () for name in graph.downstream(view)})
+        downstream = {name: Rebuild() for view in rebuild or () for name in graph.downstream(view)}
+        rebuilds = {**(rebuild or {}), **downstream}
         self._graph = graph
-        self._context = context = context.claim_ownership()
+        self.context = context = context.claim_ownership()
         slots = TaskSlots(spare=int(any(not pipeline.realtime for pipeline in graph.pipelines)))
         self.supervisors = {
             pipeline.name: PipelineSupervisor(
                 spark,
                 pipeline,
-                lambda names=pipeline.inputs: tuple(self._resolve_input(name) for name in names),  # type: ignore[misc]
+                self._resolve_input,
                 context,
                 rebuilds.get(pipeline.name),
                 is_leaf=not list(graph.downstream(pipeline.name)),
@@ -52,12 +52,12 @@ class Engine:
         }
 
     def _resolve_input(self, name: str) -> Input:
-        """Returns the input of this name; waits for the pipeline that makes it."""
+        """Returns the input of this name; waits until the pipeline that produces it runs."""
         if name not in self.supervisors:
-            return Input(name, self._context.log.topic(name))
+            return Input(name, self.context.log.topic(name))
         query = self.supervisors[name].wait_until_running()
         assert query.topic is not None
-        topic = self._context.log.topic(query.topic.name)
+        topic = self.context.log.topic(query.topic.name)
         if query.pipeline.kind is not PipelineKind.VIEW:
             return Input(name, topic)
         return Input.of_view(name, topic, query.built.row_behaviour, query.pipeline.key)
@@ -65,7 +65,7 @@ class Engine:
     def start(self) -> None:
         """Create the app's topics and start all pipelines in the background."""
         for topic in self._graph.topics:
-            self._context.log.create(topic)
+            self.context.log.create(topic)
         for supervisor in self.supervisors.values():
             supervisor.start()
 
@@ -73,21 +73,13 @@ class Engine:
         """Return when every pipeline has committed all available events, downstream pipelines last.
 
         Raises:
-            HeadwaterError: A pipeline has failed for good.
+            HeadwaterError: A pipeline was given up.
         """
         for pipeline in self._graph.pipelines:
             query = self.supervisors[pipeline.name].wait_until_running()
             for input_ in query.built.inputs:
-                self._context.log.await_event_time(input_.topic.name)
+                self.context.log.await_event_time(input_.topic.name)
             self.supervisors[pipeline.name].catch_up()
-
-    def check_owner(self) -> None:
-        """Check that no other driver has taken over the pipelines.
-
-        Raises:
-            FencedError: One has.
-        """
-        self._context.check_owner()
 
     def stop(self) -> None:
         """Stop all queries."""

@@ -19,21 +19,27 @@ FAILPOINTS: Final = (
     "in-publish",
     "after-publish",
 )
-"""In the order in which a batch reaches them; `HEADWATER_KILL_AT=NAME` kills the process group at one."""
+"""In the order in which a batch reaches them. `HEADWATER_KILL_AT=NAME` kills the process group at a point.
+
+The first three are reached in processes of Spark, so `arm` cannot reach them.
+"""
 
 _KILL_AT = os.environ.get("HEADWATER_KILL_AT")
 _armed: set[str] = set()
 
 
 class CrashError(BaseException):
-    """Ends a query at a failpoint as if its process had died there; no Headwater code catches it."""
+    """Ends a query at a failpoint as if its process had died there.
+
+    Only the supervisor and the query handle it; it is no `Exception`, so that no other handler does.
+    """
 
 
 def arm(point: str) -> None:
     """Arm a failpoint: the next query in this process that reaches it ends there.
 
     Raises:
-        ValueError: There is no such point, or it is reached in another process.
+        ValueError: There is no such point, or other processes reach it.
     """
     here = FAILPOINTS[3:]
     if point not in here:

@@ -1,6 +1,7 @@
-"""The engine's main program: `python -m headwater.engine.process run|check APP DATA`.
+"""The engine process: `python -m headwater.engine.process JSON`, with an `EngineCommand` as JSON.
 
-The node starts and watches it (runner.py). It ends when its standard input closes, so it never outlives the node.
+`runner.EngineProcess` starts and watches it. It ends when its standard input closes, so it never outlives its parent.
+Messages for the parent go to standard output, one JSON document per line.
 """
 
 from __future__ import annotations
@@ -52,13 +53,13 @@ class EngineCommand(msgspec.Struct, frozen=True):
     Attributes:
         app: The user's file.
         data: The data folder.
-        work: "run"; "catch-up", to end when all that is in the log now is committed; "check"; or "replay".
-        rebuild: Views that are to be rebuilt.
-        since: From where on; an offset or a moment as text.
-        names: Pipelines to replay; all, if empty.
-        rows: About how many events a batch of a replay takes.
-        profile: Where log, store and Spark are, by name; embedded, if empty.
-        here: The folder where the file with the profile is looked for.
+        work: "run"; "catch-up", which ends when everything now in the log is committed; "check"; or "replay".
+        rebuild: The views to rebuild.
+        since: The offset or time, as text, from which a rebuild reads.
+        names: The pipelines to replay; all, if empty.
+        rows: The approximate number of events in a batch of a replay.
+        profile: The name of the profile; embedded, if empty.
+        here: The folder in which the file of profiles is searched.
     """
 
     app: str
@@ -72,12 +73,12 @@ class EngineCommand(msgspec.Struct, frozen=True):
     here: str = ""
 
     def load_profile(self) -> Profile:
-        """Returns the profile with the location of log, store and Spark."""
+        """Returns the profile, which names log, store and Spark."""
         return read_profile(self.profile or None, Path(self.here or "."))
 
 
 def main(argument: str) -> int:
-    """Execute the command; the exit code is that of the error, if there was one."""
+    """Execute the command; returns the exit code of its error, or 0."""
     command = msgspec.json.decode(argument, type=EngineCommand)
     data = Path(command.data).absolute()
     _log_to_file(data)
@@ -112,15 +113,15 @@ def _run(command: EngineCommand, data: Path, ended: threading.Event) -> int:
 
 
 def _watch(engine: Engine, ended: threading.Event) -> None:
-    """Wait for the end, and report pipelines that have failed for good.
+    """Wait for the end of the process; report each pipeline that is given up, once.
 
     Raises:
-        FencedError: Another driver has taken the pipelines.
+        FencedError: Another driver has taken over the pipelines.
     """
     reported: set[str] = set()
     while not ended.wait(_POLL_INTERVAL):
         with contextlib.suppress(LockedError, UnreachableError):
-            engine.check_owner()
+            engine.context.check_owner()
         for name, supervisor in engine.supervisors.items():
             if supervisor.error is not None and name not in reported:
                 reported.add(name)
@@ -128,10 +129,10 @@ def _watch(engine: Engine, ended: threading.Event) -> None:
 
 
 def _wait_until_reachable(open_: Callable[[], T], data: Path, ended: threading.Event) -> T:
-    """Returns what `open` returns; while the server is unreachable, waits and reports that.
+    """Call a function until its server answers; reports each failed attempt.
 
     Raises:
-        UnreachableError: Nothing answered until the end.
+        UnreachableError: The process ends before the server answers.
     """
     began, attempt = time.monotonic(), 0
     while True:
@@ -148,43 +149,30 @@ def _wait_until_reachable(open_: Callable[[], T], data: Path, ended: threading.E
 
 @contextlib.contextmanager
 def _open_context(profile: Profile, data: Path, spark: Spark, ended: threading.Event) -> Iterator[EngineContext]:
-    """Yields the context with the log and store of a profile, which stay open while the block runs."""
+    """Yields an engine context with the log and store of a profile; closes both after the block."""
     clock = SystemClock()
     log_url = profile.log.resolve() if profile.log else str(data)
     _wait_until_reachable(partial(ping_log, log_url), data, ended)
     is_local = profile.spark.resolve().startswith("local")
     log = open_log(log_url, clock, index_time=True, cache=data / "engine" / "pages" if is_local else None)
-    try:
-        url = profile.store.resolve() if profile.store else None
-        before_commit = partial(failpoint, "in-sink-commit")
-        store = _wait_until_reachable(partial(open_store, url, data, clock, before_commit), data, ended)
-        try:
-            yield EngineContext(
-                data,
-                log,
-                store,
-                clock,
-                cores=_spark_settings(profile).cores,
-                checkpoints=_checkpoint_folder(profile, spark),
-                jars=profile.jars,
-            )
-        finally:
-            store.close()
-    finally:
-        log.close()
+    url = profile.store.resolve() if profile.store else None
+    open_ = partial(open_store, url, data, clock, partial(failpoint, "in-sink-commit"))
+    with contextlib.closing(log), contextlib.closing(_wait_until_reachable(open_, data, ended)) as store:
+        cores, checkpoints = _spark_settings(profile).cores, _checkpoint_folder(profile, spark)
+        yield EngineContext(data, log, store, clock, cores=cores, checkpoints=checkpoints, jars=profile.jars)
 
 
 def _checkpoint_folder(profile: Profile, spark: Spark) -> CheckpointFolder | None:
-    """Returns the checkpoint folder, if it is not in the data folder.
+    """Returns the profile's checkpoint folder; None if checkpoints are in the data folder.
 
     Raises:
-        BadSettingError: Workers on other machines would look for a folder of this one.
+        BadSettingError: Workers on other machines cannot access the data folder.
     """
     if profile.checkpoints is None:
         if not profile.spark.resolve().startswith("local"):
-            what = f"the workers of {profile.spark} do not reach the data folder"
-            fix = 'checkpoints = "/a/folder/that/all/reach", or "s3a://bucket/checkpoints"'
-            raise BadSettingError(what, detail="checkpoints must be where driver and workers are", fix=fix)
+            what = f"the workers of {profile.spark} cannot access the data folder"
+            fix = 'checkpoints = "/a/shared/folder", or "s3a://bucket/checkpoints"'
+            raise BadSettingError(what, detail="driver and workers must both access the checkpoints", fix=fix)
         return None
     address = profile.checkpoints.resolve()
     if _needs_hadoop(profile):
@@ -193,12 +181,12 @@ def _checkpoint_folder(profile: Profile, spark: Spark) -> CheckpointFolder | Non
 
 
 def _needs_hadoop(profile: Profile) -> bool:
-    """Returns whether only Hadoop can access the checkpoints."""
+    """Returns whether checkpoints are at a URL that only Hadoop can open."""
     return profile.checkpoints is not None and profile.checkpoints.scheme not in ("", "file")
 
 
 def _report_when_running(data: Path, spark: Spark) -> None:
-    """Report when Spark runs, and watch it from then on."""
+    """Write the engine's status once Spark runs, and watch its Java process from then on."""
 
     def wait() -> None:
         try:
@@ -237,7 +225,7 @@ def _replay(command: EngineCommand, data: Path, ended: threading.Event) -> int:
         ):
             for pipeline in graph.pipelines:
                 if pipeline.kind is PipelineKind.FILES or pipeline.realtime:
-                    continue  # it has no ledger, so its committed range is unknown
+                    continue  # they cannot be compared: rows of files are not read back, real-time mode has no ledger
                 if not command.names or pipeline.name in command.names:
                     folder = Path(scratch, pipeline.name)
                     result = replay(spark.session, graph, pipeline, context, folder, command.rows or 100_000)
@@ -262,7 +250,7 @@ def _spark_settings(profile: Profile) -> SparkSettings:
 
 
 def _stop_event() -> threading.Event:
-    """Returns an event that is set when the parent process has ended or sends a signal."""
+    """Returns an event that is set when the parent process closes the standard input or sends SIGTERM."""
     ended = threading.Event()
 
     def wait() -> None:
@@ -272,13 +260,13 @@ def _stop_event() -> threading.Event:
 
     threading.Thread(target=wait, name="headwater-parent", daemon=True).start()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when the engine ends
     return ended
 
 
 @contextlib.contextmanager
 def _lock_data_folder(data: Path) -> Iterator[None]:
-    """Lock the data folder for one engine; the lock of a dead process is free."""
+    """Lock the data folder for one engine; the kernel releases the lock when the process ends."""
     (data / "engine").mkdir(parents=True, exist_ok=True)
     handle = os.open(data / "engine" / "lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:

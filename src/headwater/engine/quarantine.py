@@ -1,4 +1,4 @@
-"""Quarantine search: finds the events that make user code fail, by running halves of the batch separately."""
+"""Quarantine search: finds the events on which user code fails, by running halves of the batch separately."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from headwater.engine.spark.error_translation import first_line
 from headwater.log import LogBatch
 from headwater.store import SideOutput
 
-__all__ = ["find_failing_events"]
+__all__ = ["Candidates", "bisect", "find_failing_events"]
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Candidates:
         return int(self.batch.values.num_rows)
 
     def rows(self, start: int, end: int) -> Candidates:
-        """Returns some of the rows."""
+        """Returns the rows from `start` up to, but not including, `end`."""
         indexes = np.arange(len(self))
         return Candidates(self.input_, self.batch.select((indexes >= start) & (indexes < end)))
 
@@ -43,12 +43,10 @@ class Candidates:
 def find_failing_events(spark: SparkSession, query: Query, context: EngineContext) -> list[SideOutput]:
     """Returns the events of the failed batch on which the user's function fails alone, with the reason.
 
-    Empty when the batch as a whole runs well by itself (the cause was elsewhere, and has passed), or when no single
-    event is to blame.
+    Empty if the batch now succeeds, because the cause was elsewhere and has passed, or if no single event is the cause.
     """
     candidates = list(_candidates(query, context))
     session = spark.newSession()
-
     apply = query.built.before_state
     assert apply is not None
 
@@ -57,16 +55,16 @@ def find_failing_events(spark: SparkSession, query: Query, context: EngineContex
         try:
             apply(frames).write.format("noop").mode("overwrite").save()
         except (Py4JNetworkError, OSError):
-            raise  # Spark itself has ended: no event is the cause
+            raise  # Spark itself has ended; no event is the cause
         except Exception as error:
             return first_line(error)
         return None
 
-    return [aside for one, reason in _bisect(candidates, probe) for aside in _to_side_outputs(one, reason)]
+    return [aside for one, reason in bisect(candidates, probe) for aside in _to_side_outputs(one, reason)]
 
 
 def _candidates(query: Query, context: EngineContext) -> Iterator[Candidates]:
-    """Returns the rows that the function received in the failed batch."""
+    """Yields the rows that the function received in the failed batch."""
     batch = pending_batch(query.directory.checkpoint)
     if batch is None:
         return
@@ -82,28 +80,28 @@ def _candidates(query: Query, context: EngineContext) -> Iterator[Candidates]:
                 yield Candidates(input_, found.select(mask))
 
 
-def _bisect(
+def bisect(
     candidates: Sequence[Candidates], probe: Callable[[Sequence[Candidates]], str | None]
 ) -> Iterator[tuple[Candidates, str]]:
-    """Split failing rows in halves until single rows are left."""
+    """Split failing rows in halves until single rows are left; yields each with the reason.
+
+    Args:
+        candidates: The rows.
+        probe: Runs the function on some rows; returns why it failed, or None.
+    """
     remaining = [some for some in candidates if len(some)]
     reason = probe(remaining) if remaining else None
     if reason is None:
         return
-    if len(remaining) == 1 and len(remaining[0]) == 1:
+    if sum(map(len, remaining)) == 1:
         if probe(remaining) is not None:  # twice: a worker killed from outside must not quarantine an event
             yield remaining[0], reason
         return
-    for half in _split(remaining):
-        yield from _bisect(half, probe)
-
-
-def _split(candidates: Sequence[Candidates]) -> tuple[list[Candidates], list[Candidates]]:
-    if len(candidates) > 1:
-        middle = len(candidates) // 2
-        return list(candidates[:middle]), list(candidates[middle:])
-    only = candidates[0]
-    return [only.rows(0, len(only) // 2)], [only.rows(len(only) // 2, len(only))]
+    if len(remaining) == 1:
+        middle = len(remaining[0]) // 2
+        remaining = [remaining[0].rows(0, middle), remaining[0].rows(middle, len(remaining[0]))]
+    yield from bisect(remaining[: len(remaining) // 2], probe)
+    yield from bisect(remaining[len(remaining) // 2 :], probe)
 
 
 def _to_frame(session: SparkSession, input_: Input, candidates: Sequence[Candidates]) -> DataFrame:

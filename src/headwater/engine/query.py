@@ -1,7 +1,7 @@
 """One version of one pipeline as a running Spark query.
 
-Before a query starts, `check_gap` checks that the next offsets it reads are still in the log. A query never continues
-over a gap.
+Before a query starts, `check_gap` checks that the next offsets are still in the log: a query never continues over a
+gap.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
@@ -27,8 +26,7 @@ from headwater.engine.sink.sink import Sink
 from headwater.errors import DataGoneError
 from headwater.events import to_ddl
 from headwater.log import Topic
-from headwater.log.event_log import PartitionRange
-from headwater.log.protocol import Log, TimedLog
+from headwater.log.protocol import TimedLog
 from headwater.pipelines import Pipeline, PipelineKind
 from headwater.store import ViewTable
 
@@ -38,66 +36,58 @@ __all__ = ["OffsetBounds", "Query", "check_gap"]
 def check_gap(
     log: TimedLog,
     pipeline: Pipeline,
-    inputs: Sequence[Input],
+    topics: Mapping[str, str],
     positions: Mapping[str, PartitionOffsets],
     topic_ids: Mapping[str, str],
 ) -> None:
     """Refuse to start a query that would skip events silently.
 
     Args:
-        log: Where the events are.
-        pipeline: Whose query it is.
-        inputs: What it reads.
+        log: The log.
+        pipeline: The pipeline of the query.
+        topics: The topic of each input.
         positions: The next offset of each partition, by name of the input.
-        topic_ids: Which topic it has read under the name of each input; see `TimedLog.topic_id`.
+        topic_ids: The id that the topic of each input had when it was first read; see `TimedLog.topic_id`.
 
     Raises:
-        DataGoneError: Retention has removed events that it has not read; or the topic is another one by now.
+        DataGoneError: Retention has removed unread events, the log has lost events, or the topic was deleted and
+            created again.
     """
-    for input_ in inputs:
-        topic = input_.topic.name
-        if topic_ids.get(input_.name) not in (None, log.topic_id(topic)):
-            what = f'topic "{topic}" was deleted and made again since {pipeline} read it'
-            raise _gap_error(pipeline, what, "what the old one had and was not read is gone", topic=topic)
+    for name, topic in topics.items():
+        if topic_ids.get(name) not in (None, log.topic_id(topic)):
+            what = f'topic "{topic}" was deleted and created again since {pipeline} read it'
+            raise _gap_error(pipeline, what, "unread events of the deleted topic are gone", topic=topic)
         ranges = {part.partition: part for part in log.ends(topic)}
-        for number, at in sorted(positions[input_.name].items()):
-            if number not in ranges or at > ranges[number].end:
-                end = ranges[number].end if number in ranges else 0
-                what = f'partition {number} of topic "{topic}" ends at {end}, and {pipeline} has read it up to {at}'
+        for number, at in sorted(positions[name].items()):
+            end = ranges[number].end if number in ranges else 0
+            if number not in ranges or at > end:
+                what = f'partition {number} of topic "{topic}" ends at {end}, but {pipeline} has read it up to {at}'
                 raise _gap_error(pipeline, what, "the log has lost events", topic=topic, partition=number)
-        missed = [(part, at) for part, at in _pair_positions(ranges, positions[input_.name]) if at < part.start]
+        # A partition that was added later is read from offset 0.
+        starts = [(part, positions[name].get(number, 0)) for number, part in sorted(ranges.items())]
+        missed = [(part, at) for part, at in starts if at < part.start]
         if missed:
-            raise _retention_error(pipeline, topic, missed)
-
-
-def _pair_positions(
-    ranges: Mapping[int, PartitionRange], positions: PartitionOffsets
-) -> list[tuple[PartitionRange, int]]:
-    return [(ranges[number], positions.get(number, 0)) for number in sorted(ranges)]
-
-
-def _retention_error(pipeline: Pipeline, topic: str, missed: Sequence[tuple[PartitionRange, int]]) -> DataGoneError:
-    part, at = missed[0]
-    ranges = [f"{at} to {part.start - 1} of partition {part.partition}" for part, at in missed]
-    return _gap_error(
-        pipeline,
-        f'offsets {", ".join(ranges)} of topic "{topic}" are gone, and {pipeline} has not read them',
-        "retention removed them before the pipeline came to them",
-        topic=topic,
-        partition=part.partition,
-        first=at,
-        last=part.start - 1,
-        start=part.start,
-        events=sum(part.start - at for part, at in missed),
-    )
+            part, at = missed[0]
+            lost = ", ".join(f"{at} to {part.start - 1} of partition {part.partition}" for part, at in missed)
+            raise _gap_error(
+                pipeline,
+                f'offsets {lost} of topic "{topic}" are gone, and {pipeline} has not read them',
+                "retention removed them first",
+                topic=topic,
+                partition=part.partition,
+                first=at,
+                last=part.start - 1,
+                start=part.start,
+                events=sum(part.start - at for part, at in missed),
+            )
 
 
 def _gap_error(pipeline: Pipeline, what: str, why: str, **data: object) -> DataGoneError:
     view = pipeline.kind is PipelineKind.VIEW
     remedy = (
-        "a rebuild makes the view from what is left"
+        "a rebuild creates the view from the events that are left"
         if view
-        else "what it has written stays; under another name it reads what is left"
+        else "rows that it has written stay; under another name it reads the events that are left"
     )
     return DataGoneError(
         what,
@@ -110,13 +100,14 @@ def _gap_error(pipeline: Pipeline, what: str, why: str, **data: object) -> DataG
 
 
 logger = logging.getLogger("headwater.engine")
+# Held while one query starts: Spark gives the Python process of an input only ten seconds to start, which several
+# queries at once would exceed.
 _start_lock = threading.Lock()
-"""Starts one query at a time: Spark gives the Python process of an input only ten seconds to start."""
 
 
 @dataclass(frozen=True)
 class OffsetBounds:
-    """Where a query begins and optionally ends: offsets by partition, by name of the input."""
+    """The offsets at which a query begins and optionally ends: by partition, by name of the input."""
 
     starts: Mapping[str, Mapping[int, int]]
     ends: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
@@ -127,12 +118,12 @@ class Query:
 
     Args:
         spark: The session.
-        pipeline: What to run.
-        inputs: What it reads.
-        version: Which version of it.
+        pipeline: The pipeline.
+        inputs: Its inputs.
+        version: Its version.
         context: The engine context.
         on_commit: Called after each batch.
-        bounds: Where it begins and ends; from the start of its inputs and for ever, if omitted.
+        bounds: Where it begins and ends; from the start of its inputs and without end, if omitted.
     """
 
     def __init__(
@@ -150,10 +141,15 @@ class Query:
         self.pipeline = pipeline
         self.bounds = bounds
         self.directory = context.query_directory(pipeline.name, version)
-        manifest = self.directory.load_manifest()
-        fresh = bounds.starts if bounds else _earliest_offsets(context.log, inputs)
-        self.starts = manifest.starts if manifest else fresh
-        self.topic_ids = manifest.topic_ids if manifest else _topic_ids(context.log, inputs)
+        self._topics = {input_.name: input_.topic.name for input_ in inputs}
+        if manifest := self.directory.load_manifest():
+            self.starts: Mapping[str, Mapping[int, int]] = manifest.starts
+            self.topic_ids = manifest.topic_ids
+        else:
+            log = context.log
+            earliest = {name: {end.partition: end.start for end in log.ends(t)} for name, t in self._topics.items()}
+            self.starts = bounds.starts if bounds else earliest
+            self.topic_ids = {name: log.topic_id(topic) for name, topic in self._topics.items()}
         self.built, self.topic = self._build(spark, inputs, version)
         self.table = (
             ViewTable(pipeline.name, version, self.built.schema, pipeline.key, self.built.window)
@@ -166,16 +162,16 @@ class Query:
         self._started = threading.Event()
 
     def _build(self, spark: SparkSession, inputs: tuple[Input, ...], version: int) -> tuple[BuiltQuery, Topic | None]:
-        """Returns the built query and its output topic."""
-        built = build(spark, self.pipeline, inputs, self._input_options(inputs))
+        """Returns the built query and its output topic; a query in a scratch folder publishes nothing."""
+        built = build(spark, self.pipeline, inputs, self._input_options())
         return built, output_topic(built, version) if self._context.scratch is None else None
 
-    def _input_options(self, inputs: tuple[Input, ...]) -> InputOptions:
+    def _input_options(self) -> InputOptions:
         return InputOptions(
             self._context.log.url,
             str(self.directory.pacing_file),
             str(self.directory.barrier_file),
-            {input_.name: str(self.directory.skips_file(input_.name)) for input_ in inputs},
+            {name: str(self.directory.skips_file(name)) for name in self._topics},
             self.starts,
             batch_rows=self._context.rows,
             cores=self._context.cores,
@@ -185,42 +181,42 @@ class Query:
 
     def manifest(self) -> QueryManifest:
         """Returns the manifest of this query."""
-        topics = {f"topic.{input_.name}": input_.topic.name for input_ in self.built.inputs}
-        starts = {name: dict(offsets) for name, offsets in self.starts.items()}
         return QueryManifest(
-            self.pipeline.facts() | topics,
+            self.pipeline.facts() | {f"topic.{name}": topic for name, topic in self._topics.items()},
             self.built.state,
             to_ddl(self.built.schema),
             self.built.mode,
             self.built.row_behaviour.value,
-            starts,
-            dict(self.topic_ids),
+            {name: dict(offsets) for name, offsets in self.starts.items()},
+            self.topic_ids,
         )
 
     def start(self) -> None:
-        """Create the files it needs, publish what a crash left in the outbox, and start.
+        """Create the query's files, publish the outbox that a crash has left, and start.
 
         Raises:
             FencedError: A newer driver has taken over the pipelines.
+            DataGoneError: The next offsets are no longer in the log.
         """
-        store, log = self._context.store, self._context.log
+        store, log, query_id = self._context.store, self._context.log, self.directory.query_id
         self._context.check_owner()
-        epoch = store.open_epoch(self.directory.query_id)
-        self.directory.prepare(self.manifest(), len(self.built.inputs))
+        # From here on, a commit of an older run of this query fails: its epoch is lower.
+        epoch = store.open_epoch(query_id)
+        self.directory.prepare(self.manifest(), len(self._topics))
         if self.table is not None:
             store.create(self.table)
         if self.topic is not None:
             log.create(self.topic)
-        topics = {input_.name: input_.topic.name for input_ in self.built.inputs}
-        for topic in topics.values():
-            log.open_topic(topic)  # on Kafka, event time is tracked from now on
-        self.directory.write_skips(topics, store.skips(self.directory.query_id))
-        last = store.last_entry(self.directory.query_id)
+        for topic in self._topics.values():
+            log.open_topic(topic)  # on Kafka, this starts tracking event time
+        self.directory.write_skips(self._topics, store.skips(query_id))
+        last = store.last_entry(query_id)
         for name in mend(self.directory.checkpoint, last.batch if last else -1):
-            logger.warning("%s: %s of the checkpoint was cut short and is planned anew", self.directory.query_id, name)
+            logger.warning("%s: %s of the checkpoint was incomplete and is planned again", query_id, name)
         positions = next_offsets(self.directory.checkpoint, list(self.starts), self.starts)
-        check_gap(log, self.pipeline, self.built.inputs, positions, self.topic_ids)
-        publish(store, log, self.built, self.topic, self.directory.query_id)
+        check_gap(log, self.pipeline, self._topics, positions, self.topic_ids)
+        # Before the first batch, so that batches reach the topic in order.
+        publish(store, log, self.built, self.topic, query_id)
         sink = self._sink = Sink(
             self.built,
             self.directory,
@@ -235,15 +231,12 @@ class Query:
         with _start_lock:
             self._running = writer.foreachBatch(lambda frame, batch: self._process_batch(sink, frame, batch)).start()
             self._started.set()
-            self._wait_for_sources(self._running)
-
-    def _wait_for_sources(self, running: StreamingQuery) -> None:
-        while running.isActive and running.status["message"] == "Initializing sources":
-            time.sleep(0.05)
+            while self._running.isActive and self._running.status["message"] == "Initializing sources":
+                time.sleep(0.05)
 
     def _process_batch(self, sink: Sink, frame: DataFrame, batch: int) -> None:
         """Process a batch, called by Spark; keeps the exception, because Spark passes on only its text."""
-        self._started.wait()
+        self._started.wait()  # Spark may call before `start` has set `_running`
         try:
             sink.process_batch(frame, batch, ObservedRows(self._running))
         except BaseException as error:
@@ -252,40 +245,27 @@ class Query:
             raise RuntimeError(message) from error
         self._on_commit()
 
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait until the query ends; returns True if it did, for whatever reason."""
+    def wait(self) -> None:
+        """Wait until the query ends; `failure` is then the error that ended it, if any."""
         assert self._running is not None
         try:
-            if timeout is None:
-                self._running.awaitTermination()
-                return True
-            return bool(self._running.awaitTermination(timeout.total_seconds()))  # type: ignore[arg-type]
+            self._running.awaitTermination()
         except StreamingQueryException as error:
             self.failure = self.failure or error
-            return True
 
     def catch_up(self) -> None:
-        """Return when all events now in the log are committed; raises if the query ends before."""
+        """Return when all events now in the log are committed; raises if the query ends first."""
         assert self._running is not None
         self._running.processAllAvailable()
 
     @property
     def active(self) -> bool:
-        """Whether it runs."""
+        """Whether the query runs."""
         return self._running is not None and self._running.isActive
 
     def stop(self) -> None:
-        """Stop the query, with or without the current batch; nothing is lost either way."""
+        """Stop the query; a batch that has not committed runs again at the next start."""
         if self._running is not None:
             self._running.stop()
         if self._sink is not None:
             self._sink.close()
-
-
-def _topic_ids(log: TimedLog, inputs: tuple[Input, ...]) -> Mapping[str, str]:
-    return {input_.name: log.topic_id(input_.topic.name) for input_ in inputs}
-
-
-def _earliest_offsets(log: Log, inputs: tuple[Input, ...]) -> Mapping[str, Mapping[int, int]]:
-    """Returns the start offsets of every topic."""
-    return {input_.name: {end.partition: end.start for end in log.ends(input_.topic.name)} for input_ in inputs}

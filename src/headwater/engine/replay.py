@@ -1,13 +1,13 @@
 """Replay: runs an offset range of the log again in isolation, and compares the rows with the committed ones.
 
-The result must be the same for every division of the range into batches.
+A correct pipeline returns the same rows for every division of the range into batches.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,9 @@ from headwater.engine.build.inputs import Input, RowBehaviour
 from headwater.engine.context import EngineContext
 from headwater.engine.query import OffsetBounds, Query
 from headwater.errors import UnknownViewError
-from headwater.log.protocol import Log
 from headwater.log.reader import TopicReader
 from headwater.pipelines import Graph, Pipeline, PipelineKind
-from headwater.store import LedgerEntry, SqliteDialect, SqlStore, ViewReader
+from headwater.store import LedgerEntry, SqliteDialect, SqlStore
 from headwater.store.changelog import changelog_topic
 
 __all__ = ["ReplayResult", "replay", "rows_hash"]
@@ -31,14 +30,14 @@ __all__ = ["ReplayResult", "replay", "rows_hash"]
 
 @dataclass(frozen=True)
 class ReplayResult:
-    """The result of a replay: the rows of the first run and of this run.
+    """The result of a replay.
 
     Attributes:
-        pipeline: Which pipeline.
-        batches: Into how many batches the range was cut this time.
-        events: How many events it has.
-        before: The hash of the rows that are kept.
-        now: The hash of the rows made this time.
+        pipeline: The name of the pipeline.
+        batches: The number of batches of the replay.
+        events: The number of events in the range.
+        before: The hash of the committed rows.
+        now: The hash of the rows of the replay.
     """
 
     pipeline: str
@@ -49,7 +48,7 @@ class ReplayResult:
 
     @property
     def same(self) -> bool:
-        """Whether both gave the same rows."""
+        """Whether both runs returned the same rows."""
         return self.before == self.now
 
 
@@ -60,45 +59,38 @@ def replay(
 
     Args:
         spark: The session.
-        graph: The app it belongs to.
-        pipeline: Which pipeline.
-        context: The log it reads and the store that has its rows.
+        graph: The app of the pipeline.
+        pipeline: The pipeline.
+        context: The log that it reads and the store that has its rows.
         scratch: An empty folder.
-        rows: About how many events a batch takes; another number cuts the range elsewhere.
+        rows: The approximate number of events in a batch; another number divides the range elsewhere.
 
     Raises:
         UnknownViewError: It has committed nothing yet.
     """
     version = _current_version(pipeline.name, context)
-    inputs = tuple(_resolve_input(name, graph, context) for name in pipeline.inputs)
+    manifest = context.query_directory(pipeline.name, version).load_manifest()
     entry, kept = _load_committed(pipeline, version, context)
-    store = SqlStore(SqliteDialect(scratch / "store"), context.clock)
-    isolated = replace(context, store=store, scratch=scratch, rows=rows, wait=0.02, owner=None)
-    query = Query(
-        spark,
-        pipeline,
-        inputs,
-        version,
-        isolated,
-        lambda: None,
-        _replay_bounds(pipeline, version, inputs, entry, context),
-    )
-    try:
-        query.start()
-        query.catch_up()
-        result = _replay_rows(query, store)
-        last = store.last_entry(query.directory.query_id)
-    finally:
-        query.stop()
-        store.close()
-    batches = last.batch + 1 if last else 0
-    return ReplayResult(pipeline.name, batches, _event_count(query), rows_hash(kept), rows_hash(result))
-
-
-def _event_count(query: Query) -> int:
-    assert query.bounds is not None
-    ends = query.bounds.ends
-    return sum(end - query.starts[name].get(p, 0) for name, read in ends.items() for p, end in read.items())
+    assert manifest is not None
+    inputs = tuple(_resolve_input(name, graph, context) for name in pipeline.inputs)
+    ends = {read.topic: read.end for read in entry.inputs}
+    bounds = OffsetBounds(manifest.starts, {i.name: ends.get(i.topic.name, manifest.starts[i.name]) for i in inputs})
+    with contextlib.closing(SqlStore(SqliteDialect(scratch / "store"), context.clock)) as store:
+        isolated = replace(context, store=store, scratch=scratch, rows=rows, wait=0.02, owner=None)
+        query = Query(spark, pipeline, inputs, version, isolated, lambda: None, bounds)
+        try:
+            query.start()
+            query.catch_up()
+            if pipeline.kind is PipelineKind.VIEW:
+                result = _view_rows(pipeline.name, isolated)
+            else:  # nothing was published, so the rows are still in the outbox
+                tables = [outgoing.changes for outgoing in store.outbox(query.directory.query_id)]
+                result = pa.concat_tables(tables) if tables else query.built.schema.empty_table()
+            last = store.last_entry(query.directory.query_id)
+        finally:
+            query.stop()
+    events = sum(end - query.starts[name].get(p, 0) for name, read in bounds.ends.items() for p, end in read.items())
+    return ReplayResult(pipeline.name, last.batch + 1 if last else 0, events, rows_hash(kept), rows_hash(result))
 
 
 def _current_version(name: str, context: EngineContext) -> int:
@@ -107,7 +99,7 @@ def _current_version(name: str, context: EngineContext) -> int:
 
 
 def _resolve_input(name: str, graph: Graph, context: EngineContext) -> Input:
-    """Returns the input of this name as the pipeline saw it when it ran."""
+    """Returns the input of this name as the pipeline read it."""
     source = {pipeline.name: pipeline for pipeline in graph.pipelines}.get(name)
     if source is None or source.kind is not PipelineKind.VIEW:
         return Input(name, context.log.topic(name))
@@ -120,53 +112,30 @@ def _resolve_input(name: str, graph: Graph, context: EngineContext) -> Input:
 
 def _load_committed(pipeline: Pipeline, version: int, context: EngineContext) -> tuple[LedgerEntry, pa.Table]:
     """Returns the newest ledger entry and exactly the rows that belong to it."""
-    query = f"{pipeline.name}@{version}"
+    query, name, log = f"{pipeline.name}@{version}", pipeline.name, context.log
     while True:
         entry = context.store.last_entry(query)
         if entry is None:
             what = f"{pipeline} has committed nothing yet"
-            raise UnknownViewError(what, fix="headwater run app.py", view=pipeline.name)
-        rows = _output_rows(pipeline, context)
-        if context.store.last_entry(query) == entry:
+            raise UnknownViewError(what, fix="headwater run app.py", view=name)
+        if pipeline.kind is PipelineKind.VIEW:
+            rows = _view_rows(name, context)
+        else:
+            ranges = log.ends(name)
+            starts, ends = {r.partition: r.start for r in ranges}, {r.partition: r.end for r in ranges}
+            batches = [batch.values for batch in TopicReader(log, name, starts, ends) if batch.values.num_rows]
+            schema = log.topic(name).schema
+            rows = pa.Table.from_batches([batch.cast(schema) for batch in batches], schema)
+        if context.store.last_entry(query) == entry:  # else a batch was committed meanwhile
             return entry, rows
 
 
-def _output_rows(pipeline: Pipeline, context: EngineContext) -> pa.Table:
-    if pipeline.kind is PipelineKind.VIEW:
-        return open_view_reader(context.store).table(pipeline.name)
-    return pa.Table.from_batches(_topic_batches(context.log, pipeline.name), context.log.topic(pipeline.name).schema)
-
-
-def _topic_batches(log: Log, topic: str) -> Iterator[pa.RecordBatch]:
-    ends = {end.partition: (end.start, end.end) for end in log.ends(topic)}
-    reader = TopicReader(
-        log, topic, {p: start for p, (start, _) in ends.items()}, {p: end for p, (_, end) in ends.items()}
-    )
-    for batch in reader:
-        if batch.values.num_rows:
-            yield batch.values.cast(batch.topic.schema)
-
-
-def _replay_bounds(
-    pipeline: Pipeline, version: int, inputs: tuple[Input, ...], entry: LedgerEntry, context: EngineContext
-) -> OffsetBounds:
-    manifest = context.query_directory(pipeline.name, version).load_manifest()
-    assert manifest is not None
-    ends = {read.topic: read.end for read in entry.inputs}
-    return OffsetBounds(
-        manifest.starts, {input_.name: ends.get(input_.topic.name, manifest.starts[input_.name]) for input_ in inputs}
-    )
-
-
-def _replay_rows(query: Query, store: SqlStore) -> pa.Table:
-    if query.table is not None:
-        return ViewReader(store).table(query.pipeline.name)
-    tables = [outgoing.changes for outgoing in store.outbox(query.directory.query_id)]
-    return pa.concat_tables(tables) if tables else query.built.schema.empty_table()
+def _view_rows(name: str, context: EngineContext) -> pa.Table:
+    return open_view_reader(context.store).table(name)
 
 
 def rows_hash(rows: pa.Table) -> str:
-    """Returns a hash of rows in any order; floats count to nine digits, because Spark's order of addition varies.
+    """Returns a hash of rows that ignores their order, and digits of floats after the ninth: Spark adds in any order.
 
     Example:
         >>> rows = pa.table({"a": [1, 2], "b": [0.1 + 0.2, 1.0]})

@@ -1,4 +1,7 @@
-"""Supervises one pipeline: starts it, restarts it when it fails, and stops after repeated failures."""
+"""Supervises one pipeline: starts its query, reacts to failures, and gives up after repeated ones.
+
+`choose_reaction` decides from the error alone. `PipelineSupervisor` carries the decision out in a thread of its own.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from enum import Enum, auto
 from typing import Final
 
 from pyspark.sql import SparkSession
@@ -40,12 +44,14 @@ from headwater.pipelines import Pipeline, PipelineKind
 from headwater.store import PipelineReport
 from headwater.store.commit import PipelineState
 
-__all__ = ["PipelineSupervisor"]
+__all__ = ["PipelineSupervisor", "Reaction", "choose_reaction"]
 
 logger = logging.getLogger("headwater.engine")
 _MAX_FAILURES: Final = 4
 _FAILURE_WINDOW: Final = timedelta(minutes=1)
 _BACKOFF: Final = Backoff(timedelta(seconds=0.5), timedelta(seconds=2.5))
+_BUSY_DELAY: Final = 2.0
+_STOP_TIMEOUT: Final = 60.0
 _PERMANENT_ERRORS: Final = (
     UsageError,
     DataError,
@@ -56,57 +62,110 @@ _PERMANENT_ERRORS: Final = (
     MissingPackageError,
 )
 """Errors that every further attempt would meet again."""
-_STOP_TIMEOUT: Final = 60.0
 _WORKER_START_TIMEOUT: Final = "failed to connect back"
-"""Spark's timeout of ten seconds for the start of a Python process, which a busy machine exceeds: retry."""
-_BUSY_DELAY: Final = 2.0
+"""Spark gives a Python process ten seconds to start. A busy machine exceeds that."""
 _NO_TASK_SLOT: Final = "CONCURRENT_SCHEDULER_INSUFFICIENT_SLOT"
-"""All tasks of a real-time query start at once; it waits while others occupy the slots."""
+"""All tasks of a real-time query start at once. The query waits while others occupy the slots."""
 _STATE_LOST: Final = re.compile(
     rf"{STATE_LOST}|state directory is empty or missing|CANNOT_LOAD_STATE_STORE\.(?!UNRELEASED|\w*OUT_OF_MEMORY)"
 )
-"""What Spark says when the state of a query is gone or damaged."""
+"""Messages of Spark and of the stateful stage when the state of a query is missing or damaged."""
+
+
+class Reaction(Enum):
+    """The response of a supervisor to the end of its query."""
+
+    RESTART = auto()
+    """Start the query again at once: it ended without an error, or at a failpoint of a test."""
+    GIVE_UP = auto()
+    """Stop for good: every further attempt would fail in the same way."""
+    WAIT_FOR_SERVER = auto()
+    """Try again without limit: a broker or database is unreachable."""
+    WAIT_FOR_CPU = auto()
+    """Try again without limit: Spark could not start a Python process in time."""
+    WAIT_FOR_SLOTS = auto()
+    """Try again without limit: other queries occupy Spark's task slots."""
+    REBUILD = auto()
+    """Build the view again from the log: its state is missing or damaged."""
+    RETRY = auto()
+    """Quarantine the events that cause the error; if there are none, retry a limited number of times."""
+
+
+_BUSY_TEXT: Final = {
+    Reaction.WAIT_FOR_CPU: "Spark starts slowly on a busy machine",
+    Reaction.WAIT_FOR_SLOTS: "other queries occupy Spark's task slots",
+}
+
+
+def choose_reaction(failure: BaseException | None, *, can_rebuild: bool) -> Reaction:
+    """Decide what follows the end of a query.
+
+    Args:
+        failure: The error that ended the query; None if it was stopped.
+        can_rebuild: Whether the pipeline may be rebuilt without a request by the user.
+
+    Example:
+        >>> choose_reaction(UnreachableError("no broker"), can_rebuild=True)
+        <Reaction.WAIT_FOR_SERVER: 3>
+    """
+    if failure is None or isinstance(failure, CrashError):
+        return Reaction.RESTART
+    text = str(failure)
+    state_lost = _STATE_LOST.search(text) is not None
+    # A DamagedError about state is permanent only if the state cannot be computed again.
+    if (not can_rebuild) if state_lost else isinstance(failure, _PERMANENT_ERRORS):
+        return Reaction.GIVE_UP
+    if isinstance(source_error(failure) or failure, UnreachableError):
+        return Reaction.WAIT_FOR_SERVER
+    if _WORKER_START_TIMEOUT in text:
+        return Reaction.WAIT_FOR_CPU
+    if _NO_TASK_SLOT in text:
+        return Reaction.WAIT_FOR_SLOTS
+    return Reaction.REBUILD if state_lost else Reaction.RETRY
 
 
 class PipelineSupervisor:
     """Runs one pipeline in its own thread.
 
     Args:
-        spark: Gives the session.
-        pipeline: What to run.
-        inputs: Gives what it reads, once its inputs are there.
+        spark: Returns the session.
+        pipeline: The pipeline.
+        resolve_input: Returns the input of a name; blocks until the pipeline that produces it runs.
         context: The engine context.
-        rebuild: Given when it is to be rebuilt.
-        is_leaf: Whether no other pipeline reads it, so that it may be rebuilt without them.
-        slots: Who holds Spark's task slots, for real-time pipelines.
+        rebuild: A request to rebuild the view.
+        is_leaf: Whether no other pipeline reads it, so that it can be rebuilt alone.
+        slots: The reservations of Spark's task slots, for real-time pipelines.
     """
 
     def __init__(
         self,
         spark: Callable[[], SparkSession],
         pipeline: Pipeline,
-        inputs: Callable[[], tuple[Input, ...]],
+        resolve_input: Callable[[str], Input],
         context: EngineContext,
         rebuild: Rebuild | None = None,
         *,
-        is_leaf: bool = True,
-        slots: TaskSlots | None = None,
+        is_leaf: bool,
+        slots: TaskSlots,
     ) -> None:
         self.pipeline = pipeline
-        self._is_leaf = is_leaf
-        self._slots = slots or TaskSlots()
         self.error: HeadwaterError | None = None
+        """The error after which the pipeline was given up."""
         self._spark = spark
-        self._inputs = inputs
+        self._resolve_input = resolve_input
         self._context = context
+        self._is_leaf = is_leaf
+        self._slots = slots
         self._versions = ViewVersions(context, pipeline.name, self._make_query, rebuild)
-        self._query: Query | None = None
         self._restarts = RestartLimit(_MAX_FAILURES, _FAILURE_WINDOW)
         self._unreachable_since: float | None = None
         self._unreachable_attempts = 0
         self._stopping = threading.Event()
-        self._state: PipelineState = "starting"
+        # Guards `_state` and `error`, and is notified after they or `_query` change. It is not held during calls to
+        # Spark or the store, so threads that wait here never wait for a batch.
         self._state_changed = threading.Condition()
+        self._query: Query | None = None
+        self._state: PipelineState = "starting"
         self._thread = threading.Thread(target=self._run, name=f"headwater-{pipeline.name}", daemon=True)
 
     # -- from outside --------------------------------------------------------------------------------------------
@@ -116,16 +175,11 @@ class PipelineSupervisor:
         self._report_state("starting")
         self._thread.start()
 
-    @property
-    def query(self) -> Query | None:
-        """The query, once it runs."""
-        return self._query
-
     def wait_until_running(self) -> Query:
-        """Wait until the query runs.
+        """Wait until the query runs, and return it.
 
         Raises:
-            HeadwaterError: It cannot.
+            HeadwaterError: The pipeline was given up.
         """
         with self._state_changed:
             self._state_changed.wait_for(
@@ -140,7 +194,7 @@ class PipelineSupervisor:
         """Return when everything now in the log is committed, across failures and restarts.
 
         Raises:
-            HeadwaterError: The pipeline has failed for good.
+            HeadwaterError: The pipeline was given up.
         """
         while True:
             query = self.wait_until_running()
@@ -151,9 +205,8 @@ class PipelineSupervisor:
                 query.wait()
             if query.failure is None and query.active:
                 return
-            with self._state_changed:  # until the thread has seen the failure, and started another query or given up
-                while self._query is query and self.error is None:
-                    self._state_changed.wait()
+            with self._state_changed:  # until the thread has seen the failure and replaced the query or given up
+                self._state_changed.wait_for(lambda q=query: self._query is not q or self.error is not None)  # type: ignore[misc]
 
     def stop(self) -> None:
         """Stop the query and the thread."""
@@ -172,7 +225,7 @@ class PipelineSupervisor:
             if self._stopping.is_set():
                 break
             try:
-                delay = self._handle_failure(failure)
+                delay = self._react(failure)
             except Exception as error:  # release waiters when the thread ends
                 self._give_up(translate_error(error, self.pipeline))
                 return
@@ -189,37 +242,68 @@ class PipelineSupervisor:
         except (Exception, CrashError) as error:
             return error
         self._query = query
-        if self._stopping.is_set():
+        if self._stopping.is_set():  # `stop` may have looked before the query was set
             query.stop()
         self._report_state("rebuilding" if self._versions.rebuilding else "running")
         query.wait()
         return query.failure
 
     def _make_query(self, version: int, bounds: OffsetBounds | None) -> Query:
-        arguments = self._spark(), self.pipeline, self._inputs(), version, self._context
+        spark = self._spark()  # before the wait for inputs, so that each pipeline reports a failed start of Spark
+        inputs = tuple(self._resolve_input(name) for name in self.pipeline.inputs)
+        arguments = spark, self.pipeline, inputs, version, self._context
         if self.pipeline.realtime:
-            return RealtimeQuery(*arguments, self._slots, lambda words: self._report_state("starting", words))
+            return RealtimeQuery(*arguments, self._slots, lambda text: self._report_state("starting", text))
         return Query(*arguments, self._on_commit, bounds)
 
-    def _handle_failure(self, failure: BaseException | None) -> float | None:
-        """Returns the seconds until the next attempt; None if there is none."""
-        if failure is None or isinstance(failure, CrashError):
-            self._clear_query()
-            return 0.0
-        if isinstance(failure, FencedError):  # perhaps by an older driver, which may run for a moment yet
+    def _react(self, failure: BaseException | None) -> float | None:
+        """Carry out the reaction to a failure.
+
+        Returns:
+            The seconds until the next attempt; None if there is none.
+
+        Raises:
+            FencedError: Another driver has taken over the pipelines.
+        """
+        if isinstance(failure, FencedError):  # by a newer driver; or by an older one that has not noticed yet: retry
             with contextlib.suppress(UnreachableError):
                 self._context.check_owner()
-        permanent = self._permanent_error(failure)
-        if permanent is not None:
-            self._give_up(permanent)
-            return None
-        ours = source_error(failure) or failure
-        if isinstance(ours, UnreachableError):
-            return self._wait_for_server(ours)
-        retry_delay = self._try_repair(failure)
-        if retry_delay is not None:
+        view = self.pipeline.kind is PipelineKind.VIEW
+        can_rebuild = view and self._is_leaf and not self._versions.rebuilding
+        reaction = choose_reaction(failure, can_rebuild=can_rebuild)
+        delay: float | None = 0.0
+        if failure is None or reaction is Reaction.RESTART:
+            pass
+        elif reaction in _BUSY_TEXT:
+            delay = _BUSY_DELAY
+            self._report_state("waiting", f"{_BUSY_TEXT[reaction]}; next try in {delay:g} s")
+        elif reaction is Reaction.WAIT_FOR_SERVER:
+            delay = self._wait_for_server(source_error(failure) or translate_error(failure, self.pipeline))
+        elif reaction is Reaction.REBUILD:
+            self._report_state("waiting", "its state is damaged; it is rebuilt from the log")
+            logger.warning("%s: its state is damaged, a rebuild begins: %s", self.pipeline, _state_error_line(failure))
+            self._versions.rebuild = Rebuild()
+        elif reaction is Reaction.RETRY:
+            delay = 0.0 if self._quarantine_failing_events(failure) else self._retry(failure)
+        else:
+            self._give_up(self._permanent_error(failure))
+            delay = None
+        if delay is not None:
             self._clear_query()
-            return retry_delay
+        return delay
+
+    def _wait_for_server(self, error: HeadwaterError) -> float:
+        """Report that a broker or database is unreachable; returns the delay, which doubles up to a limit."""
+        now = self._context.clock.monotonic()
+        if self._unreachable_since is None:
+            self._unreachable_since, self._unreachable_attempts = now, 0
+        self._report_state("waiting", f"{error.what}; waiting for {now - self._unreachable_since:.0f} s so far")
+        logger.warning("%s waits: %s", self.pipeline, error)
+        self._unreachable_attempts += 1
+        return _BACKOFF.delay(self._unreachable_attempts).total_seconds()
+
+    def _retry(self, failure: BaseException) -> float | None:
+        """Returns the delay, which doubles; gives up after too many failures in the window."""
         error = translate_error(failure, self.pipeline)
         if self._restarts.record(self._context.clock.monotonic()):
             self._give_up(error)
@@ -227,49 +311,14 @@ class PipelineSupervisor:
         delay = _BACKOFF.delay(self._restarts.recent).total_seconds()
         self._report_state("waiting", f"{error.what}; next try in {delay:g} s")
         logger.warning("%s failed, next try in %g s: %s", self.pipeline, delay, error)
-        self._clear_query()
         return delay
 
-    def _permanent_error(self, failure: BaseException) -> HeadwaterError | None:
-        """Returns the error that every attempt would meet again; None if another attempt may help."""
-        if _STATE_LOST.search(str(failure)):
-            return None if self._can_rebuild() else self._state_lost_error(failure)
-        return translate_error(failure, self.pipeline) if isinstance(failure, _PERMANENT_ERRORS) else None
-
-    def _wait_for_server(self, error: UnreachableError) -> float:
-        """Wait without limit for an unreachable broker or database, and report that."""
-        now = self._context.clock.monotonic()
-        if self._unreachable_since is None:
-            self._unreachable_since, self._unreachable_attempts = now, 0
-        self._report_state("waiting", f"{error.what}; waiting for {now - self._unreachable_since:.0f} s so far")
-        logger.warning("%s waits: %s", self.pipeline, error)
-        self._clear_query()
-        self._unreachable_attempts += 1
-        return _BACKOFF.delay(self._unreachable_attempts).total_seconds()
-
-    def _try_repair(self, failure: BaseException) -> float | None:
-        """Repair a known cause; returns the seconds until the next attempt, or None if the cause is unknown."""
-        if _WORKER_START_TIMEOUT in str(failure):
-            self._report_state("waiting", f"the machine is busy, Spark starts slowly; next try in {_BUSY_DELAY:g} s")
-            return _BUSY_DELAY
-        if _NO_TASK_SLOT in str(failure):
-            self._report_state("waiting", f"others have Spark's task slots; next try in {_BUSY_DELAY:g} s")
-            return _BUSY_DELAY
-        if _STATE_LOST.search(str(failure)):
-            self._report_state("waiting", "its state is damaged; it is made anew from the log")
-            logger.warning("%s: its state is damaged, a rebuild begins: %s", self.pipeline, _state_error_line(failure))
-            self._versions.rebuild = Rebuild()
-            return 0.0
-        return 0.0 if self._quarantine_failing_events(failure) else None
-
-    def _can_rebuild(self) -> bool:
-        """Returns whether the view can be rebuilt from the log without a user's request."""
-        return self.pipeline.kind is PipelineKind.VIEW and self._is_leaf and not self._versions.rebuilding
-
-    def _state_lost_error(self, failure: BaseException) -> DamagedError:
+    def _permanent_error(self, failure: BaseException) -> HeadwaterError:
+        if not _STATE_LOST.search(str(failure)):
+            return translate_error(failure, self.pipeline)
         view = self.pipeline.kind is PipelineKind.VIEW
         return DamagedError(
-            f"the state of {self.pipeline} is gone or damaged",
+            f"the state of {self.pipeline} is missing or damaged",
             detail=_state_error_line(failure),
             fix=f"headwater run --rebuild {self.pipeline.name}" if view else "give it another name",
             location=self.pipeline.location,
@@ -277,18 +326,19 @@ class PipelineSupervisor:
         )
 
     def _quarantine_failing_events(self, failure: BaseException) -> bool:
-        """Find the rows that make the batch fail, and skip them."""
+        """Quarantine the events that make the batch fail; returns False if no single event is the cause."""
         query = self._query
         ours = isinstance(failure, HeadwaterError) or source_error(failure) is not None
         if query is None or ours or self._stopping.is_set():
             return False
-        if self.pipeline.realtime or query.built.before_state is None:  # half a batch would mean nothing
+        # A part of a batch can be run alone only up to the first step that keeps state.
+        if self.pipeline.realtime or query.built.before_state is None:
             return False
-        self._report_state("waiting", "looking for the event that makes the function fail")
+        self._report_state("waiting", "searching for the event that makes the function fail")
         try:
             found = find_failing_events(self._spark(), query, self._context)
         except Exception:
-            logger.warning("%s: the search for the event was cut short", self.pipeline, exc_info=True)
+            logger.warning("%s: the search for failing events was interrupted", self.pipeline, exc_info=True)
             return False
         if found:
             self._context.store.skip(query.directory.query_id, found)
@@ -332,15 +382,15 @@ class PipelineSupervisor:
         try:
             self._context.check_owner()
             self._context.store.report(report)
-        except FencedError:  # then the other driver reports
+        except FencedError:  # the newer driver reports
             pass
-        except UnreachableError as away:  # a lost report must not stop the pipeline
-            logger.warning("%s: %s is not in the store: %s", pipeline, state, away.what)
+        except UnreachableError as unreachable:  # a lost report must not stop the pipeline
+            logger.warning("%s: the store does not show that it is %s: %s", pipeline, state, unreachable.what)
         with self._state_changed:
             self._state = state
             self._state_changed.notify_all()
 
 
 def _state_error_line(failure: BaseException) -> str:
-    """Returns the line of Spark's message that is about state."""
+    """Returns the line of the message that is about state."""
     return next(line.strip() for line in str(failure).splitlines() if _STATE_LOST.search(line))

@@ -16,7 +16,7 @@ __all__ = ["run_app"]
 
 @pytest.fixture(scope="session")
 def run_app() -> Iterator[Callable[..., AbstractContextManager[World]]]:
-    """`headwater.testing.run`, with Spark ended after the last test."""
+    """Returns `headwater.testing.run`; stops Spark after the last test."""
     from headwater.testing.world import run, stop_spark
 
     yield run

@@ -36,12 +36,12 @@ _spark: list[Spark] = []
 def run(app: App, *, now: datetime | str | None = None, rows: int = 400_000) -> Iterator[World]:
     """Run an app on real Spark, in a temporary folder that is removed afterwards.
 
-    Spark is started by the first test of a process and shared by the others.
+    The first test of a process starts Spark; all tests share it.
 
     Args:
         app: The app.
-        now: What the clock says at first; the present moment, if left out. It moves by `advance` only.
-        rows: About how many events a batch takes; small numbers try other cuts of the same events.
+        now: The initial time of the test clock; the current time, if omitted. Only `advance` moves the clock.
+        rows: The approximate number of events in a batch; a small number divides the same events into more batches.
 
     Example:
         >>> import headwater as hw
@@ -74,7 +74,7 @@ def run(app: App, *, now: datetime | str | None = None, rows: int = 400_000) -> 
 
 
 def get_spark() -> Spark:
-    """Returns the Spark session of this process."""
+    """Returns Spark, which all tests of this process share."""
     if not _spark:
         folder = tempfile.mkdtemp(prefix="headwater-spark-")
         _spark.append(Spark(Path(folder), SparkSettings(quick=True)))
@@ -83,15 +83,18 @@ def get_spark() -> Spark:
 
 
 def stop_spark() -> None:
-    """End Spark, if it was started."""
+    """Stop Spark, if it was started."""
     while _spark:
         _spark.pop().stop()
 
 
 class World:
-    """A running app. Made by `run`.
+    """A running app, created by `run`.
 
-    `client` is a client of its log and views, `data` its folder, `clock` the clock everything in it goes by.
+    Attributes:
+        client: A client of its log, views and queues.
+        data: Its data folder.
+        clock: The test clock, which all its parts use.
     """
 
     def __init__(self, engine: Engine, context: EngineContext, log: EventLog, clock: ManualClock, app: App) -> None:
@@ -130,29 +133,29 @@ class World:
         self._maintenance.for_each_topic(self._maintenance.append_idle_markers)
 
     def settle(self) -> None:
-        """Return when every pipeline has committed all there is, and workers have had every message that is due.
+        """Return when every pipeline has committed all events, and workers have processed every message that is due.
 
-        Workers run in the test's own thread, one message at a time. A message that failed comes again once `advance`
-        has let its rest pass.
+        Workers run in the thread of the test, one message at a time. A failed message is due again after `advance` has
+        passed its backoff.
 
         Raises:
-            HeadwaterError: A pipeline has failed for good.
+            HeadwaterError: A pipeline was given up.
         """
         self._engine.catch_up()
         while self._worker_pool is not None and self._worker_pool.drain():
             self._engine.catch_up()  # workers may have sent events
 
     def queue(self, name: str, **options: Any) -> OpenQueue:
-        """Returns a queue of the app, to publish to and look at; options as of `client.queue`."""
+        """Returns a queue of the app; the options are those of `client.queue`."""
         return self.client.queue(name, **options)
 
     def rows(self, view: str, **options: Any) -> list[dict[str, Any]]:
-        """Returns the rows of a view in the order of its key; options as of `client.view(…).rows`.
+        """Returns the rows of a view in the order of its key; the options are those of `client.view(…).rows`.
 
-        A pipeline that has failed still has the rows it committed before.
+        The rows that a failed pipeline has committed can still be read.
 
         Raises:
-            HeadwaterError: There is no such view, or its pipeline failed before it could make it.
+            HeadwaterError: There is no such view, or its pipeline failed before its first commit.
         """
         if view in self._engine.supervisors:
             try:
@@ -163,13 +166,13 @@ class World:
         return self.client.view(view).rows(**options)
 
     def counts(self, pipeline: str) -> EventCounts:
-        """What became of every event that the pipeline has read."""
+        """Returns the outcome of all events that a pipeline has read, as counts."""
         sql = "select in_, used, late, quarantined, dropped from hw_pipelines where name = ?"
         found = self.client.sql(sql, [pipeline]).rows
         return EventCounts(*found[0]) if found else EventCounts()
 
     def close(self) -> None:
-        """Let go of files."""
+        """Close the client, the workers and the responder."""
         if self._worker_pool is not None:
             self._worker_pool.stop()
         if self._responder is not None:
@@ -177,7 +180,7 @@ class World:
         self.client.close()
 
     def crash(self, point: str) -> None:
-        """Let the next batch that reaches this point die there; it is run again from the checkpoint.
+        """Make the next batch that reaches a failpoint fail there; it runs again from the checkpoint.
 
         Args:
             point: "before-sink", "before-sink-commit", "in-sink-commit", "after-sink-commit", "in-publish"

@@ -332,10 +332,12 @@ def _run_until_current(app: str | None, folder: Path, rebuild: tuple[str, ...], 
 
     if app is None:
         raise UsageError("there is nothing to run", fix="headwater run app.py --until-current")
-    if not _load_app(app).pipelines:
+    loaded = _load_app(app)
+    if not loaded.pipelines:
         raise UsageError(
             "the app has no pipelines, so there is nothing to bring up to date", fix=f"headwater run {app}"
         )
+    _declare_queues(loaded, folder, options.profile)
     output.note("Spark is starting")
     catch_up(app, folder, rebuild, profile=options.profile, notify=output.note)
     output.print_record({"current": True, "folder": str(folder)}, ["all pipelines have read the log to its end"])
@@ -346,10 +348,21 @@ def _start_workers(app: App, file: str, folder: Path, profile: str | None, outpu
     """Declare the app's queues and start its workers and answers, if it has any."""
     if not app.queues and not app.answers:
         return None
-    from headwater.backends import broker_url, open_broker
-    from headwater.profiles import read_profile
     from headwater.runner import WorkerProcesses
     from headwater.workers.process import plan_processes
+
+    _declare_queues(app, folder, profile)
+    workers = WorkerProcesses(file, folder, plan_processes(app), profile, output.note)
+    workers.start()
+    return workers
+
+
+def _declare_queues(app: App, folder: Path, profile: str | None) -> None:
+    """Create the app's queues, whether or not it has workers: other programs may publish to them at once."""
+    if not app.queues:
+        return
+    from headwater.backends import broker_url, open_broker
+    from headwater.profiles import read_profile
 
     broker = open_broker(broker_url(read_profile(profile), folder))
     try:
@@ -357,9 +370,6 @@ def _start_workers(app: App, file: str, folder: Path, profile: str | None, outpu
             broker.declare(queue.definition)
     finally:
         broker.close()
-    workers = WorkerProcesses(file, folder, plan_processes(app), profile, output.note)
-    workers.start()
-    return workers
 
 
 def _queue_lines(app: App | None) -> list[str]:

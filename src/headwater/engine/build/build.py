@@ -2,13 +2,14 @@
 
 `build` chooses between four forms: a plain Spark query, a Spark query followed by an operator at the sink, a query over
 tables that is compiled to a dataflow, and a table that applies a topic of changes. It checks the plan and chooses the
-output mode. Nothing is started here.
+output mode. It starts nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -31,7 +32,6 @@ from headwater.engine.source.log_source import LogSource
 from headwater.engine.spark.error_translation import translate_error
 from headwater.engine.state.state import SINCE, WEIGHT
 from headwater.engine.tables.zset import apply_with_weights
-from headwater.errors import BadPipelineError
 from headwater.pipelines import CorrectLate, Pipeline, PipelineKind, Table
 
 __all__ = ["BuiltQuery", "build", "call_function", "new_session"]
@@ -42,20 +42,24 @@ class BuiltQuery:
     """A pipeline in the form in which Spark runs it.
 
     Attributes:
-        mode: "update" gives rows that may still change, "append" only rows that are final.
+        pipeline: The pipeline.
+        inputs: Its inputs.
+        input_options: The options with which it reads them.
+        frame: The streaming DataFrame.
+        mode: "update" emits rows that may still change, "append" only rows that are final.
         stateful: Descriptions of the steps that keep state.
-        schema: Its columns.
+        schema: The columns of the result.
         window: The column that holds windows, if there is one.
         time: The column that holds the event time, if there is one.
-        state: What the state looks like to Spark, as text; a query can only go on with equal text.
+        state: A description of Spark's state; a query can only continue if it is unchanged.
         has_weights: Whether its rows carry weights (see `apply_with_weights`).
         delay: How much older than the watermark its rows may be, in microseconds: the range of its joins.
-        sink_stage: What runs at the sink; None when Spark does all.
-        spark_operators: Descriptions of what Headwater's operators keep in Spark's state.
-        quarantine_metrics: The names under which operators in Spark say which events they gave back.
-        state_metrics: The names under which they say how much they keep.
-        before_state: What the user's own code makes of its inputs before any operator of ours, on any DataFrames; None
-            where there is none.
+        sink_stage: The operator at the sink; None if all steps run in Spark.
+        spark_operators: Descriptions of the state of Headwater's operators in Spark.
+        quarantine_metrics: The names of the metrics with which operators in Spark report rejected events.
+        state_metrics: The names of the metrics with which they report the size of their state.
+        before_state: Applies the user's code up to the first operator, to any DataFrames; None if there is no such
+            code.
     """
 
     pipeline: Pipeline
@@ -78,17 +82,12 @@ class BuiltQuery:
 
     @property
     def source_inputs(self) -> tuple[Input, ...]:
-        """The inputs as Spark reads them: a view below a view twice, before and after each change."""
+        """The inputs as Spark reads them: a view over views reads each change twice, as the old and as the new row."""
         if not self.has_weights or self.sink_stage is not None:
             return self.inputs
         return tuple(
             read for i in self.inputs for read in ((i.as_new_rows(), i.as_old_rows()) if i.row_behaviour else (i,))
         )
-
-    @property
-    def drops_late(self) -> bool:
-        """Whether late events are dropped, because some step waits for event time."""
-        return self.input_options.drop_late
 
     @property
     def emits_versions(self) -> bool:
@@ -117,7 +116,7 @@ class BuiltQuery:
 
 
 def new_session(spark: SparkSession, *, empty_batches: bool) -> SparkSession:
-    """Returns a session for one query: it shares Spark, but not temporary names and settings."""
+    """Returns a session for one query: sessions share Spark, but not temporary views and settings."""
     session = spark.newSession()
     session.dataSource.register(LogSource)
     session.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", str(empty_batches).lower())
@@ -127,17 +126,18 @@ def new_session(spark: SparkSession, *, empty_batches: bool) -> SparkSession:
 def build(
     spark: SparkSession, pipeline: Pipeline, inputs: tuple[Input, ...], input_options: InputOptions
 ) -> BuiltQuery:
-    """Call the function and analyse its result; called twice, because the result decides how inputs are read.
+    """Call the user's function and build the query from its result.
+
+    The function is called at least twice, because the result of the first call decides how inputs are read and where
+    operators run.
 
     Raises:
-        BadPipelineError: The function failed, gave no streaming DataFrame, or Spark cannot run it.
+        BadPipelineError: The function failed, returned no streaming DataFrame, or Spark cannot run it.
     """
     if isinstance(pipeline.late, CorrectLate):
         input_options = replace(input_options, extra_lateness=pipeline.late.for_)
-    if pipeline.of_changes:
-        return _build_from_changes(spark, pipeline, inputs, input_options)
-    sql = _table_query(pipeline, inputs)
-    if sql is not None:
+    sql = None if pipeline.of_changes else _table_query(pipeline, inputs)
+    if pipeline.of_changes or sql is not None:
         return _build_over_tables(spark, pipeline, sql, inputs, input_options)
     checks.refuse_history(pipeline)
     inputs = tuple(input_.as_table() if input_.name in pipeline.tables else input_ for input_ in inputs)
@@ -151,7 +151,7 @@ def build(
         first, scope = _call_on_streams(probing, pipeline, inputs, input_options)
     operators = tuple(plan_analysis.stateful_steps(plan_analysis.plan_of(first)))
     if is_table_query(pipeline, inputs, operators):
-        return _build_over_tables(spark, pipeline, pipeline.sql or "", inputs, input_options)
+        return _build_over_tables(spark, pipeline, pipeline.sql, inputs, input_options)
     _refuse_unsafe(first, pipeline, inputs, operators)
     return _build_in_spark(spark, pipeline, inputs, input_options, (first, scope))
 
@@ -167,26 +167,26 @@ def _build_in_spark(
     first, scope = trial
     plan = plan_analysis.plan_of(first)
     operators = tuple(plan_analysis.stateful_steps(plan))
-    mode = _choose_mode(first, pipeline, operators)
-    has_weights = (
-        pipeline.kind is PipelineKind.VIEW and not operators and any(input_.row_behaviour for input_ in inputs)
-    )
-    input_options = replace(
-        input_options,
-        drop_late=bool(operators) and plan_analysis.output_mode_error(first, "append") is None,
-        alignment_files=_alignment_files(plan, inputs, input_options, has_weights=has_weights),
-        ipc_batches=True,
-    )
+    mode_error = partial(plan_analysis.output_mode_error, first)
+    mode = checks.choose_mode(pipeline, stateful=bool(operators), mode_error=mode_error)
+    view = pipeline.kind is PipelineKind.VIEW
+    has_weights = view and not operators and any(input_.row_behaviour for input_ in inputs)
     # Rows that wait for the watermark come in a separate batch, once the watermark is known.
     waits = bool(scope.descriptions) or (mode == "append" and bool(operators))
     session = new_session(spark, empty_batches=waits)
     whole = has_weights or bool(scope.descriptions)
-    input_options = replace(input_options, columns={} if whole else prune_columns(session, pipeline.apply, inputs))
-    frame = (
-        _build_weighted_frame(session, pipeline, inputs, input_options)
-        if has_weights
-        else _drop_hidden(_call_on_streams(session, pipeline, inputs, input_options)[0])
+    input_options = replace(
+        input_options,
+        drop_late=bool(operators) and mode_error("append") is None,
+        alignment_files=_alignment_files(plan, inputs, input_options, has_weights=has_weights),
+        ipc_batches=True,
+        columns={} if whole else prune_columns(session, pipeline.apply, inputs),
     )
+    if has_weights:
+        frame = _build_weighted_frame(session, pipeline, inputs, input_options)
+    else:
+        frame = _call_on_streams(session, pipeline, inputs, input_options)[0]
+        frame = frame.drop(*(name for name in frame.columns if name.startswith(HIDDEN_PREFIX)))
 
     def before_state(frames: Mapping[str, DataFrame]) -> DataFrame:
         return union_inputs(_call_in_scope(pipeline, inputs, frames, None)[1].entry_inputs)
@@ -211,10 +211,7 @@ def _call_on_streams(
     input_options: InputOptions,
     outside_spark: tuple[int, ...] | None = (),
 ) -> tuple[DataFrame, BuildScope]:
-    """Returns the function's result over streams and tables, and the scope with the operators it requested.
-
-    `outside_spark` has the same meaning as in `BuildScope`.
-    """
+    """Returns the function's result over streams and tables, and the scope with the operators it requested."""
     result, scope = _call_in_scope(pipeline, inputs, stream_inputs(session, inputs, input_options), outside_spark)
     return _require_stream(pipeline, result), scope
 
@@ -234,7 +231,10 @@ def _call_in_scope(
 def _build_with_sink_stage(
     session: SparkSession, pipeline: Pipeline, inputs: tuple[Input, ...], input_options: InputOptions, last: int
 ) -> BuiltQuery:
-    """Build a pipeline whose last step is an operator at the sink; Spark runs the steps before it."""
+    """Build a pipeline whose last operator runs at the sink; Spark runs the steps before it.
+
+    `last` is the number of that operator.
+    """
 
     def split(frames: Mapping[str, DataFrame]) -> tuple[SinkStage, BuildScope]:
         result, scope = _call_in_scope(pipeline, inputs, frames, (last,))
@@ -255,8 +255,7 @@ def _build_with_sink_stage(
     frame = sink_stage.frame()
     operators = tuple(plan_analysis.stateful_steps(plan_analysis.plan_of(frame)))
     _refuse_unsafe(frame, pipeline, inputs, operators)
-    if (refusal := plan_analysis.output_mode_error(frame, "append")) is not None:
-        raise checks.streaming_error(pipeline, refusal)
+    checks.choose_mode(pipeline, stateful=False, mode_error=partial(plan_analysis.output_mode_error, frame))
     schema = pa.schema(
         [f.with_nullable(True) for f in sink_stage.operator.schema if not f.name.startswith(HIDDEN_PREFIX)]
     )
@@ -274,12 +273,8 @@ def _build_with_sink_stage(
     )  # fmt: skip
 
 
-def _drop_hidden(frame: DataFrame) -> DataFrame:
-    return frame.drop(*(name for name in frame.columns if name.startswith(HIDDEN_PREFIX)))
-
-
 def _table_query(pipeline: Pipeline, inputs: tuple[Input, ...]) -> str | None:
-    """Returns the query of a view over tables alone; None for all other pipelines."""
+    """Returns the SQL of a pipeline that reads only tables; None for all others."""
     if pipeline.sql is not None:
         return pipeline.sql if is_table_query(pipeline, inputs) else None
     if not pipeline.tables or len(pipeline.tables) < len(inputs):
@@ -287,42 +282,28 @@ def _table_query(pipeline: Pipeline, inputs: tuple[Input, ...]) -> str | None:
     made = _apply_function(pipeline, {input_.name: Table.named(input_.name) for input_ in inputs})
     if not isinstance(made, Table):
         what = f"{pipeline} returned {type(made).__name__}, not a table"
-        raise BadPipelineError(what, fix="return the table", location=pipeline.location, pipeline=pipeline.name)
+        raise checks.pipeline_error(pipeline, what, fix="return the table")
     return made.sql
 
 
 def _build_over_tables(
-    spark: SparkSession, pipeline: Pipeline, sql: str, inputs: tuple[Input, ...], input_options: InputOptions
+    spark: SparkSession, pipeline: Pipeline, sql: str | None, inputs: tuple[Input, ...], input_options: InputOptions
 ) -> BuiltQuery:
+    """Build a pipeline over tables, or over a topic of changes if `sql` is None. Spark only reads its inputs."""
     session = new_session(spark, empty_batches=False)
     inputs = tuple(input_.as_table() for input_ in inputs)
     input_options = replace(input_options, drop_late=False, ipc_batches=True)
-    build_stage = build_table_stage if pipeline.history is None else build_history_stage
-    return _build_at_sink(pipeline, inputs, input_options, build_stage(session, pipeline, sql, inputs, input_options))
-
-
-def _build_from_changes(
-    spark: SparkSession, pipeline: Pipeline, inputs: tuple[Input, ...], input_options: InputOptions
-) -> BuiltQuery:
-    """Build the table that a topic of changes describes; each change has its own valid-from time."""
-    session = new_session(spark, empty_batches=False)
-    (changes,) = (input_.as_table() for input_ in inputs)
-    input_options = replace(input_options, drop_late=False, ipc_batches=True)
-    sink_stage = build_changes_stage(session, pipeline, changes, input_options)
-    return _build_at_sink(pipeline, (changes,), input_options, sink_stage)
-
-
-def _build_at_sink(
-    pipeline: Pipeline, inputs: tuple[Input, ...], input_options: InputOptions, sink_stage: SinkStage
-) -> BuiltQuery:
-    """Build a pipeline for which Spark only reads."""
-    schema = pa.schema([f for f in sink_stage.operator.schema if not f.name.startswith(HIDDEN_PREFIX)])
+    if sql is None:
+        stage = build_changes_stage(session, pipeline, inputs[0], input_options)
+    else:
+        build_stage = build_table_stage if pipeline.history is None else build_history_stage
+        stage = build_stage(session, pipeline, sql, inputs, input_options)
+    schema = pa.schema([f for f in stage.operator.schema if not f.name.startswith(HIDDEN_PREFIX)])
     checks.check_columns(pipeline, schema)
     window = plan_analysis.window_column(from_arrow_schema(schema))
     return BuiltQuery(
-        pipeline, inputs, input_options, sink_stage.frame(), "append", sink_stage.descriptions, schema, window, None,
-        sink_stage.operator.form, True,
-        sink_stage=sink_stage,
+        pipeline, inputs, input_options, stage.frame(), "append", stage.descriptions, schema, window, None,
+        stage.operator.form, True, sink_stage=stage,
     )  # fmt: skip
 
 
@@ -337,7 +318,7 @@ def call_function(pipeline: Pipeline, frames: Mapping[str, Any]) -> DataFrame:
     """Returns the result of the pipeline's function over streams.
 
     Raises:
-        BadPipelineError: It failed, or gave no streaming DataFrame.
+        BadPipelineError: It failed, or returned no streaming DataFrame.
     """
     return _require_stream(pipeline, _apply_function(pipeline, frames))
 
@@ -345,60 +326,42 @@ def call_function(pipeline: Pipeline, frames: Mapping[str, Any]) -> DataFrame:
 def _require_stream(pipeline: Pipeline, frame: Any) -> DataFrame:
     if not isinstance(frame, DataFrame):
         what = f"{pipeline} returned {type(frame).__name__}, not a DataFrame"
-        raise BadPipelineError(what, fix="return the DataFrame", location=pipeline.location, pipeline=pipeline.name)
+        raise checks.pipeline_error(pipeline, what, fix="return the DataFrame")
     if not frame.isStreaming:
-        what = f"{pipeline} returned a DataFrame that does not come from its inputs"
-        fix = f"start from {pipeline.inputs[0]}"
-        raise BadPipelineError(what, fix=fix, location=pipeline.location, pipeline=pipeline.name)
+        what = f"{pipeline} returned a DataFrame that does not depend on its inputs"
+        raise checks.pipeline_error(pipeline, what, fix=f"start from {pipeline.inputs[0]}")
     return frame
 
 
 def _build_weighted_frame(
     session: SparkSession, pipeline: Pipeline, inputs: tuple[Input, ...], input_options: InputOptions
 ) -> DataFrame:
-    """Build a view over views, as Z-set rows; the time of a change is not part of the row."""
-    after = stream_inputs(
-        session, tuple(input_.as_new_rows() if input_.row_behaviour else input_ for input_ in inputs), input_options
-    )
-    before = stream_inputs(
-        session, tuple(input_.as_old_rows() if input_.row_behaviour else input_ for input_ in inputs), input_options
-    )
-    timeless = {
-        input_.name
-        for input_ in inputs
-        if input_.row_behaviour and input_.row_behaviour is not RowBehaviour.OPEN and input_.lacks_event_time
-    }
-    views = {input_.name for input_ in inputs if input_.row_behaviour}
+    """Build a view over views, as Z-set rows. The time of a change is not part of the row."""
+    views = [input_ for input_ in inputs if input_.row_behaviour]
+    timeless = {i.name for i in views if i.row_behaviour is not RowBehaviour.OPEN and i.lacks_event_time}
 
-    def without_event_time(frames: Mapping[str, DataFrame]) -> dict[str, DataFrame]:
+    def read(view_rows: Callable[[Input], Input]) -> dict[str, DataFrame]:
+        sides = tuple(view_rows(input_) if input_.row_behaviour else input_ for input_ in inputs)
+        frames = stream_inputs(session, sides, input_options)
         return {name: frame.drop(DEFAULT_EVENT_TIME) if name in timeless else frame for name, frame in frames.items()}
 
-    old = {name: frame for name, frame in without_event_time(before).items() if name in views}
-    return apply_with_weights(lambda frames: call_function(pipeline, frames), without_event_time(after), old)
+    new, old = read(Input.as_new_rows), read(Input.as_old_rows)
+    return apply_with_weights(
+        lambda frames: call_function(pipeline, frames), new, {view.name: old[view.name] for view in views}
+    )
 
 
 def _refuse_unsafe(frame: DataFrame, pipeline: Pipeline, inputs: tuple[Input, ...], operators: tuple[str, ...]) -> None:
-    plan: Any = plan_analysis.plan_of(frame)
-    checks.refuse_nondeterminism(pipeline, plan)
-    checks.refuse_unbounded_join(frame, pipeline)
+    checks.refuse_nondeterminism(pipeline, plan_analysis.plan_of(frame).toString())
+    checks.refuse_unbounded_join(pipeline, plan_analysis.join_wait_times(frame))
     if operators:
         checks.refuse_changing_rows(pipeline, inputs)
-
-
-def _choose_mode(frame: DataFrame, pipeline: Pipeline, operators: tuple[str, ...]) -> plan_analysis.Mode:
-    """Choose the output mode: rows as early as possible for a view, final rows for everything else."""
-    if pipeline.kind is PipelineKind.VIEW and operators and plan_analysis.output_mode_error(frame, "update") is None:
-        return "update"
-    refusal = plan_analysis.output_mode_error(frame, "append")
-    if refusal is None:
-        return "append"
-    raise checks.streaming_error(pipeline, refusal)
 
 
 def _alignment_files(
     plan: Any, inputs: tuple[Input, ...], input_options: InputOptions, *, has_weights: bool
 ) -> dict[str, str]:
-    """Returns the inputs that Spark reads more than once, each with the file that aligns its uses."""
+    """Returns the inputs that Spark reads more than once, each with the file that aligns the reads."""
     return {
         input_.name: f"{input_options.skip_files[input_.name]}.decided"
         for number, input_ in enumerate(inputs)

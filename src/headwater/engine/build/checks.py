@@ -1,10 +1,11 @@
-"""Static checks of a pipeline's plan, and column pruning for its inputs.
+"""Static checks of a pipeline, and column pruning for its inputs.
 
 The `refuse_*` functions reject pipelines that Spark would accept and then run incorrectly, silently or without bound.
+They take plain data, such as the text of a plan, and need no Spark.
 
-`prune_columns` finds the columns of its inputs that a function needs. Spark prunes columns of its own sources but not
-of a Python source. So the optimiser runs over the same function on batch tables of the same type, and the result is
-used for the stream.
+`prune_columns` finds the columns that a function needs of its inputs. Spark prunes columns of its own sources but not
+of a Python source. So the function is applied to empty batch tables of the same type, Spark's optimiser prunes their
+columns, and the stream reads the same columns.
 """
 
 from __future__ import annotations
@@ -12,22 +13,23 @@ from __future__ import annotations
 import logging
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import StructType
 
 from headwater.engine.build.inputs import Input, RowBehaviour
-from headwater.engine.build.plan_analysis import WATERMARK_DELAY_KEY, join_wait_times
+from headwater.engine.build.plan_analysis import WATERMARK_DELAY_KEY, Mode
 from headwater.engine.source.visible_rows import HIDDEN_COLUMNS
 from headwater.errors import BadPipelineError
 from headwater.pipelines import Pipeline, PipelineKind
 
 __all__ = [
     "check_columns",
+    "choose_mode",
+    "pipeline_error",
     "prune_columns",
     "refuse_changing_rows",
     "refuse_corrections",
@@ -35,80 +37,66 @@ __all__ = [
     "refuse_history",
     "refuse_nondeterminism",
     "refuse_unbounded_join",
-    "streaming_error",
 ]
 
 logger = logging.getLogger("headwater.engine")
 _LEAF: Final = "Relation"
 _PASS_THROUGH: Final = ("Filter", "Join", "Sort", "GlobalLimit", "LocalLimit", "BatchEvalPython", "ArrowEvalPython")
-"""Steps that pass on the columns they are given."""
+"""Steps that keep all columns of their input."""
 _PROJECTING: Final = ("Project", "Aggregate")
-"""Steps that pass on nothing but what they name."""
+"""Steps that keep only the columns they name."""
 
 
 def prune_columns(
     session: SparkSession, apply: Callable[[Mapping[str, DataFrame]], DataFrame], inputs: tuple[Input, ...]
 ) -> dict[str, tuple[str, ...]]:
-    """Returns the columns of each input that are needed, in order, with event time and hidden columns.
+    """Returns the needed columns of each input, in order, with event time and hidden columns.
 
-    All columns of an input, where the optimiser cannot tell.
+    Returns all columns if the plan does not tell which are needed.
 
     Args:
         session: The session.
-        apply: What is made of the inputs.
+        apply: The function over the inputs.
         inputs: The inputs.
     """
     wholes = {input_.name: tuple(input_.schema.names) for input_ in inputs}
     if any(not name.isidentifier() for names in wholes.values() for name in names):
-        return wholes  # plans are read as text
+        return wholes  # attribute sets are parsed from text
+    tables = {}
     try:
         with tempfile.TemporaryDirectory(prefix="headwater-") as nothing:
-            tables = {
-                input_.name: session.read.schema(_schema_with_watermark(input_)).parquet(nothing) for input_ in inputs
-            }
+            for input_ in inputs:
+                schema = from_arrow_schema(input_.schema)
+                schema[input_.time].metadata = {WATERMARK_DELAY_KEY: 0}
+                tables[input_.name] = session.read.schema(schema).parquet(nothing)
             plan = apply(tables)._jdf.queryExecution().optimizedPlan()
             used = set(_read_attributes(plan, _parse_attributes(plan.outputSet())))
-    except Exception:  # what works on streams only; the stream itself will tell
+    except Exception:  # the function may use steps that exist only for streams
         logger.debug("all columns are read", exc_info=True)
         return wholes
     if None in used:
         return wholes
-    names = {attribute.rpartition("#")[0] for attribute in used if attribute is not None}
-    return {
-        input_.name: tuple(
-            name for name in wholes[input_.name] if name in names or name == input_.time or name in HIDDEN_COLUMNS
-        )
-        for input_ in inputs
-    }
-
-
-def _schema_with_watermark(input_: Input) -> StructType:
-    """Returns the columns of an input, with the metadata that marks its event time."""
-    schema = from_arrow_schema(input_.schema)
-    schema[input_.time].metadata = {WATERMARK_DELAY_KEY: 0}
-    return schema
+    names = {attribute.rpartition("#")[0] for attribute in used if attribute is not None} | set(HIDDEN_COLUMNS)
+    return {i.name: tuple(name for name in wholes[i.name] if name in names or name == i.time) for i in inputs}
 
 
 def _read_attributes(plan: Any, wanted: set[str]) -> Iterator[str | None]:
-    """Returns the attributes that the plan reads from its leaves; None if unknown."""
+    """Yields the attributes that a plan reads from its leaves; None if a step does not tell."""
     name = plan.nodeName()
     children = [plan.children().apply(number) for number in range(plan.children().size())]
     if not children:
         yield from wanted & _parse_attributes(plan.outputSet()) if _LEAF in name else ()
         return
-    named = _parse_attributes(plan.references())
-    if name == "Union":
-        yield from (None for _ in children)
-        return
     if name not in _PROJECTING + _PASS_THROUGH:
         yield None
         return
+    named = _parse_attributes(plan.references())
     for child in children:
         yield from _read_attributes(child, named if name in _PROJECTING else wanted | named)
 
 
 def _parse_attributes(found: Any) -> set[str]:
-    """Parse names with Spark's expression ids from the text of an attribute set."""
+    """Returns the names and expression ids of an attribute set, such as `amount#17`, from its text."""
     return set(re.findall(r"[^\s,{}]+#\d+", found.toString()))
 
 
@@ -117,70 +105,85 @@ _NONDETERMINISTIC: Final = re.compile(
 )
 
 
-def refuse_nondeterminism(pipeline: Pipeline, plan: Any) -> None:
-    """Refuse nondeterministic expressions: a range that runs again must give the same rows."""
-    found = _NONDETERMINISTIC.search(plan.toString())
+def refuse_nondeterminism(pipeline: Pipeline, plan: str) -> None:
+    """Refuse nondeterministic functions in the text of a plan: a batch that runs again must return the same rows."""
+    found = _NONDETERMINISTIC.search(plan)
     if found:
-        what = f"{pipeline} uses {found[1]}(), which gives another answer each time"
-        detail = "a batch that is run again after a crash must give the same rows"
+        what = f"{pipeline} uses {found[1]}(), which returns another value each time"
+        detail = "a batch that runs again after a crash must return the same rows"
         fix = "take the time from the event" if found[1] not in ("rand", "randn", "uuid", "shuffle") else None
-        raise _pipeline_error(pipeline, what, detail, fix)
+        raise pipeline_error(pipeline, what, detail, fix)
 
 
-def refuse_unbounded_join(frame: DataFrame, pipeline: Pipeline) -> None:
-    """Refuse a stream join without a time bound: Spark would keep its rows for ever."""
-    for side, wait in join_wait_times(frame):
+def refuse_unbounded_join(pipeline: Pipeline, wait_times: Iterable[tuple[str, int | None]]) -> None:
+    """Refuse a stream join without a time range: Spark would keep its rows for ever.
+
+    Args:
+        pipeline: The pipeline.
+        wait_times: How long rows of each side of each join wait for a match, as `join_wait_times` returns it.
+    """
+    for side, wait in wait_times:
         if wait is None:
-            what = f"{pipeline} joins two streams without a range of time: its {side} side waits for ever"
-            detail = "nothing would ever be forgotten, and an outer join would never give the rows that find no partner"
+            what = f"{pipeline} joins two streams without a time range: rows of the {side} side wait for ever"
+            detail = "state would grow without bound, and an outer join would never emit unmatched rows"
             fix = "add a range to the condition: paid_at between placed_at and placed_at + interval 10 minutes"
-            raise _pipeline_error(pipeline, what, detail, fix)
+            raise pipeline_error(pipeline, what, detail, fix)
 
 
 def refuse_changing_rows(pipeline: Pipeline, inputs: tuple[Input, ...]) -> None:
     """Refuse a stateful step over rows that change for ever: it would count every version."""
     for input_ in inputs:
         if input_.row_behaviour is RowBehaviour.CHANGING:
-            what = f'{pipeline} keeps state over view "{input_.name}", whose rows change for ever'
-            detail = "it would count each version of a row as a row of its own"
-            fix = f"take it as a table: {input_.name}: hw.Table, or write the view in SQL"
-            raise _pipeline_error(pipeline, what, detail, fix)
+            what = f'{pipeline} keeps state over view "{input_.name}", whose rows may change at any time'
+            detail = "it would count each version of a row as a separate row"
+            fix = f"read it as a table: {input_.name}: hw.Table, or write the view in SQL"
+            raise pipeline_error(pipeline, what, detail, fix)
 
 
 def refuse_following_steps(pipeline: Pipeline, operators: list[str]) -> None:
     """Refuse steps after an operator that corrects its rows: they could not process corrections."""
     if operators:
-        what = f"{pipeline} goes on after {operators[0]}, whose rows are corrected"
-        fix = f"return what {operators[0]} gives in a view, and go on in a pipeline that reads the view"
-        raise _pipeline_error(pipeline, what, None, fix)
+        what = f"{pipeline} has a step after {operators[0]}, whose rows are corrected"
+        fix = f"return the result of {operators[0]} in a view, and read that view in another pipeline"
+        raise pipeline_error(pipeline, what, fix=fix)
 
 
 def refuse_corrections(pipeline: Pipeline, operator_name: str) -> None:
     """Refuse corrections in a stream: its rows are final."""
     if pipeline.kind is not PipelineKind.VIEW:
-        what = f"{pipeline} cannot take back rows, and {operator_name} corrects what it has given"
-        raise _pipeline_error(pipeline, what, None, "make it a view: @app.view(key=…)")
+        what = f"{pipeline} cannot retract rows, and {operator_name} corrects earlier rows"
+        raise pipeline_error(pipeline, what, fix="make it a view: @app.view(key=…)")
 
 
 def refuse_history(pipeline: Pipeline) -> None:
     """Refuse a history of events: only a table has one."""
     if pipeline.history is not None:
-        what = f"{pipeline} asks for history, and is not made of a table"
-        annotated, declared = (
-            f"annotate its parameter: {pipeline.inputs[0]}: hw.Table",
-            f'app.table("{pipeline.inputs[0]}", …, key=…)',
-        )
-        raise _pipeline_error(pipeline, what, None, annotated if pipeline.sql is None else declared)
+        first = pipeline.inputs[0]
+        annotate, declare = f"annotate its parameter: {first}: hw.Table", f'app.table("{first}", …, key=…)'
+        what = f"{pipeline} requests history, but does not read a table"
+        raise pipeline_error(pipeline, what, fix=annotate if pipeline.sql is None else declare)
 
 
-def streaming_error(pipeline: Pipeline, reason: str) -> BadPipelineError:
-    """Returns the error of a plan that Spark cannot run as a stream in any output mode."""
-    if pipeline.kind is not PipelineKind.VIEW:
-        detail = f"its rows would change after they were written\nSpark: {reason}"
-        fix = "make it a view, or group by a window of the event time"
-    else:
-        detail, fix = f"Spark: {reason}", "headwater help BAD_PIPELINE"
-    return _pipeline_error(pipeline, f"{pipeline} cannot run on a stream", detail, fix)
+def choose_mode(pipeline: Pipeline, *, stateful: bool, mode_error: Callable[[Mode], str | None]) -> Mode:
+    """Choose the output mode: rows as early as possible for a view, final rows for everything else.
+
+    Args:
+        pipeline: The pipeline.
+        stateful: Whether a step of its plan keeps state.
+        mode_error: Returns why Spark refuses the plan in a mode; None if it accepts it.
+
+    Raises:
+        BadPipelineError: Spark can run it in no mode.
+    """
+    view = pipeline.kind is PipelineKind.VIEW
+    if view and stateful and mode_error("update") is None:
+        return "update"
+    reason = mode_error("append")
+    if reason is None:
+        return "append"
+    detail = f"Spark: {reason}" if view else f"its rows would change after they were written\nSpark: {reason}"
+    fix = "headwater help BAD_PIPELINE" if view else "make it a view, or group by a window of the event time"
+    raise pipeline_error(pipeline, f"{pipeline} cannot run on a stream", detail, fix)
 
 
 def check_columns(pipeline: Pipeline, schema: pa.Schema) -> None:
@@ -188,12 +191,15 @@ def check_columns(pipeline: Pipeline, schema: pa.Schema) -> None:
     double = {name for name in schema.names if schema.names.count(name) > 1}
     if double:
         what = f'{pipeline} returns two columns named "{sorted(double)[0]}"'
-        raise _pipeline_error(pipeline, what, None, "drop one, or give it another name with alias")
+        raise pipeline_error(pipeline, what, fix="drop one, or rename it with alias")
     missing = [column for column in pipeline.key if column not in schema.names]
     if missing:
-        what = f'{pipeline} returns no column "{missing[0]}", which is its key'
-        raise _pipeline_error(pipeline, what, f"it returns: {', '.join(schema.names)}", None)
+        what = f'{pipeline} does not return its key column "{missing[0]}"'
+        raise pipeline_error(pipeline, what, f"it returns: {', '.join(schema.names)}")
 
 
-def _pipeline_error(pipeline: Pipeline, what: str, detail: str | None, fix: str | None) -> BadPipelineError:
+def pipeline_error(
+    pipeline: Pipeline, what: str, detail: str | None = None, fix: str | None = None
+) -> BadPipelineError:
+    """Returns an error about a pipeline, with its location in the user's file."""
     return BadPipelineError(what, detail=detail, fix=fix, location=pipeline.location, pipeline=pipeline.name)

@@ -26,10 +26,10 @@ from headwater.engine.state.key_groups import IPC_BATCH_SCHEMA, BatchPacker, att
 from headwater.engine.state.state import DELETED, OFFSET, PARTITION, SINCE
 from headwater.log import Topic
 
-__all__ = ["DEFAULT_EVENT_TIME", "Input", "InputOptions", "RowBehaviour", "stream_inputs"]
+__all__ = ["DEFAULT_EVENT_TIME", "Input", "InputOptions", "RowBehaviour", "source_options", "stream_inputs"]
 
 DEFAULT_EVENT_TIME: Final = "occurred_at"
-"""The event-time column of topics whose type has none: what the sender said, else arrival."""
+"""The event-time column of topics whose type has none: the sender's event time, or else the arrival time."""
 _WATERMARK_DELAY = f"{WATERMARK_ROW_SHIFT // 86_400_000_000} days"
 
 
@@ -37,11 +37,11 @@ class RowBehaviour(StrEnum):
     """The behaviour of a view's rows, as a downstream pipeline sees it."""
 
     OPEN = "open"
-    """They are shown while their window is open, and told apart once they are final."""
+    """Rows are shown while their window is open; a change of kind "final" marks the last version."""
     CHANGING = "changing"
-    """They may change for ever."""
+    """Rows may change at any time."""
     FINAL = "final"
-    """They are final when they come."""
+    """Rows never change."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,12 @@ class Input:
 
     Args:
         name: The parameter's name.
-        topic: The topic it reads; of a view, the topic of its changes.
-        row_behaviour: How the rows of the view behave; None for a plain topic.
-        ops: Of a view, the kinds of change that count.
-        side: Of a view, whether the row before or after the change is the event; "table" for a table that changes.
-        has_position: Whether rows say where they stand in their topic.
-        view_key: Of a view, the columns of its key.
+        topic: The topic; for a view, its changelog topic.
+        row_behaviour: The behaviour of the view's rows; None for a plain topic.
+        ops: For a view, the kinds of change that are events.
+        side: For a view, which row of a change is the event, "before" or "after"; "table" for a changing table.
+        has_position: Whether rows have hidden columns with their partition and offset.
+        view_key: For a view, the columns of its key.
     """
 
     name: str
@@ -68,18 +68,18 @@ class Input:
 
     @classmethod
     def of_view(cls, name: str, topic: Topic, row_behaviour: RowBehaviour, key: tuple[str, ...]) -> Input:
-        """Returns a view as a stream of events: each row once, when it is final, if it ever is."""
+        """Returns a view as a stream of events: final rows if its rows become final, otherwise every new version."""
         ops = ("final",) if row_behaviour is RowBehaviour.OPEN else ("insert", "update")
         return cls(name, topic, row_behaviour, ops, view_key=key)
 
     def as_table(self) -> Input:
-        """Returns a table that changes: each row replaces the one with its key, and deletes are included."""
+        """Returns the input as a changing table: each row replaces the one with its key, and deletes are included."""
         ops = ("insert", "update", "delete") if self.row_behaviour else ()
         return replace(self, ops=ops, side="table", has_position=True)
 
     @property
     def is_table(self) -> bool:
-        """Whether it is a table that changes."""
+        """Whether it is a changing table."""
         return self.side == "table"
 
     @property
@@ -88,16 +88,16 @@ class Input:
         return self.view_key or self.topic.key
 
     def as_new_rows(self) -> Input:
-        """Returns all new rows of the view."""
+        """Returns the input with the new rows of all changes of the view."""
         return replace(self, ops=("insert", "update"), side="after")
 
     def as_old_rows(self) -> Input:
-        """Returns all previous rows of the view."""
+        """Returns the input with the previous rows of all changes of the view."""
         return replace(self, ops=("update", "delete"), side="before")
 
     @property
     def lacks_event_time(self) -> bool:
-        """Whether its event time is a column that the view itself lacks."""
+        """Whether its event-time column is not a column of the view."""
         return DEFAULT_EVENT_TIME not in [field.name for field in self.topic.schema.field("after").type]
 
     @property
@@ -120,7 +120,7 @@ class Input:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns the function sees."""
+        """The columns that the function receives."""
         fields = list(self.row_schema)
         if self.time not in [field.name for field in fields]:
             fields.append(pa.field(self.time, pa.timestamp("us", "UTC")))
@@ -129,7 +129,7 @@ class Input:
         return pa.schema([field.with_nullable(True) for field in fields])
 
     def visible_rows(self, lateness: int = -1) -> VisibleRows:
-        """Returns how its rows are made from the log's rows."""
+        """Returns the selection of rows and columns from the log's batches."""
         return VisibleRows(tuple(self.schema.names), self.time, self.ops, lateness, self.side)
 
 
@@ -138,21 +138,21 @@ class InputOptions:
     """The options with which a query reads its inputs.
 
     Args:
-        log_url: Where the log is.
-        pacer_file: The file its inputs share (see `BatchPacer`).
-        barrier_file: Another one (see `TableBarrier`).
-        skip_files: Where the offsets to leave out stand, by name of the input.
-        start_offsets: Where it begins, by name of the input.
-        drop_late: Whether late rows are left out; without it all rows pass.
-        extra_lateness: How much longer than the topic's lateness a row may take.
-        batch_rows: About how many a batch takes while catching up.
-        cores: Into how many tasks a batch is cut.
+        log_url: The address of the log.
+        pacer_file: The file that its inputs share for pacing (see `BatchPacer`).
+        barrier_file: The file that its inputs share for loading tables (see `TableBarrier`).
+        skip_files: The files with the offsets to skip, by name of the input.
+        start_offsets: The offsets at which the query begins, by name of the input.
+        drop_late: Whether late rows are left out.
+        extra_lateness: Time to wait for late rows in addition to the topic's lateness.
+        batch_rows: The approximate number of rows in a batch while catching up.
+        cores: The number of tasks of a batch.
         max_wait: The longest wait for events, in seconds; 0 never waits.
-        columns: The columns that are read, by name of the input; all, by default.
-        end_offsets: Where it ends, by name of the input; nowhere, by default.
-        alignment_files: For inputs that the function uses more than once: the file that aligns the uses.
-        ipc_batches: Whether operators get the other inputs as Arrow IPC batches; Spark cannot count several uses of
-            one.
+        columns: The columns to read, by name of the input; all, by default.
+        end_offsets: The offsets at which the query ends, by name of the input; it has no end, by default.
+        alignment_files: For inputs that Spark reads more than once, the file that aligns the reads.
+        ipc_batches: Whether operators get other inputs as Arrow IPC batches. Rows of aligned inputs could not be
+            counted that way.
     """
 
     log_url: str
@@ -171,17 +171,17 @@ class InputOptions:
     ipc_batches: bool = False
 
     def lateness(self, input_: Input) -> int:
-        """Microseconds after which a row is late; negative when none is."""
+        """Returns the microseconds after which a row is late; negative if no row ever is."""
         if not self.drop_late and not input_.is_table:
             return -1
         return (input_.topic.lateness + self.extra_lateness) // timedelta(microseconds=1)
 
     def columns_of(self, input_: Input) -> tuple[str, ...]:
-        """Returns the columns that are read of an input."""
+        """Returns the columns to read of an input."""
         return self.columns.get(input_.name, tuple(input_.schema.names))
 
     def visible_rows(self, input_: Input) -> VisibleRows:
-        """Returns how rows of an input are made from the log's rows."""
+        """Returns the selection of rows and columns of an input, with the lateness of this query."""
         return input_.visible_rows(self.lateness(input_))
 
 
@@ -189,24 +189,25 @@ def stream_inputs(
     session: SparkSession, inputs: tuple[Input, ...], input_options: InputOptions
 ) -> dict[str, DataFrame]:
     """Returns a streaming DataFrame for each input, by name."""
-    topics = [input_.topic.name for input_ in inputs]
-    # Without events no input waits for a table.
-    tables = [number for number, input_ in enumerate(inputs) if input_.is_table]
-    tables = tables if len(tables) < len(inputs) else []
     found = {}
     for number, input_ in enumerate(inputs):
-        options = _source_options(input_, input_options, topics, tables, number)
-        frame = _add_watermark(_load_stream(session, input_, input_options, options, number), input_)
+        options = source_options(inputs, number, input_options)
+        schema = pa.schema([input_.schema.field(name) for name in input_options.columns_of(input_)])
+        frame = _read_stream(session, schema, options)
+        if input_.has_position and not input_.is_table and number:  # rows of a table are never in a union
+            frame = tag_input(frame, number)
+        frame = _add_watermark(frame, input_.time, input_, F.count(F.lit(1)))
         if input_options.ipc_batches and input_.has_position and input_.name not in input_options.alignment_files:
-            frame = attach_ipc_source(frame, partial(_load_ipc_batches, session, input_, options))
+            frame = attach_ipc_source(frame, partial(_read_ipc_batches, session, input_, options))
         found[input_.name] = frame
     return found
 
 
-def _source_options(
-    input_: Input, input_options: InputOptions, topics: list[str], tables: list[int], number: int
-) -> dict[str, str]:
-    """Returns the options of `LogSource`."""
+def source_options(inputs: tuple[Input, ...], number: int, input_options: InputOptions) -> dict[str, str]:
+    """Returns the options of `LogSource` for one of the inputs."""
+    input_, topics = inputs[number], [each.topic.name for each in inputs]
+    tables = [index for index, each in enumerate(inputs) if each.is_table]
+    tables = tables if len(tables) < len(inputs) else []  # without events, no input waits for a table
     return {
         "url": input_options.log_url,
         "topic": input_.topic.name,
@@ -230,38 +231,25 @@ def _source_options(
     }
 
 
-def _load_stream(
-    session: SparkSession, input_: Input, input_options: InputOptions, options: Mapping[str, str], number: int
-) -> DataFrame:
-    schema = pa.schema([input_.schema.field(name) for name in input_options.columns_of(input_)])
-    frame = _read_stream(session, schema, options)
-    # Rows of a table are never combined with rows of another input.
-    return tag_input(frame, number) if input_.has_position and not input_.is_table and number else frame
-
-
 def _read_stream(session: SparkSession, schema: pa.Schema, options: Mapping[str, str]) -> DataFrame:
     reader = session.readStream.format("headwater").schema(from_arrow_schema(schema))
     return reader.options(**options).load()
 
 
-def _add_watermark(frame: DataFrame, input_: Input) -> DataFrame:
-    """Let only the source's watermark rows advance Spark's watermark, then filter them out.
-
-    Spark moves filters that do not name the time column below the watermark, where they would remove the watermark
-    rows. It moves none below `observe`, whose count is also what the ledger calls used.
-    """
-    return _count_rows(frame, input_.time, input_, F.count(F.lit(1)))
-
-
-def _load_ipc_batches(
+def _read_ipc_batches(
     session: SparkSession, input_: Input, options: Mapping[str, str], packer: BatchPacker
 ) -> DataFrame:
-    """Returns the same rows as Arrow IPC batches."""
+    """Returns the rows of an input as Arrow IPC batches."""
     frame = _read_stream(session, IPC_BATCH_SCHEMA, {**options, "packing": json.dumps(asdict(packer))})
-    return _count_rows(frame, "at", input_, F.coalesce(F.sum("count"), F.lit(0)))
+    return _add_watermark(frame, "at", input_, F.coalesce(F.sum("count"), F.lit(0)))
 
 
-def _count_rows(frame: DataFrame, time: str, input_: Input, rows: Column) -> DataFrame:
+def _add_watermark(frame: DataFrame, time: str, input_: Input, rows: Column) -> DataFrame:
+    """Count the rows, let only the source's watermark rows advance Spark's watermark, and filter these out.
+
+    The order matters. Spark moves filters that do not name the time column below the watermark, where they would remove
+    the watermark rows. It moves no filter below `observe`, whose count is also the ledger's number of used events.
+    """
     return (
         frame.withWatermark(time, _WATERMARK_DELAY)
         .observe(input_.metric_name, rows.alias("rows"))

@@ -42,7 +42,7 @@ __all__ = [
 KEY_GROUPS: Final = 8
 """The number of key groups of an operator in Spark; part of the format of its state.
 
-It bounds the number of parallel tasks. Each key group costs about a millisecond of CPU per batch.
+It limits the number of parallel tasks. Each key group costs about a millisecond of CPU per batch.
 """
 _SINK_STAGE: Final = "_hw_after_spark"
 _POSITION_HELP: Final = (
@@ -56,15 +56,15 @@ class BuildScope:
     """The state of one call of a user's function: its tables and the operators it requests.
 
     Attributes:
-        tables: The tables it was given, by name.
-        final: Whether its rows must be final when they come, because nobody could correct them.
-        outside_spark: Which operators are not to be put into Spark's query, by number; None for all of them.
-        descriptions: What the operators keep in state, for messages.
-        state_forms: What their states look like.
-        last_only: Those that must be the last step.
-        entry_inputs: What reaches operators from the inputs, and not from another operator.
-        quarantine_metrics: Of those in Spark's query that give events back, the names under which they say which.
-        state_metrics: Of all that are in Spark's query, the names under which they say how much they keep.
+        tables: The tables that the function receives, by name.
+        final: Whether result rows must be final, because a stream cannot correct them.
+        outside_spark: The numbers of the operators that are not placed in Spark's query; None for all of them.
+        descriptions: Descriptions of the state of each operator, for messages.
+        state_forms: Descriptions of the format of each state, which are stored and compared.
+        last_only: The operators that must be the last step.
+        entry_inputs: The inputs of operators that do not come from another operator.
+        quarantine_metrics: The names of the metrics with which operators in Spark report rejected events.
+        state_metrics: The names of the metrics with which operators in Spark report the size of their state.
     """
 
     tables: Mapping[str, tuple[Input, DataFrame]]
@@ -77,6 +77,15 @@ class BuildScope:
     quarantine_metrics: list[str] = field(default_factory=list)
     state_metrics: list[str] = field(default_factory=list)
 
+    def runs_in_spark(self, number: int) -> bool:
+        """Returns whether an operator is placed in Spark's query.
+
+        Example:
+            >>> [BuildScope({}, final=True, outside_spark=o).runs_in_spark(1) for o in (None, (), (1,))]
+            [False, True, False]
+        """
+        return self.outside_spark is not None and number not in self.outside_spark
+
 
 class OperatorFactory(Protocol):
     """Creates an operator for a host."""
@@ -85,7 +94,7 @@ class OperatorFactory(Protocol):
         """Create the operator.
 
         Args:
-            final: Whether its rows must be final when they come.
+            final: Whether it must emit final rows only.
         """
 
 
@@ -109,13 +118,13 @@ def table_input(table: Any, operator_name: str) -> StageInput:
     """Returns the changes of a table that the user's function received.
 
     Raises:
-        BadPipelineError: It is no table, or one that the function has made itself.
+        BadPipelineError: It is not a table, or not one that the function received.
     """
     known = _require_scope(operator_name).tables
     name = table.inputs[0] if isinstance(table, Table) and len(table.inputs) == 1 else None
     if name is None or name not in known or table != Table.named(name):
-        what = f"{operator_name} needs a table as the function was given it, not {type(table).__name__}"
-        fix = "annotate the parameter: products: hw.Table; of a table that you filter or join, make a view first"
+        what = f"{operator_name} needs a table that the function receives as a parameter, not {type(table).__name__}"
+        fix = "annotate the parameter: products: hw.Table; for a filtered or joined table, create a view first"
         raise BadPipelineError(what, fix=fix, location=SourceLocation.of_caller())
     input_, frame = known[name]
     return StageInput(frame, input_.time)
@@ -125,7 +134,7 @@ def stream_input(events: Any, operator_name: str) -> StageInput:
     """Returns the events that an operator reads.
 
     Raises:
-        BadPipelineError: They have no time any more, or are no events.
+        BadPipelineError: It is not a DataFrame, or has no event time.
     """
     if not isinstance(events, DataFrame):
         what = f"{operator_name} takes events, not {type(events).__name__}"
@@ -141,7 +150,7 @@ def stream_input(events: Any, operator_name: str) -> StageInput:
 
 
 def visible_schema(input_: StageInput) -> pa.Schema:
-    """Returns the columns that a user sees of a frame."""
+    """Returns the columns of an input without the hidden ones."""
     schema = to_arrow_schema(input_.frame.schema, timezone="UTC")
     return pa.schema([f.with_nullable(True) for f in schema if not f.name.startswith(HIDDEN_PREFIX)])
 
@@ -152,16 +161,16 @@ def place_operator(
     """Returns the result of an operator.
 
     Args:
-        make: Makes the operator.
+        make: Creates the operator.
         inputs: Its inputs.
-        description: What it keeps in state, for messages.
+        description: A description of its state, for messages.
         operator_name: The name of the function that the user called.
     """
     scope = _require_scope(operator_name)
     if scope.outside_spark is not None:
         _require_position(inputs, operator_name)
     inside, beside = make(final=True), make(final=scope.final)
-    deferred = scope.outside_spark is None or len(scope.descriptions) in scope.outside_spark
+    in_spark = scope.runs_in_spark(len(scope.descriptions))
     scope.descriptions.append(description)
     scope.entry_inputs.extend(
         one for one in inputs if _operator_placeholder.__name__ not in plan_of(one.frame).toString()
@@ -172,7 +181,7 @@ def place_operator(
         scope.last_only.append(operator_name)
     frames, times = [one.frame for one in inputs], [one.time for one in inputs]
     time = times[0] if times[0] in inside.schema.names else None
-    if not deferred:
+    if in_spark:
         scope.state_metrics.append(f"kept.{len(scope.descriptions)}")
         result = apply_in_spark(
             inside, frames, times=times, key_groups=KEY_GROUPS, time=time, metric=scope.state_metrics[-1]
@@ -185,7 +194,7 @@ def place_operator(
 
 
 def _require_position(inputs: tuple[StageInput, ...], operator_name: str) -> None:
-    """Check for partition and offset: equal events are distinguished only by their position."""
+    """Check that rows have partition and offset: equal events differ only in their position."""
     if not all(one.frame.columns.count(name) == 1 for one in inputs for name in (PARTITION, OFFSET)):
         what = f"{operator_name} identifies events by partition and offset; an earlier step has dropped these columns"
         raise BadPipelineError(
@@ -194,43 +203,43 @@ def _require_position(inputs: tuple[StageInput, ...], operator_name: str) -> Non
 
 
 def _operator_placeholder(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Returns a placeholder for an operator in a plan that is analysed and never run."""
+    """Stand for an operator in a plan that is analysed and never run."""
     return batches
 
 
 def _drop_quarantined(result: DataFrame, scope: BuildScope) -> DataFrame:
-    """Returns the operator's result without rejected events, which the sink reads from the observed metric."""
+    """Returns the operator's result without rejected events; a metric reports these to the sink."""
     if QUARANTINE_REASON not in result.columns:
         return result
     name = f"refused.{len(scope.descriptions)}"
     scope.quarantine_metrics.append(name)
     refused = F.when(F.col(QUARANTINE_REASON).isNotNull(), F.struct(PARTITION, OFFSET, QUARANTINE_REASON))
     kept = result.observe(name, F.collect_list(refused).alias("events")).where(F.col(QUARANTINE_REASON).isNull())
-    # A row that is not an event has no position; only rejected events had one.
+    # Without an event time, rows are not events, and have no position.
     return kept.drop(QUARANTINE_REASON) if TIME in result.columns else kept.drop(QUARANTINE_REASON, PARTITION, OFFSET)
 
 
 def _add_event_time(result: DataFrame, input_: StageInput) -> DataFrame:
-    """Returns the result of an operator with its event time added, if no column has it."""
+    """Returns the result of an operator with an event-time column; adds one if it is missing."""
     if event_time_column(result.schema) is not None or TIME not in result.columns:
         return result
     return _set_event_time(result.withColumn(EVENT_TIME, F.timestamp_micros(TIME)), EVENT_TIME, input_)
 
 
 def _set_event_time(result: DataFrame, column: str, input_: StageInput) -> DataFrame:
-    """Returns a result in which one column carries the event time."""
+    """Returns a result in which Spark knows one column as the event time."""
     return result.withMetadata(column, input_.frame.schema[input_.time].metadata)
 
 
 def sink_stage_of(result: DataFrame) -> SinkStage | None:
-    """Returns the operator that made exactly this result, to run at the sink."""
+    """Returns the operator that returned exactly this DataFrame, to run at the sink; None if a step followed it."""
     return vars(result).get(_SINK_STAGE)
 
 
 def _require_scope(operator_name: str) -> BuildScope:
     scope = _current_scope.get()
     if scope is None:
-        what = f"{operator_name} describes a step of a pipeline, and is called outside of one"
+        what = f"{operator_name} was called outside a pipeline's function"
         raise BadPipelineError(
             what, fix="call it in a function under @app.view or @app.stream", location=SourceLocation.of_caller()
         )

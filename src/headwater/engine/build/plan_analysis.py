@@ -52,9 +52,9 @@ _STATEFUL: Final = {
     "Join": "join",
     "TransformWithStateInPySpark": "state per key",
 }
-_SOME_TIME: Final = 1_000_000_000_000
+_SOME_TIME: Final = 1_000_000_000_000  # any watermark will do: only differences count
 WATERMARK_DELAY_KEY: Final = "spark.watermarkDelayMs"
-"""The word in a column's metadata by which Spark knows the event time."""
+"""The key in a column's metadata by which Spark knows the event time."""
 
 
 def plan_of(frame: DataFrame) -> Any:
@@ -63,14 +63,15 @@ def plan_of(frame: DataFrame) -> Any:
 
 
 def stateful_steps(plan: Any) -> Iterator[str]:
-    """Returns descriptions of the steps that keep state, from the last to the first."""
+    """Yields descriptions of the steps that keep state, from the last to the first."""
     return (_STATEFUL[step.nodeName()] for step in _steps(plan) if step.nodeName() in _STATEFUL)
 
 
 def join_wait_times(frame: DataFrame) -> Iterator[tuple[str, int | None]]:
-    """Returns how long rows of each side of each stream join wait for a partner, in milliseconds.
+    """Yields how long rows of each side of each stream join wait for a match, in milliseconds.
 
-    None when its condition sets no limit: rows wait for ever, and the unmatched rows of an outer join never come.
+    The time is None if the join condition sets no limit: rows wait for ever, and an outer join never emits unmatched
+    rows.
     """
     jvm: Any = frame.sparkSession.sparkContext._jvm
     helper = jvm.org.apache.spark.sql.catalyst.analysis.StreamingJoinHelper
@@ -92,7 +93,7 @@ def join_delay(frame: DataFrame) -> int:
 
 
 def _steps(plan: Any) -> Iterator[Any]:
-    """Returns all steps on streams; a join is included if both sides are streams."""
+    """Yields all steps on streams; a join is included if both sides are streams."""
     children = [plan.children().apply(number) for number in range(plan.children().size())]
     streams = [child for child in children if child.isStreaming()]
     if plan.nodeName() != "Join" or len(streams) == 2:
@@ -102,7 +103,7 @@ def _steps(plan: Any) -> Iterator[Any]:
 
 
 def count_reads(plan: Any, number: int) -> int:
-    """Returns how often a plan reads an input."""
+    """Returns how often a plan reads the input with this number."""
     return len(re.findall(rf"\bnumber={number}\b", plan.toString()))
 
 
@@ -146,7 +147,7 @@ def event_time_column(schema: StructType) -> str | None:
 
 HIDDEN_PREFIX: Final = "_hw_"
 EVENT_TIME: Final = "_hw_at"
-"""The event time, if the user's columns no longer have it."""
+"""The event time, if the user's columns do not include it."""
 _CARRIED: Final = {"_hw_carried_partition": PARTITION, "_hw_carried_offset": OFFSET, "_hw_carried_at": EVENT_TIME}
 """Temporary names of hidden columns: a user's `select("*")` may include those of the source as well."""
 _ROW_PRESERVING: Final = (
@@ -158,7 +159,7 @@ _ROW_PRESERVING: Final = (
     "SubqueryAlias",
     "Union",
 )
-"""Steps whose rows are each one row of the step below."""
+"""Steps each of whose rows comes from one row of the step below."""
 _BRANCH_SHIFT: Final = 48
 
 
@@ -178,13 +179,15 @@ def split_partition(partition: int) -> tuple[int, int]:
 
 
 def restore_position(events: DataFrame) -> DataFrame:
-    """Returns the events with partition, offset and time, where they can be recovered.
+    """Returns the events with partition, offset and time, where these can be recovered.
 
-    They cannot be told where a row is not one event: where it comes from several, is one of several that come from one,
-    or is made by code that Spark does not look into. Then the events come back without a place.
+    They cannot be recovered if a row is not exactly one event: after a join of streams or an aggregate, after
+    `explode`, or after Python code that Spark does not analyse. Then the rows have no position.
     """
     walk = _PlanRewriter(events)
-    carried = walk.rewrite(_inline_ctes(events))
+    jvm: Any = events.sparkSession.sparkContext._jvm
+    inline_ctes = jvm.org.apache.spark.sql.catalyst.optimizer.InlineCTE(True, False, False)  # WITH queries
+    carried = walk.rewrite(inline_ctes.apply(plan_of(events)))
     frame = events if carried is None else _to_frame(events, carried)
     found = {name: hidden for name, hidden in _CARRIED.items() if name in frame.columns}
     known = {PARTITION, OFFSET} & set(events.columns)
@@ -206,10 +209,10 @@ class _PlanRewriter:
         self._events = events
         self._logical: Any = events.sparkSession.sparkContext._jvm.org.apache.spark.sql.catalyst.plans.logical  # type: ignore[union-attr]
         self.branches = 0
-        self._lost = False  # missing in one branch of a union, so the other branches cannot use it
+        self._lost = False  # the position is missing in one branch of a union, so the other branches cannot use it
 
     def rewrite(self, plan: Any) -> Any | None:
-        """Returns the plan with the hidden columns appended; None where they cannot be recovered."""
+        """Returns the plan with the hidden columns appended; None if they cannot be recovered."""
         kind, children = plan.nodeName(), list(_scala_items(plan.children()))
         if kind == "View":  # of a SQL query: an alias
             return self.rewrite(children[0])
@@ -235,7 +238,7 @@ class _PlanRewriter:
         branch, self.branches = self.branches, self.branches + 1
         columns = {"_hw_carried_at": F.col(f"`{time}`")}
         if all(frame.columns.count(name) == 1 for name in (PARTITION, OFFSET)) and _preserves_rows(plan, deep=True):
-            # An event may come through two branches of a union.
+            # The same event may come through two branches of a union; the number of the branch tells them apart.
             partition = F.col(PARTITION).cast("bigint") + F.lit(branch << _BRANCH_SHIFT)
             columns |= {"_hw_carried_partition": partition, "_hw_carried_offset": F.col(OFFSET)}
         return plan_of(frame.withColumns(columns))
@@ -244,12 +247,12 @@ class _PlanRewriter:
 def _preserves_rows(plan: Any, *, deep: bool = False) -> bool:
     """Returns whether each row of a step is one event; with `deep`, also of all steps below it.
 
-    A join of streams gives pairs, and `explode` several rows for an event. To `distinct` the place would be a part of
-    the row, so that no two are equal.
+    A join of streams returns pairs, and `explode` several rows per event. `distinct` would compare the position, too,
+    so that no two rows were equal.
     """
     kind, below = str(plan.nodeName()), list(_scala_items(plan.children()))
     if kind == "Generate" and _is_operator(below[0]):
-        return True  # the rows that an operator gives, in lists
+        return True  # its rows come in lists, which `explode` unpacks
     streams = [child for child in below if child.isStreaming()]
     if kind in ("Distinct", "Generate") or (kind == "Join" and len(streams) > 1):
         return False
@@ -259,17 +262,9 @@ def _preserves_rows(plan: Any, *, deep: bool = False) -> bool:
 
 
 def _is_operator(plan: Any) -> bool:
-    """Returns whether a step is one of Headwater's operators, with its observed metrics."""
-    return bool(
-        plan.nodeName() == "CollectMetrics"
-        and str(plan.children().apply(0).nodeName()).startswith("TransformWithState")
-    )
-
-
-def _inline_ctes(events: DataFrame) -> Any:
-    """Returns the analysed plan with WITH queries inlined where they are used."""
-    jvm: Any = events.sparkSession.sparkContext._jvm
-    return jvm.org.apache.spark.sql.catalyst.optimizer.InlineCTE(True, False, False).apply(plan_of(events))
+    """Returns whether a step is one of Headwater's operators, below its metrics."""
+    names = [str(step.nodeName()) for step in (plan, *_scala_items(plan.children()))]
+    return names[0] == "CollectMetrics" and names[1].startswith("TransformWithState")
 
 
 def _to_frame(like: DataFrame, plan: Any) -> DataFrame:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -42,8 +42,8 @@ class StageInput:
     """One input of a sink stage.
 
     Attributes:
-        frame: What Spark makes of it.
-        time: The column with its event time.
+        frame: The rows that Spark delivers.
+        time: The column with their event time.
     """
 
     frame: DataFrame
@@ -60,10 +60,10 @@ class SinkStage:
     """An operator at the sink, with the inputs that Spark delivers.
 
     Attributes:
-        operator: What runs.
+        operator: The operator.
         inputs: Its inputs.
-        descriptions: What it keeps in state, for messages.
-        order_by_offset: Whether rows are taken in the order of their topic, and not of their time.
+        descriptions: Descriptions of its state, for messages.
+        order_by_offset: Whether rows are processed in the order of their topic, not of their event time.
     """
 
     operator: SinkOperator
@@ -73,46 +73,39 @@ class SinkStage:
 
     @cached_property
     def _ipc_sources(self) -> list[Callable[[BatchPacker], DataFrame]]:
-        """Returns how all inputs arrive as Arrow IPC batches; None unless all of them can."""
-        found = [ipc_source_of(arrival.frame) for arrival in self.inputs]
+        """The sources of the inputs as Arrow IPC batches; empty unless every input has one."""
+        found = [ipc_source_of(input_.frame) for input_ in self.inputs]
         return [make for make in found if make] if all(found) else []
 
     def frame(self) -> DataFrame:
         """Returns all inputs as one DataFrame."""
-        packets = [make(BatchPacker(number, (), 1)) for number, make in enumerate(self._ipc_sources)]
-        return reduce(DataFrame.union, packets) if packets else union_inputs(self.inputs)
+        batches = [make(BatchPacker(number, (), 1)) for number, make in enumerate(self._ipc_sources)]
+        return reduce(DataFrame.union, batches) if batches else union_inputs(self.inputs)
 
     def run(self, state: State, rows: pa.Table, watermark: int) -> pa.Table:
         """Returns the operator's result for one batch of `frame`."""
-        return self.operator.step(
-            state, [self._input_rows(rows, number) for number in range(len(self.inputs))], watermark
-        )
+        inputs = [self._input_rows(rows, number) for number in range(len(self.inputs))]
+        return self.operator.step(state, inputs, watermark)
 
     def _input_rows(self, rows: pa.Table, number: int) -> pa.Table:
         """Returns the rows of one input, in order."""
-        arrival = self.inputs[number]
+        input_ = self.inputs[number]
         if self._ipc_sources:
-            rows = _decode_input(rows, number, pa.schema([*arrival.schema, (TIME, pa.int64())]))
+            schema = pa.schema([*input_.schema, (TIME, pa.int64())])
+            mine = rows.filter(pc.equal(rows.column("input"), number)).column("rows")
+            rows = decode_ipc((one.as_buffer() for one in mine), schema) if len(mine) else schema.empty_table()
         else:
-            rows = rows if len(self.inputs) == 1 else _select_input(rows, number)
-            if TIME not in rows.column_names:  # an operator before this one has said it
-                times = rows.column(arrival.time).combine_chunks().view(pa.int64())
+            if len(self.inputs) > 1:  # see `union_inputs`
+                mine = rows.filter(pc.equal(rows.column(_INPUT_COLUMN), number)).column(f"_hw_{number}")
+                batches = [pa.RecordBatch.from_struct_array(chunk) for chunk in mine.chunks]
+                rows = pa.Table.from_batches(batches, schema=pa.schema(list(mine.type)))
+            if TIME not in rows.column_names:  # an operator in Spark adds it
+                times = rows.column(input_.time).combine_chunks().view(pa.int64())
                 rows = rows.append_column(pa.field(TIME, pa.int64()), times)
-        order = _sort_order(rows, [PARTITION, OFFSET] if self.order_by_offset else [TIME, PARTITION, OFFSET])
-        return rows if order is None else rows.take(pa.array(order))
-
-
-def _decode_input(batches: pa.Table, number: int, schema: pa.Schema) -> pa.Table:
-    """Returns the rows of the Arrow IPC batches of one input."""
-    mine = batches.filter(pc.equal(batches.column("input"), number)).column("rows")
-    return decode_ipc((one.as_buffer() for one in mine), schema) if len(mine) else schema.empty_table()
-
-
-def _select_input(rows: pa.Table, number: int) -> pa.Table:
-    """Returns the rows of one input from the combined rows."""
-    mine = rows.filter(pc.equal(rows.column(_INPUT_COLUMN), number)).column(f"_hw_{number}")
-    batches = [pa.RecordBatch.from_struct_array(chunk) for chunk in mine.chunks]
-    return pa.Table.from_batches(batches, schema=pa.schema(list(mine.type)))
+        names = [PARTITION, OFFSET] if self.order_by_offset else [TIME, PARTITION, OFFSET]
+        columns = [rows.column(name).to_numpy() for name in names if name in rows.column_names]
+        order = np.lexsort(columns[::-1])
+        return rows if (order[1:] > order[:-1]).all() else rows.take(pa.array(order))
 
 
 def union_inputs(inputs: Sequence[StageInput]) -> DataFrame:
@@ -120,14 +113,7 @@ def union_inputs(inputs: Sequence[StageInput]) -> DataFrame:
     if len(inputs) == 1:
         return inputs[0].frame
     tagged = [
-        arrival.frame.select(F.lit(number).alias(_INPUT_COLUMN), F.struct("*").alias(f"_hw_{number}"))
-        for number, arrival in enumerate(inputs)
+        input_.frame.select(F.lit(number).alias(_INPUT_COLUMN), F.struct("*").alias(f"_hw_{number}"))
+        for number, input_ in enumerate(inputs)
     ]
     return reduce(lambda one, two: one.unionByName(two, allowMissingColumns=True), tagged)
-
-
-def _sort_order(rows: pa.Table, names: list[str]) -> Any:
-    """Returns the sort order of the rows; None if they are already sorted."""
-    columns = [rows.column(name).to_numpy() for name in names if name in rows.column_names]
-    order = np.lexsort(columns[::-1])
-    return None if (order[1:] > order[:-1]).all() else order

@@ -10,17 +10,17 @@ from datetime import timedelta
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
+from headwater.engine.build.checks import pipeline_error
 from headwater.engine.build.inputs import Input, InputOptions, RowBehaviour, stream_inputs
 from headwater.engine.build.sink_stage import SinkStage, StageInput
 from headwater.engine.operators.table_history import TableHistory
 from headwater.engine.spark.error_translation import translate_error
 from headwater.engine.tables.apply_changes import ApplyChanges
 from headwater.engine.tables.dataflow import TableInput, compile_tables
-from headwater.errors import BadPipelineError
 from headwater.events import change_row_schema
 from headwater.pipelines import Pipeline, PipelineKind
 from headwater.pipelines.declaration import VALID_FROM
@@ -32,17 +32,16 @@ __all__ = ["build_changes_stage", "build_history_stage", "build_table_stage", "i
 def is_table_query(pipeline: Pipeline, inputs: tuple[Input, ...], operators: tuple[str, ...] = ()) -> bool:
     """Returns whether a SQL query is about tables as a whole, and not about the events that change them.
 
-    It is when it reads a table that programs write to; when it joins views; when it asks for the history of a view, as
-    a table of changes is one; and when it has to remember something about a view whose rows change for ever, which no
-    stream could.
+    It is, if it reads a declared table, joins views, requests the history of a view, or keeps state over a view whose
+    rows may change at any time, which a stream cannot.
 
     Args:
-        pipeline: The query.
-        inputs: What it reads.
-        operators: What Spark would have to remember to run it on streams.
+        pipeline: The pipeline; only one with SQL text can be a table query.
+        inputs: Its inputs.
+        operators: The steps that would keep state if Spark ran the query on streams.
 
     Raises:
-        BadPipelineError: It reads a table and the events of a topic.
+        BadPipelineError: It reads both a table and the events of a topic.
     """
     if pipeline.sql is None:
         return False
@@ -55,23 +54,26 @@ def is_table_query(pipeline: Pipeline, inputs: tuple[Input, ...], operators: tup
     events = [input_ for input_ in inputs if input_.row_behaviour is None and not input_.topic.compact]
     if events:
         what = f'{pipeline} joins the events of "{events[0].name}" with the table "{tables[0].name}" in SQL'
-        detail = "a row of the table may change after the event: say which row is meant"
-        fix = "in Python: hw.enrich(…) for the row as it is now, hw.join_as_of(…) for the row at the event's time"
-        raise BadPipelineError(what, detail=detail, fix=fix, location=pipeline.location, pipeline=pipeline.name)
+        detail = "a row of the table may change after the event, and SQL does not say which version to join"
+        fix = "in Python: hw.enrich(…) for the current row, hw.join_as_of(…) for the row at the event's time"
+        raise pipeline_error(pipeline, what, detail, fix)
     return True
 
 
 def _query_schema(pipeline: Pipeline, sql: str, inputs: tuple[Input, ...], session: SparkSession) -> pa.Schema:
-    """Returns the columns of a query over tables, as Spark understands it.
+    """Returns the columns of a query over tables, by Spark's analysis of its SQL.
 
     Raises:
-        BadPipelineError: Spark does not understand it, or its result is no view.
+        BadPipelineError: Spark rejects the SQL, or the pipeline is not a view.
     """
     if pipeline.kind is not PipelineKind.VIEW:
-        what = f"{pipeline} is made of tables that change, so its rows change, too"
+        what = f"{pipeline} reads tables that change, so its rows change, too"
         fix = f'@app.view(key=…), or read "{inputs[0].name}" as events: {inputs[0].name}: DataFrame'
-        raise _pipeline_error(pipeline, what, fix)
-    frames: dict[str, Any] = {f"i{n}": _empty_frame(session, input_) for n, input_ in enumerate(inputs)}
+        raise pipeline_error(pipeline, what, fix=fix)
+    frames: dict[str, Any] = {}
+    for number, input_ in enumerate(inputs):  # not by createDataFrame, which sets the thread's active session
+        columns = [F.lit(None).cast(f.dataType).alias(f.name) for f in from_arrow_schema(input_.row_schema)]
+        frames[f"i{number}"] = session.range(0).select(*columns)
     try:
         found = session.sql(bind_inputs(sql, tuple(input_.name for input_ in inputs)), **frames).schema
     except Exception as error:
@@ -79,19 +81,13 @@ def _query_schema(pipeline: Pipeline, sql: str, inputs: tuple[Input, ...], sessi
     return pa.schema([field.with_nullable(True) for field in to_arrow_schema(found, timezone="UTC")])
 
 
-def _empty_frame(session: SparkSession, input_: Input) -> DataFrame:
-    """Returns a table without rows; `createDataFrame` would make this session the thread's active session."""
-    columns = [F.lit(None).cast(f.dataType).alias(f.name) for f in from_arrow_schema(input_.row_schema)]
-    return session.range(0).select(*columns)
-
-
 def build_table_stage(
     session: SparkSession, pipeline: Pipeline, sql: str, inputs: tuple[Input, ...], input_options: InputOptions
 ) -> SinkStage:
-    """Build the query as operators, with the changes of each table as input.
+    """Compile the query to operators, with the changes of each table as input.
 
     Raises:
-        BadSqlError: A part of the query cannot be kept right.
+        BadSqlError: A part of the query cannot be maintained incrementally.
     """
     flow = compile_tables(
         sql,
@@ -112,18 +108,18 @@ def build_history_stage(
     """Build the history of a table: current and earlier rows, each with its validity.
 
     Raises:
-        BadPipelineError: It is not one table as it is, or its key is another.
+        BadPipelineError: The query is not one whole table, or has another key.
     """
     (input_, *others) = inputs
     if others or not selects_whole_table(sql, input_.name):
-        what = f"{pipeline} keeps the history of something that is not one table as it is"
+        what = f"{pipeline} requests the history of a query that is not one whole table"
         in_python = f"def {pipeline.name}({input_.name}: hw.Table) -> hw.Table: return {input_.name}"
-        raise _pipeline_error(pipeline, what, f'sql="select * from {input_.name}"' if pipeline.sql else in_python)
+        fix = f'sql="select * from {input_.name}"' if pipeline.sql else in_python
+        raise pipeline_error(pipeline, what, fix=fix)
     if pipeline.key != (*input_.key, VALID_FROM):
         what = f'{pipeline} keeps the history of "{input_.name}" under another key'
-        raise _pipeline_error(
-            pipeline, what, f"key={input_.key[0]!r}" if len(input_.key) == 1 else f"key={input_.key!r}"
-        )
+        fix = f"key={input_.key[0]!r}" if len(input_.key) == 1 else f"key={input_.key!r}"
+        raise pipeline_error(pipeline, what, fix=fix)
     for_ever = pipeline.history in (None, timedelta.max)
     keep = 0 if for_ever else (pipeline.history or timedelta()) // timedelta(microseconds=1)
     operator = TableHistory(
@@ -140,16 +136,12 @@ def build_changes_stage(
     """Build the table that a topic of changes describes.
 
     Raises:
-        BadPipelineError: The topic is there with another type.
+        BadPipelineError: The topic has another type, or several partitions.
     """
     row = change_row_schema(input_.topic.schema)
     if row is None or input_.topic.partitions > 1:
-        what = f'{pipeline} reads topic "{input_.name}", which is not one of changes in one partition'
-        raise _pipeline_error(pipeline, what, "give it another name")
+        what = f'{pipeline} needs a topic of changes with one partition, and "{input_.name}" is not one'
+        raise pipeline_error(pipeline, what, fix="give it another name")
     operator = ApplyChanges(input_.name, row, pipeline.key)
     frame = stream_inputs(session, (input_,), input_options)[input_.name]
     return SinkStage(operator, (StageInput(frame, input_.time),), (operator.description,), order_by_offset=True)
-
-
-def _pipeline_error(pipeline: Pipeline, what: str, fix: str) -> BadPipelineError:
-    return BadPipelineError(what, fix=fix, location=pipeline.location, pipeline=pipeline.name)

@@ -3,8 +3,8 @@
 `java_settings` translates the librdkafka settings of a `kafka://` address to settings of Kafka's Java clients.
 
 `load_connector` adds the jars of Spark's Kafka connector to a running session. Spark resolves them with its built-in
-Ivy; Ivy's output goes to spark.log. There is no connector of version 4.3 yet; the connector of 4.2 runs on Spark 4.3.
-Each jar is loaded without its declared dependencies, because one of them was not published.
+Ivy, whose output goes to spark.log. The connector of version 4.2 runs on Spark 4.3. Each jar is loaded without its
+declared dependencies, because one of them is not published.
 
 `decode_records` and `encode_records` convert between Kafka records and typed columns (docs/kafka.md, "Records"). No
 Python code runs per record. Records that do not match the topic's type are dropped and not counted.
@@ -53,14 +53,14 @@ _LOGIN_MODULES: Final = {
     "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
 }
 _IGNORED: Final = ("session.timeout.ms",)
-"""Settings of group members, which Spark's source is not."""
+"""Settings of members of consumer groups; Spark's source is not a member."""
 
 
 def java_settings(address: KafkaAddress) -> dict[str, str]:
-    """Returns the settings as options of Spark's source and sink.
+    """Returns the settings of an address as options of Spark's source and sink.
 
     Raises:
-        BadSettingError: A setting has no counterpart in Java.
+        BadSettingError: A setting has no counterpart in the Java client.
 
     Example:
         >>> java_settings(KafkaAddress.parse("kafka://a:9092?client.id=till"))
@@ -75,7 +75,8 @@ def java_settings(address: KafkaAddress) -> dict[str, str]:
     if mechanism is not None:
         if mechanism not in _LOGIN_MODULES or user is None:
             raise _setting_error(f"sasl.mechanism={mechanism}")
-        login = f"username={_quote_jaas(user)} password={_quote_jaas(password or '')}"
+        quoted = ['"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"' for text in (user, password or "")]
+        login = f"username={quoted[0]} password={quoted[1]}"
         found["sasl.mechanism"] = mechanism
         found["sasl.jaas.config"] = f"{_LOGIN_MODULES[mechanism]} required {login};"
     for name, value in given.items():
@@ -89,16 +90,11 @@ def java_settings(address: KafkaAddress) -> dict[str, str]:
     return {f"kafka.{name}": value for name, value in found.items()}
 
 
-def _quote_jaas(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
-
-
 def _setting_error(setting: str) -> BadSettingError:
     what = f"real-time mode cannot use {setting} of the log's address"
     supported = ", ".join((*_SAME_NAME, *_FILES))
     detail = f"Spark's source uses Kafka's Java client; supported settings of the address: {supported}"
-    return BadSettingError(what, detail=detail, fix='leave out the setting, or latency="realtime"')
+    return BadSettingError(what, detail=detail, fix='remove the setting, or latency="realtime"')
 
 
 JARS: Final = {
@@ -114,7 +110,7 @@ JARS: Final = {
         "4eae6e68cf44e9f709970355590ae981883edf6484608d747376a56cbb285432"
     ),
 }
-"""Coordinates and SHA-256 of every jar."""
+"""The coordinates and SHA-256 of every jar."""
 _CONNECTOR_JAR: Final = "spark-sql-kafka"
 _FIX: Final = "HEADWATER_JARS=/a/folder/with/the/jars"
 _load_lock = threading.Lock()  # held for the whole download, so that only the first query loads the jars
@@ -125,63 +121,57 @@ def load_connector(spark: SparkSession, folder: str | None, report: Callable[[st
 
     Args:
         spark: Any session.
-        folder: Where the jars are as files; fetched, if omitted.
+        folder: A folder with the jars; they are fetched, if omitted.
         report: Called with a description of slow steps.
 
     Raises:
-        MissingConnectorError: The jars are not available, or are not the ones in `JARS`.
+        MissingConnectorError: The jars are not available, or a fetched jar has another checksum than in `JARS`.
     """
     with _load_lock:
         if any(_CONNECTOR_JAR in row[0] for row in spark.sql("LIST JARS").collect()):
             return
         if not folder:
             report("fetching Spark's Kafka connector: five jars, once for this machine")
-        for path in _local_jars(folder) if folder else _fetch_jars(spark):
-            _add_jar(spark, path)
-
-
-def _add_jar(spark: SparkSession, path: str) -> None:
-    """Add a jar to all workers and to all threads of the driver.
-
-    ADD JAR would give it to one thread of the driver: those that take in results of tasks would not know its classes,
-    and the first batch would fail when it ends. The loader that Spark itself was loaded by serves all threads.
-    """
-    jvm = _jvm(spark)
-    loader = spark._jsparkSession.sharedState().jarClassLoader().getParent()
-    loader.addURL(jvm.java.io.File(path).toURI().toURL())
-    spark.sparkContext._jsc.addJar(path)
+        # ADD JAR would add a jar to one thread of the driver only. The threads that receive results of tasks would not
+        # know its classes, and the first batch would fail. The class loader of Spark itself serves all threads.
+        loader = spark._jsparkSession.sharedState().jarClassLoader().getParent()
+        for path in _local_jars(folder) if folder else [_fetch_jar(spark, *jar) for jar in JARS.items()]:
+            loader.addURL(_jvm(spark).java.io.File(path).toURI().toURL())
+            spark.sparkContext._jsc.addJar(path)
 
 
 def _local_jars(folder: str) -> list[str]:
-    """Returns the jars of the user's folder, unverified."""
+    """Returns the jars of the user's folder; their checksums are not compared."""
     found = sorted(str(path.absolute()) for path in Path(folder).expanduser().glob("*.jar"))
     if not any(_CONNECTOR_JAR in path for path in found):
-        what = f"there is no connector in {folder}"
-        raise MissingConnectorError(what, detail="\n".join(["it needs:", *JARS]), fix=_FIX, folder=folder)
+        what = f"{folder} does not have Spark's Kafka connector"
+        raise MissingConnectorError(what, detail="\n".join(["needed jars:", *JARS]), fix=_FIX, folder=folder)
     return found
 
 
-def _fetch_jars(spark: SparkSession) -> list[str]:
-    return [_verify_jar(_resolve_jar(spark, coordinate), coordinate, known) for coordinate, known in JARS.items()]
-
-
-def _resolve_jar(spark: SparkSession, coordinate: str) -> str:
-    """Returns the file of one jar from Ivy's cache."""
+def _fetch_jar(spark: SparkSession, coordinate: str, checksum: str) -> str:
+    """Returns the file of one jar in Ivy's cache, which Spark fills."""
     jvm = _jvm(spark)
     try:
         uri = jvm.java.net.URI(f"ivy://{coordinate}?transitive=false")
-        return str(jvm.org.apache.spark.util.DependencyUtils.resolveMavenDependencies(uri).head())
-    except Exception as error:  # whatever Java says
+        path = str(jvm.org.apache.spark.util.DependencyUtils.resolveMavenDependencies(uri).head())
+    except Exception as error:  # of any Java class
         said = next((line for line in str(error).splitlines()[1:] if line.strip()), "").strip()
         what = f"Spark could not fetch {coordinate}"
         raise MissingConnectorError(what, detail=said[:300], fix=_FIX, jar=coordinate) from None
+    return verify_jar(path, coordinate, checksum)
 
 
-def _verify_jar(path: str, coordinate: str, known: str) -> str:
+def verify_jar(path: str, coordinate: str, checksum: str) -> str:
+    """Returns the path of a jar after comparing its checksum.
+
+    Raises:
+        MissingConnectorError: It is another jar.
+    """
     found = hashlib.sha256(Path(path).read_bytes()).hexdigest()
-    if found != known:
-        what = f"{coordinate} is not the jar that was tried"
-        detail = f"its SHA-256 is {found}, not {known}\n{path}"
+    if found != checksum:
+        what = f"{coordinate} is not the tested jar"
+        detail = f"its SHA-256 is {found}, not {checksum}\n{path}"
         raise MissingConnectorError(what, detail=detail, fix=f"remove {path}, or {_FIX}", jar=coordinate)
     return path
 
@@ -191,7 +181,7 @@ def _jvm(spark: SparkSession) -> Any:
 
 
 RECORD: Final = "key binary, value binary, timestamp timestamp, headers array<struct<key: string, value: binary>>"
-"""What is used of the columns of Spark's Kafka source."""
+"""The columns of Spark's Kafka source that are used."""
 _CORRUPT: Final = "_hw_bad"
 _TIME_FORMAT: Final = "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"
 _UNQUOTED_TYPES: Final = (T.IntegralType, T.BooleanType)
@@ -199,7 +189,7 @@ _TEXT_TYPES: Final = (T.StringType, T.DateType)
 
 
 def decode_records(records: DataFrame, input_: Input) -> DataFrame:
-    """Returns the columns of a topic for the pipeline's function, without tombstones and unreadable records."""
+    """Returns the columns of a topic that the function receives; tombstones and unreadable records are left out."""
     kinds = from_arrow_schema(input_.topic.schema)
     wanted = T.StructType([T.StructField(kind.name, kind.dataType) for kind in kinds])
     wanted = wanted.add(_CORRUPT, T.StringType())
@@ -209,16 +199,12 @@ def decode_records(records: DataFrame, input_: Input) -> DataFrame:
     for kind in kinds:
         if not kind.nullable:
             rows = rows.where(_field(kind.name).isNotNull())
-    return rows.select(*(_event_column(name, input_).alias(name) for name in input_.schema.names))
-
-
-def _event_column(name: str, input_: Input) -> Column:
-    own = [_field(name)] if name in input_.topic.schema.names else []
-    if name != input_.time:
-        return own[0]
     header = F.filter("headers", lambda header: header["key"] == "hw.occurred_at")
-    text = F.try_element_at(header, F.lit(1))["value"].cast("string")
-    return F.coalesce(*own, F.try_to_timestamp(text), F.col("timestamp"))
+    occurred = F.try_to_timestamp(F.try_element_at(header, F.lit(1))["value"].cast("string"))
+    columns = {name: _field(name) for name in input_.topic.schema.names}
+    own = [columns[input_.time]] if input_.time in columns else []
+    columns[input_.time] = F.coalesce(*own, occurred, F.col("timestamp"))
+    return rows.select(*(columns[name].alias(name) for name in input_.schema.names))
 
 
 def _field(name: str) -> Column:
@@ -226,7 +212,7 @@ def _field(name: str) -> Column:
 
 
 def encode_records(rows: DataFrame, pipeline: Pipeline, topic: Topic) -> DataFrame:
-    """Returns rows as records: JSON value, canonical key bytes, and the type's version in a header."""
+    """Returns rows as Kafka records: JSON value, canonical key bytes, and the type's version in a header."""
     plain = [_json_form(F.col(quote(field.name, "`")), field.dataType).alias(field.name) for field in rows.schema]
     options = {"timestampFormat": _TIME_FORMAT, "ignoreNullFields": "false"}
     version = F.struct(F.lit("hw.version").alias("key"), F.lit(str(topic.version)).cast("binary").alias("value"))
@@ -237,7 +223,7 @@ def encode_records(rows: DataFrame, pipeline: Pipeline, topic: Topic) -> DataFra
 
 
 def _json_form(column: Column, kind: T.DataType) -> Column:
-    """Returns a column in its JSON form; decimals are text."""
+    """Returns a column in its JSON form, in which decimals are strings."""
     if "decimal" not in kind.simpleString():
         return column
     if isinstance(kind, T.StructType):
@@ -251,21 +237,18 @@ def _json_form(column: Column, kind: T.DataType) -> Column:
 
 
 def _record_key(rows: DataFrame, pipeline: Pipeline) -> Column:
-    """Returns the same bytes as `events/key.py`."""
+    """Returns the key as the same bytes that `events/key.py` makes."""
     kinds: dict[str, Any] = {field.name: field.dataType for field in rows.schema}
     for name in pipeline.key:
         if not isinstance(kinds[name], (*_UNQUOTED_TYPES, *_TEXT_TYPES)):
-            detail = "its bytes would not be those that other producers give the same key"
-            fix = f"cast {name} to text"
+            detail = "Spark would encode it to other bytes than other producers do"
+            fix = f"cast {name} to string"
             raise not_realtime_error(pipeline, f'its key "{name}" is a {kinds[name].simpleString()}', detail, fix)
     if len(pipeline.key) == 1:
         return F.col(quote(pipeline.key[0], "`")).cast("string").cast("binary")
-    parts = [_key_part(F.col(quote(name, "`")), kinds[name]) for name in pipeline.key]
+    parts = []
+    for name in pipeline.key:
+        text = F.col(quote(name, "`")).cast("string")
+        quoted = F.regexp_extract(F.to_json(F.array(text)), r"^\[(.*)\]$", 1)
+        parts.append(text if isinstance(kinds[name], _UNQUOTED_TYPES) else quoted)
     return F.concat(F.lit("["), F.concat_ws(",", *parts), F.lit("]")).cast("binary")
-
-
-def _key_part(column: Column, kind: T.DataType) -> Column:
-    text = column.cast("string")
-    if isinstance(kind, _UNQUOTED_TYPES):
-        return text
-    return F.regexp_extract(F.to_json(F.array(text)), r"^\[(.*)\]$", 1)

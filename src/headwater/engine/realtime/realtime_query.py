@@ -1,7 +1,7 @@
 """A pipeline in real-time mode as a running Spark query.
 
-`require_realtime` checks Spark's plan and names the parts that real-time mode cannot run. `TaskSlots` counts task
-slots: a real-time query occupies one slot for each partition of its topic and of its state for as long as it runs.
+`find_obstacle` names the part of a plan that real-time mode cannot run. `TaskSlots` counts task slots: as long as a
+real-time query runs, it occupies one slot for each partition of its topic and of its state.
 """
 
 from __future__ import annotations
@@ -9,14 +9,16 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from headwater.config import REALTIME_PARTITIONS, SPARK_CORES
 from headwater.engine.build import checks, plan_analysis
@@ -32,13 +34,13 @@ from headwater.log.kafka.brokers import KafkaAddress
 from headwater.pipelines import Pipeline
 from headwater.pipelines.graph import not_realtime_error
 
-__all__ = ["RealtimeQuery", "TaskSlots", "require_realtime"]
+__all__ = ["PlanStep", "RealtimeQuery", "TaskSlots", "find_obstacle", "require_realtime"]
 
 _SUPPORTED_NODES: Final = (
     *("Project", "Filter", "Aggregate", "Generate", "SubqueryAlias", "Subquery", "EventTimeWatermark"),
     *("View", "WithCTE", "CTERelationDef", "CTERelationRef", "StreamingRelation", "StreamingRelationV2"),
 )
-"""Steps that real-time mode runs, or that are no steps of their own."""
+"""Steps that real-time mode can run, and nodes that do nothing at run time."""
 _NODE_NAMES: Final = {
     "Deduplicate": "distinct or dropDuplicates",
     "DeduplicateWithinWatermark": "dropDuplicatesWithinWatermark",
@@ -54,52 +56,73 @@ _PYTHON_NODES: Final = ("Pandas", "Arrow", "PySpark", "Python")
 _SQL_FIX: Final = 'write it with functions of Spark SQL, or leave out latency="realtime"'
 
 
+@dataclass(frozen=True)
+class PlanStep:
+    """One step of Spark's plan.
+
+    Attributes:
+        name: The name of its class.
+        python_functions: The names of the Python functions in its expressions.
+        has_subquery: Whether an expression contains a query.
+    """
+
+    name: str
+    python_functions: tuple[str, ...] = ()
+    has_subquery: bool = False
+
+
+def find_obstacle(steps: Iterable[PlanStep]) -> dict[str, str] | None:
+    """Returns what real-time mode cannot run, as arguments of the error; None if it can run all steps.
+
+    Example:
+        >>> find_obstacle([PlanStep("Project"), PlanStep("Sort")])
+        {'part': 'it contains a sort order', 'detail': 'real-time mode has no such step'}
+    """
+    for step in steps:
+        if any(word in step.name for word in _PYTHON_NODES):
+            return {"part": f"it contains a Python function ({step.name})", "fix": _SQL_FIX}
+        if step.python_functions:
+            return {"part": f"it contains the Python function {step.python_functions[0]}", "fix": _SQL_FIX}
+        if step.name not in _SUPPORTED_NODES:
+            part = _NODE_NAMES.get(step.name, f"the step {step.name}")
+            return {"part": f"it contains {part}", "detail": "real-time mode has no such step"}
+        if step.has_subquery:
+            return {"part": "it contains a query inside an expression"}
+    return None
+
+
 def require_realtime(frame: DataFrame, pipeline: Pipeline) -> None:
     """Refuse a pipeline that real-time mode cannot run.
 
     Args:
-        frame: What the pipeline's function made of a stand-in for its topic.
+        frame: The result of the pipeline's function over a placeholder for its topic.
         pipeline: The pipeline.
 
     Raises:
-        NotRealtimeError: It contains something else; the message says what.
+        NotRealtimeError: Real-time mode cannot run it; the message names the reason.
     """
     plan = plan_analysis.plan_of(frame)
-    checks.refuse_nondeterminism(pipeline, plan)
-    for step in _plan_nodes(plan):
-        name = step.nodeName()
-        if any(word in name for word in _PYTHON_NODES):
-            raise not_realtime_error(pipeline, f"it contains a Python function ({name})", None, _SQL_FIX)
-        for function in _python_functions(step):
-            raise not_realtime_error(pipeline, f"it contains the Python function {function}", None, _SQL_FIX)
-        if name not in _SUPPORTED_NODES:
-            part = _NODE_NAMES.get(name, f"the step {name}")
-            raise not_realtime_error(pipeline, f"it contains {part}", "real-time mode has no such step")
-        if step.subqueries().nonEmpty():
-            raise not_realtime_error(pipeline, "it contains a query inside an expression")
-    refusal = plan_analysis.output_mode_error(frame, "update")
-    if refusal is not None:
-        detail = f"rows go out whenever they change, and cannot wait until they are final\nSpark: {refusal}"
+    checks.refuse_nondeterminism(pipeline, plan.toString())
+    if (obstacle := find_obstacle(_steps(plan))) is not None:
+        raise not_realtime_error(pipeline, **obstacle)
+    reason = plan_analysis.output_mode_error(frame, "update")
+    if reason is not None:
+        detail = f"rows are emitted whenever they change, and cannot wait until they are final\nSpark: {reason}"
         raise not_realtime_error(pipeline, "it cannot run in update mode", detail)
 
 
-def _plan_nodes(plan: Any) -> Iterator[Any]:
-    yield plan
+def _steps(plan: Any) -> Iterator[PlanStep]:
+    functions = tuple(name for expression in _to_list(plan.expressions()) for name in _python_functions(expression))
+    yield PlanStep(plan.nodeName(), functions, plan.subqueries().nonEmpty())
     for child in _to_list(plan.children()):
-        yield from _plan_nodes(child)
+        yield from _steps(child)
 
 
-def _python_functions(node: Any) -> Iterator[str]:
-    """The names of Python functions in a step's expressions."""
-    for expression in _to_list(node.expressions()):
-        yield from _python_functions_in(expression)
-
-
-def _python_functions_in(expression: Any) -> Iterator[str]:
+def _python_functions(expression: Any) -> Iterator[str]:
     if expression.getClass().getSimpleName().startswith("PythonUD"):
         yield expression.name()
     for child in _to_list(expression.children()):
-        yield from _python_functions_in(child)
+        yield from _python_functions(child)
 
 
 def _to_list(found: Any) -> list[Any]:
@@ -110,7 +133,7 @@ class TaskSlots:
     """The number of task slots that each pipeline occupies.
 
     Args:
-        spare: How many must be left for pipelines that run in batches.
+        spare: The number of slots to leave free for pipelines that run in batches.
 
     Example:
         >>> from headwater.pipelines import PipelineKind
@@ -131,19 +154,18 @@ class TaskSlots:
         """Reserve slots for a pipeline, replacing its earlier reservation.
 
         Raises:
-            BadSettingError: There are not enough.
+            BadSettingError: Spark has not enough slots.
         """
         with self._lock:
             others = {name: held for name, held in self._reserved.items() if name != pipeline.name}
             wanted = needed + sum(others.values()) + self._spare
             if wanted > total:
-                reservations = "".join(f"; {held} are held by {name}" for name, held in others.items())
-                spare = f"; {self._spare} is left for batches" if self._spare else ""
+                detail = "a real-time query holds a slot for each partition of its topic and of its state"
+                detail += "".join(f"; {held} are held by {name}" for name, held in others.items())
+                detail += f"; {self._spare} is left for batches" if self._spare else ""
                 raise BadSettingError(
                     f"{pipeline} needs {needed} task slots at once, and Spark has {total}",
-                    detail="a real-time query holds a slot for each partition of its topic and of its state"
-                    + reservations
-                    + spare,
+                    detail=detail,
                     fix=f"{SPARK_CORES.variable}={wanted}, and as many more as other real-time pipelines need",
                     location=pipeline.location,
                     setting=SPARK_CORES.name,
@@ -161,7 +183,7 @@ class RealtimeQuery(Query):
     """A query in real-time mode, without Headwater's sink, ledger and counts.
 
     Args:
-        slots: Who holds Spark's task slots.
+        slots: The reservations of Spark's task slots.
         report: Called with a description of slow steps.
     """
 
@@ -181,7 +203,7 @@ class RealtimeQuery(Query):
         super().__init__(spark, pipeline, inputs, version, context, lambda: None)
 
     def _build(self, spark: SparkSession, inputs: tuple[Input, ...], version: int) -> tuple[BuiltQuery, Topic]:
-        """Build the query over an empty stream, which needs neither Kafka nor the connector.
+        """Build the query over an empty stream, so that the check needs neither Kafka nor the connector.
 
         Raises:
             NotRealtimeError: Real-time mode cannot run it.
@@ -189,25 +211,29 @@ class RealtimeQuery(Query):
         pipeline, (input_,) = self.pipeline, inputs
         if self._kafka is None:
             detail = "real-time mode reads and writes Kafka, with Spark's own source and sink"
-            fix = 'a profile with log = "kafka://…", or leave out latency="realtime"'
+            fix = 'a profile with log = "kafka://…", or remove latency="realtime"'
             raise not_realtime_error(pipeline, "its topic is in the embedded log", detail, fix)
         self._session = spark.newSession()
         self._session.conf.set("spark.sql.shuffle.partitions", REALTIME_PARTITIONS.read())
-        rows = call_function(pipeline, {input_.name: decode_records(_empty_records(self._session), input_)})
+        empty = self._session.readStream.format("rate").load()
+        columns = [part.strip().split(" ", 1) for part in RECORD.split(", ", 3)]
+        records = empty.select(*(F.lit(None).cast(kind).alias(name) for name, kind in columns))
+        rows = call_function(pipeline, {input_.name: decode_records(records, input_)})
         require_realtime(rows, pipeline)
         plan = plan_analysis.plan_of(rows)
         fields = to_arrow_schema(rows.schema, timezone="UTC")
         schema = pa.schema([field.with_nullable(True) for field in fields])
         checks.check_columns(pipeline, schema)
         stateful = tuple(plan_analysis.stateful_steps(plan))
-        time_ = input_.time if not stateful and _has_timestamp(schema, input_.time) else None
+        has_time = input_.time in schema.names and pa.types.is_timestamp(schema.field(input_.time).type)
+        time_ = input_.time if has_time and not stateful else None
         topic = Topic.declare(
             pipeline.name, schema, location=pipeline.location, key=pipeline.key or None, time=time_,
             lateness=input_.topic.lateness,
         )  # fmt: skip
         frame = encode_records(rows, pipeline, topic)
         built = BuiltQuery(
-            pipeline, inputs, self._input_options(inputs), frame, "update", stateful, schema, None, time_,
+            pipeline, inputs, self._input_options(), frame, "update", stateful, schema, None, time_,
             plan_analysis.state_text(plan), has_weights=False,
         )  # fmt: skip
         return built, topic
@@ -227,57 +253,47 @@ class RealtimeQuery(Query):
         if self._context.dry_run_log:
             writer = self.built.frame.writeStream.format("noop")
         else:
-            self._reserve_slots()
+            context = self._session.sparkContext
+            if str(context.master).startswith("local"):  # on a cluster workers come and go, and Spark counts them
+                states = int(REALTIME_PARTITIONS.number()) if self.built.stateful else 0
+                needed = self.built.inputs[0].topic.partitions + states
+                self._slots.reserve(self.pipeline, needed, total=context.defaultParallelism)
             load_connector(self._session, self._context.jars, self._report)
-            writer = self._output_frame().writeStream.format("kafka").options(**self._sink_options())
-            writer = writer.trigger(  # type: ignore[call-overload]
+            writer = self._output_stream(self.topic).trigger(  # type: ignore[call-overload]
                 realTime=f"{self._context.realtime_batch.total_seconds():g} seconds"
             )
         writer = writer.option("checkpointLocation", self.directory.checkpoint.address)
         self._running = writer.outputMode("update").queryName(self.directory.query_id).start()
 
-    def _reserve_slots(self) -> None:
-        context = self._session.sparkContext
-        if str(context.master).startswith("local"):  # on a cluster workers come and go, and Spark counts them
-            states = int(REALTIME_PARTITIONS.number()) if self.built.stateful else 0
-            needed = self.built.inputs[0].topic.partitions + states
-            self._slots.reserve(self.pipeline, needed, total=context.defaultParallelism)
-
-    def _output_frame(self) -> DataFrame:
+    def _output_stream(self, topic: Topic) -> DataStreamWriter:
+        """Returns the query from Kafka to Kafka."""
         (input_,) = self.built.inputs
-        records = self._session.readStream.format("kafka").options(**self._source_options(input_)).load()
-        assert self.topic is not None
-        topic = self._context.log.topic(self.topic.name)  # with the version that the log gave it
-        rows = call_function(self.pipeline, {input_.name: decode_records(records, input_)})
-        return encode_records(rows, self.pipeline, topic)
-
-    def _source_options(self, input_: Input) -> dict[str, str]:
         assert self._kafka is not None
         starts = {str(partition): offset for partition, offset in self.starts[input_.name].items()}
-        return java_settings(self._kafka) | {
+        settings = java_settings(self._kafka)
+        source = settings | {
             "subscribe": input_.topic.name,
             "startingOffsets": json.dumps({input_.topic.name: starts}),
             "includeHeaders": "true",
             "kafka.isolation.level": "read_committed",
         }
+        records = self._session.readStream.format("kafka").options(**source).load()
+        rows = call_function(self.pipeline, {input_.name: decode_records(records, input_)})
+        created = self._context.log.topic(topic.name)  # with the version that the log assigned
+        sink = settings | {"topic": topic.name, "kafka.max.request.size": _MAX_REQUEST_BYTES}
+        return encode_records(rows, self.pipeline, created).writeStream.format("kafka").options(**sink)
 
-    def _sink_options(self) -> dict[str, str]:
-        assert self._kafka is not None
-        assert self.topic is not None
-        return java_settings(self._kafka) | {"topic": self.topic.name, "kafka.max.request.size": _MAX_REQUEST_BYTES}
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
+    def wait(self) -> None:
         """Wait until the query ends; translates refusals by Spark's own check."""
-        ended = super().wait(timeout)
+        super().wait()
         if self.failure is not None and _UNSUPPORTED in str(self.failure):
             self.failure = not_realtime_error(self.pipeline, "Spark refuses it", first_line(self.failure))
-        return ended
 
     def catch_up(self) -> None:
         """Return when Spark has committed everything now in its topic, or the query has ended.
 
-        Where a transaction ends, Spark's offset stays before Kafka's mark of it. So a whole batch that began after this
-        call and found nothing will do as well.
+        After a transaction, Spark's offset stays before Kafka's transaction marker, and never reaches the end. So an
+        empty batch that began after this call is sufficient, too.
         """
         if self._context.dry_run_log:
             return
@@ -296,14 +312,3 @@ class RealtimeQuery(Query):
         offsets = (json.loads(end_offset) if isinstance(end_offset, str) else end_offset).get(topic, {})
         nothing = progress["timestamp"] > asked and progress["numInputRows"] == 0
         return nothing or all(offsets.get(str(partition), 0) >= end for partition, end in ends.items())
-
-
-def _has_timestamp(schema: pa.Schema, name: str) -> bool:
-    return name in schema.names and pa.types.is_timestamp(schema.field(name).type)
-
-
-def _empty_records(session: SparkSession) -> DataFrame:
-    """Returns a stream without records, with the schema of Kafka's source."""
-    columns = [part.strip().split(" ", 1) for part in RECORD.split(", ", 3)]
-    empty = session.readStream.format("rate").load()
-    return empty.select(*(F.lit(None).cast(kind).alias(name) for name, kind in columns))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from headwater.engine.context import CheckpointFolder, LocalFolder
+from headwater.engine.source.log_source import parse_positions
 from headwater.errors import DamagedError
 from headwater.log.storage.frame import LOWEST_TIME
 
@@ -29,33 +30,42 @@ class PlannedInput:
 
     @property
     def has_progress(self) -> bool:
-        """Whether there are new offsets: Spark also runs batches without input."""
+        """Whether the input advanced: Spark also runs batches without input."""
         return self.start != self.end or self.watermark != self.watermark_before
+
+    def contains(self, partition: int, offset: int) -> bool:
+        """Returns whether an event belongs to the batch."""
+        return self.start.get(partition, 0) <= offset < self.end.get(partition, 0)
 
 
 def mend(checkpoint: CheckpointFolder, committed: int) -> list[str]:
-    """Remove what a power failure left of a planned, uncommitted batch; returns the removed names.
+    """Remove what a power failure left of a planned, uncommitted batch.
 
-    A file of a batch that *is* committed was synced before, so if it is damaged, that is not a power failure's doing.
-    Storage that is reached by URL shows a file as a whole or not at all, so there is nothing to mend.
+    Spark does not sync its files, so a power failure can leave them empty. The sink syncs the files of a batch before
+    it commits the batch. So a damaged file of a committed batch has another cause, and is not removed. Storage behind
+    a URL has whole files only.
 
     Args:
         checkpoint: The query's checkpoint folder.
-        committed: The newest batch in the ledger; -1 when there is none.
+        committed: The newest batch in the ledger; -1 if there is none.
+
+    Returns:
+        The names of the removed or replaced files.
 
     Raises:
         DamagedError: A file of a committed batch cannot be read.
     """
     if not isinstance(checkpoint, LocalFolder):
         return []
-    removed = list(_remove_partial_start(checkpoint))
+    # Before the first planned batch: Spark starts only in an empty folder.
+    removed = [] if _batch_numbers(checkpoint, "offsets") else _unlink_all(checkpoint, "offsets")
     for kind in ("offsets", "commits"):
         for number in sorted(_batch_numbers(checkpoint, kind), reverse=True)[:2]:
             name = f"{kind}/{number}"
             if checkpoint.read(name).startswith(b"v1"):
                 continue
             if kind == "offsets" and number <= committed:
-                raise _damage_error(checkpoint, name, "its contents are gone")
+                raise _damage_error(checkpoint, name, "its content is missing")
             (checkpoint.path / name).unlink()
             removed.append(name)
     if _batch_numbers(checkpoint, "offsets") and not _has_query_id(checkpoint):
@@ -64,13 +74,11 @@ def mend(checkpoint: CheckpointFolder, committed: int) -> list[str]:
     return removed
 
 
-def _remove_partial_start(checkpoint: LocalFolder) -> Iterator[str]:
-    """Remove the rest of a query that never planned a batch: Spark starts only in an empty folder."""
-    if _batch_numbers(checkpoint, "offsets"):
-        return
-    for name in checkpoint.list_names("offsets"):
-        (checkpoint.path / "offsets" / name).unlink()
-        yield f"offsets/{name}"
+def _unlink_all(checkpoint: LocalFolder, folder: str) -> list[str]:
+    names = [f"{folder}/{name}" for name in checkpoint.list_names(folder)]
+    for name in names:
+        (checkpoint.path / name).unlink()
+    return names
 
 
 def _has_query_id(checkpoint: CheckpointFolder) -> bool:
@@ -93,23 +101,27 @@ def read_planned_batch(
 
     Args:
         checkpoint: The query's checkpoint folder.
-        batch: The batch.
+        batch: The batch number.
         inputs: The names of the query's inputs, in order.
-        starts: Where the query began, for inputs that no earlier batch has read.
+        starts: The start offsets of the query, for inputs that no earlier batch has read.
 
     Raises:
         DamagedError: The file of that batch is missing or cannot be read.
     """
     here = _read_offsets(checkpoint, batch)
-    before = _previous_offsets(checkpoint, batch)
+    # Batch numbers may have gaps after state was repartitioned.
+    previous = max((number for number in _batch_numbers(checkpoint, "offsets") if number < batch), default=None)
+    if previous is None and batch > 0:
+        raise _damage_error(checkpoint, f"offsets/{batch - 1}", "it is missing")
+    before = {} if previous is None else _read_offsets(checkpoint, previous)
     planned: dict[str, PlannedInput] = {}
     for number, end in here.items():
         name = inputs[number]
         if number in before:
-            start, watermark = _positions(before[number]), before[number]["w"]
+            start, watermark = parse_positions(before[number]), before[number]["w"]
         else:
             start, watermark = dict(starts[name]), LOWEST_TIME
-        ends = _positions(end)
+        ends = parse_positions(end)
         planned[name] = PlannedInput({p: start.get(p, 0) for p in ends}, ends, end["w"], watermark)
     return planned
 
@@ -117,12 +129,12 @@ def read_planned_batch(
 def next_offsets(
     checkpoint: CheckpointFolder, inputs: Sequence[str], starts: Mapping[str, PartitionOffsets]
 ) -> dict[str, PartitionOffsets]:
-    """Returns where a query that starts now reads each input from; an unfinished batch runs again.
+    """Returns the offsets from which a query that starts now reads each input; an unfinished batch runs again.
 
     Args:
         checkpoint: The query's checkpoint folder.
         inputs: The names of the query's inputs, in order.
-        starts: Where the query began.
+        starts: The start offsets of the query.
     """
     newest = max(_batch_numbers(checkpoint, "offsets"), default=None)
     if newest is None:
@@ -130,14 +142,6 @@ def next_offsets(
     again = pending_batch(checkpoint) is not None
     planned = read_planned_batch(checkpoint, newest, inputs, starts)
     return {**starts, **{name: read.start if again else read.end for name, read in planned.items()}}
-
-
-def _previous_offsets(checkpoint: CheckpointFolder, batch: int) -> dict[int, dict[str, int]]:
-    """Returns the newest batch before this one; numbers may have gaps after state was repartitioned."""
-    known = max((number for number in _batch_numbers(checkpoint, "offsets") if number < batch), default=None)
-    if known is None and batch > 0:
-        raise _damage_error(checkpoint, f"offsets/{batch - 1}", "it is missing")
-    return {} if known is None else _read_offsets(checkpoint, known)
 
 
 def _batch_numbers(checkpoint: CheckpointFolder, kind: str) -> list[int]:
@@ -158,10 +162,6 @@ def _read_offsets(checkpoint: CheckpointFolder, batch: int) -> dict[int, dict[st
     if any(found[offset["i"]] != offset for offset in offsets):
         raise _damage_error(checkpoint, name, "two uses of one input have different offsets")
     return found
-
-
-def _positions(offset: dict[str, int]) -> dict[int, int]:
-    return {int(name[1:]): position for name, position in offset.items() if name[0] == "p"}
 
 
 def _damage_error(checkpoint: CheckpointFolder, name: str, why: str) -> DamagedError:

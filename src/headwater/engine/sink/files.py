@@ -3,9 +3,9 @@
 `ParquetFolder` writes one Parquet file per batch. A file counts once the manifest names it, and the manifest names each
 batch once.
 
-`Staging` keeps large results out of the driver process. Workers send their rows directly to the store if it accepts
-staged parts. A SQLite store does not. Then, and where the process itself needs the rows, workers write files, which are
-memory-mapped.
+Large results do not pass through the memory of the driver. `stage_in_store` lets workers send their rows to the store,
+if it accepts staged parts; SQLite does not. Otherwise `Staging` lets workers write files, which the driver maps into
+memory.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -44,9 +45,8 @@ class ManifestEntry(msgspec.Struct, frozen=True):
 class ParquetFolder:
     """A folder of Parquet files, one per batch.
 
-    `stage` before the batch is committed, `publish` after it; both may be called again, and leave the same behind.
-    Readers that take all files of the manifest see whole batches, each once; DuckDB, Polars and Spark can read the
-    folder as it is.
+    Call `stage` before the batch is committed and `publish` after it. Both are idempotent. Readers that follow the
+    manifest see whole batches, each once. DuckDB, Polars and Spark can also read the folder without the manifest.
 
     Example:
         >>> import tempfile
@@ -81,7 +81,7 @@ class ParquetFolder:
         _commit_file(temporary, target)
 
     def files(self) -> Iterator[Path]:
-        """Returns the files that the manifest names, in batch order."""
+        """Yields the files that the manifest names, in batch order."""
         for path in sorted((self.path / _MANIFEST).glob("*.json")):
             entry = msgspec.json.decode(path.read_bytes(), type=ManifestEntry, strict=False)
             if entry.file is not None:
@@ -93,7 +93,7 @@ class ParquetFolder:
 
 def _commit_file(temporary: Path, target: Path) -> None:
     """Rename a finished file; after a power failure it exists whole or not at all."""
-    _sync(temporary)
+    _sync(temporary)  # the content before the name
     temporary.replace(target)
     _sync(target.parent)
 
@@ -106,11 +106,11 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-_PART_ROWS: Final = 500_000  # rows that a task holds before it sends them
+_PART_ROWS: Final = 500_000  # rows that a task collects before it sends them
 
 
 def stage_in_store(stager: Stager, table: ViewTable, batch: int, frame: DataFrame) -> tuple[StagedPart, ...]:
-    """Run a batch of a view; workers send rows to the store. Only parts of successful tasks count."""
+    """Run a batch of a view while workers send rows to the store; returns the parts of successful tasks."""
     parts = frame.mapInArrow(partial(_send_parts, stager, table, batch), "part binary").toArrow()
     return tuple(msgspec.json.decode(part, type=StagedPart) for part in parts.column("part").to_pylist())
 
@@ -118,49 +118,45 @@ def stage_in_store(stager: Stager, table: ViewTable, batch: int, frame: DataFram
 def _send_parts(
     stager: Stager, table: ViewTable, batch: int, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Send the rows of one task."""
-    for some in _gather(batches):
-        part = stager.stage(table, batch, pa.Table.from_batches(some).cast(table.schema))
-        yield pa.RecordBatch.from_pydict({"part": [msgspec.json.encode(part)]})
-
-
-def _gather(batches: Iterator[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+    """Send the rows of one task, in parts."""
     buffer: list[pa.RecordBatch] = []
-    for batch in batches:
-        if batch.num_rows:
-            buffer.append(batch)
-        if sum(one.num_rows for one in buffer) >= _PART_ROWS:
-            yield buffer
+    for some in chain(batches, [None]):  # None: the last part
+        if some is not None and some.num_rows:
+            buffer.append(some)
+        if buffer and (some is None or sum(one.num_rows for one in buffer) >= _PART_ROWS):
+            part = stager.stage(table, batch, pa.Table.from_batches(buffer).cast(table.schema))
+            yield pa.RecordBatch.from_pydict({"part": [msgspec.json.encode(part)]})
             buffer = []
-    if buffer:
-        yield buffer
 
 
 class Staging:
-    """The staged files of one batch, from its run to its commit; the next run removes files that a crash left.
+    """The staged files of one batch, from its run to its commit; the next run removes files that a crash has left.
 
     Args:
-        folder: Where the parts go; workers and driver must both reach it.
+        folder: A folder that workers and driver can access.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def run(self, frame: DataFrame) -> pa.Table:
-        """Run a batch; the rows stay in memory-mapped files. Only parts of successful tasks count."""
+        """Run a batch; returns the rows of successful tasks, in memory-mapped files."""
         self.clear()
         self._folder.mkdir(parents=True)
         paths = frame.mapInArrow(partial(_write_part, str(self._folder)), "path string").toArrow()
-        parts = [_map_file(path) for path in paths.column("path").to_pylist()]
+        parts = []
+        for path in paths.column("path").to_pylist():
+            with pa.memory_map(path) as file:
+                parts.append(pa.ipc.open_file(file).read_all())
         return pa.concat_tables(parts) if parts else to_arrow_schema(frame.schema, timezone="UTC").empty_table()
 
     def clear(self) -> None:
-        """Remove the parts."""
+        """Remove the files."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _write_part(folder: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Write the rows of one task; the file is named after the attempt, so that no two attempts share one."""
+    """Write the rows of one task; the file is named after the attempt, so attempts never share a file."""
     task = TaskContext.get()
     assert task is not None
     path = f"{folder}/{task.partitionId()}-{task.taskAttemptId()}.arrow"
@@ -172,8 +168,3 @@ def _write_part(folder: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.R
     if writer is not None:
         writer.close()
         yield pa.RecordBatch.from_pydict({"path": [path]})
-
-
-def _map_file(path: str) -> pa.Table:
-    with pa.memory_map(path) as file:
-        return pa.ipc.open_file(file).read_all()

@@ -15,13 +15,13 @@ from headwater.log import Topic, WriteBatch
 from headwater.log.protocol import TimedLog, TimedPartition
 from headwater.log.write_batch import Origin
 from headwater.pipelines import PipelineKind
-from headwater.store import OutboxEntry, Store
-from headwater.store.changelog import changelog_topic
+from headwater.store import OutboxEntry, Store, ViewTable
+from headwater.store.changelog import change_schema, changelog_topic
 
 __all__ = ["output_topic", "publish"]
 
 _TIME: Final = pa.timestamp("us", "UTC")
-_BATCH_STEP: Final = 1 << 32
+_BATCH_STEP: Final = 1 << 32  # sequence numbers per batch, more than a batch has rows
 
 
 def output_topic(built: BuiltQuery, version: int) -> Topic | None:
@@ -30,37 +30,27 @@ def output_topic(built: BuiltQuery, version: int) -> Topic | None:
     If rows carry event time, the topic's event time is kept externally: it is the pipeline's watermark, which covers
     all upstream partitions, and not the time of the topic's own rows.
     """
-    pipeline, timed = (built.pipeline, built.window is not None or built.time is not None or built.emits_versions)
+    pipeline, timed = built.pipeline, built.window is not None or built.time is not None or built.emits_versions
     if pipeline.kind is PipelineKind.FILES:
         return None
-    location = pipeline.location
     if pipeline.kind is PipelineKind.STREAM:
         return Topic.declare(
-            pipeline.name, built.schema, location=location, key=pipeline.key or None, time=built.time,
+            pipeline.name, built.schema, location=pipeline.location, key=pipeline.key or None, time=built.time,
             lateness="0 seconds", external_time=timed,
         )  # fmt: skip
-    row = pa.struct(list(built.schema))
-    schema = pa.schema(
-        [
-            pa.field("op", pa.string(), nullable=False),
-            pa.field("before", row),
-            pa.field("after", row),
-            pa.field("at", _TIME, nullable=False),
-        ]
-    )
-    lateness = "0 seconds" if timed else "10 seconds"
+    view = ViewTable(pipeline.name, version, built.schema, pipeline.key)
     return Topic.declare(
-        changelog_topic(pipeline.name, version),
-        schema,
-        location=location,
-        time="at",
-        lateness=lateness,
-        external_time=timed,
-    )
+        changelog_topic(view.name, version), change_schema(view), location=pipeline.location, time="at",
+        lateness="0 seconds" if timed else "10 seconds", external_time=timed,
+    )  # fmt: skip
 
 
 def publish(store: Store, log: TimedLog, built: BuiltQuery, topic: Topic | None, query: str) -> None:
-    """Append the outbox to the pipeline's topic, each batch once, and advance the topic's event time."""
+    """Append the outbox to the pipeline's topic, each batch once, and advance the topic's event time.
+
+    May be called again after a crash at any point. The log drops a batch that it has, because query and batch number
+    determine the producer and the sequence numbers. An entry leaves the outbox only after its batch is in the log.
+    """
     if topic is None:
         return
     partition = log.open_topic(topic.name).partitions[0]
@@ -84,7 +74,7 @@ def _append(log: TimedLog, topic: Topic, built: BuiltQuery, outgoing: OutboxEntr
     if built.pipeline.kind is PipelineKind.STREAM and topic.time is None and built.window is not None:
         ends = pc.struct_field(rows.column(built.window), "end")
         envelope["_hw.occurred_at"] = pc.cast(pc.subtract(pc.cast(ends, pa.int64()), 1), _TIME)
-    first, entry = outgoing.batch * _BATCH_STEP, outgoing.entry
+    first, entry = outgoing.batch * _BATCH_STEP, outgoing.entry  # the same sequence numbers at every attempt
     origin = None if entry is None else Origin(entry.batch, entry.epoch, msgspec.json.encode(entry.ranges()).decode())
     batch = WriteBatch(
         rows, topic.version, envelope, 0, outgoing.query, first, sent_at=outgoing.committed_at, origin=origin
@@ -93,11 +83,10 @@ def _append(log: TimedLog, topic: Topic, built: BuiltQuery, outgoing: OutboxEntr
 
 
 def _to_topic_batch(changes: pa.Table, schema: pa.Schema, built: BuiltQuery) -> pa.RecordBatch:
-    """Returns one batch with exactly the topic's columns; a change has the event time of its row, if any."""
+    """Returns one batch with exactly the topic's columns; a change gets the event time of its row, if it has one."""
     if built.pipeline.kind is PipelineKind.VIEW and built.time is not None and built.window is None:
         rows = pc.coalesce(*(pc.struct_field(changes.column(side), built.time) for side in ("after", "before")))
         times = pc.coalesce(rows.cast(_TIME), changes.column("at"))
         changes = changes.set_column(changes.schema.get_field_index("at"), "at", times)
-    whole = changes.select(schema.names).cast(schema).combine_chunks()
-    batches = whole.to_batches()
+    batches = changes.select(schema.names).cast(schema).combine_chunks().to_batches()
     return batches[0] if batches else pa.RecordBatch.from_pylist([], schema)

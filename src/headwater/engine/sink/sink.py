@@ -1,8 +1,16 @@
 """The sink of a query: runs each batch, syncs its checkpoint, commits its rows and ledger entry, and publishes.
 
-The order of steps makes a crash safe (docs/guarantees.md): offsets planned → batch run → checkpoint synced → rows,
-ledger, outbox, late and quarantined events committed in one transaction → outbox published → offsets committed by
-Spark.
+The order of steps makes a crash safe at every point (docs/guarantees.md):
+
+1. Spark writes the planned offsets of the batch to its checkpoint.
+2. The batch runs, and its counts are compared with the log.
+3. The checkpoint is synced, so that planned offsets and state survive a power failure.
+4. One transaction commits rows, ledger entry, operator state, outbox, late and quarantined events.
+5. The outbox is published to the output topic, each batch once.
+6. Spark writes the batch to the commit log of its checkpoint.
+
+After a crash before step 6, Spark runs the batch again with the same offsets. If step 4 was done, the ledger has the
+batch, and the commit is skipped. If a batch number comes with other offsets, the store refuses it.
 
 `OffsetReport` reports the committed offsets of a query to the log as a consumer group. Retention waits for them, and
 other tools can show the lag.
@@ -13,9 +21,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, Literal
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -23,7 +31,7 @@ from pyspark.sql import DataFrame
 from headwater.engine.build.build import BuiltQuery
 from headwater.engine.context import EngineContext, QueryDirectory
 from headwater.engine.failpoints import failpoint
-from headwater.engine.sink.accounting import BatchAccounting, ObservedRows
+from headwater.engine.sink.accounting import BatchAccounting, ObservedRows, Rejection
 from headwater.engine.sink.checkpoint import PlannedInput, read_planned_batch
 from headwater.engine.sink.files import ParquetFolder, Staging, stage_in_store
 from headwater.engine.sink.publisher import publish
@@ -36,7 +44,7 @@ from headwater.log.protocol import Log
 from headwater.pipelines import DropLate
 from headwater.store import Commit, LedgerEntry, StagedPart, ViewTable
 
-__all__ = ["OffsetReport", "Sink", "consumer_group"]
+__all__ = ["OffsetReport", "Sink", "choose_destination", "consumer_group", "to_view_rows"]
 
 logger = logging.getLogger("headwater.engine")
 _REPORT_INTERVAL: Final = 2.0
@@ -55,17 +63,17 @@ def consumer_group(pipeline: str) -> str:
 class OffsetReport:
     """Reports the committed offsets of one pipeline, at most every two seconds and always at the end.
 
-    Being behind only keeps events longer. So does a failure to write: it is no reason to stop a pipeline.
+    A late or failed report only delays retention, so it never stops a pipeline.
 
     Args:
-        log: Whose group it is.
-        pipeline: Its name.
+        log: The log that has the consumer group.
+        pipeline: The name of the pipeline.
     """
 
     def __init__(self, log: Log, pipeline: str) -> None:
         self._log = log
         self._group = consumer_group(pipeline)
-        # Guards the pending entry and the timer; it is not held while offsets are written to the log.
+        # Guards the fields below, and orders writes to the log: an older report never follows a newer one.
         self._lock = threading.Lock()
         self._pending: LedgerEntry | None = None
         self._flushed_at = 0.0
@@ -94,20 +102,58 @@ class OffsetReport:
                 for read in entry.inputs if entry else ():
                     self._log.groups.reset(self._group, read.topic, read.end)
             except HeadwaterError as error:
-                logger.warning("%s: how far it is cannot be written down: %s", self._group, error)
+                logger.warning("%s: the committed offsets were not reported: %s", self._group, error)
+
+
+def choose_destination(
+    expected: float, limit: int, *, needs_rows: bool, store: bool, folder: bool
+) -> Literal["driver", "store", "files"]:
+    """Decide where the result of a batch goes: large results must not pass through the memory of the driver.
+
+    Args:
+        expected: The expected number of rows.
+        limit: The number of rows up to which the driver collects them.
+        needs_rows: Whether the driver itself processes every row.
+        store: Whether workers can send rows of this query directly to the store.
+        folder: Whether workers share a folder with the driver.
+    """
+    if expected <= limit or needs_rows:
+        return "driver"
+    if store:
+        return "store"
+    return "files" if folder else "driver"
+
+
+def to_view_rows(
+    rows: pa.Table, table: ViewTable | None, *, consolidate: bool
+) -> tuple[pa.Table, pa.Table | None, pa.Table | None]:
+    """Returns the rows to upsert, the keys to delete, and the changes to publish; None where the store derives them.
+
+    Args:
+        rows: The result of a batch: plain rows, Z-set rows, or Z-set rows with the time from which each is valid.
+        table: The view's table; None for a stream, whose rows are always plain.
+        consolidate: Whether weights of equal rows must be summed first.
+    """
+    if table is None or WEIGHT not in rows.column_names:
+        return rows, None, None
+    changes = None
+    if SINCE in rows.column_names:
+        changes = to_changes(rows, table)
+        rows = last_by_key(rows, table.key).drop_columns([SINCE])
+    return *to_upserts(sum_weights(rows) if consolidate else rows, table.key), changes
 
 
 class Sink:
     """Processes the batches of one query.
 
     Args:
-        built: The pipeline.
-        directory: Its folder.
-        context: The log its events come from, the store its rows go to.
-        epoch: Which runner this is.
+        built: The query.
+        directory: Its directory.
+        context: The engine context.
+        epoch: The epoch of this run; the store refuses commits of an older one.
         table: The view's table; None for a stream.
-        topic: What is published to.
-        starts: Where the query began to read each input.
+        topic: The output topic, if there is one.
+        starts: The start offsets of the query, by name of the input.
     """
 
     def __init__(
@@ -123,21 +169,18 @@ class Sink:
     ) -> None:
         self._built = built
         self._directory = directory
+        self._context = context
         self._store = context.store
-        self._log = context.log
-        self._clock = context.clock
         self._epoch = epoch
         self._table = table
         self._topic = topic
         self._starts = starts
         self._staging = Staging(directory.staging_folder) if directory.staging_folder else None
-        self._stage_above = context.stage_above
         self._stateful_stage: StatefulStage | None = None
         if built.sink_stage is not None:
-            has_commits = context.store.last_entry(directory.query_id) is not None
-            self._stateful_stage = StatefulStage(
-                built.sink_stage, context.store.state_store(directory.query_id), has_commits=has_commits
-            )
+            states = self._store.state_store(directory.query_id)
+            has_commits = self._store.last_entry(directory.query_id) is not None
+            self._stateful_stage = StatefulStage(built.sink_stage, states, has_commits=has_commits)
         self._rows_per_event = 1.0  # result rows per event in the last batch
         self._offset_report = OffsetReport(context.log, built.pipeline.name) if context.scratch is None else None
         self._files = ParquetFolder(context.data / built.pipeline.path) if built.pipeline.path else None
@@ -146,33 +189,32 @@ class Sink:
         """Run a batch and commit it; returns False if it was committed before.
 
         Args:
-            frame: What Spark will compute; computed once, here.
+            frame: The lazy result of the batch; it must be computed exactly once.
             batch: The batch number.
-            observed: Tells, after the run, how many rows each input gave to the function.
+            observed: Returns, after the run, the number of rows that each input delivered.
         """
         failpoint("before-sink")
-        # A replaced driver must not run the batch: it would write to the state of its successor.
+        # A replaced driver must not run the batch: it would write to the Spark state of its successor.
         self._store.check_epoch(self._directory.query_id, self._epoch)
         began, cpu_began = time.monotonic(), time.thread_time()
         planned = read_planned_batch(self._directory.checkpoint, batch, list(self._starts), self._starts)
-        # Always run the batch, even if its commit is skipped: Spark's own state advances with it.
-        rows, parts = self._compute(frame, batch, _offset_count(planned))
-        accounting = BatchAccounting(self._built, planned, self._store.skips(self._directory.query_id), self._log)
+        # The batch always runs to its end, even if its commit is then skipped: Spark commits the state of a partition
+        # only after its last row was read, and refuses the next batch if one is missing.
+        rows, parts = self._compute(frame, batch, planned)
+        skipped = self._store.skips(self._directory.query_id)
+        accounting = BatchAccounting(self._built, planned, skipped, self._context.log)
         accounting.reconcile(observed)
         # The checkpoint must be durable before the ledger names the batch: after a power failure a committed batch
-        # without its offsets could not be identified.
+        # without its planned offsets could not be identified.
         self._directory.checkpoint.sync()
         result = self._run_stage(batch, rows, accounting.complete)
-        accounting = replace(
-            accounting, refused=(*observed.rejections(self._built.quarantine_metrics), *result.refused)
-        )
+        rejections = (*observed.rejections(self._built.quarantine_metrics), *result.refused)
         failpoint("before-sink-commit")
-        state_sizes = observed.state_sizes(self._built.state_metrics)
-        commit = self._build_commit(batch, result.rows, accounting, began, cpu_began)
-        commit = replace(commit, staged=parts, states=result.states, state_sizes=state_sizes)
+        commit = self._build_commit(batch, result, accounting, rejections, (began, cpu_began))
+        commit = replace(commit, staged=parts, state_sizes=observed.state_sizes(self._built.state_metrics))
         if self._files is not None:
-            # Staged before and named in the manifest after the commit: both steps are idempotent, so a crash between
-            # them neither loses nor repeats the file.
+            # The file is staged before and named in the manifest after the commit: both steps are idempotent, so a
+            # crash between them neither loses nor repeats it.
             self._files.stage(batch, rows)
         committed = self._commit(commit)
         if self._stateful_stage is not None:
@@ -180,8 +222,8 @@ class Sink:
         failpoint("after-sink-commit")
         if self._files is not None:
             self._files.publish(commit.entry)
-        # A crash before this line leaves the outbox in the store; `Query.start` publishes it.
-        publish(self._store, self._log, self._built, self._topic, self._directory.query_id)
+        # After a crash before this line the outbox is still in the store; `Query.start` publishes it.
+        publish(self._store, self._context.log, self._built, self._topic, self._directory.query_id)
         failpoint("after-publish")
         if self._offset_report is not None:
             self._offset_report.record(commit.entry)
@@ -190,20 +232,31 @@ class Sink:
         return committed
 
     def close(self) -> None:
-        """Write the offset report."""
+        """Report the last committed offsets."""
         if self._offset_report is not None:
             self._offset_report.flush()
 
-    def _compute(self, frame: DataFrame, batch: int, events: int) -> tuple[pa.Table, tuple[StagedPart, ...]]:
+    def _compute(
+        self, frame: DataFrame, batch: int, planned: Mapping[str, PlannedInput]
+    ) -> tuple[pa.Table, tuple[StagedPart, ...]]:
         """Compute the rows; a result is staged if the previous batch suggests that it is large."""
+        events = sum(end - read.start[p] for read in planned.values() for p, end in read.end.items())
         rows = self._built.schema.empty_table()
         parts: tuple[StagedPart, ...] = ()
-        if events * self._rows_per_event <= self._stage_above or self._stateful_stage is not None:
-            rows = frame.toArrow()
-        elif (stager := self._store.stager()) and self._table is not None and not self._built.has_weights:
+        stager = self._store.stager() if self._table is not None and not self._built.has_weights else None
+        destination = choose_destination(
+            events * self._rows_per_event,
+            self._context.stage_above,
+            needs_rows=self._stateful_stage is not None,
+            store=stager is not None,
+            folder=self._staging is not None,
+        )
+        if destination == "store" and stager is not None and self._table is not None:
             parts = stage_in_store(stager, self._table, batch, frame)
+        elif destination == "files" and self._staging is not None:
+            rows = self._staging.run(frame)
         else:
-            rows = self._staging.run(frame) if self._staging else frame.toArrow()
+            rows = frame.toArrow()
         count = rows.num_rows + sum(part.rows for part in parts)
         self._rows_per_event = count / events if events else self._rows_per_event
         return rows, parts
@@ -219,49 +272,39 @@ class Sink:
     def _commit(self, commit: Commit) -> bool:
         try:
             return self._store.commit(commit)
-        except KeyNotUniqueError:
+        except KeyNotUniqueError:  # equal rows of one key, from an event that was sent twice, count as one row
             rows = distinct_rows(commit.rows)
             if rows.num_rows == commit.rows.num_rows and not commit.staged:
                 raise
             return self._store.commit(replace(commit, rows=rows, distinct=True))
 
     def _build_commit(
-        self, batch: int, rows: pa.Table, accounting: BatchAccounting, began: float, cpu_began: float
+        self,
+        batch: int,
+        result: StageResult,
+        accounting: BatchAccounting,
+        rejections: Sequence[Rejection],
+        began: tuple[float, float],
     ) -> Commit:
-        """Returns the commit of the batch."""
-        accounts = accounting.accounts()
-        late = tuple(aside for counted in accounts.values() for aside in counted.late)
-        deletes: pa.Table | None = None
-        changes: pa.Table | None = None
-        if SINCE in rows.column_names and self._table is not None:
-            changes = to_changes(rows, self._table)
-            rows = last_by_key(rows, self._table.key).drop_columns([SINCE])
-        if WEIGHT in rows.column_names:
-            rows, deletes = to_upserts(
-                sum_weights(rows) if self._stateful_stage is None else rows, self._built.pipeline.key
-            )
+        upserts, deletes, changes = to_view_rows(result.rows, self._table, consolidate=self._stateful_stage is None)
         entry = LedgerEntry(
             self._directory.query_id,
             batch,
             self._epoch,
-            accounting.input_ranges(accounts),
+            accounting.input_ranges(rejections),
             accounting.watermark,
-            committed_at=self._clock.micros(),
-            wall=time.monotonic() - began,
-            cpu=time.thread_time() - cpu_began,
+            committed_at=self._context.clock.micros(),
+            wall=time.monotonic() - began[0],
+            cpu=time.thread_time() - began[1],
         )
         return Commit(
             entry,
             self._table,
-            rows.cast(self._built.schema) if self._files is None else rows.slice(0, 0),
-            late=() if isinstance(self._built.pipeline.late, DropLate) else late,
-            quarantined=accounting.to_quarantine(late) + tuple(a for one in accounts.values() for a in one.unreadable),
+            upserts.cast(self._built.schema) if self._files is None else upserts.slice(0, 0),
+            late=() if isinstance(self._built.pipeline.late, DropLate) else accounting.late,
+            quarantined=accounting.quarantined(rejections),
             finals=self._built.marks_final_rows,
             deletes=deletes,
+            states=result.states,
             changes=changes,
         )
-
-
-def _offset_count(planned: Mapping[str, PlannedInput]) -> int:
-    """Returns the number of offsets that a batch covers."""
-    return sum(end - read.start[p] for read in planned.values() for p, end in read.end.items())

@@ -1,7 +1,7 @@
-"""The stateful stage of the sink: an operator whose state is in the store and commits with the rows it makes.
+"""The stateful stage of the sink: an operator whose state is in the store and commits with its result rows.
 
-`to_changes`, `to_upserts` and `last_by_key` convert versions of rows, each with the time from which it is valid, to the
-published changes and to the last row of each key.
+`to_upserts` converts Z-set rows to rows and deletes. If each row has the time from which it is valid, `to_changes`
+converts all versions to published changes, and `last_by_key` keeps the last one.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from headwater.store.changelog import change_schema
 __all__ = ["STATE_LOST", "StageResult", "StatefulStage", "last_by_key", "to_changes", "to_upserts"]
 
 STATE_LOST: Final = "the state of an operator is gone or damaged"
-"""What is said then; whoever runs the pipeline makes it anew from the log."""
+"""The message of that error. The supervisor recognises it, and rebuilds the view from the log."""
 _LAYOUT_SPACE: Final = "mark"
-"""A space with one entry, which is there as soon as a batch is committed; its name says how state is laid out."""
+"""A space with one entry, written by the first commit; the name of the entry tells the layout of the state."""
 _LAYOUT: Final = b"pages and logs"
 
 
@@ -38,9 +38,9 @@ class StageResult:
     """The result of an operator for one batch.
 
     Attributes:
-        rows: Its result.
-        states: What it remembers from then on.
-        refused: Events that it rejects, to be quarantined: partition, offset and reason.
+        rows: The result rows.
+        states: The changes of its state.
+        refused: Events that it rejects: partition, offset and reason.
     """
 
     rows: pa.Table
@@ -53,11 +53,11 @@ class StatefulStage:
 
     Args:
         sink_stage: The operator.
-        states: What it has committed.
+        states: The committed state.
         has_commits: Whether the query has committed a batch.
 
     Raises:
-        DamagedError: It has, and what it remembers is gone.
+        DamagedError: The query has committed a batch, and its state is missing.
     """
 
     def __init__(self, sink_stage: SinkStage, states: StateStore, *, has_commits: bool = False) -> None:
@@ -67,13 +67,14 @@ class StatefulStage:
         self._state: StoreState | None = None
         self._layout_known = states.values(_LAYOUT_SPACE, [b""], [_LAYOUT]) != [None]
         if has_commits and not self._layout_known:
-            raise DamagedError(STATE_LOST, detail="the store has the view's rows, and no state that this version reads")
+            detail = "the store has commits of the query, but no state that this version can read"
+            raise DamagedError(STATE_LOST, detail=detail)
 
     def run(self, rows: pa.Table, watermark: int) -> StageResult:
         """Run the operator on a batch; the caller commits rows and state together.
 
         Raises:
-            DamagedError: What it remembers cannot be read.
+            DamagedError: Its state cannot be read.
         """
         if self._state is not None:  # the previous batch was never committed, so the cached pages are invalid
             self._cache.clear()
@@ -90,12 +91,10 @@ class StatefulStage:
             )
             result = result.filter(pc.is_null(result.column(QUARANTINE_REASON)))
         hidden = {name for name in result.column_names if name.startswith(HIDDEN_PREFIX)} - {WEIGHT, SINCE}
-        layout = (
-            ()
-            if self._layout_known
-            else (StateWrite(_LAYOUT_SPACE, [b""], [_LAYOUT], [self._sink_stage.operator.form.encode()]),)
-        )
-        return StageResult(result.drop_columns(sorted(hidden)), (*self._state.build_writes(), *layout), refused)
+        writes = list(self._state.build_writes())
+        if not self._layout_known:
+            writes.append(StateWrite(_LAYOUT_SPACE, [b""], [_LAYOUT], [self._sink_stage.operator.form.encode()]))
+        return StageResult(result.drop_columns(sorted(hidden)), tuple(writes), refused)
 
     def on_commit(self) -> None:
         """Record that the result of `run` was committed."""
@@ -117,9 +116,8 @@ def to_upserts(rows: pa.Table, key: tuple[str, ...]) -> tuple[pa.Table, pa.Table
     values, weights = rows.drop_columns([WEIGHT]), rows.column(WEIGHT).to_numpy()
     now = values.take(pa.array((weights > 0).nonzero()[0].repeat(weights[weights > 0])))
     gone = values.select(list(key)).filter(pa.array(weights < 0))
-    keys_now = set(encode_keys([now.column(name) for name in key]))
-    keys = encode_keys([gone.column(name) for name in key])
-    first = {found: position for position, found in enumerate(keys) if found not in keys_now}
+    keys_now = set(_row_keys(now, key))
+    first = {found: position for position, found in enumerate(_row_keys(gone, key)) if found not in keys_now}
     return now, gone.take(pa.array(list(first.values()), pa.int64()))
 
 
@@ -141,7 +139,8 @@ def to_changes(rows: pa.Table, view: ViewTable) -> pa.Table:
     first = np.flatnonzero(~paired[:-1])
     last = first + paired[1:][first]
     ops = np.where(first != last, "update", np.where(weights[first] < 0, "delete", "insert"))
-    structs = _structs(rows, view.schema)
+    values = [rows.column(field.name).cast(field.type).combine_chunks() for field in view.schema]
+    structs = pa.StructArray.from_arrays(values, fields=list(view.schema))
     columns = [
         pa.array(ops.tolist(), pa.string()),
         structs.take(pa.array(first, pa.int64(), mask=weights[first] > 0)),
@@ -152,7 +151,7 @@ def to_changes(rows: pa.Table, view: ViewTable) -> pa.Table:
 
 
 def last_by_key(rows: pa.Table, key: tuple[str, ...]) -> pa.Table:
-    """Returns the last Z-set row of each key: whether the key still has a row, and which.
+    """Returns the last Z-set row of each key, which tells whether the key still has a row.
 
     Example:
         >>> rows = pa.table({"k": [1, 2, 1], WEIGHT: [1, 1, -1]})
@@ -165,8 +164,3 @@ def last_by_key(rows: pa.Table, key: tuple[str, ...]) -> pa.Table:
 
 def _row_keys(rows: pa.Table, key: tuple[str, ...]) -> list[bytes]:
     return encode_keys([rows.column(name) for name in key])
-
-
-def _structs(rows: pa.Table, schema: pa.Schema) -> pa.StructArray:
-    columns = [rows.column(field.name).cast(field.type).combine_chunks() for field in schema]
-    return pa.StructArray.from_arrays(columns, fields=list(schema))

@@ -1,7 +1,7 @@
-"""Batch planning: how far a batch goes, how it is divided into tasks, and the watermark at its end.
+"""Batch planning: the end offsets of a batch, its watermark, and its division into tasks.
 
-`plan_batch` and `split_into_tasks` work on offset ranges of a topic. `BatchPacer` decides when a query plans its next
-batch: at once while there is input and CPU capacity, otherwise after a wait.
+`plan_batch`, `watermark_at` and `split_into_tasks` depend only on the log. `BatchPacer` decides when a query plans its
+next batch: at once while there is input and CPU capacity, otherwise after a wait.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from headwater.log.storage.frame import LOWEST_TIME, Frame
 
 __all__ = ["BatchPacer", "Span", "plan_batch", "split_into_tasks", "watermark_at"]
 
-_MAX_WAIT = 1.0
-_MAX_PAUSE = 5.0
+_MAX_WAIT = 1.0  # seconds
+_MAX_PAUSE = 5.0  # seconds
 _PRESSURE_FILE = Path("/proc/pressure/cpu")
 
 
@@ -32,15 +32,15 @@ class BatchPacer:
     until a topic of the query changes, and then lets one round of requests pass, in any order. Each input records in a
     shared file whether it stopped before its topic's end; while one did, no input waits.
 
-    After a batch that reached the end, the first input pauses for the duration of the batch times the CPU pressure. An
-    idle machine has the lowest latency, a busy one fewer and larger batches.
+    After a batch that reached the end, the first input pauses for the duration of the batch times the CPU pressure. So
+    an idle machine has low latency, and a busy one runs fewer and larger batches.
 
     Args:
         log: The log with the topics.
         topics: All topics of the query.
         number: The number of this input in the query; input 0 waits.
         notes: A file with one byte per input.
-        wait: The longest wait in seconds; Spark can end the query between two waits.
+        wait: The longest wait in seconds; Spark can stop the query only between two waits.
     """
 
     def __init__(self, log: TimedLog, topics: list[str], number: int, notes: str, wait: float = _MAX_WAIT) -> None:
@@ -62,7 +62,7 @@ class BatchPacer:
             time.sleep(min(_MAX_PAUSE, took * _cpu_pressure()))
 
     def wait(self) -> None:
-        """Wait for events of any input, unless one of them has more already."""
+        """Wait for events of any input, unless one of them stopped before its topic's end."""
         if self._waiter is None:
             return
         if self._woken or any(self._backlog[:]):
@@ -87,7 +87,7 @@ def _cpu_pressure() -> float:
 
 
 _SINGLE_TASK_ROWS = 20_000
-_MAX_BATCH_BYTES = 96 << 20
+_MAX_BATCH_BYTES = 96 << 20  # bounds the memory of a batch of large events
 _MILLISECOND = 1_000
 _MICROSECOND = timedelta(microseconds=1)
 
@@ -102,14 +102,12 @@ class Span:
 
 
 def watermark_at(max_event_times: Mapping[int, int], lateness: int, topic_lateness: timedelta) -> int:
-    """Returns the watermark for these max event times: no event in time is below it.
+    """Returns the watermark for these max event times, in whole milliseconds, because Spark counts in these.
 
     Args:
-        max_event_times: Highest event time so far, per partition.
-        lateness: How long the query waits, in microseconds; negative: as long as the topic says.
-        topic_lateness: What the topic says.
-
-    Whole milliseconds, because Spark counts in them.
+        max_event_times: The highest event time so far, by partition.
+        lateness: How long the query waits for late events, in microseconds; if negative, as long as the topic.
+        topic_lateness: How long the topic waits.
 
     Example:
         >>> watermark_at({0: 9_000, 1: 7_100}, 2_000, timedelta())
@@ -125,14 +123,20 @@ def watermark_at(max_event_times: Mapping[int, int], lateness: int, topic_latene
 def plan_batch(
     topic: TimedTopic, positions: Mapping[int, int], rows: int, target: Mapping[int, int] | None = None
 ) -> tuple[dict[int, int], dict[int, int], bool]:
-    """Returns where a batch from these positions ends.
+    """Plan a batch from these positions.
 
-    All there is, if that is about `rows` at most. Otherwise partitions move forward together in event time, frame by
-    frame, the one that is furthest behind first: so a backlog keeps no more windows open than live events do. A
-    partition that the topic was given since then is read from its start.
+    A batch takes all available events if these are at most `rows`. Otherwise partitions advance together in event time,
+    frame by frame, the one that is furthest behind first. So a backlog has no more open windows, and no more late
+    events, than live input. A partition that was added to the topic is read from its start.
+
+    Args:
+        topic: The topic.
+        positions: The start offset of each partition.
+        rows: The approximate limit of rows.
+        target: End offsets that the query must not exceed, if it has an end.
 
     Returns:
-        The new positions, the max event times there, and whether there is more.
+        The end offsets, the max event times there, and whether there is more input.
     """
     states = {partition.number: partition.state() for partition in topic.partitions}
     ends = {number: slot.next_offset for number, slot in states.items()}
@@ -152,10 +156,10 @@ def _plan_by_event_time(
     for number, position in positions.items():
         headers = topic.partitions[number].frame_headers(position, ends[number])
         first = next(headers, None)
-        max_event_times[number] = (
-            first.max_event_time_before if first else topic.partitions[number].state().max_event_time
-        )
-        if first is not None:
+        if first is None:
+            max_event_times[number] = topic.partitions[number].state().max_event_time
+        else:
+            max_event_times[number] = first.max_event_time_before
             heapq.heappush(waiting, (first.max_event_time_before, number, first, headers))
     count = size = 0
     while waiting and count < rows and size < _MAX_BATCH_BYTES:
@@ -171,18 +175,25 @@ def _plan_by_event_time(
 def split_into_tasks(
     topic: TimedTopic, start: Mapping[int, int], end: Mapping[int, int], cores: int
 ) -> list[list[Span]]:
-    """Split a range into one task per core; a small range stays whole, because each task has a fixed cost."""
+    """Split a range into one task per core; a small range is one task, because each task has a fixed cost."""
     spans = [
         Span(number, start.get(number, 0), end[number]) for number in sorted(end) if start.get(number, 0) < end[number]
     ]
     total = sum(span.end - span.start for span in spans)
     if total <= _SINGLE_TASK_ROWS or cores == 1:
         return [spans]
-    return _balance_tasks([piece for span in spans for piece in _split_span(topic, span, total // (2 * cores))], cores)
+    pieces = [piece for span in spans for piece in _split_span(topic, span, total // (2 * cores))]
+    loads: list[tuple[int, int, list[Span]]] = [(0, number, []) for number in range(cores)]
+    for piece in sorted(pieces, key=lambda piece: piece.start - piece.end):  # largest first, to the least loaded task
+        load, number, assigned = heapq.heappop(loads)
+        assigned.append(piece)
+        heapq.heappush(loads, (load + piece.end - piece.start, number, assigned))
+    tasks = [assigned for _, _, assigned in sorted(loads, key=lambda load: load[1]) if assigned]
+    return [sorted(task, key=lambda piece: (piece.partition, piece.start)) for task in tasks]
 
 
 def _split_span(topic: TimedTopic, span: Span, rows: int) -> Iterator[Span]:
-    """Split the span between frames into pieces of about so many rows."""
+    """Split a span at frame boundaries into pieces of about `rows` rows."""
     start = at = span.start
     count = 0
     for frame in topic.partitions[span.partition].frame_headers(span.start, span.end):
@@ -192,14 +203,3 @@ def _split_span(topic: TimedTopic, span: Span, rows: int) -> Iterator[Span]:
             start, count = at, 0
     if start < span.end:
         yield Span(span.partition, start, span.end)
-
-
-def _balance_tasks(spans: list[Span], tasks: int) -> list[list[Span]]:
-    """Assign each piece to the task with the fewest rows."""
-    loads: list[tuple[int, int, list[Span]]] = [(0, number, []) for number in range(tasks)]
-    for piece in sorted(spans, key=lambda piece: piece.start - piece.end):
-        load, number, assigned = heapq.heappop(loads)
-        assigned.append(piece)
-        heapq.heappush(loads, (load + piece.end - piece.start, number, assigned))
-    order = sorted(loads, key=lambda load: load[1])
-    return [sorted(mine, key=lambda piece: (piece.partition, piece.start)) for _, _, mine in order if mine]

@@ -1,17 +1,17 @@
 """The log as a streaming source of Spark.
 
-The source runs in two kinds of processes. `LogReader` plans: one long-lived process per input of a query decides how
-far the next batch goes. `read` runs in Spark's workers, on a pickled `LogInputPartition`. They share only the log on
-disk.
+The source runs in two kinds of processes. One long-lived process per input of a query plans batches with `LogReader`.
+Spark's workers call `LogReader.read` on a pickled copy, with a `LogInputPartition` for each task. The processes share
+only the log on disk.
 
 An offset is `{"i": 0, "p0": 17, "p1": 4, "w": 1700000000000000}`: the number of the input, a position per partition
 (always between two frames), and the watermark there. The watermark depends only on the positions, so a batch that runs
 again is the same batch.
 
-Spark plans each input in its own process. Two files coordinate them. `TableBarrier` makes events wait until the tables
-they are joined with are loaded: the file has one byte per input, set once a table has been read to the end it had when
-the query started. `AlignedInput` serves an input that a function uses twice, as in a self-join: the use that Spark asks
-first decides the range and writes it down, and the others read it, so all have the same range in every batch.
+Two files coordinate the processes of a query. `TableBarrier` makes events wait until the tables they are joined with
+are loaded: the file has one byte per input, set once a table has been read up to the end it had when the query started.
+`AlignedInput` serves an input that Spark reads twice, as in a self-join: the reader that Spark asks first decides the
+range and writes it to the file, and the others read it, so all have the same range in every batch.
 """
 
 from __future__ import annotations
@@ -50,16 +50,17 @@ __all__ = [
     "LogInputPartition",
     "LogSource",
     "TableBarrier",
+    "parse_positions",
 ]
 
 
 class TableBarrier:
-    """The barrier that makes events wait until the tables are loaded, seen from one input.
+    """One input's access to the barrier at which events wait until the tables are loaded.
 
     Args:
         path: The file that all inputs share; zeros at first.
-        number: Which input this is.
-        tables: Which inputs are tables that others wait for.
+        number: The number of this input.
+        tables: The numbers of the tables that other inputs wait for.
 
     Example:
         >>> import tempfile, pathlib
@@ -80,11 +81,11 @@ class TableBarrier:
         self._target: Mapping[int, int] | None = None
 
     def must_wait(self) -> bool:
-        """Returns whether this input has events and a table is not loaded yet."""
+        """Returns whether this input must wait: it is not a table, and a table is not loaded yet."""
         return self._number not in self._tables and not all(self._loaded[table] for table in self._tables)
 
     def record_plan(self, positions: Mapping[int, int], ends: Callable[[], Mapping[int, int]]) -> None:
-        """Record how far this input is planned; `ends` returns the end of its topic and is called once."""
+        """Record the planned positions of this input; `ends` returns the ends of its topic and is called once."""
         if self._number not in self._tables or self._loaded[self._number]:
             return
         if self._target is None:
@@ -96,16 +97,16 @@ SourceOffset = dict[str, int]
 
 
 class _Decision(msgspec.Struct, frozen=True):
-    by: str
+    by: str  # the id of the reader that decided
     start: SourceOffset
     end: SourceOffset
 
 
 class AlignedInput:
-    """One of several uses of an input, which all read the same ranges.
+    """One of several readers of an input, which all read the same ranges.
 
     Args:
-        path: The file that all uses share; empty at first.
+        path: The file that all readers share.
 
     Example:
         >>> import tempfile
@@ -120,11 +121,15 @@ class AlignedInput:
         self._id = os.urandom(8).hex()
 
     def decide(self, start: SourceOffset, plan: Callable[[], SourceOffset]) -> SourceOffset:
-        """Returns where the batch from `start` ends, the same for all uses."""
-        decision = self._read_decision()
+        """Returns the end of the batch from `start`, the same for all readers; `plan` decides it."""
+        try:
+            decision = msgspec.json.decode(self._path.read_bytes(), type=_Decision)
+        except (FileNotFoundError, msgspec.DecodeError):
+            decision = None
         if decision is not None and decision.start == start:
-            mine_and_empty = decision.by == self._id and decision.end == start
-            if not mine_and_empty:
+            # The reader that found no events asks again; the others follow its decision.
+            undecided = decision.by == self._id and decision.end == start
+            if not undecided:
                 return decision.end
         end = plan()
         temporary = self._path.with_suffix(f".{self._id}")
@@ -132,19 +137,13 @@ class AlignedInput:
         temporary.replace(self._path)
         return end
 
-    def _read_decision(self) -> _Decision | None:
-        try:
-            return msgspec.json.decode(self._path.read_bytes(), type=_Decision)
-        except (FileNotFoundError, msgspec.DecodeError):
-            return None
-
 
 WATERMARK_ROW_SHIFT: Final = 3_652_500 * 86_400 * 1_000_000
-"""A watermark row is this far (10,000 years, in microseconds) above the watermark it carries: beyond every event."""
+"""The event time of a watermark row is this much (10,000 years, in microseconds) above the watermark it carries."""
 WATERMARK_ROWS_FROM: Final = 253_402_300_800_000_000
-"""The year 10000: rows from here on are watermark rows. No event is there, since Python's dates end before."""
+"""The year 10000: rows from here on are watermark rows. No event is that late, because Python's dates end before."""
 
-_logs: dict[str, TimedLog] = {}
+_logs: dict[str, TimedLog] = {}  # by URL; a worker process serves many tasks
 
 
 @dataclass
@@ -157,13 +156,13 @@ class LogInputPartition(InputPartition):
 
 
 class LogSource(DataSource):
-    """Spark source format "headwater": a topic of a log.
+    """The Spark source format "headwater": a topic of a log.
 
-    Options: `url` (of the log; Spark shows no option of this name), `topic`, `columns`, `time`, `ops`, `side` and
-    `lateness` (see `VisibleRows`), `rows` (of a batch, about), `cores`, `number` (which input of the query), `start`
-    and `end` (offset by partition), `pace` (see `BatchPacer`), `loading` (see `TableBarrier`), `skips` (file of offsets
-    to leave out), `decided` (see `AlignedInput`; empty when Spark reads the input once), `packing` (see `BatchPacker`;
-    empty when rows are not packed).
+    Options: `url` of the log, which Spark redacts in plans; `topic`; `columns`, `time`, `ops`, `side` and `lateness`
+    (see `VisibleRows`); `rows`, the approximate size of a batch; `cores`; `number` of the input in the query; `start`
+    and `end`, offsets by partition; `pace` (see `BatchPacer`); `loading` (see `TableBarrier`); `skips`, the file of
+    offsets to skip; `decided` (see `AlignedInput`; empty if Spark reads the input once); `packing` (see `BatchPacker`;
+    empty if rows are not packed).
     """
 
     @classmethod
@@ -177,7 +176,7 @@ class LogSource(DataSource):
 
 
 class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans batches and reads parts of them."""
+    """Plans batches, and reads the offset ranges of their tasks."""
 
     def __init__(self, options: dict[str, str]) -> None:
         ops = tuple(op for op in options["ops"].split(",") if op)
@@ -203,7 +202,7 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- planning ------------------------------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, int]:
-        """Returns the start of the query, fixed when it was created, whatever retention has removed since."""
+        """Returns the start of the query, which was fixed when the query was created."""
         return self._offset(self._start, LOWEST_TIME)
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -215,9 +214,9 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = self._ends()
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
-        """Returns how far the next batch goes; waits briefly if there are no events."""
+        """Returns the end of the next batch; waits for events for a limited time."""
         failpoint("before-offsets")
-        positions = _positions(start)
+        positions = parse_positions(start)
         if self._barrier is None:
             self._barrier = TableBarrier(**self._barrier_options)
         if self._barrier.must_wait():
@@ -246,7 +245,7 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._alignment = self._alignment or AlignedInput(Path(self._alignment_file))
             reached = self._alignment.decide(start, lambda: reached)
         if self._barrier is not None:
-            self._barrier.record_plan(_positions(reached), self._ends)
+            self._barrier.record_plan(parse_positions(reached), self._ends)
         return (start, False) if reached == start else (reached, more)
 
     def _ends(self) -> dict[int, int]:
@@ -258,11 +257,12 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"i": self._number, **ordered, "w": watermark}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
-        """Returns the tasks of the batch; the first also carries the watermark row."""
+        """Returns the tasks of the batch; the first also emits the watermark row."""
         failpoint("after-offsets")
         topic = self._log().open_topic(self._topic)
-        tasks = split_into_tasks(topic, _positions(start), _positions(end), self._cores)
-        skipped = _read_skips(self._skips_file)
+        tasks = split_into_tasks(topic, parse_positions(start), parse_positions(end), self._cores)
+        skips = Path(self._skips_file)
+        skipped = tuple((p, offset) for p, offset in json.loads(skips.read_text())) if skips.exists() else ()
         watermark = end["w"] if end["w"] > LOWEST_TIME else None
         return [
             LogInputPartition(tuple(spans), skipped, watermark if number == 0 else None)
@@ -283,7 +283,7 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- reading -------------------------------------------------------------------------------------------------
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yields the rows of a part, typed and without late ones, or as Arrow IPC batches."""
+        """Yields the visible rows of a task, as typed columns or as Arrow IPC batches."""
         assert isinstance(partition, LogInputPartition)
         failpoint("in-read")
         topic = self._log().open_topic(self._topic)
@@ -316,7 +316,7 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return rows.append_column(TIME, rows.column(self._visible.time).cast(pa.int64()))
 
     def _watermark_row(self, schema: pa.Schema, at: int) -> pa.RecordBatch:
-        """Returns the row that advances Spark's watermark: it has only an event time."""
+        """Returns the row that advances Spark's watermark; all columns but the event time are NULL."""
         visible = self._visible.schema(pa.schema(list(schema.field("after").type)) if self._visible.ops else schema)
         columns = [
             times_column(np.array([at])) if field.name == self._visible.time else pa.nulls(1, field.type)
@@ -325,12 +325,11 @@ class LogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return pa.RecordBatch.from_arrays(columns, schema=visible)
 
 
-def _positions(offset: dict[str, int]) -> dict[int, int]:
+def parse_positions(offset: dict[str, int]) -> dict[int, int]:
+    """Returns the position of each partition in an offset of the source.
+
+    Example:
+        >>> parse_positions({"i": 0, "p0": 17, "p1": 4, "w": 1700000000000000})
+        {0: 17, 1: 4}
+    """
     return {int(name[1:]): position for name, position in offset.items() if name[0] == "p"}
-
-
-def _read_skips(path: str) -> tuple[tuple[int, int], ...]:
-    try:
-        return tuple((partition, offset) for partition, offset in json.loads(Path(path).read_text()))
-    except FileNotFoundError:
-        return ()

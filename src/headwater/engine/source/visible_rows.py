@@ -20,7 +20,7 @@ __all__ = ["HIDDEN_COLUMNS", "TIMESTAMP", "VisibleRows"]
 
 TIMESTAMP: Final = pa.timestamp("us", "UTC")
 HIDDEN_COLUMNS: Final = {PARTITION: pa.int32(), OFFSET: pa.int64(), DELETED: pa.bool_(), SINCE: TIMESTAMP}
-"""Columns that no event has: where a row stands in its topic, and what a table's row means."""
+"""Columns that Headwater adds: the position of a row in its topic, and for a table whether and since when it holds."""
 _TABLE_SIDE: Final = "table"
 
 
@@ -29,12 +29,12 @@ class VisibleRows:
     """The rows and columns of a topic that a pipeline sees.
 
     Args:
-        columns: The columns, in order; hidden ones may be among them.
-        time: The event-time column; filled with the log's own event time where the type has none, or no value.
-        ops: Of the changelog of a view: the kinds of change that count. Empty for a plain topic.
-        side: Of the changelog of a view: whether the row "before" or "after" the change is the event. "table" for a
-            table: each row takes the place of the one with its key, a deleted one too, and none is left out as late.
-        lateness: How late a row may be, in microseconds; negative: as late as it likes.
+        columns: The columns in order, possibly with hidden ones.
+        time: The event-time column; the log's event time replaces a missing column or missing values.
+        ops: For a changelog, the kinds of change that are events; empty for a plain topic.
+        side: For a changelog, which row of a change is the event, "before" or "after". "table" for a changing table:
+            deletes are included, and no row is late.
+        lateness: How late a row may be, in microseconds; negative if no row is late.
     """
 
     columns: tuple[str, ...]
@@ -44,7 +44,7 @@ class VisibleRows:
     side: str = "after"
 
     def mask(self, batch: LogBatch) -> npt.NDArray[np.bool_]:
-        """Returns which rows are visible: no tombstones, unreadable or late rows, and only events of a changelog."""
+        """Returns which rows are visible: not tombstones, unreadable or late rows, nor other kinds of change."""
         seen = ~batch.bad if self._is_table else ~(batch.tombstones | batch.bad)
         if self.lateness >= 0 and not self._is_table:
             seen &= ~batch.late(timedelta(microseconds=self.lateness))
@@ -53,8 +53,14 @@ class VisibleRows:
         return seen
 
     def rows(self, batch: LogBatch, mask: npt.NDArray[np.bool_]) -> pa.RecordBatch:
-        """Returns the rows under a mask, with exactly `schema(…)`."""
-        values = pa.RecordBatch.from_struct_array(self._change_row(batch)) if self.ops else batch.values
+        """Returns the rows under a mask; their schema is `schema(…)`."""
+        values = batch.values
+        if self.ops and self._is_table:
+            is_delete = pc.equal(values.column("op"), "delete")
+            row = pc.if_else(is_delete, values.column("before"), values.column("after"))
+            values = pa.RecordBatch.from_struct_array(row)
+        elif self.ops:
+            values = pa.RecordBatch.from_struct_array(values.column(self.side))
         columns = [self._column(values, batch, name) for name in self.columns]
         rows = pa.RecordBatch.from_arrays(columns, schema=self.schema(values.schema))
         return rows if mask.all() else rows.filter(flags_column(mask))
@@ -63,31 +69,22 @@ class VisibleRows:
     def _is_table(self) -> bool:
         return self.side == _TABLE_SIDE
 
-    def _change_row(self, batch: LogBatch) -> pa.Array:
-        """Returns the row that a change of a view describes."""
-        if not self._is_table:
-            return batch.values.column(self.side)
-        is_delete = pc.equal(batch.values.column("op"), "delete")
-        return pc.if_else(is_delete, batch.values.column("before"), batch.values.column("after"))
-
-    def _hidden_column(self, batch: LogBatch, name: str) -> pa.Array:
+    def _column(self, values: pa.RecordBatch, batch: LogBatch, name: str) -> pa.Array:
         if name == PARTITION:
             return pa.repeat(pa.scalar(batch.partition, pa.int32()), batch.values.num_rows)
         if name == OFFSET:
             return pa.array(batch.offsets, pa.int64())
         if name == DELETED:
             return pc.equal(batch.values.column("op"), "delete") if self.ops else flags_column(batch.tombstones)
-        watermark = np.maximum(batch.max_event_times, LOWEST_TIME + max(self.lateness, 0)) - max(self.lateness, 0)
-        return times_column(np.maximum(batch.event_times, watermark))
-
-    def _column(self, values: pa.RecordBatch, batch: LogBatch, name: str) -> pa.Array:
-        if name in HIDDEN_COLUMNS:
-            return self._hidden_column(batch, name)
+        if name == SINCE:  # a late row of a table holds from the watermark on: earlier results are final
+            lateness = max(self.lateness, 0)
+            watermark = np.maximum(batch.max_event_times, LOWEST_TIME + lateness) - lateness
+            return times_column(np.maximum(batch.event_times, watermark))
         if name == self.time and (name not in values.schema.names or values.column(name).null_count):
             return times_column(batch.event_times)
         return values.column(name)
 
     def schema(self, values: pa.Schema) -> pa.Schema:
-        """Returns the schema of `rows` for values of this schema (of a changelog: of its rows)."""
+        """Returns the schema of `rows` for a topic of this schema, or for a changelog with rows of this schema."""
         known: dict[str, Any] = HIDDEN_COLUMNS | {field.name: field.type for field in values}
         return pa.schema([pa.field(name, known.get(name, TIMESTAMP)) for name in self.columns])

@@ -16,9 +16,9 @@ __all__ = ["first_line", "source_error", "translate_error"]
 _PROCESS_LOST = re.compile(
     "failed to connect back|Broken pipe|Connection reset|worker exited|Answer from Java|Connection refused"
 )
-"""What Spark says when one of its processes is gone: nothing in the user's file is the cause."""
+"""Messages of Spark after one of its processes has ended: the user's file is not the cause."""
 _SOURCE_ERROR = re.compile(r"log_source\.py.*^headwater\.errors\.\w+: ([A-Z_]+): (.*?)$", re.DOTALL | re.MULTILINE)
-"""An error of ours that the source raised in one of Spark's processes, of which only the text comes back."""
+"""The text of a Headwater error that the source raised in one of Spark's processes."""
 
 
 def source_error(error: BaseException) -> HeadwaterError | None:
@@ -36,7 +36,7 @@ def source_error(error: BaseException) -> HeadwaterError | None:
 
 
 def translate_error(error: BaseException, pipeline: Pipeline) -> HeadwaterError:
-    """Returns the error of a pipeline's function, with the line of the function that raised it."""
+    """Returns any error as a Headwater error, with the line of the user's function that raised it, if known."""
     if isinstance(error, HeadwaterError):
         error.location = error.location or pipeline.location
         return error
@@ -45,18 +45,20 @@ def translate_error(error: BaseException, pipeline: Pipeline) -> HeadwaterError:
         return ours
     line = first_line(error)
     if _PROCESS_LOST.search(line):
-        detail = "what was not committed is run again"
+        detail = "the batch was not committed, and runs again"
         return EngineFailedError(f"{pipeline} lost a process of Spark: {line}", detail=detail, pipeline=pipeline.name)
+    parameters: Any = error.getMessageParameters() if isinstance(error, PySparkException) else None
+    proposal = parameters.get("proposal") if isinstance(parameters, dict) else None
     return BadPipelineError(
         f"{pipeline} fails: {line}",
-        detail=_suggestion(error),
+        detail=f"columns: {str(proposal).replace('`', '')}" if proposal else None,
         location=_location(error, pipeline) or pipeline.location,
         pipeline=pipeline.name,
     )
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the line of Spark's message that says what happened."""
+    """Returns the line of Spark's message that names the cause."""
     text = (isinstance(error, PySparkException) and error.getMessage()) or str(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if text.startswith("An error occurred while calling"):
@@ -81,13 +83,8 @@ def _cause(lines: list[str]) -> str:
     return lines[0]
 
 
-def _suggestion(error: BaseException) -> str | None:
-    parameters: Any = error.getMessageParameters() if isinstance(error, PySparkException) else None
-    proposal = (parameters or {}).get("proposal") if isinstance(parameters, dict) else None
-    return f"columns: {str(proposal).replace('`', '')}" if proposal else None
-
-
 def _location(error: BaseException, pipeline: Pipeline) -> SourceLocation | None:
+    """Returns the innermost line of the traceback that is in the file of the pipeline's function."""
     code = getattr(pipeline.function, "__code__", None)
     if code is None:
         return None

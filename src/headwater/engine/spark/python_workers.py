@@ -1,4 +1,4 @@
-"""Spark's Python workers: shipping the app's modules to them, and garbage collector settings in them.
+"""Spark's Python workers: the app's modules are shipped to them, and their garbage collector is tuned.
 
 Workers may run on other machines, which do not have the app's folder.
 """
@@ -25,13 +25,13 @@ __all__ = ["freeze_gc", "ship_app", "sibling_modules"]
 def freeze_gc(loaded: str) -> None:
     """Exclude all current objects from later garbage collections; once per set of modules.
 
-    Spark's workers collect after each task (`pyspark.daemon`), and so walk through every object of every module that
-    was imported: 20 to 60 ms of CPU, more than a small task itself. Modules stay as long as the process does, so
-    nothing is lost by not looking at them. It is said at the end of a task, when all is loaded and little else is
-    there, and only once: what a task leaves behind in cycles would never be collected otherwise.
+    Spark's workers collect garbage after each task (`pyspark.daemon`), and so visit every object of every imported
+    module: 20 to 60 ms of CPU, more than a small task itself. Modules live as long as the process, so they need no
+    visit. Call it at the end of a task, when all modules are loaded and few other objects exist. Further calls with the
+    same argument do nothing, because garbage cycles of later tasks would be excluded, too.
 
     Args:
-        loaded: What was loaded, in a word.
+        loaded: A name for the set of modules.
 
     Example:
         >>> before = gc.get_freeze_count()
@@ -46,12 +46,12 @@ def freeze_gc(loaded: str) -> None:
 def ship_app(session: SparkSession, app: Path, scratch: Path) -> None:
     """Ship functions of the app's file with the tasks that call them, and the modules beside it to the workers.
 
-    Files of a package that are no code are sent too. What is installed is not: workers have a Python of their own.
+    Data files of packages are shipped, too. Installed packages are not: workers have their own Python environment.
 
     Args:
         session: The session.
-        app: The user's file, which is loaded.
-        scratch: A folder of this session.
+        app: The user's file, which must be loaded.
+        scratch: The temporary folder of the session.
     """
     archive_path = scratch / "headwater-modules.zip"
     with zipfile.ZipFile(archive_path, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as archive:
@@ -62,7 +62,7 @@ def ship_app(session: SparkSession, app: Path, scratch: Path) -> None:
 
 
 def sibling_modules(app: Path) -> Iterator[Path]:
-    """Returns the modules beside an app's file, and all files of the packages beside it.
+    """Yields the modules beside an app's file, and all files of the packages beside it.
 
     Example:
         >>> import tempfile

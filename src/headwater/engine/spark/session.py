@@ -32,18 +32,18 @@ _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProv
 FIXED_CONF: Final[dict[str, str]] = {
     f"{_STATE}providerClass": _ROCKSDB,
     f"{_STATE}rocksdb.changelogCheckpointing.enabled": "true",
-    # stop() must return; the range of a batch is read from the offsets of the batch before.
+    # stop() must return in the end. The sink reads the start of a batch from the offsets of the batch before.
     f"{_STREAMING}stopTimeout": "30000",
     f"{_STREAMING}minBatchesToRetain": "100",
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "100000",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.python.unix.domain.socket.enabled": "true",
-    # One meaning of windows and casts on every machine.
+    # Windows and casts must have the same meaning on every machine.
     "spark.sql.session.timeZone": "UTC",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    # How long rows of a real-time query may wait between its two steps for others to travel with, in milliseconds.
+    # How long a real-time query buffers rows between two stages, in milliseconds.
     "spark.shuffle.streaming.networkBufferMaxWaitTimeMs": "2",
     "spark.sql.ui.retainedExecutions": "1",
     f"{_STREAMING}numRecentProgressUpdates": "2",
@@ -55,13 +55,13 @@ class SparkSettings:
     """The size and location of Spark.
 
     Args:
-        cores: Task slots, and partitions of keyed state.
+        cores: The number of task slots, and of partitions of keyed state.
         memory: The limit of Java's heap.
-        worker_memory: What one Python worker may take before it is stopped.
-        master: Where tasks run; in this machine, if omitted.
-        python: The Python of the workers, or an archive with one; this very one, if omitted.
+        worker_memory: The memory limit of one Python worker.
+        quick: Start fast rather than run fast, for tests: Java compiles little.
+        master: The address of Spark's master; tasks run on this machine, if omitted.
+        python: The Python of the workers, or an archive with one; that of this process, if omitted.
         by_url: Whether checkpoints are at a URL rather than in a folder.
-        quick: Start fast rather than run fast: Java compiles little. For tests.
     """
 
     cores: int = field(default_factory=lambda: os.cpu_count() or 2)
@@ -74,15 +74,15 @@ class SparkSettings:
 
     @property
     def is_local(self) -> bool:
-        """Whether Spark and its workers run on this machine and the driver is not reachable from others."""
+        """Whether all workers run on this machine, so that the driver listens on loopback only."""
         return not self.master or self.master.startswith("local") or "//127.0.0.1" in self.master
 
     def conf(self) -> dict[str, str]:
         """Returns the Spark configuration."""
         loopback = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
         packed = {"spark.archives": f"{self.python}#environment"} if self.python_is_archive else {}
-        # In a folder, offsets and commits cost 7 ms each with this file manager, 28 with the default one; which gives
-        # files their names without a race, where storage can.
+        # In a folder, offsets and commits cost 7 ms each with this file manager, 28 ms with the default one. At a URL
+        # the default is needed: it creates files atomically where storage can.
         files = {} if self.by_url else {f"{_STREAMING}checkpointFileManagerClass": _FILES}
         return {
             **FIXED_CONF,
@@ -98,7 +98,7 @@ class SparkSettings:
 
     @property
     def python_is_archive(self) -> bool:
-        """Whether the Python of the workers is an archive that Spark unpacks there."""
+        """Whether the Python of the workers is an archive that Spark unpacks on each worker."""
         return self.python is not None and self.python.endswith(ARCHIVE_SUFFIXES)
 
     @property
@@ -111,9 +111,9 @@ class Spark:
     """A session with its Java virtual machine; one per process serves all pipelines.
 
     Args:
-        folder: Where its messages and temporary files go.
-        settings: How large it may be.
-        app: The user's file, whose code workers run; they get the modules beside it.
+        folder: The folder of its log file.
+        settings: Its size and location.
+        app: The user's file, whose functions the workers run; the modules beside it are shipped to them.
     """
 
     def __init__(self, folder: Path, settings: SparkSettings | None = None, app: Path | None = None) -> None:
@@ -122,7 +122,7 @@ class Spark:
         self._settings = settings or SparkSettings()
         self._jvm: Jvm | None = None
         self._session: SparkSession | None = None
-        self._mutex = threading.Lock()
+        self._mutex = threading.Lock()  # held for the whole start, so that concurrent callers get one session
 
     @property
     def session(self) -> SparkSession:
@@ -136,18 +136,24 @@ class Spark:
         self._folder.mkdir(parents=True, exist_ok=True)
         scratch = tempfile.mkdtemp(prefix="headwater-spark-")
         conf = self._settings.conf() | {"spark.local.dir": scratch, "spark.sql.warehouse.dir": f"{scratch}/warehouse"}
-        # Workers run this very Python, with these very packages, unless the profile names another.
+        # Workers run the same Python with the same packages, unless the profile names another.
         os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
         os.environ["PYSPARK_PYTHON"] = self._settings.worker_python
         where = _write_python_wrapper(Path(scratch)) if self._settings.python_is_archive else None
-        self._jvm = start_jvm(conf, _java_options(self._settings), self._folder.absolute() / "spark.log", where)
+        quick = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"] if self._settings.quick else []
+        options = [f"-Xmx{self._settings.memory}", *quick]
+        self._jvm = start_jvm(conf, options, self._folder.absolute() / "spark.log", where)
         os.environ["PYSPARK_GATEWAY_PORT"] = str(self._jvm.port)
         os.environ["PYSPARK_GATEWAY_SECRET"] = self._jvm.secret
         try:
             session = SparkSession.builder.getOrCreate()
         finally:
             del os.environ["PYSPARK_GATEWAY_PORT"], os.environ["PYSPARK_GATEWAY_SECRET"]
-        _disable_checksums(session)
+        # `.crc` files of checkpoints would double the writes, and the ledger detects the same damage.
+        context: Any = session.sparkContext
+        files = context._jvm.org.apache.hadoop.fs.FileSystem.getLocal(context._jsc.hadoopConfiguration())
+        files.setWriteChecksum(False)
+        files.setVerifyChecksum(False)
         if self._app is not None:
             ship_app(session, self._app, Path(scratch))
         # PySpark and py4j log every error a second time.
@@ -157,7 +163,7 @@ class Spark:
 
     @property
     def pid(self) -> int | None:
-        """The virtual machine's process."""
+        """The process id of the virtual machine; None before its start."""
         return None if self._jvm is None else self._jvm.process.pid
 
     @property
@@ -168,7 +174,7 @@ class Spark:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether it was stopped on purpose."""
+        """Whether it was stopped, or never started."""
         return self._jvm is None
 
     def stop(self) -> None:
@@ -180,7 +186,7 @@ class Spark:
             try:
                 session.stop()
             finally:
-                # Python's garbage collector may release Java objects later, and would call a machine that has ended.
+                # Python's garbage collector releases Java objects later, and would call a virtual machine that ended.
                 gateway.shutdown()
                 jvm.stop()
         elif jvm is not None:
@@ -188,27 +194,12 @@ class Spark:
 
 
 def _write_python_wrapper(folder: Path) -> Path:
-    """Write a wrapper so that the driver finds the workers' Python path and uses its own Python."""
+    """Write a script under the path of the workers' Python that starts the driver's Python: Spark has one setting."""
     python = folder / "environment" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
     python.chmod(0o755)
     return folder
-
-
-def _java_options(settings: SparkSettings) -> list[str]:
-    quick = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"] if settings.quick else []
-    return [f"-Xmx{settings.memory}", *quick]
-
-
-def _disable_checksums(session: SparkSession) -> None:
-    """Disable `.crc` files of checkpoints: they double the writes, and the ledger detects the same damage."""
-    context = session.sparkContext
-    jvm = context._jvm
-    assert jvm is not None
-    local = jvm.org.apache.hadoop.fs.FileSystem.getLocal(context._jsc.hadoopConfiguration())
-    local.setWriteChecksum(False)
-    local.setVerifyChecksum(False)
 
 
 logger = logging.getLogger("headwater.engine")
@@ -218,9 +209,9 @@ EXIT_JVM_HANGS: Final = 75
 
 
 def watch_jvm(spark: Spark, timeout: float) -> None:
-    """End this process when Java has ended or has not responded for some seconds; the node starts another.
+    """End this process if Java has ended or does not respond within a timeout in seconds; the node restarts it.
 
-    Nothing is lost: what was not committed is run again.
+    Nothing is lost: batches that were not committed run again.
     """
     answered = [time.monotonic()]
     jvm: Any = spark.session.sparkContext._jvm
@@ -236,7 +227,7 @@ def watch_jvm(spark: Spark, timeout: float) -> None:
             time.sleep(1.0)
         if spark.is_stopped:
             return
-        logger.error("Java is gone or has not answered for %g s; the engine ends and is started again", timeout)
+        logger.error("Java has ended or has not responded for %g s; the engine ends and is restarted", timeout)
         logging.shutdown()
         os._exit(EXIT_JVM_HANGS)
 

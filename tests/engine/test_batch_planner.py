@@ -1,0 +1,99 @@
+"""How far a batch goes, and how it is divided into tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+import headwater as hw
+from headwater.engine.source import batch_planner
+from headwater.engine.source.batch_planner import Span, plan_batch, split_into_tasks, watermark_at
+from headwater.events import ManualClock
+from headwater.log import EventLog
+from headwater.log.protocol import TimedTopic
+from headwater.log.storage.frame import LOWEST_TIME
+from tests.log.given import rows_of
+
+START = datetime(2026, 3, 1, 10, tzinfo=UTC)
+SECOND = 1_000_000
+
+
+def micros(second: int) -> int:
+    return int((START + timedelta(seconds=second)).timestamp()) * SECOND
+
+
+@pytest.fixture
+def topic(tmp_path: Path) -> Iterator[Callable[..., TimedTopic]]:
+    """A topic with a frame for each event; each argument has the seconds of one partition."""
+    with EventLog(tmp_path, clock=ManualClock(START)) as log:
+
+        def make(*partitions: list[int]) -> TimedTopic:
+            log.create(hw.Topic.declare("t", "at timestamp", time="at", partitions=len(partitions)))
+            for number, seconds in enumerate(partitions):
+                for second in seconds:
+                    value = {"at": START + timedelta(seconds=second)}
+                    log.append("t", rows_of(log.topic("t"), [value], partition=number))
+            return log.open_topic("t")
+
+        yield make
+
+
+def test_a_batch_takes_all_there_is_if_it_is_small(topic):
+    ends, times, more = plan_batch(topic([0, 1], [5]), {0: 1, 1: 0}, rows=2)
+    assert (ends, times, more) == ({0: 2, 1: 1}, {0: micros(1), 1: micros(5)}, False)
+
+
+def test_partitions_of_a_backlog_advance_together_in_event_time(topic):
+    made = topic([0, 1, 2, 30, 31], [3, 20, 21])
+    positions, order, more = {0: 0, 1: 0}, [], True
+    while more:
+        ends, _, more = plan_batch(made, positions, rows=1)
+        order += [partition for partition in ends if ends[partition] > positions[partition]]
+        positions = ends
+    assert order == [0, 1, 0, 0, 0, 1, 1, 0]  # the partition with the lower event time so far
+    assert plan_batch(made, {0: 0, 1: 0}, rows=6)[0] == {0: 4, 1: 2}  # the same order within a batch
+    assert plan_batch(made, {0: 4, 1: 1}, rows=2) == ({0: 4, 1: 3}, {0: micros(30), 1: micros(21)}, True)
+
+
+def test_a_batch_of_large_events_is_limited_by_bytes(topic, monkeypatch):
+    monkeypatch.setattr(batch_planner, "_MAX_BATCH_BYTES", 1)
+    assert plan_batch(topic([0, 1, 2, 3]), {0: 0}, rows=2) == ({0: 1}, {0: micros(0)}, True)
+
+
+def test_a_query_with_an_end_stops_there(topic):
+    ends, _, more = plan_batch(topic([0, 1, 2], [3]), {0: 0, 1: 0}, rows=100, target={0: 2})
+    assert (ends, more) == ({0: 2, 1: 0}, False)
+
+
+def test_a_new_partition_is_read_from_its_start(topic):
+    assert plan_batch(topic([0, 1], [5]), {0: 2}, rows=100)[0] == {0: 2, 1: 1}
+
+
+@pytest.mark.parametrize(
+    ("times", "lateness", "watermark"),
+    [
+        ({0: 9_999, 1: 7_100}, 2_000, 5_000),
+        ({0: 9_999, 1: 7_100}, -1, 4_000),
+        ({0: 9_999, 1: LOWEST_TIME}, 2_000, LOWEST_TIME),
+        ({0: LOWEST_TIME + 2_000}, 2_000, LOWEST_TIME),
+    ],
+)
+def test_the_watermark_is_that_of_the_slowest_partition(times: dict[int, int], lateness: int, watermark: int):
+    assert watermark_at(times, lateness, timedelta(microseconds=3_000)) == watermark
+
+
+def test_a_small_range_is_one_task(topic):
+    made = topic([0, 1, 2], [3])
+    assert split_into_tasks(made, {0: 1}, {0: 3, 1: 1}, 4) == [[Span(0, 1, 3), Span(1, 0, 1)]]
+    assert split_into_tasks(made, {0: 3, 1: 1}, {0: 3, 1: 1}, 4) == [[]]
+
+
+def test_a_large_range_is_divided_evenly_and_completely(topic, monkeypatch):
+    monkeypatch.setattr(batch_planner, "_SINGLE_TASK_ROWS", 3)
+    tasks = split_into_tasks(topic(list(range(12)), [1, 2]), {0: 2, 1: 0}, {0: 12, 1: 2}, 3)
+    assert [sum(span.end - span.start for span in task) for task in tasks] == [4, 4, 4]
+    read = sorted((span.partition, offset) for task in tasks for span in task for offset in range(span.start, span.end))
+    assert read == [*((0, offset) for offset in range(2, 12)), (1, 0), (1, 1)]

@@ -1,0 +1,166 @@
+"""How a supervisor reacts to the end of its query; Spark is a function that fails."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headwater.backends import open_view_reader
+from headwater.engine import supervisor
+from headwater.engine.context import EngineContext
+from headwater.engine.failpoints import CrashError
+from headwater.engine.realtime.realtime_query import TaskSlots
+from headwater.engine.sink.stateful_stage import STATE_LOST
+from headwater.engine.supervisor import PipelineSupervisor, Reaction, choose_reaction
+from headwater.errors import (
+    BadCredentialsError,
+    BadPipelineError,
+    DamagedError,
+    EngineFailedError,
+    FencedError,
+    HeadwaterError,
+    LedgerMismatchError,
+    StateChangedError,
+    UnreachableError,
+)
+from headwater.events import ManualClock
+from headwater.log import EventLog
+from headwater.pipelines import PipelineKind
+from headwater.store import SqliteStore
+from tests.engine.given import orders, pipeline
+
+UNREACHABLE_IN_SOURCE = 'File "log_source.py", line 1\nheadwater.errors.UnreachableError: UNREACHABLE: no broker\n'
+LOST_IN_SPARK = "[CANNOT_LOAD_STATE_STORE.CANNOT_READ_CHECKPOINT] an error"
+
+
+@pytest.mark.parametrize(
+    ("failure", "reaction"),
+    [
+        (None, Reaction.RESTART),
+        (CrashError("before-sink"), Reaction.RESTART),
+        (BadPipelineError("wrong"), Reaction.GIVE_UP),
+        (DamagedError("a checksum"), Reaction.GIVE_UP),
+        (LedgerMismatchError("other offsets"), Reaction.GIVE_UP),
+        (StateChangedError("edited"), Reaction.GIVE_UP),
+        (BadCredentialsError("who?"), Reaction.GIVE_UP),
+        (UnreachableError("no database"), Reaction.WAIT_FOR_SERVER),
+        (RuntimeError(UNREACHABLE_IN_SOURCE), Reaction.WAIT_FOR_SERVER),
+        (RuntimeError("Python worker failed to connect back"), Reaction.WAIT_FOR_CPU),
+        (RuntimeError("[CONCURRENT_SCHEDULER_INSUFFICIENT_SLOT] 2 of 3"), Reaction.WAIT_FOR_SLOTS),
+        (RuntimeError("[CANNOT_LOAD_STATE_STORE.UNRELEASED_THREAD_ERROR] busy"), Reaction.RETRY),
+        (FencedError("an older epoch"), Reaction.RETRY),
+        (EngineFailedError("counts differ"), Reaction.RETRY),
+        (RuntimeError("boom"), Reaction.RETRY),
+    ],
+)
+def test_the_error_decides(failure: BaseException | None, reaction: Reaction):
+    assert choose_reaction(failure, can_rebuild=True) is reaction
+    assert choose_reaction(failure, can_rebuild=False) is reaction
+
+
+@pytest.mark.parametrize("failure", [DamagedError(STATE_LOST), RuntimeError(f"first line\n{LOST_IN_SPARK}")])
+def test_lost_state_is_rebuilt_where_that_is_possible(failure: Exception):
+    assert choose_reaction(failure, can_rebuild=True) is Reaction.REBUILD
+    assert choose_reaction(failure, can_rebuild=False) is Reaction.GIVE_UP
+
+
+def test_a_server_that_is_unreachable_comes_before_lost_state():
+    assert choose_reaction(RuntimeError(f"failed to connect back\n{LOST_IN_SPARK}"), can_rebuild=True) is (
+        Reaction.WAIT_FOR_CPU
+    )
+
+
+@pytest.fixture
+def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineContext]:
+    """A driver that owns its pipelines; retries come at once."""
+    monkeypatch.setattr(supervisor, "_FIRST_DELAY", 0.001)
+    monkeypatch.setattr(supervisor, "_BUSY_DELAY", 0.001)
+    clock = ManualClock()
+    with EventLog(tmp_path, clock=clock) as log:
+        store = SqliteStore(tmp_path / "store", clock)
+        yield EngineContext(tmp_path, log, store, clock).claim_ownership()
+        store.close()
+
+
+class Attempts:
+    """Fails to return a session, each time with the next error; the last one repeats."""
+
+    def __init__(self, *errors: Exception, before: Callable[[int], Any] = lambda _: None) -> None:
+        self.count = 0
+        self._errors = errors
+        self._before = before
+
+    def __call__(self) -> Any:
+        self.count += 1
+        self._before(self.count)
+        raise self._errors[min(self.count, len(self._errors)) - 1]
+
+
+def give_up(attempts: Attempts, context: EngineContext, kind: PipelineKind = PipelineKind.VIEW) -> HeadwaterError:
+    """The error after which a pipeline was given up."""
+    started = PipelineSupervisor(
+        attempts, pipeline(kind), lambda _: orders(), context, is_leaf=True, slots=TaskSlots()
+    )  # fmt: skip
+    started.start()
+    try:
+        with pytest.raises(HeadwaterError) as caught:
+            started.wait_until_running()
+    finally:
+        started.stop()
+    assert started.error is caught.value
+    return caught.value
+
+
+def test_a_pipeline_is_given_up_after_three_retries(context: EngineContext):
+    attempts = Attempts(RuntimeError("boom"))
+    assert "boom" in give_up(attempts, context).what
+    assert attempts.count == 4
+
+
+def test_old_failures_do_not_count(context: EngineContext):
+    attempts = Attempts(RuntimeError("boom"), before=lambda n: context.clock.advance("50s") if n < 4 else None)
+    give_up(attempts, context)
+    assert attempts.count == 5  # the first failure is more than a minute old at the third
+
+
+def test_an_error_that_would_come_again_ends_the_pipeline_at_once(context: EngineContext):
+    attempts = Attempts(BadPipelineError("wrong"))
+    assert type(give_up(attempts, context)) is BadPipelineError
+    assert attempts.count == 1
+
+
+def test_an_unreachable_server_and_a_busy_machine_are_waited_for_without_limit(context: EngineContext):
+    patience = [UnreachableError("no broker")] * 5 + [RuntimeError("failed to connect back")] * 5
+    attempts = Attempts(*patience, BadPipelineError("wrong"))
+    give_up(attempts, context)
+    assert attempts.count == 11
+
+
+def test_a_driver_that_was_replaced_ends_and_reports_nothing(context: EngineContext):
+    attempts = Attempts(FencedError("a newer epoch"), before=lambda _: context.claim_ownership())
+    assert type(give_up(attempts, context)) is FencedError
+    assert attempts.count == 1
+    with contextlib.closing(open_view_reader(context.store)) as views:
+        assert views.sql("select state from hw_pipelines").rows == [("starting",)]
+
+
+def test_a_driver_fenced_by_an_older_one_tries_again(context: EngineContext):
+    attempts = Attempts(FencedError("a newer epoch"), BadPipelineError("wrong"))
+    assert type(give_up(attempts, context)) is BadPipelineError
+    assert attempts.count == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "fix"),
+    [(PipelineKind.STREAM, "give it another name"), (PipelineKind.VIEW, "headwater run --rebuild big")],
+)
+def test_lost_state_that_cannot_be_rebuilt_says_what_to_do(context: EngineContext, kind: PipelineKind, fix: str):
+    started = PipelineSupervisor(
+        Attempts(), pipeline(kind), lambda _: orders(), context, is_leaf=False, slots=TaskSlots()
+    )
+    error = started._permanent_error(RuntimeError(f"first line\n{LOST_IN_SPARK}"))
+    assert (type(error), error.fix, error.detail) == (DamagedError, fix, LOST_IN_SPARK)
