@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -120,58 +120,14 @@ _SMALLEST: Final = 1074
 """The smallest float above 0 is 2 ** -1074. In units of it every finite float is an integer."""
 
 
-class Total(Protocol):
-    """The sum of the values of one column, with exact retraction."""
-
-    @property
-    def sql(self) -> tuple[str, ...]:
-        """The SQL expressions that sum up a group of changes."""
-
-    @property
-    def zero(self) -> Any:
-        """The stored total of no values."""
-
-    @property
-    def type(self) -> pa.DataType:
-        """The type of the sum."""
-
-    @property
-    def average_type(self) -> pa.DataType:
-        """The type of the average."""
-
-    def prepare(self, rows: pa.Table) -> pa.Table:
-        """Returns the rows with the columns that `sql` reads."""
-
-    def add(self, old: list[Any], more: Sequence[pa.ChunkedArray]) -> list[Any]:
-        """Returns the stored totals with the results of `sql` added."""
-
-    def result(self, kind: str, totals: list[Any], counts: list[int]) -> pa.Array:
-        """Returns the sum or average of each group; null for a count of 0."""
-
-
-def total_of(name: str, kind: pa.DataType) -> Total:
-    """Returns the `Total` for a column type.
-
-    Raises:
-        TypeError: Values of this type cannot be added.
-
-    Example:
-        >>> total_of("x", pa.int32()).type, total_of("x", pa.decimal128(10, 2)).average_type
-        (DataType(int64), Decimal128Type(decimal128(14, 6)))
-    """
-    if pa.types.is_floating(kind):
-        return _FloatTotal(name)
-    if pa.types.is_decimal(kind):
-        return _IntegerTotal(name, kind.precision, kind.scale)
-    if pa.types.is_integer(kind):
-        return _IntegerTotal(name, None, 0)
-    message = f"values of type {kind} cannot be added up"
-    raise TypeError(message)
-
-
 @dataclass(frozen=True)
 class _IntegerTotal:
-    """A sum of integers; decimals are unscaled integers."""
+    """A sum of integers, or of decimals as unscaled integers.
+
+    Both totals have the same members: `zero` is the stored total of no values, `type` and `average_type` are the types
+    of sum and average, `sql` the expressions that sum up a group of changes, `prepare` adds the columns that they read,
+    `add` adds their results to stored totals, and `result` returns sums or averages, null for a count of 0.
+    """
 
     name: str
     precision: int | None
@@ -230,7 +186,7 @@ class _IntegerTotal:
 
 @dataclass(frozen=True)
 class _FloatTotal:
-    """A sum of floats in units of the smallest float; nan, inf and -inf are counted separately."""
+    """A sum of floats as an integer multiple of the smallest float; NaN, inf and -inf are counted separately."""
 
     name: str
 
@@ -255,6 +211,30 @@ class _FloatTotal:
         divisors = [min(1, count) for count in counts] if kind == "sum" else counts
         pairs = zip(totals, divisors, strict=True)
         return pa.array([_to_float(total, divisor) if divisor else None for total, divisor in pairs], pa.float64())
+
+
+Total = _IntegerTotal | _FloatTotal
+"""The sum of the values of one column, from which values can be subtracted exactly."""
+
+
+def total_of(name: str, kind: pa.DataType) -> Total:
+    """Returns the `Total` for a column type.
+
+    Raises:
+        TypeError: The type has no sum.
+
+    Example:
+        >>> total_of("x", pa.int32()).type, total_of("x", pa.decimal128(10, 2)).average_type
+        (DataType(int64), Decimal128Type(decimal128(14, 6)))
+    """
+    if pa.types.is_floating(kind):
+        return _FloatTotal(name)
+    if pa.types.is_decimal(kind):
+        return _IntegerTotal(name, kind.precision, kind.scale)
+    if pa.types.is_integer(kind):
+        return _IntegerTotal(name, None, 0)
+    message = f"values of type {kind} cannot be added up"
+    raise TypeError(message)
 
 
 def _add_floats(kept: Sequence[Any], values: Sequence[float], weights: Sequence[int]) -> tuple[str, int, int, int]:
