@@ -61,7 +61,7 @@ def test_it_cannot_be_called(app):
 @pytest.mark.parametrize(
     ("declare", "words"),
     [
-        (lambda app: app.table("t", app.topic("plain", ROW), key="product_id"), "not one of changes"),
+        (lambda app: app.table("t", app.topic("plain", ROW), key="product_id"), "no topic of changes"),
         (lambda app: app.table("t", app.topic("wide", hw.changes(ROW), partitions=3), key="name"), "3 partitions"),
         (
             lambda app: app.table("t", app.topic("c", hw.changes(ROW), key="op", compact=True), key="name"),

@@ -1,15 +1,16 @@
 """Declarations of topics, tables and views: their options, and the checks that turn them into a `Pipeline`.
 
-`TopicOptions` and `ViewOptions` are the options a user may give. `PipelineDeclaration` checks the options of a function
-or SQL text. `declare_table` declares a table that a topic of changes describes.
+`TopicOptions` and `ViewOptions` are the options that users may pass. `PipelineDeclaration` checks the options of a
+pipeline and builds it from a function or SQL text. `declare_table` declares the table of a topic of changes.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeAlias, TypedDict
 
 import pyarrow as pa
@@ -34,14 +35,14 @@ __all__ = [
 ]
 
 VALID_FROM = "valid_from"
-"""The column of a view with history that says since when a row held; it is part of the key."""
+"""The column of a view with history that has the start of a row's validity; it is part of the key."""
 
-# Names of our own topics, tables and columns; SQLite's; and those under which versions of a view are stored.
+# Our own topics, tables and columns; SQLite's tables; the tables in which versions of a view are stored.
 _RESERVED = re.compile(r"_?hw[._].*|_hw.*|sqlite_.*|v\d+_.*", re.IGNORECASE)
 
 
 def check_not_reserved(name: str, *, location: SourceLocation | None) -> None:
-    """Refuse a name that Headwater keeps for itself.
+    """Refuse a name that Headwater reserves.
 
     Example:
         >>> check_not_reserved("hw_orders", location=None)
@@ -57,7 +58,10 @@ def check_not_reserved(name: str, *, location: SourceLocation | None) -> None:
 
 @dataclass(frozen=True)
 class PipelineDeclaration:
-    """A pipeline without its function or SQL; `of` checks its options."""
+    """A pipeline without its function or SQL; create it with `of`, which checks the options.
+
+    Its fields are fields of `Pipeline`.
+    """
 
     kind: PipelineKind
     name: str | None
@@ -87,18 +91,18 @@ class PipelineDeclaration:
             >>> PipelineDeclaration.of(PipelineKind.VIEW, "totals", key="user_id", late="drop").key
             ('user_id',)
         """
-        policy: LatePolicy = KeepLate() if late is None else parse_late(late, location=location)
         if name is not None:
             _check_name(name, kind, location)
         if latency not in (None, "realtime"):
             what = f"unknown latency {latency!r}"
-            detail = 'it can be "realtime"; without it, a pipeline runs in batches'
+            detail = 'the only value is "realtime"; without it, a pipeline runs in batches'
             raise BadPipelineError(what, detail=detail, fix='latency="realtime"', location=location)
+        policy: LatePolicy = KeepLate() if late is None else parse_late(late, location=location)
         columns = _parse_key(kind, name, key, location)
-        kept_for = timedelta.max if history is True else duration(history) if history else None
-        if kept_for is not None:
+        retention = timedelta.max if history is True else duration(history) if history else None
+        if retention is not None:
             columns += (VALID_FROM,)
-        return cls(kind, name, columns, policy, path, latency, kept_for, location)
+        return cls(kind, name, columns, policy, path, latency, retention, location)
 
     def from_function(self, function: Function) -> Pipeline:
         """Returns the pipeline that runs this function."""
@@ -109,14 +113,11 @@ class PipelineDeclaration:
             what = f"{function!r:.40} has no name"
             raise BadPipelineError(what, fix=f'app.{self.kind}("name", …)', location=location)
         _check_name(name, self.kind, location)
-        return self._make_pipeline(
-            name,
-            inputs=inputs_of(function, name=name, location=location),
-            tables=table_inputs(function),
-            function=function,
-            source=source_of(function),
-            doc=doc_of(function),
-            location=location,
+        inputs = inputs_of(function, name=name, location=location)
+        options = vars(self) | {"name": name, "location": location}
+        source, doc = source_of(function), doc_of(function)
+        return Pipeline(
+            **options, inputs=inputs, tables=table_inputs(function), function=function, source=source, doc=doc
         )
 
     def from_sql(self, sql: Any) -> Pipeline:
@@ -128,23 +129,7 @@ class PipelineDeclaration:
         if not isinstance(sql, str):
             raise BadPipelineError(f"the sql of {what} is not text", fix='sql="select …"', location=self.location)
         inputs = tables_of(sql, what=what, location=self.location)
-        return self._make_pipeline(self.name, inputs=inputs, sql=sql, source=sql, location=self.location)
-
-    def from_changes(self, topic: str) -> Pipeline:
-        """Returns the table that a topic of changes describes; `declare_table` checks the declaration first."""
-        return self._make_pipeline(self.name or "", inputs=(topic,), of_changes=True, location=self.location)
-
-    def _make_pipeline(self, name: str, **fields: Any) -> Pipeline:
-        return Pipeline(
-            name=name,
-            kind=self.kind,
-            key=self.key,
-            late=self.late,
-            path=self.path,
-            latency=self.latency,
-            history=self.history,
-            **fields,
-        )
+        return Pipeline(**vars(self), inputs=inputs, sql=sql, source=sql)
 
 
 def _check_name(name: Any, kind: PipelineKind, location: SourceLocation | None) -> None:
@@ -161,12 +146,12 @@ def _parse_key(kind: PipelineKind, name: str | None, key: Any, location: SourceL
     if key is None or key in ((), []):
         if kind is not PipelineKind.VIEW:
             return ()
-        detail = "a view has one row per key; without one, no row could ever be replaced"
+        detail = "a view has one row per key; without a key, no row could be replaced"
         fix = '@app.view(key="user_id"), or app.stream if every row is new'
         raise BadPipelineError(f"{about} needs a key", detail=detail, fix=fix, location=location)
     columns = (key,) if isinstance(key, str) else tuple(key) if isinstance(key, tuple | list) else ()
     if not columns or not all(isinstance(column, str) and column for column in columns):
-        detail = f"a key is the name of a column, or several: {key!r:.60} is not"
+        detail = f"a key is one column name or several, not {key!r:.60}"
         raise BadPipelineError(f"the key of {about} is wrong", detail=detail, fix='key="user_id"', location=location)
     if len(set(columns)) < len(columns):
         detail = f"columns: {', '.join(columns)}"
@@ -186,13 +171,13 @@ def declare_table(
 
     Args:
         name: The table's name.
-        source: What the user gave as the topic.
+        source: The topic that the user passed.
         topics: The topics of the app.
-        options: What the user said besides: `key`.
+        options: The other options; only `key` is allowed.
         location: The source location of the declaration.
 
     Raises:
-        BadPipelineError: It cannot be a table of that.
+        BadPipelineError: The source is no topic of changes of this app, or the options are invalid.
 
     Example:
         >>> from headwater.events import changes
@@ -200,59 +185,49 @@ def declare_table(
         >>> declare_table("products", raw, {"raw": raw}, {"key": "id"}, location=None).key
         ('id',)
     """
-    about = f'table "{name}"'
+    about, error = f'table "{name}"', partial(BadPipelineError, location=location, pipeline=name)
     if isinstance(source, Pipeline):
-        what = f"{about} is to be made of {source}, which is a table already"
-        fix = f"def {name}({source.name}: hw.Table) -> hw.Table: …"
         if source.kind is not PipelineKind.VIEW:
-            what, fix = f"{about} is to be made of {source}, which has no changes", "a topic of hw.changes(…)"
-        raise BadPipelineError(what, fix=fix, location=location, pipeline=name)
+            what, fix = f"{about} cannot be made from {source}, which has no changes", "a topic of hw.changes(…)"
+        else:
+            what = f"{about} cannot be made from {source}, which is a table already"
+            fix = f"def {name}({source.name}: hw.Table) -> hw.Table: …"
+        raise error(what, fix=fix)
     if topics.get(source.name) is not source:
-        what = f'{about} is to be made of topic "{source.name}", which this app does not declare'
-        fix = f'{source.name} = app.topic("{source.name}", hw.changes(…))'
-        raise BadPipelineError(what, fix=fix, location=location, pipeline=name)
+        what = f'{about} cannot be made from topic "{source.name}", which this app does not declare'
+        raise error(what, fix=f'{source.name} = app.topic("{source.name}", hw.changes(…))')
     if others := sorted(options.keys() - {"key"}):
-        what = f"{about} has the option {others[0]!r}, and takes only a key"
-        detail = "time, lateness and the like are those of its topic of changes"
-        raise BadPipelineError(
-            what, detail=detail, fix=f'app.topic("{source.name}", …)', location=location, pipeline=name
-        )
+        what, detail = f"{about} has no option {others[0]!r}", "time, lateness and so on are options of its topic"
+        raise error(what, detail=detail, fix=f'app.topic("{source.name}", …)')
     if not options.get("key"):
-        what, detail = f"{about} needs a key", "a table has one row per key"
-        raise BadPipelineError(what, detail=detail, fix='key="product_id"', location=location, pipeline=name)
+        raise error(f"{about} needs a key", detail="a table has one row per key", fix='key="product_id"')
     declaration = PipelineDeclaration.of(PipelineKind.VIEW, name, key=options["key"], location=location)
-    _check_table_key(about, _row_schema(about, source, declaration), declaration)
-    return declaration.from_changes(source.name)
+    _check_table_key(about, _row_schema(about, source, error), declaration.key, error)
+    return Pipeline(**vars(declaration), inputs=(source.name,), of_changes=True)
 
 
-def _row_schema(about: str, topic: Topic, declaration: PipelineDeclaration) -> pa.Schema:
-    """Returns the columns of the table."""
-    row, fix = change_row_schema(topic.schema), f'app.topic("{topic.name}", hw.changes(…))'
-    if row is None:
-        what = f'{about} is to be made of topic "{topic.name}", which is not one of changes'
-        raise _table_error(declaration, what, f"its columns: {', '.join(topic.schema.names)}", fix)
-    if topic.partitions > 1:
-        what = f'{about} is to be made of topic "{topic.name}", which has {topic.partitions} partitions'
-        detail = "a change may be about rows of several partitions: all of them must stand in one order"
-        raise _table_error(declaration, what, detail, "partitions=1")
-    if topic.compact:
-        what = f'{about} is to be made of topic "{topic.name}", which is compacted'
-        raise _table_error(declaration, what, "a change may need those before it: each of them counts", fix)
-    return row
-
-
-def _check_table_key(about: str, row: pa.Schema, declaration: PipelineDeclaration) -> None:
-    for column in declaration.key:
+def _check_table_key(about: str, row: pa.Schema, key: Sequence[str], error: Callable[..., BadPipelineError]) -> None:
+    for column in key:
         if column not in row.names:
-            what = f'{about} has no column "{column}", which is to be its key'
-            raise _table_error(declaration, what, f"columns: {', '.join(row.names)}", f'key="{row.names[0]}"')
-        if pa.types.is_nested(row.field(column).type):
-            what = f'the key of {about} is a column of several values: "{column}"'
-            raise _table_error(declaration, what, f"its type is {row.field(column).type}", "a column of a plain type")
+            what, detail = f'{about} has no column "{column}" for its key', f"columns: {', '.join(row.names)}"
+            raise error(what, detail=detail, fix=f'key="{row.names[0]}"')
+        if pa.types.is_nested(kind := row.field(column).type):
+            what = f'the key column "{column}" of {about} is nested'
+            raise error(what, detail=f"its type is {kind}", fix="a column of a plain type")
 
 
-def _table_error(declaration: PipelineDeclaration, what: str, detail: str, fix: str) -> BadPipelineError:
-    return BadPipelineError(what, detail=detail, fix=fix, location=declaration.location, pipeline=declaration.name)
+def _row_schema(about: str, topic: Topic, error: Callable[..., BadPipelineError]) -> pa.Schema:
+    """Returns the columns of the table; refuses a topic that does not describe one."""
+    what, fix = f'{about} cannot be made from topic "{topic.name}", which', f'app.topic("{topic.name}", hw.changes(…))'
+    row = change_row_schema(topic.schema)
+    if row is None:
+        raise error(f"{what} is no topic of changes", detail=f"its columns: {', '.join(topic.schema.names)}", fix=fix)
+    if topic.partitions > 1:
+        detail = "changes of different rows depend on each other, so all of them must be in one order"
+        raise error(f"{what} has {topic.partitions} partitions", detail=detail, fix="partitions=1")
+    if topic.compact:
+        raise error(f"{what} is compacted", detail="a change may need the changes before it", fix=fix)
+    return row
 
 
 Columns: TypeAlias = str | tuple[str, ...]
@@ -264,7 +239,7 @@ class TopicOptions(TypedDict, total=False):
     key: str | tuple[str, ...]
     """The key column or columns; events of one key stay in order."""
     time: str | DeviceClock
-    """The column that says when an event happened, or `hw.device_clock(…)`; arrival, if there is none."""
+    """The column with the event time, or `hw.device_clock(…)`; without it, the time of arrival."""
     lateness: str | timedelta
     """How long to wait for late events."""
     partitions: int
@@ -272,7 +247,7 @@ class TopicOptions(TypedDict, total=False):
     durability: str | Durability
     """What an acknowledgement promises: "durable", "fast" or "memory"."""
     retention: str | timedelta | Retention
-    """How long events are kept; for ever, if left out."""
+    """How long events are kept; for ever if omitted."""
     compact: bool
     """Keep only the newest event of each key."""
     overload: str | Overload
@@ -282,7 +257,7 @@ class TopicOptions(TypedDict, total=False):
     ahead: str | timedelta
     """An event time further in the future than this is treated as a wrong clock and does not advance the watermark."""
     value_format: str | ValueFormat
-    """What others find in Kafka: "json", "avro" or "arrow"; in a folder it changes nothing."""
+    """The format of values in Kafka: "json", "avro" or "arrow"; no effect on the embedded log."""
 
 
 class ViewOptions(TypedDict, total=False):
@@ -293,6 +268,6 @@ class ViewOptions(TypedDict, total=False):
     late: LatePolicy | str
     """What happens to late events: "keep" them as side output, "drop" them, or `hw.correct(for_=…)`."""
     latency: str | None
-    """A view is made in batches: "realtime", which a stream can ask for, is refused by the plan."""
+    """Refused by the plan: a view is computed in batches, and only a stream can be "realtime"."""
     history: bool | str | timedelta
-    """Of a table: also keep its earlier rows, for ever or for a time, with `valid_from` and `valid_to`."""
+    """For a view of one table: also keep its earlier rows, for ever or for a time, with `valid_from` and `valid_to`."""

@@ -37,8 +37,8 @@ def source_of(function: Any) -> str:
 def code_facts(function: Any, source: str) -> dict[str, str]:
     r"""Returns the function's code as `code`, and what it refers to in the user's files as `uses.NAME`.
 
-    Comments, layout, docstrings, annotations and decorators change nothing. Constants count when they are numbers,
-    text, times or collections of these; functions count when they stand in the same folder. Anything else does not.
+    Comments, layout, docstrings, annotations and decorators have no effect. References are followed to constants
+    (numbers, text, times and collections of these) and to functions in files of the same folder, not to anything else.
 
     Example:
         >>> LIMIT = 100
@@ -64,7 +64,7 @@ def code_facts(function: Any, source: str) -> dict[str, str]:
 
 
 def _normalize(function: Any, source: str) -> str:
-    """Returns the code without parts that have no effect, or the bytecode if the source is unknown."""
+    """Returns the code without the parts that have no effect; the bytecode if the source is unknown."""
     try:
         tree = ast.parse(source).body
     except SyntaxError:
@@ -74,16 +74,12 @@ def _normalize(function: Any, source: str) -> str:
         return "" if code is None else " ".join(_bytecode_parts(code))
     for node in ast.walk(tree[0]):
         if isinstance(node, ast.FunctionDef):
-            _strip(node)
+            node.decorator_list, node.returns = [], None
+            for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs):
+                argument.annotation = None
+            if ast.get_docstring(node) is not None:
+                node.body = node.body[1:] or [ast.Pass()]
     return ast.unparse(tree[0])
-
-
-def _strip(node: ast.FunctionDef) -> None:
-    node.decorator_list, node.returns = [], None
-    for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs):
-        argument.annotation = None
-    if ast.get_docstring(node) is not None:
-        node.body = node.body[1:] or [ast.Pass()]
 
 
 def _bytecode_parts(code: CodeType) -> Iterator[str]:
@@ -97,7 +93,7 @@ def _bytecode_parts(code: CodeType) -> Iterator[str]:
 
 
 def _references(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """Returns the values of the function's names: globals, closure variables and defaults."""
+    """Yields the names that a function refers to, with their values: globals, closure variables and defaults."""
     code = getattr(function, "__code__", None)
     if code is None:
         return
@@ -124,15 +120,15 @@ def _constant_text(value: Any) -> str | None:
     """Returns a constant as text that is the same in every process; None for anything else."""
     if isinstance(value, _SCALARS):
         return repr(value)
-    if isinstance(value, set | frozenset):
-        members = [_constant_text(member) for member in value]
-        return None if None in members else f"{{{', '.join(sorted(map(str, members)))}}}"
-    if isinstance(value, tuple | list):
-        members = [_constant_text(member) for member in value]
-        return None if None in members else f"({', '.join(map(str, members))})"
     if isinstance(value, dict):
         return _constant_text(tuple(value.items()))
-    return None
+    if not isinstance(value, set | frozenset | tuple | list):
+        return None
+    members = [_constant_text(member) for member in value]
+    if None in members:
+        return None
+    texts = list(map(str, members))
+    return f"({', '.join(texts)})" if isinstance(value, tuple | list) else f"{{{', '.join(sorted(texts))}}}"
 
 
 def _user_function(value: Any, caller: FunctionType) -> FunctionType | None:
@@ -143,40 +139,37 @@ def _user_function(value: Any, caller: FunctionType) -> FunctionType | None:
         return None
     if not isinstance(function, FunctionType):
         return None
-    return function if _folder(function) == _folder(caller) else None
-
-
-def _folder(function: FunctionType) -> str:
-    return os.path.dirname(function.__code__.co_filename)
+    folder, other = (os.path.dirname(each.__code__.co_filename) for each in (function, caller))
+    return function if folder == other else None
 
 
 def check_function(function: Any, *, noun: str, location: SourceLocation | None) -> None:
     """Refuse a callable that can never run as a pipeline.
 
     Raises:
-        BadPipelineError: It is no function, or one that is called in another way.
+        BadPipelineError: It is not a function, or it is a lambda, a coroutine or a generator.
     """
     fix = "def name(orders: DataFrame) -> DataFrame: …"
     if isinstance(function, Pipeline):
-        what = f'{function} cannot be a {noun} as well: "{function.name}" is one name'
+        what = f'{function} cannot be a {noun} as well: the name "{function.name}" is taken'
         raise BadPipelineError(what, fix="write a second function that calls the first", location=location)
     if not callable(function) or inspect.isclass(function):
-        what = f"a {noun} is made from a function, not from {_describe(function)}"
-        raise BadPipelineError(what, fix=fix, location=location)
+        given = f"the class {function.__name__}" if inspect.isclass(function) else f"{function!r:.40}"
+        raise BadPipelineError(f"a {noun} needs a function, not {given}", fix=fix, location=location)
     if getattr(function, "__name__", "") == "<lambda>":
         raise BadPipelineError(f"a {noun} cannot be a lambda: it has no name", fix=fix, location=location)
     name = getattr(function, "__name__", noun)
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         what = f'{noun} "{name}" is an async function'
-        detail = "it describes what Spark should do and is called once; there is nothing to wait for"
+        detail = "it is called once, to describe what Spark should do"
         raise BadPipelineError(what, detail=detail, fix=f"def {name}(…)", location=location)
     if inspect.isgeneratorfunction(function):
-        what = f'{noun} "{name}" yields, and must return one DataFrame'
+        what = f'{noun} "{name}" is a generator, and must return one DataFrame'
         raise BadPipelineError(what, fix="return …", location=location)
 
 
 def inputs_of(function: Any, *, name: str, location: SourceLocation | None) -> tuple[str, ...]:
-    """Returns the names of the function's parameters; those with a default are settings.
+    """Returns the names of the function's inputs: its parameters without a default value.
 
     Example:
         >>> def late_payments(orders, payments, *, limit=3): ...
@@ -188,20 +181,18 @@ def inputs_of(function: Any, *, name: str, location: SourceLocation | None) -> t
         inspect.Parameter.VAR_KEYWORD: "**{}",
         inspect.Parameter.POSITIONAL_ONLY: "{} before a /",
     }
+    detail = "each parameter is the name of one topic, table, stream or view"
+    fix = f"def {name}(orders: DataFrame)"
     inputs: list[str] = []
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind in refused:
-            shown = refused[parameter.kind].format(parameter.name)
-            what = f'"{name}" has a parameter {shown}, which names no input'
-            detail = "each parameter is the name of one topic, table, stream or view"
-            fix = f"def {name}(orders: DataFrame)"
+            what = f'"{name}" has a parameter {refused[parameter.kind].format(parameter.name)}, which names no input'
             raise BadPipelineError(what, detail=detail, fix=fix, location=location, parameter=parameter.name)
         if parameter.default is parameter.empty:
             inputs.append(parameter.name)
     if not inputs:
-        what = f'"{name}" has no parameters, so there is nothing to read'
-        detail = "each parameter is the name of one topic, table, stream or view"
-        raise BadPipelineError(what, detail=detail, fix=f"def {name}(orders: DataFrame)", location=location)
+        what = f'"{name}" has no parameters, so it reads nothing'
+        raise BadPipelineError(what, detail=detail, fix=fix, location=location)
     return tuple(inputs)
 
 
@@ -245,9 +236,3 @@ def location_of(function: Any) -> SourceLocation | None:
         if text.startswith(("def ", "async def ")):
             return SourceLocation.at(code.co_filename, line, text)
     return SourceLocation.at(code.co_filename, first, linecache.getline(code.co_filename, first).strip())
-
-
-def _describe(thing: object) -> str:
-    if inspect.isclass(thing):
-        return f"the class {thing.__name__}"
-    return f"{thing!r:.40}"

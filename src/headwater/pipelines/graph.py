@@ -22,7 +22,7 @@ _REALTIME_FIX = 'leave out latency="realtime"'
 
 
 def realtime_faults(topics: Mapping[str, Topic], pipelines: Mapping[str, Pipeline]) -> Iterator[NotRealtimeError]:
-    """Returns why pipelines that request real-time mode cannot have it, each with the user's line.
+    """Yields the reasons why pipelines cannot run in the real-time mode they request, each with the user's line.
 
     Example:
         >>> view = Pipeline(name="totals", kind=PipelineKind.VIEW, inputs=("orders",), sql="…", latency="realtime")
@@ -52,14 +52,14 @@ def _pipeline_faults(
             detail = "real-time mode reads JSON, in Spark SQL"
             yield not_realtime_error(pipeline, f'values of "{name}" are {topics[name].value_format.value}', detail)
     if pipeline.late != KeepLate():
-        detail = "every event counts whenever it comes: no watermark tells late ones apart"
-        yield not_realtime_error(pipeline, f"it says late: {pipeline.late}", detail, "leave out late=…")
+        detail = "real-time mode has no watermark, so no event is late"
+        yield not_realtime_error(pipeline, f"it has late: {pipeline.late}", detail, "leave out late=…")
 
 
 def not_realtime_error(
     pipeline: Pipeline, part: str, detail: str | None = None, fix: str = _REALTIME_FIX
 ) -> NotRealtimeError:
-    """Returns the error that names the part of a pipeline that real-time mode cannot run."""
+    """Returns the error for a pipeline that real-time mode cannot run, with the reason."""
     what = f"{pipeline} cannot be real-time: {part}"
     return NotRealtimeError(what, detail=detail, fix=fix, location=pipeline.location, pipeline=pipeline.name)
 
@@ -76,9 +76,9 @@ class Graph:
     """The topics and pipelines of an app, each after its inputs; create it with `Graph.of`.
 
     Args:
-        topics: Topics and tables, as they were declared.
-        pipelines: Pipelines in an order in which each comes after its inputs.
-        edges: One for every input of every pipeline, in the same order.
+        topics: The topics and tables, in order of declaration.
+        pipelines: The pipelines, each after its inputs.
+        edges: One edge for every input of every pipeline, in the same order.
     """
 
     topics: tuple[Topic, ...]
@@ -90,9 +90,9 @@ class Graph:
         """Check everything that needs no Spark, and return the graph.
 
         Raises:
-            UnknownInputError: A pipeline reads what is not declared.
+            UnknownInputError: A pipeline reads an input that is not declared.
             CycleError: Pipelines read one another.
-            NotRealtimeError: A pipeline asks for real-time mode and could never have it.
+            NotRealtimeError: A pipeline requests real-time mode and cannot run in it.
 
         Example:
             >>> orders = Topic.declare("orders", "id int")
@@ -101,12 +101,12 @@ class Graph:
             >>> [pipeline.name for pipeline in Graph.of([orders], [copy, big]).pipelines]
             ['big', 'copy']
         """
-        known, by_name = tuple(topics), {pipeline.name: pipeline for pipeline in pipelines}
-        for fault in _graph_faults(known, by_name):
+        topics, by_name = tuple(topics), {pipeline.name: pipeline for pipeline in pipelines}
+        for fault in faults(topics, by_name.values()):
             raise fault
         ordered = tuple(by_name[name] for name in _topological_order(by_name))
         edges = tuple(Edge(source, pipeline.name) for pipeline in ordered for source in pipeline.inputs)
-        return cls(known, ordered, edges)
+        return cls(topics, ordered, edges)
 
     def downstream(self, name: str) -> tuple[str, ...]:
         """Returns everything that events of `name` reach, nearest first.
@@ -117,45 +117,39 @@ class Graph:
             >>> Graph.of([orders], [big]).downstream("orders")
             ('big',)
         """
-        return tuple(self._reachable(name, self.edges))
-
-    @staticmethod
-    def _reachable(name: str, edges: Iterable[Edge]) -> Iterator[str]:
-        steps: dict[str, list[str]] = {}
-        for source, target in edges:
-            steps.setdefault(source, []).append(target)
-        seen, waiting = {name}, [name]
-        while waiting:
-            for step in steps.get(waiting.pop(0), ()):
-                if step not in seen:
-                    seen.add(step)
-                    waiting.append(step)
-                    yield step
+        targets: dict[str, list[str]] = {}
+        for source, target in self.edges:
+            targets.setdefault(source, []).append(target)
+        reached = [name]
+        for source in reached:  # grows while it is read: a breadth-first search
+            reached += [target for target in dict.fromkeys(targets.get(source, ())) if target not in reached]
+        return tuple(reached[1:])
 
 
 def faults(topics: Iterable[Topic], pipelines: Iterable[Pipeline]) -> list[HeadwaterError]:
     """Returns all errors of the graph, each with the user's line."""
-    return list(_graph_faults(tuple(topics), {pipeline.name: pipeline for pipeline in pipelines}))
-
-
-def _graph_faults(topics: tuple[Topic, ...], pipelines: Mapping[str, Pipeline]) -> Iterator[HeadwaterError]:
-    readable = [topic.name for topic in topics]
-    readable += [name for name, pipeline in pipelines.items() if pipeline.kind is not PipelineKind.FILES]
-    for pipeline in pipelines.values():
+    by_name = {pipeline.name: pipeline for pipeline in pipelines}
+    topics_by_name = {topic.name: topic for topic in topics}
+    files = {name for name, pipeline in by_name.items() if pipeline.kind is PipelineKind.FILES}
+    readable = [*topics_by_name, *(name for name in by_name if name not in files)]
+    found: list[HeadwaterError] = []
+    for pipeline in by_name.values():
         for name in pipeline.inputs:
-            if name in pipelines and pipelines[name].kind is PipelineKind.FILES:
-                yield _unreadable_input_error(pipeline, pipelines[name])
+            if name in files:
+                found.append(_unreadable_input_error(pipeline, by_name[name]))
             elif name not in readable:
-                yield _unknown_input_error(pipeline, name, [other for other in readable if other != pipeline.name])
-    yield from realtime_faults({topic.name: topic for topic in topics}, pipelines)
+                others = [other for other in readable if other != pipeline.name]
+                found.append(_unknown_input_error(pipeline, name, others))
+    found += realtime_faults(topics_by_name, by_name)
     try:
-        _topological_order(pipelines)
-    except FoundCycle as found:
-        yield _cycle_error([pipelines[name] for name in found.args[1]])
+        _topological_order(by_name)
+    except FoundCycle as cycle:
+        found.append(_cycle_error([by_name[name] for name in cycle.args[1]]))
+    return found
 
 
 def _topological_order(pipelines: Mapping[str, Pipeline]) -> list[str]:
-    """Returns pipelines after their inputs; independent ones in order of declaration."""
+    """Returns the names of pipelines, each after its inputs; independent ones are in order of declaration."""
     sorter = TopologicalSorter(
         {name: [source for source in pipeline.inputs if source in pipelines] for name, pipeline in pipelines.items()}
     )
@@ -174,8 +168,8 @@ def _unknown_input_error(pipeline: Pipeline, name: str, readable: list[str]) -> 
     near = near_names(name, readable)
     detail = f"the app declares: {', '.join(readable)}" if readable else "the app declares nothing to read"
     if pipeline.sql is None:
-        what = f'parameter "{name}" of {pipeline} names nothing'
-        detail += "\na parameter is an input; with a default value it is a setting"
+        what = f'parameter "{name}" of {pipeline} names no input'
+        detail += "\na parameter without a default value names an input"
     else:
         what = f'{pipeline} reads "{name}", which the app does not declare'
     fix = near[0] if near else f'{name} = app.topic("{name}", …)'
@@ -186,14 +180,9 @@ def _unknown_input_error(pipeline: Pipeline, name: str, readable: list[str]) -> 
 
 def _unreadable_input_error(pipeline: Pipeline, output: Pipeline) -> UnknownInputError:
     what = f'{pipeline} reads "{output.name}", which writes files and cannot be read by a pipeline'
-    detail = f'"{output.name}" at {output.location} reads {", ".join(output.inputs)}'
+    detail, fix = f'"{output.name}" at {output.location} reads {", ".join(output.inputs)}', "read the same input"
     return UnknownInputError(
-        what,
-        detail=detail,
-        fix="read the same input",
-        location=pipeline.location,
-        pipeline=pipeline.name,
-        input=output.name,
+        what, detail=detail, fix=fix, location=pipeline.location, pipeline=pipeline.name, input=output.name
     )
 
 

@@ -31,7 +31,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class KeepLate:
-    """Policy: a late event is not counted; it is kept with its reason and can be replayed."""
+    """Policy: a late event is left out of the result; it is kept as side output and can be replayed."""
 
     def __str__(self) -> str:
         return "keep"
@@ -47,18 +47,18 @@ class DropLate:
 
 @dataclass(frozen=True)
 class CorrectLate:
-    """Policy: a late event is still used for a longer time, and corrects rows that were already emitted.
+    """Policy: a late event is still used for some time, and corrects rows that were already emitted.
 
     Args:
-        for_: How much later than the topic's lateness an event may come.
+        for_: How long after the topic's lateness an event is still used.
     """
 
     for_: timedelta
 
     def __post_init__(self) -> None:
         if self.for_ <= timedelta(0):
-            what = f"a correction for {format_duration(self.for_)} changes nothing"
-            raise BadSettingError(what, detail="it needs a length of time", fix='hw.correct(for_="1 hour")')
+            what = f"a correction for {format_duration(self.for_)} has no effect"
+            raise BadSettingError(what, detail="for_ must be above zero", fix='hw.correct(for_="1 hour")')
 
     def __str__(self) -> str:
         return f"correct for {format_duration(self.for_)}"
@@ -68,10 +68,10 @@ LatePolicy: TypeAlias = KeepLate | DropLate | CorrectLate
 
 
 def correct(*, for_: str | timedelta) -> CorrectLate:
-    """Let late events correct results that were already emitted; rows stay open until then.
+    """Let late events correct rows that were already emitted.
 
     Args:
-        for_: How much later than the topic's lateness an event may come, such as "1 hour".
+        for_: How long after the topic's lateness an event is still used, such as "1 hour".
 
     Example:
         >>> correct(for_="1 hour").for_
@@ -89,17 +89,17 @@ def parse_late(policy: LatePolicy | str, *, location: SourceLocation | None = No
     """
     if isinstance(policy, KeepLate | DropLate | CorrectLate):
         return policy
-    policies: dict[object, LatePolicy] = {"keep": KeepLate(), "drop": DropLate()}
+    policies: dict[str, LatePolicy] = {"keep": KeepLate(), "drop": DropLate()}
     found = policies.get(policy) if isinstance(policy, str) else None
     if found is None:
         what = f"unknown late policy {policy!r}"
-        detail = 'it can be: "keep", "drop", hw.correct(for_="1 hour")'
+        detail = 'one of: "keep", "drop", hw.correct(for_="1 hour")'
         raise BadSettingError(what, detail=detail, fix='late="keep"', location=location)
     return found
 
 
 Function: TypeAlias = Callable[..., Any]
-"""From DataFrames to a DataFrame; the names of its parameters are the names of its inputs."""
+"""A function from DataFrames to a DataFrame; the names of its parameters are the names of its inputs."""
 
 
 class PipelineKind(StrEnum):
@@ -138,20 +138,20 @@ class Pipeline:
     It can still be called as the plain function, so that a test can try it on a batch DataFrame.
 
     Args:
-        name: Unique among the app's topics, tables and pipelines.
+        name: The name, unique among the app's topics, tables and pipelines.
         kind: The kind of its output.
-        inputs: What it reads, in the order of the function's parameters or of the SQL text.
-        tables: Of the inputs, those that the function takes as tables that change (`hw.Table`).
-        function: What the user wrote; None for SQL.
-        sql: What the user wrote; None for a function.
-        source: The text of the function, from its first decorator on; empty when Python does not know it.
+        inputs: The names of its inputs, in the order of the function's parameters or of the SQL text.
+        tables: The inputs that the function takes as changing tables (`hw.Table`).
+        function: The user's function; None for SQL.
+        sql: The user's SQL text; None for a function.
+        source: The source text of the function, from its first decorator on; empty if unknown.
         key: The columns that identify a row.
-        late: What happens to late events.
-        path: Where files go; None for other kinds.
+        late: The policy for late events.
+        path: The folder of file output; None for other kinds.
         latency: "realtime" for Spark's real-time mode; None for batches.
-        history: Of a view of one table, how long its earlier rows are kept, with the time up to which each held;
+        history: How long a view of one table keeps its earlier rows, with the time up to which each was valid;
             `timedelta.max` for ever, None for a view of the present.
-        of_changes: Whether it is the table that a topic of changes is about; then it has neither function nor SQL.
+        of_changes: Whether it is the table of a topic of changes; then it has neither function nor SQL.
         doc: The first line of the function's docstring.
         location: The source location of the declaration.
 
@@ -182,14 +182,12 @@ class Pipeline:
         """Call the user's function on these DataFrames.
 
         Raises:
-            BadPipelineError: It is written in SQL; `apply` needs to know which DataFrame is which. Or it is a table.
+            BadPipelineError: The pipeline is SQL, whose inputs `apply` takes by name; or it is a table of changes.
         """
-        if self.of_changes:
-            what = f"{self} is made of changes and cannot be called like a function"
-            raise BadPipelineError(what, location=self.location, pipeline=self.name)
         if self.function is None:
-            what = f"{self} is written in SQL and cannot be called like a function"
-            fix = f'{self.name}.apply({{"{self.inputs[0]}": …}})'
+            kind = "made from changes" if self.of_changes else "written in SQL"
+            fix = None if self.of_changes else f'{self.name}.apply({{"{self.inputs[0]}": …}})'
+            what = f"{self} is {kind} and cannot be called like a function"
             raise BadPipelineError(what, fix=fix, location=self.location, pipeline=self.name)
         return self.function(*frames, **named)
 
@@ -234,11 +232,11 @@ class Pipeline:
         return _REALTIME if self.realtime else _DELIVERY[self.kind]
 
     def facts(self) -> dict[str, str]:
-        """Returns everything that determines the result rows, each part under its name.
+        """Returns everything that determines the result rows, by name.
 
-        Two runs of a pipeline with equal facts make equal rows of equal events. What differs between two
-        dictionaries says what the user changed: `code`, `sql`, `inputs`, `key`, `late`, or `uses.NAME` for a
-        constant or function that the code refers to.
+        Two runs with equal facts compute equal rows from equal events. A difference between two dictionaries shows what
+        the user changed: `code`, `sql`, `inputs`, `key`, `late`, or `uses.NAME` for a constant or function that the
+        code refers to.
 
         Example:
             >>> Pipeline(name="big", kind=PipelineKind.STREAM, inputs=("orders",), sql="select * from orders").facts()

@@ -24,11 +24,11 @@ def tables_of(sql: str, *, what: str = "the query", location: SourceLocation | N
 
     Args:
         sql: One query, in Spark's dialect.
-        what: What is being declared, for error messages.
+        what: The declaration, for error messages.
         location: The source location of the declaration.
 
     Raises:
-        BadSqlError: It cannot be read, is not exactly one query, or reads no table.
+        BadSqlError: The text is invalid, is not exactly one query, or reads no table.
 
     Example:
         >>> tables_of("with big as (select * from orders where amount > 9) select * from big join users using (id)")
@@ -49,7 +49,7 @@ def tables_of(sql: str, *, what: str = "the query", location: SourceLocation | N
         if table.db:
             dotted = ".".join(part.name for part in table.parts)
             message = f'{what} reads "{dotted}", which looks like a table of another database'
-            detail = "a name that holds a dot stands in backticks"
+            detail = "a name with a dot needs backticks"
             raise BadSqlError(message, detail=detail, fix=f"`{dotted}`", location=location, table=dotted)
     if not tables:
         message, fix = f"the sql of {what} reads no table", "select … from a topic, table, stream or view"
@@ -87,8 +87,8 @@ def selects_whole_table(sql: str, name: str) -> bool:
 def bind_inputs(sql: str, inputs: tuple[str, ...]) -> str:
     """Returns the query for `SparkSession.sql`, with the DataFrame of each input as an argument.
 
-    The arguments are `i0`, `i1` and so on. Each name is bound inside the text, so that queries that are made at the
-    same time do not meet in Spark's catalog.
+    The arguments are `i0`, `i1` and so on. Each name is bound inside the text and not in Spark's catalog, which
+    concurrent queries share.
 
     Example:
         >>> print(bind_inputs("select count(*) n from orders;", ("orders",)))
@@ -108,11 +108,11 @@ def parse(sql: str, what: str = "the query", location: SourceLocation | None = N
 
     Args:
         sql: One query, in Spark's dialect.
-        what: What is being declared, for error messages.
+        what: The declaration, for error messages.
         location: The source location of the declaration.
 
     Raises:
-        BadSqlError: It cannot be read, or is not exactly one query.
+        BadSqlError: The text is invalid, or is not exactly one query.
 
     Example:
         >>> parse("select window(at, '1 hour') from orders").sql("spark")

@@ -286,7 +286,7 @@ def test_a_tombstone_says_nothing():
         ({"op": "delete", "before": {"a": 1}}, "'before' has no value for b"),
         ({"op": "insert", "after": {"b": "x"}}, "'after' has no value for a"),
         (SEND_N, "no row with that key"),
-        (INSERT | {"unchanged": ["nothing"]}, "no column 'nothing'"),
+        (INSERT | {"unchanged": ["nothing"]}, "'nothing' as unchanged"),
     ],
 )
 def test_a_change_that_says_too_little_is_given_back(change, words):

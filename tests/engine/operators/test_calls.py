@@ -25,5 +25,5 @@ def test_a_function_that_takes_what_is_given_is_taken(fn):
 
 @pytest.mark.parametrize("fn", [four, lambda key, events: None, lambda key, events, *, state: None, 7])
 def test_one_that_does_not_is_refused(fn):
-    with pytest.raises(BadPipelineError, match="calls fn\\(key, events, state\\), and the function does not take that"):
+    with pytest.raises(BadPipelineError, match="calls fn\\(key, events, state\\), which does not match the function"):
         _check_signature(fn, EACH, "with a type as state")

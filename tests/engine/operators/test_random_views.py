@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from headwater.engine.state.state import WEIGHT
 from headwater.engine.tables.compiler import Compiler
-from headwater.engine.tables.dataflow import Dataflow, DataflowNode
+from headwater.engine.tables.dataflow import Dataflow
 from headwater.pipelines.tables.sql_nodes import QueryRefusal
 from headwater.pipelines.tables.sql_parser import parse_relation
 from tests.engine.operators.table_histories import TABLES, World, histories
@@ -66,8 +66,7 @@ def _grouped(draw: st.DrawFn, shape: str, chosen: list[str], columns: list[str],
 def flow_without_key(sql: str) -> Dataflow:
     relation = parse_relation(sql, {name: tuple(table.schema.names) for name, table in TABLES.items()})
     built = Compiler(relation, TABLES, QueryRefusal("view", None))
-    nodes = tuple(DataflowNode(work, inputs) for work, inputs in built.nodes)
-    return Dataflow(built.tables, nodes, built.schema.append(pa.field(WEIGHT, pa.int64())), ())
+    return Dataflow(built.tables, tuple(built.nodes), built.schema.append(pa.field(WEIGHT, pa.int64())), ())
 
 
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))

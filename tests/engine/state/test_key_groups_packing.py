@@ -10,13 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.engine.state.encoding import encode_keys
-from headwater.engine.state.key_groups import (
-    BatchPacker,
-    assign_key_groups,
-    decode_ipc,
-    key_group_ids,
-    sort_by_event_time,
-)
+from headwater.engine.state.grouping import sort_by_event_time
+from headwater.engine.state.key_groups import BatchPacker, assign_key_groups, decode_ipc, key_group_ids
 from headwater.engine.state.state import OFFSET, PARTITION, TIME
 
 SMALL = st.integers(0, 3)

@@ -19,7 +19,7 @@ from headwater.errors import BadPipelineError, SourceLocation
 __all__ = ["stateful"]
 
 
-def stateful(  # noqa: PLR0913 - what a user may say of a function
+def stateful(  # noqa: PLR0913 - the options of a public function
     events: DataFrame,
     *,
     by: str | Sequence[str],
@@ -94,14 +94,14 @@ def stateful(  # noqa: PLR0913 - what a user may say of a function
 
 def _check_signature(fn: Callable[..., Any], call: str, when: str) -> None:
     """Refuse a function whose signature does not match: it would fail on every event."""
-    given = call.partition("(")[2].rstrip(")").split(", ")
+    arguments = call.partition("(")[2].rstrip(")").split(", ")
     try:
-        inspect.signature(fn).bind(*given)
+        inspect.signature(fn).bind(*arguments)
     except ValueError:
-        return  # some that are written in C do not say what they take
+        return  # a function written in C may have no signature
     except TypeError as error:
-        what = f"hw.stateful {when} calls {call}, and the function does not take that: {error}"
-        fix = 'state="n bigint, …" is for one call for all keys; a type, or nothing, for a call for each key'
+        what = f"hw.stateful {when} calls {call}, which does not match the function: {error}"
+        fix = 'state="n bigint, …" for one call for all keys; a type, or no state=, for one call per key'
         raise BadPipelineError(what, fix=fix, location=SourceLocation.of_caller()) from None
 
 

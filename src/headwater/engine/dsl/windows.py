@@ -56,11 +56,8 @@ def sliding(
         ...     [(row["celsius"], row["usual"]) for row in world.rows("odd")]
         [(20.0, None), (22.0, 20.0), (60.0, 21.0)]
     """
-    left, keys, wanted = (
-        stream_input(events, "hw.sliding"),
-        _key_columns(by),
-        _parse_aggregates("hw.sliding", aggregates),
-    )
+    left, keys = stream_input(events, "hw.sliding"), _key_columns(by)
+    wanted = _parse_aggregates("hw.sliding", aggregates)
 
     def make(*, final: bool) -> SlidingWindows:
         return SlidingWindows(visible_schema(left), keys, _to_microseconds(over), wanted, itself=itself, final=final)
@@ -144,15 +141,11 @@ def sessions(
         [1, 1]
         [3]
     """
-    left, keys, wanted = (
-        stream_input(events, "hw.sessions"),
-        _key_columns(by),
-        _parse_aggregates("hw.sessions", aggregates),
-    )
-    columns = visible_schema(left)
-    lasting = gap if isinstance(gap, str) and gap in columns.names else _to_microseconds(gap)
-    most = None if longest is None else _to_microseconds(longest)
-    operator = SessionWindows(columns, keys, lasting, wanted, longest=most)
+    left, keys = stream_input(events, "hw.sessions"), _key_columns(by)
+    columns, wanted = visible_schema(left), _parse_aggregates("hw.sessions", aggregates)
+    gap_or_column = gap if isinstance(gap, str) and gap in columns.names else _to_microseconds(gap)
+    limit = None if longest is None else _to_microseconds(longest)
+    operator = SessionWindows(columns, keys, gap_or_column, wanted, longest=limit)
     description = f"open sessions of {', '.join(keys)}"
     return place_operator(lambda final: operator, (left,), description, "hw.sessions")
 
@@ -165,17 +158,16 @@ def _to_microseconds(length: str | timedelta) -> int:
     return duration(length) // timedelta(microseconds=1)
 
 
-def _parse_aggregates(operator_name: str, asked: Mapping[str, Any]) -> tuple[WindowAggregate, ...]:
+def _parse_aggregates(operator_name: str, aggregates: Mapping[str, Any]) -> tuple[WindowAggregate, ...]:
     """Parse aggregates such as `mean="avg(celsius)"`."""
     found = []
-    for name, text in asked.items():
+    for name, text in aggregates.items():
         call = _CALL.fullmatch(text) if isinstance(text, str) else None
         if call is None or call[1].lower() not in get_args(AggregateFunction):
             what = f"{operator_name} does not know the aggregate {name}={text!r}"
-            detail = f"it can be: {', '.join(get_args(AggregateFunction))} of a column, or count(*)"
-            raise BadPipelineError(
-                what, detail=detail, fix=f'{name}="avg(price)"', location=SourceLocation.of_caller(), column=name
-            )
+            detail = f"one of: {', '.join(get_args(AggregateFunction))} of a column, or count(*)"
+            fix, location = f'{name}="avg(price)"', SourceLocation.of_caller()
+            raise BadPipelineError(what, detail=detail, fix=fix, location=location, column=name)
         column = None if call[2] == "*" else call[2]
         found.append(WindowAggregate(cast(AggregateFunction, call[1].lower()), column, name))
     return tuple(found)

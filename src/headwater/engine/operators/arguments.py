@@ -1,31 +1,31 @@
 """Arguments of operators: checks of columns, keys and durations, and calls of user functions.
 
-`UserFunction` calls a function of the user, checks what it returns, and reports the user's line when it fails.
+`UserFunction` calls a function of the user and names its source location when it fails. `build_table` checks the rows
+that it returns.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
-from typing import Any, Final, Literal, NoReturn
+from collections.abc import Callable
+from typing import Any, Literal, NoReturn
 
 import pyarrow as pa
 
 from headwater.engine.state.encoding import require_keys
-from headwater.engine.state.state import OFFSET, PARTITION, QUARANTINE_REASON
+from headwater.engine.state.state import OFFSET, PARTITION, QUARANTINE_REASON, QUARANTINE_SCHEMA
 from headwater.errors import BadPipelineError, BadTypeError, SourceLocation
 from headwater.events import from_ddl
 
 __all__ = [
-    "QUARANTINE_SCHEMA",
     "ColumnPairs",
     "JoinType",
     "UserFunction",
     "build_table",
-    "key_schema",
     "parse_columns",
     "quarantine_rows",
     "refuse",
+    "require_distinct",
     "require_duration",
     "require_join_columns",
     "require_key",
@@ -33,13 +33,13 @@ __all__ = [
 ]
 
 JoinType = Literal["inner", "left"]
-"""Events without a row of the table: left out, or kept with nulls."""
+"""Whether an event without a row of the table is dropped or gets nulls."""
 ColumnPairs = tuple[tuple[str, str], ...]
-"""Columns that must be equal: of the event, of the table."""
+"""Pairs of columns that must be equal: the event's, the table's."""
 
 
 def value_columns(table: pa.Schema, on: ColumnPairs) -> pa.Schema:
-    """Returns the columns of a table that are not its key.
+    """Returns the columns of a table that are not part of its key.
 
     Example:
         >>> value_columns(pa.schema([("id", pa.int64()), ("price", pa.int64())]), (("product_id", "id"),)).names
@@ -56,10 +56,10 @@ def require_join_columns(name: str, events: pa.Schema, table: pa.Schema, on: Col
         name: The operator, for error messages.
         events: The event's columns.
         table: The table's columns.
-        on: The pairs.
+        on: The pairs of columns that must be equal.
 
     Raises:
-        BadPipelineError: With the part that is refused.
+        BadPipelineError: The join is refused.
 
     Example:
         >>> events, table = pa.schema([("id", pa.int64()), ("n", pa.int64())]), pa.schema([("id", pa.int64())])
@@ -68,72 +68,80 @@ def require_join_columns(name: str, events: pa.Schema, table: pa.Schema, on: Col
     if not on:
         refuse(f"{name} has no columns to join on", 'on="product_id"', on=[])
     for left, right in on:
-        _require_column(name, "event", events, left)
-        _require_column(name, "table", table, right)
+        for side, schema, column in (("event", events, left), ("table", table, right)):
+            if column not in schema.names:
+                what = f"{name} joins on {column}, which the {side} does not have"
+                refuse(what, f"one of: {', '.join(schema.names)}", column=column, side=side)
         one, other = events.field(left).type, table.field(right).type
         if one != other:
             what = f"{name} cannot compare {left} ({one}) with {right} ({other})"
             refuse(what, f"cast one of them, so that both are {other}", on=[left, right])
-        _require_comparable(name, events.field(left))
-    twice = [column for column in value_columns(table, on).names if column in events.names]
-    if twice:
-        what = f"{name} would give two columns named {', '.join(twice)}"
-        refuse(what, f"rename {twice[0]} in the event or in the table", columns=twice)
+    require_key(name, events, tuple(left for left, _ in on))
+    columns = [*events.names, *value_columns(table, on).names]
+    require_distinct(name, columns, "rename the column in the event or in the table")
 
 
-def require_key(name: str, columns: pa.Schema, key: tuple[str, ...]) -> None:
-    """Refuse a key that rows cannot be grouped by.
+def require_key(
+    name: str, columns: pa.Schema, key: tuple[str, ...], location: SourceLocation | None = None
+) -> pa.Schema:
+    """Returns the columns of a key; refuses a key that rows cannot be grouped by.
+
+    Args:
+        name: The operator or function, for error messages.
+        columns: The columns of the rows.
+        key: The key columns.
+        location: The source location for error messages; that of the caller if None.
 
     Raises:
-        BadPipelineError: It is empty, or has a column that is not there or is of a type without an order.
+        BadPipelineError: The key is empty, or a column is missing or of a type without an order.
+
+    Example:
+        >>> require_key("sliding", pa.schema([("k", pa.int64()), ("n", pa.int64())]), ("k",)).names
+        ['k']
     """
+    fix = f"one of: {', '.join(columns.names)}"
     if not key:
-        refuse(f"{name} has no key", f"one of: {', '.join(columns.names)}", key=[])
+        refuse(f"{name} has no key", fix, location, key=[])
     for column in key:
         if column not in columns.names:
-            what = f"{name} is by {column}, which its input does not have"
-            refuse(what, f"one of: {', '.join(columns.names)}", column=column)
-        _require_comparable(name, columns.field(column))
+            refuse(f"{name} is by {column}, which its input does not have", fix, location, column=column)
+        try:
+            require_keys(pa.schema([columns.field(column)]))
+        except TypeError:
+            what = f"{name} cannot use {column} as a key: it is of type {columns.field(column).type}"
+            refuse(what, "a column of a plain type", location, column=column)
+    return pa.schema([columns.field(column) for column in key])
+
+
+def require_distinct(name: str, columns: list[str], fix: str = "another name") -> None:
+    """Refuse a result with two columns of one name.
+
+    Raises:
+        BadPipelineError: There are such columns.
+    """
+    twice = sorted({column for column in columns if columns.count(column) > 1})
+    if twice:
+        refuse(f"{name} would give two columns named {', '.join(twice)}", fix, columns=twice)
 
 
 def require_duration(name: str, option: str, value: int, lowest: int = 1) -> None:
     """Refuse a duration below the minimum.
 
     Raises:
-        BadPipelineError: It is below the lowest.
+        BadPipelineError: The duration is below the minimum.
     """
     if value < lowest:
         what = f"{name} has {option} = {value} microseconds"
         refuse(what, f"{option} of at least {lowest} microseconds", option=option, value=value)
 
 
-def refuse(what: str, fix: str, **data: Any) -> NoReturn:
-    """Refuse an argument, with the user's source location.
+def refuse(what: str, fix: str, location: SourceLocation | None = None, **data: Any) -> NoReturn:
+    """Refuse an argument, with the given source location or that of the caller.
 
     Raises:
         BadPipelineError: Always.
     """
-    raise BadPipelineError(what, fix=fix, location=SourceLocation.of_caller(), **data)
-
-
-def _require_column(name: str, side: str, schema: pa.Schema, column: str) -> None:
-    if column not in schema.names:
-        what = f"{name} joins on {column}, which the {side} does not have"
-        refuse(what, f"one of: {', '.join(schema.names)}", column=column, side=side)
-
-
-def _require_comparable(name: str, field: pa.Field) -> None:
-    try:
-        require_keys(pa.schema([field]))
-    except TypeError:
-        what = f"{name} cannot use {field.name} as a key: it is of type {field.type}"
-        refuse(what, "a column of a plain type", column=field.name)
-
-
-QUARANTINE_SCHEMA: Final = pa.schema(
-    [pa.field(PARTITION, pa.int64()), pa.field(OFFSET, pa.int64()), pa.field(QUARANTINE_REASON, pa.string())]
-)
-"""Of an event on which a function fails: where it stands, and why."""
+    raise BadPipelineError(what, fix=fix, location=location or SourceLocation.of_caller(), **data)
 
 
 class UserFunction:
@@ -155,14 +163,19 @@ class UserFunction:
     def __init__(self, fn: Callable[..., Any]) -> None:
         self.fn = fn
         self._name = getattr(fn, "__qualname__", type(fn).__name__).rpartition(".<locals>.")[2]
-        self.location = _locate(fn)
+        try:
+            file, line = inspect.getsourcefile(fn), inspect.getsourcelines(fn)[1]
+        except (TypeError, OSError):  # the source text is not available
+            code = getattr(fn, "__code__", None)
+            file, line = (code.co_filename, code.co_firstlineno) if code else (None, 0)
+        self.location = None if file is None else SourceLocation.at(file, line)
 
     def __str__(self) -> str:
         return self._name
 
     @property
     def description(self) -> str:
-        """Its name, with file and line when they are known."""
+        """The name of the function, with file and line if known."""
         return f"{self._name} ({self.location})" if self.location else self._name
 
     def __call__(self, key: Any, *arguments: Any) -> Any:
@@ -175,73 +188,49 @@ class UserFunction:
 
 
 def parse_columns(returns: pa.Schema | str, function: UserFunction) -> pa.Schema:
-    """Returns the columns that a function is to return.
+    """Returns the columns that a function declares, from a schema or from DDL text.
 
     Example:
         >>> parse_columns("n bigint", UserFunction(len)).names
         ['n']
 
     Raises:
-        BadPipelineError: The text cannot be read.
+        BadPipelineError: The DDL text is invalid.
     """
     if isinstance(returns, pa.Schema):
         return returns
     try:
         return from_ddl(returns)
     except BadTypeError as error:
-        what = f"{function}: what it returns cannot be read: {error.what}"
+        what = f"{function} has invalid columns: {error.what}"
         raise BadPipelineError(what, detail=error.detail, fix=error.fix, location=function.location) from error
 
 
-def key_schema(events: pa.Schema, by: Sequence[str], function: UserFunction) -> pa.Schema:
-    """Returns the columns of the key.
-
-    Example:
-        >>> key_schema(pa.schema([("k", pa.int64()), ("n", pa.int64())]), ["k"], UserFunction(len)).names
-        ['k']
-
-    Raises:
-        BadPipelineError: There is no such column, or it cannot be a key.
-    """
-    missing = [name for name in by if name not in events.names]
-    if missing or not by:
-        what = f"{function}: no column {missing[0]!r} to go by" if missing else f"{function}: there is no key to go by"
-        raise BadPipelineError(what, fix=f"by= one of {', '.join(events.names)}", location=function.location)
-    found = pa.schema([events.field(name) for name in by])
-    try:
-        require_keys(found)
-    except TypeError as error:
-        raise BadPipelineError(
-            f"{function}: {error}", fix="go by another column", location=function.location
-        ) from error
-    return found
-
-
 def build_table(rows: list[dict[str, Any]], schema: pa.Schema, function: UserFunction) -> pa.Table:
-    """Returns rows as columns; an undeclared column is an error, a missing one is null.
+    """Returns rows as a table; a column that is missing in a row is null.
 
     Example:
         >>> build_table([{"n": 1}], pa.schema([("n", pa.int64())]), UserFunction(len)).to_pylist()
         [{'n': 1}]
 
     Raises:
-        BadPipelineError: A row has other columns, or a value of another type.
+        BadPipelineError: A row has an undeclared column, or a value of another type.
     """
     names = frozenset(schema.names)
     other = next((row for row in rows if not row.keys() <= names), None)
     if other is not None:
         unknown = ", ".join(sorted(other.keys() - names))
-        what = f"{function} returned a row with columns that it does not declare: {unknown}"
-        raise BadPipelineError(what, fix=f"declared are {', '.join(schema.names)}", location=function.location)
+        what = f"{function} returned a row with undeclared columns: {unknown}"
+        raise BadPipelineError(what, fix=f"one of: {', '.join(schema.names)}", location=function.location)
     try:
         return pa.Table.from_pylist(rows, schema=schema)
     except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, OverflowError) as error:
-        what = f"{function} returned a value of another type than it declares: {error}"
-        raise BadPipelineError(what, fix="see its returns=", location=function.location) from error
+        what = f"{function} returned a value that does not fit its declared type: {error}"
+        raise BadPipelineError(what, fix="change the value, or returns=", location=function.location) from error
 
 
 def quarantine_rows(events: pa.Table, error: Exception) -> pa.Table:
-    """Returns the positions of rejected events, with the reason.
+    """Returns the positions of rejected events with the reason, in the columns of `QUARANTINE_SCHEMA`.
 
     Example:
         >>> quarantine_rows(pa.table({PARTITION: [0], OFFSET: [7]}), ValueError("no")).to_pylist()
@@ -249,14 +238,5 @@ def quarantine_rows(events: pa.Table, error: Exception) -> pa.Table:
     """
     where = error.__notes__[0] if getattr(error, "__notes__", None) else ""
     reason = f"{type(error).__name__}: {error}{f', {where}' if where else ''}"
-    places = events.select([PARTITION, OFFSET])
-    return places.append_column(QUARANTINE_REASON, pa.repeat(reason, len(places))).cast(QUARANTINE_SCHEMA)
-
-
-def _locate(fn: Callable[..., Any]) -> SourceLocation | None:
-    try:
-        file, line = inspect.getsourcefile(fn), inspect.getsourcelines(fn)[1]
-    except (TypeError, OSError):
-        code = getattr(fn, "__code__", None)
-        file, line = (code.co_filename, code.co_firstlineno) if code else (None, 0)
-    return None if file is None else SourceLocation.at(file, line)
+    positions = events.select([PARTITION, OFFSET])
+    return positions.append_column(QUARANTINE_REASON, pa.repeat(reason, len(positions))).cast(QUARANTINE_SCHEMA)

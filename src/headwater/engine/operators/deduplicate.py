@@ -10,22 +10,16 @@ import numpy as np
 import pyarrow as pa
 
 from headwater.engine.operators.arguments import require_duration, require_key
-from headwater.engine.operators.reorder_buffer import hold_rows, release_rows
+from headwater.engine.operators.reorder_buffer import release_complete
 from headwater.engine.operators.timelines import pop_expired, set_expiry
-from headwater.engine.state.grouping import (
-    POSITION_SCHEMA,
-    encode_time,
-    event_times,
-    factorize_keys,
-    select_and_cast,
-    with_position,
-)
+from headwater.engine.state.encoding import decode_time, encode_time
+from headwater.engine.state.grouping import event_times, group_by_key, select_events, sort_by_event_time, with_position
 from headwater.engine.state.state import State, pop_timers
 
 __all__ = ["Deduplicate"]
 
 _LAST_TIMES: Final = "kept"
-"""The space: of each key the time of the event that was given out last."""
+"""The space with the time of the last emitted event of each key."""
 _WAITING: Final = "waiting"
 
 
@@ -39,7 +33,7 @@ class Deduplicate:
 
     Args:
         events: The event's columns.
-        key: The columns in which repeats are equal.
+        key: The columns in which repeats agree.
         within: How long after an emitted event repeats are dropped, in microseconds of event time.
 
     Example:
@@ -75,42 +69,28 @@ class Deduplicate:
         return f"deduplicate 1: times by {self.key}; events {self.events.to_string()}"
 
     def step(self, state: State, inputs: Sequence[pa.Table], watermark: int) -> pa.Table:
-        """Process events; emit the first ones among those below the watermark."""
+        """Process events; emit those below the watermark that are no repeats."""
         pop_timers(state, watermark)
-        events = select_and_cast(inputs[0], self.schema)
-        waited = release_rows(state, _WAITING, watermark)
-        later = event_times(events) >= watermark
-        hold_rows(state, _WAITING, events.take(np.flatnonzero(later)))
-        ready = events.take(np.flatnonzero(~later))
-        if waited is not None:
-            ready = pa.concat_tables([waited, ready])
-        result = self._drop_repeats(state, ready.sort_by([(name, "ascending") for name in POSITION_SCHEMA.names]))
-        self._expire(state, watermark)
+        ready = release_complete(state, _WAITING, select_events(inputs[0], self.events), watermark)
+        result = self._drop_repeats(state, sort_by_event_time(ready))
+        keys = pop_expired(state, watermark)
+        pairs = zip(keys, state.values(_LAST_TIMES, keys), strict=True)
+        old = [key for key, time in pairs if time is not None and decode_time(time) + self.within <= watermark]
+        state.put(_LAST_TIMES, old, None, [None] * len(old))
         return result
 
-    def _drop_repeats(self, state: State, ready: pa.Table) -> pa.Table:
-        found = factorize_keys(ready, self.key, nulls=True)
-        stored = state.values(_LAST_TIMES, found.keys)
-        known = {code: _decode_time(time) for code, time in enumerate(stored) if time is not None}
+    def _drop_repeats(self, state: State, events: pa.Table) -> pa.Table:
+        by_key = group_by_key(events, self.key)
+        stored = state.values(_LAST_TIMES, by_key.keys)
+        known = {code: decode_time(time) for code, time in enumerate(stored) if time is not None}
         last = dict(known)
         kept: list[int] = []
-        for number, (code, time) in enumerate(zip(found.codes.tolist(), event_times(ready).tolist(), strict=True)):
+        for number, (code, time) in enumerate(zip(by_key.codes.tolist(), event_times(events).tolist(), strict=True)):
             if code not in last or time >= last[code] + self.within:
                 last[code] = time
                 kept.append(number)
         changed = [code for code, time in last.items() if known.get(code) != time]
-        keys = [found.keys[code] for code in changed]
+        keys = [by_key.keys[code] for code in changed]
         state.put(_LAST_TIMES, keys, None, [encode_time(last[code]) for code in changed])
         set_expiry(state, keys, np.array([last[code] for code in changed], np.int64) + self.within - 1)
-        return ready.take(pa.array(kept, pa.int64()))
-
-    def _expire(self, state: State, watermark: int) -> None:
-        keys = pop_expired(state, watermark)
-        stored = state.values(_LAST_TIMES, keys)
-        pairs = zip(keys, stored, strict=True)
-        old = [key for key, time in pairs if time is not None and _decode_time(time) + self.within <= watermark]
-        state.put(_LAST_TIMES, old, None, [None] * len(old))
-
-
-def _decode_time(stored: bytes) -> int:
-    return int.from_bytes(stored, "big") - (1 << 63)
+        return events.take(pa.array(kept, pa.int64()))

@@ -17,18 +17,16 @@ from headwater.engine.operators.arguments import (
     require_join_columns,
     value_columns,
 )
+from headwater.engine.state.encoding import decode_rows, encode_rows, encode_time
 from headwater.engine.state.grouping import (
-    KeyCodes,
     Numbers,
-    decode_rows,
+    RowsByKey,
     decode_times,
     encode_positions,
-    encode_rows,
-    encode_time,
     event_times,
-    factorize_keys,
+    group_by_key,
     join_by_index,
-    select_and_cast,
+    select_events,
     with_position,
 )
 from headwater.engine.state.state import (
@@ -88,102 +86,98 @@ class Enrich:
 
     @property
     def keys(self) -> tuple[tuple[str, ...], ...]:
-        """The paired columns, of the event and of the table."""
+        """The join columns of the event and of the table."""
         return tuple(left for left, _ in self.on), tuple(right for _, right in self.on)
 
     @property
     def schema(self) -> pa.Schema:
-        """Returns the columns of the event, the other columns of the table, and the event's position.
-
-        `QUARANTINE_REASON` is added if unmatched events are quarantined.
-        """
-        joined = with_position(pa.schema([*self.events, *value_columns(self.table, self.on)]))
-        return joined.append(pa.field(QUARANTINE_REASON, pa.string())) if self.quarantine else joined
+        """The event's columns, the table's other columns, the event's position; `QUARANTINE_REASON` if it is used."""
+        columns = with_position(pa.schema([*self.events, *self._contents]))
+        return columns.append(pa.field(QUARANTINE_REASON, pa.string())) if self.quarantine else columns
 
     @property
     def form(self) -> str:
         """The description of its state."""
-        held = f"; events {self.events.to_string()}" if self.wait else ""
-        return f"enrich 1: rows {value_columns(self.table, self.on).to_string()} by {self.keys}{held}"
+        waiting = f"; events {self.events.to_string()}" if self.wait else ""
+        return f"enrich 1: rows {self._contents.to_string()} by {self.keys}{waiting}"
+
+    @property
+    def _contents(self) -> pa.Schema:
+        return value_columns(self.table, self.on)
 
     def step(self, state: State, inputs: Sequence[pa.Table], watermark: int) -> pa.Table:
         """Process the table's rows, then the events; emit joined events and those whose wait is over."""
-        events = select_and_cast(inputs[0], with_position(self.events))
-        touched = self._update_table(state, inputs[1])
-        waited = list(dict.fromkeys(key for _, key in pop_timers(state, watermark)))
+        events = select_events(inputs[0], self.events)
+        updated = self._update_table(state, inputs[1])
+        expired = list(dict.fromkeys(key for _, key in pop_timers(state, watermark)))
         if self.wait:
-            held = self._pop_waiting(state, touched, None)
-            over = self._pop_waiting(state, waited, watermark - self.wait)
-            events = pa.concat_tables([over, held, events])
+            matched = self._pop_waiting(state, updated, None)
+            unmatched = self._pop_waiting(state, expired, watermark - self.wait)
+            events = pa.concat_tables([unmatched, matched, events])
         return self._join(state, events, watermark)
 
     def _update_table(self, state: State, rows: pa.Table) -> list[bytes]:
-        """Store the last version of each key; returns the keys that have one."""
+        """Store the last version of each key; returns the keys of the rows."""
         rows = rows.take(np.lexsort([rows.column(name).to_numpy() for name in (OFFSET, PARTITION)]))
-        found = factorize_keys(rows, self.keys[1])
-        last = np.full(len(found.keys), -1, np.int64)
-        known = np.flatnonzero(found.codes >= 0)
-        last[found.codes[known]] = known
-        which = np.flatnonzero(last >= 0)
-        keys, rows = [found.keys[code] for code in which.tolist()], rows.take(last[which])
-        contents = encode_rows(value_columns(self.table, self.on), rows)
-        gone = rows.column(DELETED).to_pylist()
-        values = [None if dead else row for dead, row in zip(gone, contents, strict=True)]
-        state.put(_ROWS, keys, None, values)
-        return keys
+        by_key = group_by_key(rows, self.keys[1], nulls=False)
+        last = np.empty(len(by_key.keys), np.int64)
+        known = np.flatnonzero(by_key.codes >= 0)
+        last[by_key.codes[known]] = known  # of several rows of one key, the last assignment remains
+        rows = rows.take(last)
+        pairs = zip(rows.column(DELETED).to_pylist(), encode_rows(self._contents, rows), strict=True)
+        state.put(_ROWS, by_key.keys, None, [None if deleted else row for deleted, row in pairs])
+        return by_key.keys
 
     def _pop_waiting(self, state: State, keys: list[bytes], before: int | None) -> pa.Table:
         """Remove waiting events of these keys from the state and return them.
 
-        Those whose key has no row yet are left waiting, unless their time is before the limit.
+        With a limit, these are the events before it. Without, these are all events of keys that now have a row.
         """
         high = None if before is None else encode_time(before)
         state.prefetch(_WAITING, keys)
         if before is None:
-            there = state.values(_ROWS, keys)
-            keys = [key for key, row in zip(keys, there, strict=True) if row is not None]
+            keys = [key for key, row in zip(keys, state.values(_ROWS, keys), strict=True) if row is not None]
         found = [(key, name, row) for key in keys for name, row in state.entries(_WAITING, key, high=high)]
-        names = [name for _, name, _ in found]
-        state.put(_WAITING, [key for key, _, _ in found], names, [None] * len(found))
-        if found:
-            ends = decode_times(names) + self.wait + 1
-            delete_timers(state, ends.tolist(), [key for key, _, _ in found])
+        owners, names = [key for key, _, _ in found], [name for _, name, _ in found]
+        state.put(_WAITING, owners, names, [None] * len(found))
+        delete_timers(state, (decode_times(names) + self.wait + 1).tolist(), owners)
         return decode_rows(with_position(self.events), [row for _, _, row in found])
 
     def _join(self, state: State, events: pa.Table, watermark: int) -> pa.Table:
-        found = factorize_keys(events, self.keys[0])
-        stored = state.values(_ROWS, found.keys)
+        by_key = group_by_key(events, self.keys[0], nulls=False)
+        stored = state.values(_ROWS, by_key.keys)
         present = [number for number, row in enumerate(stored) if row is not None]
-        rows = [row for row in stored if row is not None]
-        where = np.full(len(found.keys) + 1, -1, np.int64)
-        where[present] = np.arange(len(present))
-        at = where[found.codes]  # -1, of a null key, finds the last place, which stays -1
-        contents = decode_rows(value_columns(self.table, self.on), rows)
+        contents = decode_rows(self._contents, [row for row in stored if row is not None])
+        # One element more than keys: the code -1 of a null key selects the last one, which is -1.
+        indices = np.full(len(by_key.keys) + 1, -1, np.int64)
+        indices[present] = np.arange(len(present))
+        at = indices[by_key.codes]
         if self.wait:
-            events, at = self._keep_waiting(state, events, found, at, watermark)
+            events, at = self._keep_waiting(state, events, by_key, at, watermark)
         if self.how == "inner" and not self.quarantine:
-            kept = np.flatnonzero(at >= 0)
-            events, at = events.take(kept), at[kept]
+            matched = np.flatnonzero(at >= 0)
+            events, at = events.take(matched), at[matched]
         if self.quarantine:
             events = events.append_column(QUARANTINE_REASON, self._reasons(events, at))
         return join_by_index(events, contents, at, self.schema)
 
     def _keep_waiting(
-        self, state: State, events: pa.Table, found: KeyCodes, at: Numbers, watermark: int
+        self, state: State, events: pa.Table, by_key: RowsByKey, at: Numbers, watermark: int
     ) -> tuple[pa.Table, Numbers]:
         """Store events without a row that may still wait; returns the others."""
+        # An event waits until the watermark is above its time plus `wait`.
         ends = event_times(events) + self.wait + 1
-        holding = (at < 0) & (found.codes >= 0) & (ends > watermark)
-        held = np.flatnonzero(holding)
-        if len(held):
-            rows, keys = events.take(held), [found.keys[code] for code in found.codes[held].tolist()]
-            contents = encode_rows(with_position(self.events), rows)
-            state.put(_WAITING, keys, encode_positions(rows), contents, kinds=found.kinds)
-            set_timers(state, ends[held].tolist(), [key for key in keys])
-        left = np.flatnonzero(~holding)
-        return events.take(left), at[left]
+        waits = (at < 0) & (by_key.codes >= 0) & (ends > watermark)
+        waiting, others = np.flatnonzero(waits), np.flatnonzero(~waits)
+        if len(waiting):
+            rows, keys = events.take(waiting), by_key.row_keys(waiting)
+            contents = encode_rows(rows.schema, rows)
+            state.put(_WAITING, keys, encode_positions(rows), contents, kinds=by_key.kinds)
+            set_timers(state, ends[waiting].tolist(), keys)
+        return events.take(others), at[others]
 
     def _reasons(self, events: pa.Table, at: Numbers) -> pa.Array:
+        """Returns the reason of each event without a row; null for the others."""
         names = self.keys[0]
         null = np.zeros(len(events), bool)
         for name in names:

@@ -1,9 +1,13 @@
 """Reorder buffer: holds rows until the watermark has passed their event time, then releases them in order.
 
-Rows are stored in slices of many rows. A slice is one state entry with one timer, so the cost per row is small. A slice
-that the watermark has passed in part is rewritten with the remaining rows.
+`hold_rows` stores rows of all keys in slices of many rows. A slice is one state entry with one timer, so the cost per
+row is small. A slice that the watermark has passed in part is rewritten with the remaining rows.
 
-`ReorderBuffer` wraps another operator, which then receives its rows in order of event time.
+`ReorderBuffer` wraps another operator, which then receives its rows in order of event time. It stores rows by key, one
+entry each, because its rows may be read only together with their key.
+
+`track_emitted` and `read_affected` keep rows that were emitted before they were final: a later record can still correct
+them until the watermark passes their time.
 """
 
 from __future__ import annotations
@@ -11,49 +15,56 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.engine.state.encoding import encode_keys, kinds_of
-from headwater.engine.state.grouping import (
-    POSITION_SIZE,
+from headwater.engine.state.encoding import (
     decode_rows,
-    decode_times,
-    encode_positions,
+    encode_int64,
+    encode_keys,
     encode_rows,
     encode_time,
+    kinds_of,
+    split_bytes,
+)
+from headwater.engine.state.grouping import (
+    POSITION_SIZE,
+    Numbers,
+    RowsByKey,
+    decode_times,
+    encode_positions,
     event_times,
+    select_events,
+    sort_by_event_time,
     with_position,
 )
-from headwater.engine.state.key_groups import sort_by_event_time
+from headwater.engine.state.key_groups import encode_ipc
 from headwater.engine.state.state import TIME, Operator, State, delete_timers, pop_timers, set_timers
 from headwater.events import to_ddl
 
-__all__ = ["ReorderBuffer", "hold_rows", "release_rows"]
+__all__ = ["ReorderBuffer", "hold_rows", "read_affected", "release_complete", "release_rows", "track_emitted"]
 
 _BUFFER: Final = "held"
 _TIMER_PREFIX: Final = b"\x02held:"
-"""How names of our deadlines begin; those of the operator behind begin otherwise."""
+"""The prefix of our timer names; the timers of the wrapped operator have other names."""
 
 
 @dataclass(frozen=True)
 class ReorderBuffer:
     """Passes events to an operator once the watermark has passed them, ordered by time, partition and offset.
 
-    Whatever the batches, the operator sees the events of a key in one order. The price is that rows come as much later
-    as the watermark is behind.
+    The operator receives the events of a key in the same order, however they are divided into batches. In return, rows
+    are emitted later, by as much as the watermark is behind.
 
     Args:
-        operator: An operator with one input, whose deadlines have names that do not begin as ours do.
-        events: The columns of its input, without hidden ones.
+        operator: An operator with one input. The names of its timers must not begin with `_TIMER_PREFIX`.
+        events: The columns of its input, without hidden columns.
 
     Example:
-        >>> from headwater.engine.state.state import OFFSET, PARTITION
-        >>> from headwater.engine.state.state import MemoryState
+        >>> from headwater.engine.state.state import OFFSET, PARTITION, MemoryState
         >>> from headwater.engine.operators.stateful import Stateful
         >>> def seen(key, events, state):
         ...     return None, [{"n": event["n"]} for event in events]
@@ -82,56 +93,54 @@ class ReorderBuffer:
 
     @property
     def form(self) -> str:
-        """The columns of the events that are held, and what the operator's state looks like."""
+        """The columns of the stored events, and the form of the operator."""
         return f"events of {to_ddl(self.events)} until they are complete; {self.operator.form}"
 
-    @cached_property
-    def _row_schema(self) -> pa.Schema:
-        return with_position(self.events)
-
     def step(self, state: State, inputs: Sequence[pa.Table], watermark: int) -> pa.Table:
-        """Pass on the events below the watermark, and keep the rest."""
-        events = inputs[0].select(self._row_schema.names).cast(self._row_schema)
+        """Pass on the events below the watermark, and store the others."""
+        events = select_events(inputs[0], self.events)
+        # A later event can still have the time of the watermark, so events at the watermark wait.
         complete = pc.less(events.column(TIME), watermark)
         self._buffer_rows(state, events.filter(pc.invert(complete)))
-        now = pa.concat_tables([events.filter(complete), self._release(state, watermark)])
-        return self.operator.step(state, [sort_by_event_time(now)], watermark)
+        ready = pa.concat_tables([events.filter(complete), self._release(state, watermark)])
+        return self.operator.step(state, [sort_by_event_time(ready)], watermark)
 
     def _buffer_rows(self, state: State, events: pa.Table) -> None:
         if not events.num_rows:
             return
         columns = [events.column(name) for name in self.keys[0]]
-        keys, rows = encode_keys(columns), encode_rows(self._row_schema, events)
+        keys, rows = encode_keys(columns), encode_rows(events.schema, events)
         state.put(_BUFFER, keys, encode_positions(events), rows, kinds=kinds_of(columns))
         set_timers(state, (event_times(events) + 1).tolist(), [_TIMER_PREFIX + key for key in keys])
 
     def _release(self, state: State, watermark: int) -> pa.Table:
-        found = pop_timers(state, watermark)
-        others = [(time, name) for time, name in found if not name.startswith(_TIMER_PREFIX)]
-        set_timers(state, [time for time, _ in others], [name for _, name in others])
-        keys = {name[len(_TIMER_PREFIX) :] for _, name in found if name.startswith(_TIMER_PREFIX)}
+        timers = pop_timers(state, watermark)
+        others = [(time, name) for time, name in timers if not name.startswith(_TIMER_PREFIX)]
+        set_timers(state, [time for time, _ in others], [name for _, name in others])  # the operator pops them itself
+        keys = {name[len(_TIMER_PREFIX) :] for _, name in timers if name.startswith(_TIMER_PREFIX)}
         state.prefetch(_BUFFER, keys)
         rows = [(key, *row) for key in sorted(keys) for row in state.entries(_BUFFER, key, high=encode_time(watermark))]
         state.put(_BUFFER, [key for key, _, _ in rows], [name for _, name, _ in rows], [None] * len(rows))
-        return decode_rows(self._row_schema, [row for _, _, row in rows])
+        return decode_rows(with_position(self.events), [row for _, _, row in rows])
 
 
 _SLICE_ROWS: Final = 4096
-"""Rows of a slice: what is read and written again at most when the watermark stands inside one."""
+"""The maximum rows of a slice, and so of a rewrite when the watermark is inside a slice."""
 
 
 def hold_rows(state: State, space: str, rows: pa.Table) -> None:
     """Store rows until the watermark is above their `TIME`; idempotent.
 
     Args:
-        state: Where to.
-        space: What is kept there is of one schema.
-        rows: Any columns, `TIME` among them.
+        state: The state.
+        space: The space; all rows in it have one schema.
+        rows: The rows, with `TIME` among their columns.
     """
     ordered = rows.take(np.argsort(event_times(rows), kind="stable"))
     times = event_times(ordered).tolist()
     starts = range(0, len(ordered), _SLICE_ROWS)
-    slices = [_encode_ipc(ordered.slice(start, _SLICE_ROWS)) for start in starts]
+    slices = [encode_ipc(ordered.slice(start, _SLICE_ROWS)) for start in starts]
+    # Named by first time and hash: the same rows again replace their slice.
     names = [
         encode_time(times[start]) + hashlib.blake2b(packed, digest_size=POSITION_SIZE - 8).digest()
         for start, packed in zip(starts, slices, strict=True)
@@ -141,7 +150,7 @@ def hold_rows(state: State, space: str, rows: pa.Table) -> None:
 
 
 def release_rows(state: State, space: str, watermark: int) -> pa.Table | None:
-    """Remove and return the rows whose `TIME` is below the watermark; None if there are none.
+    """Remove the rows whose `TIME` is below the watermark, and return them; None if no slice begins below it.
 
     Example:
         >>> from headwater.engine.state.state import MemoryState
@@ -152,23 +161,85 @@ def release_rows(state: State, space: str, watermark: int) -> pa.Table | None:
         >>> release_rows(state, "waiting", 8)["id"].to_pylist(), len(list(state.entries("waiting", b"")))
         ([1], 0)
     """
-    found = state.entries(space, b"", high=encode_time(watermark))
-    if not found:
+    slices = state.entries(space, b"", high=encode_time(watermark))
+    if not slices:
         return None
-    state.put(space, [b""] * len(found), [name for name, _ in found], [None] * len(found))
-    starts = decode_times([name for name, _ in found])
-    delete_timers(state, (starts + 1).tolist(), [space.encode()] * len(found))
-    rows = pa.concat_tables([pa.ipc.open_stream(packed).read_all() for _, packed in found])
-    over = event_times(rows) < watermark
-    if not over.all():
-        hold_rows(state, space, rows.take(np.flatnonzero(~over)))
-        rows = rows.take(np.flatnonzero(over))
+    names = [name for name, _ in slices]
+    state.put(space, [b""] * len(names), names, [None] * len(names))
+    delete_timers(state, (decode_times(names) + 1).tolist(), [space.encode()] * len(names))
+    rows = pa.concat_tables([pa.ipc.open_stream(packed).read_all() for _, packed in slices])
+    complete = event_times(rows) < watermark
+    if not complete.all():
+        hold_rows(state, space, rows.take(np.flatnonzero(~complete)))
+        rows = rows.take(np.flatnonzero(complete))
     return rows
 
 
-def _encode_ipc(rows: pa.Table) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, rows.schema) as stream:
-        stream.write_table(rows.combine_chunks())
-    packed: bytes = sink.getvalue().to_pybytes()
-    return packed
+def release_complete(state: State, space: str, rows: pa.Table, watermark: int) -> pa.Table:
+    """Returns the rows below the watermark, new and stored ones; stores the new rows at or after it.
+
+    Example:
+        >>> from headwater.engine.state.state import MemoryState
+        >>> state = MemoryState()
+        >>> release_complete(state, "waiting", pa.table({"_hw_time": [7, 3]}), 5)["_hw_time"].to_pylist()
+        [3]
+        >>> release_complete(state, "waiting", pa.table({"_hw_time": [6]}), 8)["_hw_time"].to_pylist()
+        [7, 6]
+    """
+    released = release_rows(state, space, watermark)
+    later = event_times(rows) >= watermark
+    if later.any():
+        hold_rows(state, space, rows.take(np.flatnonzero(later)))
+        rows = rows.take(np.flatnonzero(~later))
+    return rows if released is None else pa.concat_tables([released, rows])
+
+
+_EMITTED: Final = "given"
+_FINALITY: Final = "known"
+_FINALITY_SCHEMA: Final = pa.schema([("key", pa.binary()), ("name", pa.binary()), (TIME, pa.int64())])
+
+
+def track_emitted(state: State, by_key: RowsByKey, events: pa.Table, watermark: int) -> None:
+    """Store emitted events whose result may still change, and delete those that are final now.
+
+    Args:
+        state: The state.
+        by_key: The keys of the events; an event without a key is not stored.
+        events: The emitted events.
+        watermark: Events below it are final.
+
+    Example:
+        >>> from headwater.engine.state.state import MemoryState
+        >>> from headwater.engine.state.grouping import group_by_key
+        >>> state = MemoryState()
+        >>> rows = pa.table({"id": [1, 1], "_hw_time": [5, 7], "_hw_partition": [0, 0], "_hw_offset": [0, 1]})
+        >>> track_emitted(state, group_by_key(rows, ["id"]), rows, watermark=5)
+        >>> later = group_by_key(rows.slice(1), ["id"])
+        >>> read_affected(state, later, np.array([6]), rows.schema)["_hw_offset"].to_pylist()
+        [1]
+    """
+    open_ = np.flatnonzero((event_times(events) >= watermark) & (by_key.codes >= 0))
+    rows, keys = events.take(open_), by_key.row_keys(open_)
+    names = encode_positions(rows)
+    state.put(_EMITTED, keys, names, encode_rows(rows.schema, rows), kinds=by_key.kinds)
+    hold_rows(state, _FINALITY, pa.table({"key": keys, "name": names, TIME: rows.column(TIME)}, _FINALITY_SCHEMA))
+    final = release_rows(state, _FINALITY, watermark)
+    if final is not None:
+        state.put(_EMITTED, final.column("key").to_pylist(), final.column("name").to_pylist(), [None] * len(final))
+
+
+def read_affected(state: State, by_key: RowsByKey, times: Numbers, schema: pa.Schema) -> pa.Table:
+    """Returns the emitted events at or after the earliest of some records of their key.
+
+    Args:
+        state: The state.
+        by_key: The keys of the records.
+        times: The times of the records.
+        schema: The columns of the emitted events.
+    """
+    # One element more than keys: the code -1 of records without a key selects the last one.
+    earliest = np.full(len(by_key.keys) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(earliest, by_key.codes, times)
+    state.prefetch(_EMITTED, by_key.keys)
+    bounds = zip(by_key.keys, split_bytes(encode_int64(earliest[:-1]).tobytes(), 8), strict=True)
+    return decode_rows(schema, [row for key, low in bounds for _, row in state.entries(_EMITTED, key, low)])

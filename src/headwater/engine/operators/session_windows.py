@@ -2,41 +2,37 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.engine.operators.aggregates import WindowAggregate, compute_aggregates, input_columns, output_fields
-from headwater.engine.operators.arguments import refuse, require_duration, require_key
+from headwater.engine.operators.arguments import refuse, require_distinct, require_duration, require_key
 from headwater.engine.operators.timelines import Timeline, insert_entries, pop_expired, rewrite_timelines, set_expiry
-from headwater.engine.state.encoding import decode_keys
+from headwater.engine.state.encoding import decode_keys, decode_rows, encode_rows
 from headwater.engine.state.grouping import (
-    decode_rows,
     decode_times,
     encode_positions,
-    encode_rows,
     event_times,
-    factorize_keys,
-    select_and_cast,
+    group_by_key,
+    select_events,
     to_int64,
-    with_position,
 )
 from headwater.engine.state.state import WEIGHT, State, pop_timers
 
 __all__ = ["SessionWindows"]
 
 _EVENTS: Final = "events"
-"""The space: the timeline of each key, whose contents are the gap and the columns that aggregates look at."""
+"""The space of timelines; the contents of an event are its gap and the columns that aggregates read."""
 _GAP: Final = "_hw_gap"
 _TIMESTAMP: Final = pa.timestamp("us", "UTC")
 _WINDOW_TYPE: Final = pa.struct([("start", _TIMESTAMP), ("end", _TIMESTAMP)])
 _Session = tuple[int, int, int, int]
-"""The first event, the event behind the last one, start and end."""
+"""The index of the first event, the index after the last event, start and end."""
 
 
 @dataclass(frozen=True)
@@ -85,11 +81,8 @@ class SessionWindows:
             self._require_gap(self.gap)
         if self.longest is not None:
             require_duration("sessions", "longest", self.longest)
-        names = [*self.key, self.session, *(one.name for one in self.aggregates)]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            refuse(f"sessions would give two columns named {', '.join(twice)}", "another name", columns=twice)
-        output_fields("sessions", self.aggregates, self.events)
+        fields = output_fields("sessions", self.aggregates, self.events)
+        require_distinct("sessions", [*self.key, self.session, *(field.name for field in fields)])
 
     @property
     def keys(self) -> tuple[tuple[str, ...], ...]:
@@ -100,8 +93,8 @@ class SessionWindows:
     def schema(self) -> pa.Schema:
         """The key, start and end, the aggregates, `WEIGHT`."""
         key = [self.events.field(name) for name in self.key]
-        found = output_fields("sessions", self.aggregates, self.events)
-        return pa.schema([*key, pa.field(self.session, _WINDOW_TYPE), *found, pa.field(WEIGHT, pa.int64())])
+        fields = output_fields("sessions", self.aggregates, self.events)
+        return pa.schema([*key, pa.field(self.session, _WINDOW_TYPE), *fields, pa.field(WEIGHT, pa.int64())])
 
     @property
     def form(self) -> str:
@@ -115,22 +108,22 @@ class SessionWindows:
     def step(self, state: State, inputs: Sequence[pa.Table], watermark: int) -> pa.Table:
         """Process events; emit retractions of changed sessions and their new rows."""
         pop_timers(state, watermark)
-        events = self._add_gap(select_and_cast(inputs[0], with_position(self.events)))
-        owners = factorize_keys(events, self.key, nulls=True).row_keys
-        touched = insert_entries(state, _EVENTS, owners, encode_positions(events), encode_rows(self._contents, events))
-        set_expiry(state, owners, event_times(events) + to_int64(events.column(_GAP)))
-        before = self._session_rows({key: was for key, (was, _) in touched.items()}, -1)
-        after = self._session_rows({key: now for key, (_, now) in touched.items()}, 1)
+        events = self._add_gap(select_events(inputs[0], self.events))
+        keys = group_by_key(events, self.key).row_keys()
+        touched = insert_entries(state, _EVENTS, keys, encode_positions(events), encode_rows(self._contents, events))
+        set_expiry(state, keys, event_times(events) + to_int64(events.column(_GAP)))
+        before = self._session_rows({key: old for key, (old, _) in touched.items()}, -1)
+        after = self._session_rows({key: new for key, (_, new) in touched.items()}, 1)
         self._expire(state, watermark)
         return _diff_rows(before, after)
 
     def _require_gap(self, gap: str) -> None:
         if gap not in self.events.names:
-            what = f"sessions have their gap from {gap}, which the event does not have"
+            what = f"sessions take their gap from {gap}, which the event does not have"
             refuse(what, f"one of: {', '.join(self.events.names)}", column=gap)
         kind = self.events.field(gap).type
         if not (pa.types.is_integer(kind) or pa.types.is_duration(kind)):
-            refuse(f"sessions have their gap from {gap}, which is of type {kind}", "microseconds", column=gap)
+            refuse(f"sessions take their gap from {gap}, which is of type {kind}", "microseconds", column=gap)
 
     def _add_gap(self, events: pa.Table) -> pa.Table:
         if isinstance(self.gap, int):
@@ -142,66 +135,58 @@ class SessionWindows:
         return events.filter(pc.greater(events.column(_GAP), 0))
 
     def _session_rows(self, timelines: dict[bytes, Timeline], weight: int) -> pa.Table:
-        """Returns the sessions of keys."""
+        """Returns the sessions of keys as rows."""
         contents = decode_rows(self._contents, [row for events in timelines.values() for row in events[1::2]])
         gaps, at = contents.column(_GAP).to_pylist(), 0
-        owners: list[bytes] = []
-        found: list[_Session] = []
+        keys: list[bytes] = []
+        sessions: list[_Session] = []
         for key, events in timelines.items():
             size = len(events) // 2
-            mine = _merge_sessions(decode_times(events[::2]).tolist(), gaps[at : at + size], self.longest)
-            found += [(first + at, last + at, start, end) for first, last, start, end in mine]
-            owners += [key] * len(mine)
+            merged = _merge_sessions(decode_times(events[::2]).tolist(), gaps[at : at + size], self.longest)
+            sessions += [(first + at, last + at, start, end) for first, last, start, end in merged]
+            keys += [key] * len(merged)
             at += size
-        low, high, start, end = np.array(found, np.int64).reshape(-1, 4).T
-        spans = pa.StructArray.from_arrays(
-            [pa.array(start, _TIMESTAMP), pa.array(end, _TIMESTAMP)], fields=list(_WINDOW_TYPE)
-        )
-        key_schema = pa.schema([self.events.field(name) for name in self.key])
-        weights = pa.array(np.full(len(found), weight, np.int64))
-        columns = [
-            *decode_keys(owners, key_schema),
-            spans,
-            *compute_aggregates(self.aggregates, contents, low, high),
-            weights,
-        ]
-        return pa.Table.from_arrays(columns, schema=self.schema)
+        low, high, *bounds = np.array(sessions, np.int64).reshape(-1, 4).T
+        windows = pa.StructArray.from_arrays([pa.array(each, _TIMESTAMP) for each in bounds], fields=list(_WINDOW_TYPE))
+        key_columns = decode_keys(keys, pa.schema([self.events.field(name) for name in self.key]))
+        aggregates = compute_aggregates(self.aggregates, contents, low, high)
+        weights = pa.array(np.full(len(sessions), weight, np.int64))
+        return pa.Table.from_arrays([*key_columns, windows, *aggregates, weights], schema=self.schema)
 
     def _expire(self, state: State, watermark: int) -> None:
         """Delete sessions that no event at or after the watermark can extend."""
 
         def trim(_: bytes, events: Timeline) -> Timeline:
             gaps = decode_rows(self._contents, events[1::2]).column(_GAP).to_pylist()
-            found = _merge_sessions(decode_times(events[::2]).tolist(), gaps, self.longest)
-            first = max((last for _, last, _, end in found if end < watermark), default=0)
+            sessions = _merge_sessions(decode_times(events[::2]).tolist(), gaps, self.longest)
+            # A span that begins at the end of a session still touches it: the watermark must be above the end.
+            first = max((last for _, last, _, end in sessions if end < watermark), default=0)
             return events[2 * first :]
 
         rewrite_timelines(state, _EVENTS, pop_expired(state, watermark), trim)
 
 
 def _merge_sessions(times: list[int], gaps: list[int], longest: int | None) -> list[_Session]:
-    """Returns the sessions of one key, whose events are sorted."""
-    found: list[_Session] = []
+    """Returns the sessions of one key; its events are in order of time."""
+    sessions: list[_Session] = []
     for number, (time, gap) in enumerate(zip(times, gaps, strict=True)):
-        end = time + gap
-        if found:
-            first, _, start, until = found[-1]
-            if time <= until and (longest is None or time < start + longest):
-                limit = max(until, end) if longest is None else min(max(until, end), start + longest)
-                found[-1] = first, number + 1, start, limit
-                continue
-        found.append((number, number + 1, time, end if longest is None else min(end, time + longest)))
-    return found
+        first, start, end = number, time, time + gap
+        if sessions:
+            last_first, _, last_start, last_end = sessions[-1]
+            if time <= last_end and (longest is None or time < last_start + longest):
+                sessions.pop()
+                first, start, end = last_first, last_start, max(last_end, end)
+        sessions.append((first, number + 1, start, end if longest is None else min(end, start + longest)))
+    return sessions
 
 
 def _diff_rows(before: pa.Table, after: pa.Table) -> pa.Table:
-    """Returns the rows that are not in both."""
-    was, now = _row_texts(before), _row_texts(after)
-    both = Counter(was) & Counter(now)
-    old = pa.array([at for at, row in enumerate(was) if row not in both], pa.int64())
-    new = pa.array([at for at, row in enumerate(now) if row not in both], pa.int64())
-    return pa.concat_tables([before.take(old), after.take(new)])
-
-
-def _row_texts(rows: pa.Table) -> list[Any]:
-    return [repr(row) for row in rows.drop_columns([WEIGHT]).to_pylist()]
+    """Returns the rows that are in one table only."""
+    # Compared as text: NaN equals NaN there.
+    old, new = ([repr(row) for row in rows.drop_columns([WEIGHT]).to_pylist()] for rows in (before, after))
+    both = set(old) & set(new)
+    parts = [
+        rows.take(pa.array([at for at, row in enumerate(texts) if row not in both], pa.int64()))
+        for rows, texts in ((before, old), (after, new))
+    ]
+    return pa.concat_tables(parts)

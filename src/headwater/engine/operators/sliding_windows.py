@@ -1,8 +1,4 @@
-"""Sliding windows: for each event, aggregates over the events of its key in the time span before it.
-
-Emitted rows are tracked by key and position until the watermark passes their time, because a late event can still
-correct them.
-"""
+"""Sliding windows: for each event, aggregates over the events of its key in the time span before it."""
 
 from __future__ import annotations
 
@@ -14,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from headwater.engine.operators.aggregates import WindowAggregate, compute_aggregates, input_columns, output_fields
-from headwater.engine.operators.arguments import refuse, require_duration, require_key
-from headwater.engine.operators.reorder_buffer import hold_rows, release_rows
+from headwater.engine.operators.arguments import require_distinct, require_duration, require_key
+from headwater.engine.operators.reorder_buffer import read_affected, release_complete, track_emitted
 from headwater.engine.operators.timelines import (
     Timeline,
     count_before,
@@ -26,76 +22,21 @@ from headwater.engine.operators.timelines import (
     search_times,
     set_expiry,
 )
+from headwater.engine.state.encoding import decode_rows, encode_rows, encode_time
 from headwater.engine.state.grouping import (
-    KeyCodes,
-    Numbers,
-    decode_rows,
+    RowsByKey,
     encode_positions,
-    encode_rows,
-    encode_time,
-    encode_times,
     event_times,
-    factorize_keys,
-    select_and_cast,
+    group_by_key,
+    select_events,
     with_position,
 )
-from headwater.engine.state.state import TIME, WEIGHT, State, pop_timers
+from headwater.engine.state.state import WEIGHT, State, pop_timers
 
-__all__ = ["SlidingWindows", "read_affected", "track_emitted"]
-
-_EMITTED: Final = "given"
-_FINALITY: Final = "known"
-_FINALITY_SCHEMA: Final = pa.schema([("key", pa.binary()), ("name", pa.binary()), (TIME, pa.int64())])
-
-
-def track_emitted(state: State, found: KeyCodes, events: pa.Table, watermark: int) -> None:
-    """Store emitted events whose result may still change, and delete those that are final now.
-
-    Args:
-        state: Where to.
-        found: Their keys; an event without a key is not remembered.
-        events: What was emitted.
-        watermark: Events below it are final.
-
-    Example:
-        >>> from headwater.engine.state.state import MemoryState
-        >>> from headwater.engine.state.grouping import factorize_keys
-        >>> state = MemoryState()
-        >>> rows = pa.table({"id": [1, 1], "_hw_time": [5, 7], "_hw_partition": [0, 0], "_hw_offset": [0, 1]})
-        >>> track_emitted(state, factorize_keys(rows, ["id"]), rows, watermark=5)
-        >>> later = factorize_keys(rows.slice(1), ["id"])
-        >>> read_affected(state, later, np.array([6]), rows.schema)["_hw_offset"].to_pylist()
-        [1]
-    """
-    later = np.flatnonzero((event_times(events) >= watermark) & (found.codes >= 0))
-    rows, keys = events.take(later), [found.keys[code] for code in found.codes[later].tolist()]
-    names = encode_positions(rows)
-    state.put(_EMITTED, keys, names, encode_rows(rows.schema, rows), kinds=found.kinds)
-    hold_rows(state, _FINALITY, pa.table({"key": keys, "name": names, TIME: rows.column(TIME)}, _FINALITY_SCHEMA))
-    over = release_rows(state, _FINALITY, watermark)
-    if over is not None:
-        owners, names = over.column("key").to_pylist(), over.column("name").to_pylist()
-        state.put(_EMITTED, owners, names, [None] * len(owners))
-
-
-def read_affected(state: State, found: KeyCodes, times: Numbers, schema: pa.Schema) -> pa.Table:
-    """Returns emitted events at or after the first of some records of their key.
-
-    Args:
-        state: Where events are.
-        found: Keys of the records.
-        times: Their times.
-        schema: What events look like.
-    """
-    first = np.full(len(found.keys) + 1, np.iinfo(np.int64).max)
-    np.minimum.at(first, found.codes, times)
-    state.prefetch(_EMITTED, found.keys)
-    since = zip(found.keys, encode_times(first[:-1]), strict=True)
-    return decode_rows(schema, [row for key, low in since for _, row in state.entries(_EMITTED, key, low)])
-
+__all__ = ["SlidingWindows"]
 
 _EVENTS: Final = "events"
-"""The space: the timeline of each key, whose contents are the columns that aggregates look at."""
+"""The space of timelines; the contents of an event are the columns that aggregates read."""
 _WAITING: Final = "waiting"
 
 
@@ -107,14 +48,15 @@ class SlidingWindows:
     event itself it is [t - over, t), a baseline to compare the event with. A null in the key equals itself. The result
     is final once the watermark is above t.
 
-    State: for each key the events that a later one can still look back at, and the events whose result is not final.
+    State: for each key the events that are in the window of a possible later event, and the events whose result is not
+    final.
 
     Args:
         events: The event's columns.
         key: The key columns.
         length: The length of the window, in microseconds of event time.
         aggregates: The aggregates.
-        itself: Whether the window includes the event and others of its time.
+        itself: Whether the window includes the event and other events of its time.
         final: Whether an event is emitted once, when its result is final. Otherwise it is emitted at once with weight
             1, and corrected by rows of weight -1 and 1 when an event arrives that changes the result.
 
@@ -139,10 +81,7 @@ class SlidingWindows:
         require_key("sliding", self.events, self.key)
         require_duration("sliding", "length", self.length)
         fields = output_fields("sliding", self.aggregates, self.events)
-        names = [*self.events.names, *(field.name for field in fields)]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            refuse(f"sliding would give two columns named {', '.join(twice)}", "another name", columns=twice)
+        require_distinct("sliding", [*self.events.names, *(field.name for field in fields)])
 
     @property
     def keys(self) -> tuple[tuple[str, ...], ...]:
@@ -152,9 +91,9 @@ class SlidingWindows:
     @property
     def schema(self) -> pa.Schema:
         """The event's columns, the aggregates, the event's position; `WEIGHT` unless final."""
-        found = output_fields("sliding", self.aggregates, self.events)
-        joined = with_position(pa.schema([*self.events, *found]))
-        return joined if self.final else joined.append(pa.field(WEIGHT, pa.int64()))
+        fields = output_fields("sliding", self.aggregates, self.events)
+        columns = with_position(pa.schema([*self.events, *fields]))
+        return columns if self.final else columns.append(pa.field(WEIGHT, pa.int64()))
 
     @property
     def form(self) -> str:
@@ -168,50 +107,42 @@ class SlidingWindows:
     def step(self, state: State, inputs: Sequence[pa.Table], watermark: int) -> pa.Table:
         """Process events; emit what is final now, or what is new or changed."""
         pop_timers(state, watermark)
-        events = select_and_cast(inputs[0], with_position(self.events))
+        events = select_events(inputs[0], self.events)
+        by_key = group_by_key(events, self.key)
         if self.final:
-            self._insert(state, events)
-            result = self._aggregate_rows(state, self._pop_ready(state, events, watermark), 1)
+            self._insert(state, events, by_key)
+            result = self._aggregate_rows(state, release_complete(state, _WAITING, events, watermark), 1)
         else:
-            changed = read_affected(
-                state, factorize_keys(events, self.key, nulls=True), event_times(events), with_position(self.events)
-            )
-            before = self._aggregate_rows(state, changed, -1)
-            self._insert(state, events)
-            after = self._aggregate_rows(state, changed, 1)
+            affected = read_affected(state, by_key, event_times(events), with_position(self.events))
+            before = self._aggregate_rows(state, affected, -1)
+            self._insert(state, events, by_key)
+            after = self._aggregate_rows(state, affected, 1)
             result = pa.concat_tables([_diff_rows(before, after), self._aggregate_rows(state, events, 1)])
-            track_emitted(state, factorize_keys(events, self.key, nulls=True), events, watermark)
+            track_emitted(state, by_key, events, watermark)
         self._expire(state, watermark)
         return result
 
-    def _insert(self, state: State, events: pa.Table) -> None:
-        owners = factorize_keys(events, self.key, nulls=True).row_keys
-        insert_entries(state, _EVENTS, owners, encode_positions(events), encode_rows(self._aggregate_columns, events))
-        set_expiry(state, owners, event_times(events) + self.length - self.itself)
-
-    def _pop_ready(self, state: State, events: pa.Table, watermark: int) -> pa.Table:
-        waited = release_rows(state, _WAITING, watermark)
-        later = event_times(events) >= watermark
-        hold_rows(state, _WAITING, events.take(np.flatnonzero(later)))
-        ready = events.take(np.flatnonzero(~later))
-        return ready if waited is None else pa.concat_tables([waited, ready])
+    def _insert(self, state: State, events: pa.Table, by_key: RowsByKey) -> None:
+        keys = by_key.row_keys()
+        insert_entries(state, _EVENTS, keys, encode_positions(events), encode_rows(self._aggregate_columns, events))
+        set_expiry(state, keys, event_times(events) + self.length - self.itself)
 
     def _aggregate_rows(self, state: State, events: pa.Table, weight: int) -> pa.Table:
-        found, times = factorize_keys(events, self.key, nulls=True), event_times(events)
-        timelines = read_timelines(state, _EVENTS, found.keys)
+        by_key, times = group_by_key(events, self.key), event_times(events)
+        timelines = read_timelines(state, _EVENTS, by_key.keys)
+        # (t - length, t] with the event itself, [t - length, t) without.
         side = "right" if self.itself else "left"
-        low, high = search_times(timelines, found.codes, (times - self.length, side), (times, side))
+        low, high = search_times(timelines, by_key.codes, (times - self.length, side), (times, side))
         contents = decode_rows(self._aggregate_columns, timelines.contents)
-        for aggregate, column in zip(
-            self.aggregates, compute_aggregates(self.aggregates, contents, low, high), strict=True
-        ):
+        columns = compute_aggregates(self.aggregates, contents, low, high)
+        for aggregate, column in zip(self.aggregates, columns, strict=True):
             events = events.append_column(aggregate.name, column)
         if not self.final:
             events = events.append_column(WEIGHT, pa.array(np.full(len(events), weight, np.int64)))
         return events.select(self.schema.names).cast(self.schema)
 
     def _expire(self, state: State, watermark: int) -> None:
-        """Delete events that no event at or after the watermark can look back at."""
+        """Delete events that are in no window of an event at or after the watermark."""
         limit = encode_time(watermark - self.length + self.itself)
 
         def trim(_: bytes, timeline: Timeline) -> Timeline:
@@ -221,9 +152,8 @@ class SlidingWindows:
 
 
 def _diff_rows(before: pa.Table, after: pa.Table) -> pa.Table:
-    """Returns the changed rows, old and new."""
+    """Returns the rows that differ between two tables, old and new."""
     old, new = (rows.drop_columns([WEIGHT]).to_pylist() for rows in (before, after))
-    which = pa.array(
-        [at for at, (was, now) in enumerate(zip(old, new, strict=True)) if repr(was) != repr(now)], pa.int64()
-    )
-    return pa.concat_tables([before.take(which), after.take(which)])
+    # Compared as text: NaN equals NaN there.
+    changed = [at for at, (was, now) in enumerate(zip(old, new, strict=True)) if repr(was) != repr(now)]
+    return pa.concat_tables([rows.take(pa.array(changed, pa.int64())) for rows in (before, after)])

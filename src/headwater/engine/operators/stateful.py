@@ -14,20 +14,26 @@ from typing import Any, Final
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from headwater.engine.operators.arguments import (
-    QUARANTINE_SCHEMA,
     UserFunction,
     build_table,
-    key_schema,
     parse_columns,
     quarantine_rows,
+    require_key,
 )
-from headwater.engine.state.encoding import decode_keys
-from headwater.engine.state.grouping import RowsByKey, group_by_key, python_values
-from headwater.engine.state.state import OFFSET, PARTITION, TIME, State, delete_timers, pop_timers, set_timers
+from headwater.engine.state.encoding import decode_keys, split_bytes
+from headwater.engine.state.grouping import POSITION_SCHEMA, Numbers, RowsByKey, group_by_key, python_values
+from headwater.engine.state.state import (
+    QUARANTINE_SCHEMA,
+    TIME,
+    State,
+    delete_timers,
+    describe_columns,
+    pop_timers,
+    set_timers,
+)
 from headwater.errors import BadPipelineError, StateChangedError
 from headwater.events import to_ddl
 from headwater.units import duration
@@ -39,9 +45,37 @@ KeyFunction = Callable[[Any, list[Row], Any], tuple[Any, Iterable[Row]]]
 OnExpire = Callable[[Any, Any], Iterable[Row]]
 Upgrade = Callable[[int, Any], Any]
 _SPACE: Final = "state"
-_HIDDEN: Final = frozenset((TIME, PARTITION, OFFSET))
 _TIMES: Final = struct.Struct(">qq")
 _MAX_VERSION: Final = 255
+
+
+class _FunctionOperator:
+    """The part that both operators share: the user function, its key and the columns it returns."""
+
+    def __init__(
+        self,
+        events: pa.Schema,
+        by: Sequence[str],
+        fn: Callable[..., Any],
+        returns: pa.Schema | str,
+        *,
+        quarantine: bool,
+    ) -> None:
+        self._function = UserFunction(fn)
+        self._by = tuple(by)
+        self._key = require_key(str(self._function), events, self._by, self._function.location)
+        self._returns = parse_columns(returns, self._function)
+        self._quarantine = quarantine
+
+    @property
+    def keys(self) -> tuple[tuple[str, ...], ...]:
+        """The key columns."""
+        return (self._by,)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns that the function returns, and the position and reason of rejected events."""
+        return pa.schema([*self._returns, *QUARANTINE_SCHEMA]) if self._quarantine else self._returns
 
 
 @dataclass
@@ -53,27 +87,27 @@ class _KeyState:
     timer: int | None = None
 
 
-class Stateful:
+class Stateful(_FunctionOperator):
     """Calls a function with the new events of a key and the state it returned before.
 
-    The function is `fn(key, events, state) -> (state, rows)`. Its key is a value, or a tuple of several; events are
-    dicts in the order of time; the state is None at first, and None as the new state forgets the key. Rows are dicts
-    of the columns of `returns`. Events that come later than those of another batch come in another call, even if their
-    time is earlier.
+    The function is `fn(key, events, state) -> (state, rows)`. The key is a value, or a tuple of several values. Events
+    are dicts in order of event time. The state is None at first; returning None as the new state deletes the key. Rows
+    are dicts with the columns of `returns`. Events are ordered within a batch only: an event of a later batch comes in
+    a later call, even if its event time is earlier.
 
     Args:
         events: The columns of the events.
-        by: The columns that are the key.
+        by: The key columns.
         fn: The function.
         returns: The columns of its rows, as a schema or as Spark's DDL text.
         state: The type of a state: a dataclass, a msgspec struct or dict.
-        version: Which form of the state the function works with, from 1 to 255.
-        upgrade: Makes a state of this version out of an older one: `upgrade(version, plain)`, where plain is made of
-            dicts, lists, numbers and text.
-        expire: How long after its last event a key is forgotten, in event time.
-        on_expire: Is told of each key that is forgotten so, and gives rows: `on_expire(key, state) -> rows`.
+        version: The version of the state's type, from 1 to 255.
+        upgrade: Converts a state of an older version: `upgrade(version, plain)`, where `plain` consists of dicts,
+            lists, numbers and text.
+        expire: How long after its last event a key is deleted, in event time.
+        on_expire: Returns rows for a key that expires: `on_expire(key, state) -> rows`.
         quarantine: Whether events on which the function fails are rejected, with the reason in `QUARANTINE_REASON`, and
-            the key stays as it was; otherwise the error ends the step.
+            the state of the key stays as it was. Otherwise the error ends the step.
 
     Example:
         >>> from headwater.engine.state.state import MemoryState
@@ -89,10 +123,10 @@ class Stateful:
         [{'who': 'a', 'n': 7}]
 
     Raises:
-        BadPipelineError: It cannot be as it is declared.
+        BadPipelineError: The declaration is invalid.
     """
 
-    def __init__(  # noqa: PLR0913 - what a user may say of a function
+    def __init__(  # noqa: PLR0913 - the options of hw.stateful
         self,
         events: pa.Schema,
         *,
@@ -106,78 +140,63 @@ class Stateful:
         on_expire: OnExpire | None = None,
         quarantine: bool = False,
     ) -> None:
-        self._function = UserFunction(fn)
-        self._by = tuple(by)
-        self._key = key_schema(events, self._by, self._function)
-        self._returns = parse_columns(returns, self._function)
+        super().__init__(events, by, fn, returns, quarantine=quarantine)
         self._type = state
         self._version = version
         self._upgrade = upgrade
-        self._quarantine = quarantine
         self._expire = None if expire is None else duration(expire) // timedelta(microseconds=1)
         self._on_expire = None if on_expire is None else UserFunction(on_expire)
         self._check()
 
     def _check(self) -> None:
-        wrong = None
-        if not 1 <= self._version <= _MAX_VERSION:
-            wrong = f"version {self._version} is not from 1 to {_MAX_VERSION}", "count versions from 1"
-        elif self._on_expire and self._expire is None:
-            wrong = "on_expire without expire", 'say when: expire="30 minutes"'
-        elif self._expire is not None and self._expire <= 0:
-            wrong = "expire is not above zero", 'say how long: expire="30 minutes"'
         try:
-            kept = not isinstance(msgspec.inspect.type_info(self._type), msgspec.inspect.CustomType)
+            storable = not isinstance(msgspec.inspect.type_info(self._type), msgspec.inspect.CustomType)
         except TypeError:
-            kept = False
-        if not kept:
-            wrong = (f"a state of type {self._type!r} cannot be kept", "use a dataclass, a msgspec struct or dict")
-        if wrong:
-            what, fix = wrong
-            raise BadPipelineError(f"{self._function}: {what}", fix=fix, location=self._function.location)
-
-    @property
-    def keys(self) -> tuple[tuple[str, ...], ...]:
-        """The columns of the key."""
-        return (self._by,)
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The columns that the function returns, and the position and reason of rejected events."""
-        return pa.schema([*self._returns, *QUARANTINE_SCHEMA]) if self._quarantine else self._returns
+            storable = False
+        if not storable:
+            what, fix = f"a state of type {self._type!r} cannot be stored", "use a dataclass, a msgspec struct or dict"
+        elif not 1 <= self._version <= _MAX_VERSION:
+            what, fix = f"version {self._version} is not from 1 to {_MAX_VERSION}", "count versions from 1"
+        elif self._on_expire and self._expire is None:
+            what, fix = "on_expire needs expire", 'expire="30 minutes"'
+        elif self._expire is not None and self._expire <= 0:
+            what, fix = "expire must be above zero", 'expire="30 minutes"'
+        else:
+            return
+        raise BadPipelineError(f"{self._function}: {what}", fix=fix, location=self._function.location)
 
     @property
     def form(self) -> str:
-        """The columns of the key, and whether times are kept; versions of the user's state are told apart by a byte."""
-        kinds = ", ".join(f"{field.name} {field.type}" for field in self._key)
-        return f"states of a function by {kinds}{'' if self._expire is None else ', with their times'}"
+        """The key columns, and whether times are stored; a byte of each value has the version of the user's state."""
+        times = "" if self._expire is None else ", with their times"
+        return f"states of a function by {describe_columns(self._key)}{times}"
 
     def step(self, state: State, inputs: Sequence[pa.Table], watermark: int) -> pa.Table:
         """Call the function for each key with events, then expire keys."""
         rows: list[Row] = []
-        refused: list[pa.Table] = []
+        rejected: list[pa.Table] = []
         (events,) = inputs
         if events.num_rows:
-            self._process(state, events, rows, refused)
+            self._process(state, events, rows, rejected)
         if self._expire is not None:
-            self._expire_keys(state, watermark, rows)
-        made = build_table(rows, self._returns, self._function)
+            self._expire_keys(state, watermark, self._expire, rows)
+        result = build_table(rows, self._returns, self._function)
         if not self._quarantine:
-            return made
-        found = [made, *refused, self.schema.empty_table()]
-        return pa.concat_tables(found, promote_options="default").select(self.schema.names)
+            return result
+        tables = [result, *rejected, self.schema.empty_table()]
+        return pa.concat_tables(tables, promote_options="default").select(self.schema.names)
 
-    def _process(self, state: State, events: pa.Table, rows: list[Row], refused: list[pa.Table]) -> None:
+    def _process(self, state: State, events: pa.Table, rows: list[Row], rejected: list[pa.Table]) -> None:
         by_key = group_by_key(events, self._by)
-        kept = [self._decode(value) for value in state.values(_SPACE, by_key.keys)]
+        states = [self._decode(value) for value in state.values(_SPACE, by_key.keys)]
         keys = _python_keys(by_key.key_columns)
-        sorted_ = events.take(pa.array(by_key.order))
-        shown = [name for name in events.column_names if name not in _HIDDEN]
-        values = zip(*(python_values(sorted_.column(name)) for name in shown), strict=True)
-        dicts = [dict(zip(shown, row, strict=True)) for row in values]
-        times = sorted_.column(TIME).to_numpy() if self._expire else None
+        ordered = events.take(pa.array(by_key.order))
+        names = [name for name in events.column_names if name not in POSITION_SCHEMA.names]
+        values = zip(*(python_values(ordered.column(name)) for name in names), strict=True)
+        dicts = [dict(zip(names, row, strict=True)) for row in values]
+        times = ordered.column(TIME).to_numpy() if self._expire else None
         for number, start, end in _call_spans(by_key, times, self._expire):
-            mine = kept[number]
+            mine = states[number]
             if times is not None:
                 self._advance_time(keys[number], mine, int(times[start]), int(times[end - 1]), rows)
             try:
@@ -185,64 +204,64 @@ class Stateful:
             except Exception as error:  # the user's code may raise anything
                 if not self._quarantine:
                     raise
-                refused.append(quarantine_rows(sorted_.slice(start, end - start), error))
-        self._save(state, by_key.keys, kept)
+                rejected.append(quarantine_rows(ordered.slice(start, end - start), error))
+        self._save(state, by_key.keys, states)
 
     def _call(self, key: Any, events: list[Row], value: Any, rows: list[Row]) -> Any:
-        found = self._function(key, events, value)
-        if type(found) is not tuple or len(found) != 2:
-            what = f"{self._function} returned {type(found).__name__}, not (state, rows)"
+        returned = self._function(key, events, value)
+        if type(returned) is not tuple or len(returned) != 2:
+            what = f"{self._function} returned {type(returned).__name__}, not (state, rows)"
             raise BadPipelineError(what, fix="return state, rows", location=self._function.location)
-        rows.extend(found[1] or ())
-        return found[0]
+        rows.extend(returned[1] or ())
+        return returned[0]
 
     def _advance_time(self, key: Any, mine: _KeyState, first: int, last: int, rows: list[Row]) -> None:
-        """Reset the state of a key if an event comes after its expiry, even if the watermark has not passed it."""
+        """Expire a key whose next event comes after its expiry, even if the watermark has not reached the expiry.
+
+        Otherwise the result would depend on how events are divided into batches.
+        """
         assert self._expire is not None
         if mine.value is not None and first - mine.last >= self._expire:
-            rows.extend(self._call_on_expire(key, mine.value))
-            mine.value = None
+            self._end(key, mine, rows)
         mine.last = last if mine.value is None else max(mine.last, last)
 
-    def _save(self, state: State, keys: list[bytes], kept: list[_KeyState]) -> None:
-        if self._expire is not None:
-            self._update_timers(state, keys, kept)
-        encode = msgspec.msgpack.Encoder().encode
-        prefix = bytes([self._version])
+    def _end(self, key: Any, mine: _KeyState, rows: list[Row]) -> None:
+        if self._on_expire is not None:
+            rows.extend(self._on_expire(key, mine.value))
+        mine.value = None
+
+    def _save(self, state: State, keys: list[bytes], states: list[_KeyState]) -> None:
+        expire, version, encode = self._expire, bytes([self._version]), msgspec.msgpack.Encoder().encode
+        if expire is not None:
+            self._update_timers(state, keys, states, expire)
         values: list[bytes | None] = [
-            None if mine.value is None else prefix + self._encode_times(mine) + encode(mine.value) for mine in kept
+            None
+            if mine.value is None
+            else version + (b"" if expire is None else _TIMES.pack(mine.last, mine.timer)) + encode(mine.value)
+            for mine in states
         ]
         state.put(_SPACE, keys, None, values)
 
-    def _update_timers(self, state: State, keys: list[bytes], kept: list[_KeyState]) -> None:
-        """Keep one timer per key: set for a new key and moved when it fires, not with every event."""
-        assert self._expire is not None
-        pairs = list(zip(keys, kept, strict=True))
+    @staticmethod
+    def _update_timers(state: State, keys: list[bytes], states: list[_KeyState], expire: int) -> None:
+        """Keep one timer per key: it is set for a new key and moved when it fires, not with every event."""
+        pairs = list(zip(keys, states, strict=True))
         gone = [(mine.timer, key) for key, mine in pairs if mine.value is None and mine.timer is not None]
         new = [(key, mine) for key, mine in pairs if mine.value is not None and mine.timer is None]
         for _, mine in new:
-            mine.timer = mine.last + self._expire
+            mine.timer = mine.last + expire
         delete_timers(state, [time for time, _ in gone], [key for _, key in gone])
         set_timers(state, [mine.timer or 0 for _, mine in new], [key for key, _ in new])
 
-    def _expire_keys(self, state: State, watermark: int, rows: list[Row]) -> None:
-        assert self._expire is not None
-        names = [name for _, name in pop_timers(state, watermark)]
-        kept = [self._decode(value) for value in state.values(_SPACE, names)]
-        columns = decode_keys(names, self._key)
-        keys = _python_keys(pa.Table.from_arrays(columns, schema=self._key))
-        for key, mine in zip(keys, kept, strict=True):
+    def _expire_keys(self, state: State, watermark: int, expire: int, rows: list[Row]) -> None:
+        encoded = [key for _, key in pop_timers(state, watermark)]
+        states = [self._decode(value) for value in state.values(_SPACE, encoded)]
+        keys = _python_keys(pa.Table.from_arrays(decode_keys(encoded, self._key), schema=self._key))
+        for key, mine in zip(keys, states, strict=True):
             mine.timer = None
-            if mine.last + self._expire <= watermark:
-                rows.extend(self._call_on_expire(key, mine.value))
-                mine.value = None
-        self._save(state, names, kept)
-
-    def _call_on_expire(self, key: Any, value: Any) -> Iterable[Row]:
-        return () if self._on_expire is None else self._on_expire(key, value)
-
-    def _encode_times(self, mine: _KeyState) -> bytes:
-        return b"" if self._expire is None else _TIMES.pack(mine.last, mine.timer)
+            if mine.last + expire <= watermark:
+                self._end(key, mine, rows)
+        self._save(state, encoded, states)
 
     def _decode(self, value: bytes | None) -> _KeyState:
         if value is None:
@@ -257,12 +276,10 @@ class Stateful:
     def _upgrade_state(self, version: int, value: bytes) -> Any:
         if version < self._version and self._upgrade is not None:
             return self._upgrade(version, msgspec.msgpack.decode(value))
+        detail, fix = "there is no upgrade", "add upgrade=fn(old_version, plain) -> state, or rebuild"
         if version > self._version:
-            detail = "it was written by a newer form of the function"
+            detail = "it was written by a newer version of the function"
             fix = f"run the function of version {version}, or rebuild"
-        else:
-            detail = "there is no upgrade"
-            fix = "give upgrade=fn(old_version, plain) -> state, or rebuild"
         what = f"{self._function}: a state of version {version} cannot be read by version {self._version}"
         raise StateChangedError(
             what, detail=detail, fix=fix, location=self._function.location, version=version, known=self._version
@@ -275,10 +292,8 @@ def _python_keys(columns: pa.Table) -> list[Any]:
     return values[0] if len(values) == 1 else list(zip(*values, strict=True))
 
 
-def _call_spans(
-    by_key: RowsByKey, times: np.ndarray[Any, np.dtype[np.int64]] | None, gap: int | None
-) -> Iterable[tuple[int, int, int]]:
-    """Yields the number of a key and the range of its events; split where the key expires between two of them."""
+def _call_spans(by_key: RowsByKey, times: Numbers | None, gap: int | None) -> Iterable[tuple[int, int, int]]:
+    """Yields key numbers and ranges of events, one for each call; a key that expires between two events has several."""
     if times is None:
         starts = by_key.starts.tolist()
         return zip(range(len(starts) - 1), starts, starts[1:], strict=False)
@@ -288,29 +303,27 @@ def _call_spans(
     return zip(numbers.tolist(), edges[:-1].tolist(), edges[1:].tolist(), strict=True)
 
 
-Columns = dict[str, npt.NDArray[Any]]
-BatchFunction = Callable[[pa.Table, npt.NDArray[np.int64], Columns, pa.Table], pa.Table]
-_POSITION_COLUMNS: Final = (TIME, PARTITION, OFFSET)
+Columns = dict[str, Numbers]
+BatchFunction = Callable[[pa.Table, Numbers, Columns, pa.Table], pa.Table]
 
 
-class VectorizedStateful:
-    """Calls a function once with all new events and arrays of the states of all their keys.
+class VectorizedStateful(_FunctionOperator):
+    """Calls a function once with all new events and the states of all their keys, as arrays.
 
-    The function is `fn(events, at, states, keys) -> rows`. `events` is an Arrow table in the order of time. `keys` is
-    one with a row for each key, `states` has an array for each column of the state, in the order of `keys`: zeros for
-    keys that are new. `at[i]` is the place of the key of event i there. The function changes the arrays in place; a key
-    whose state is all zeros is forgotten. It returns an Arrow table, which may have a row for each event, for each key,
-    or any other.
+    The function is `fn(events, at, states, keys) -> rows`. `events` is an Arrow table in order of event time. `keys` is
+    an Arrow table with one row per key. `states` has one array per state column, in the order of `keys`, with zeros for
+    new keys. `at[i]` is the row in `keys` of event i. The function changes the arrays in place; a key whose state is
+    all zeros is deleted. It returns an Arrow table with any number of rows.
 
     Args:
         events: The columns of the events.
-        by: The columns that are the key.
+        by: The key columns.
         fn: The function.
         returns: The columns of its result, as a schema or as Spark's DDL text.
         state: The columns of a state, of fixed width: numbers, booleans, dates (days) and timestamps (microseconds).
         quarantine: Whether events of a key on which the function fails are rejected, with the reason in
-            `QUARANTINE_REASON`, and the key stays as it was; otherwise the error ends the step. The key is found by
-            calling the function for halves of the keys, again and again.
+            `QUARANTINE_REASON`, and the state of the key stays as it was. Failing keys are found by bisection: the
+            function is called again for each half of the keys. Otherwise the error ends the step.
 
     Example:
         >>> from headwater.engine.state.state import MemoryState
@@ -327,7 +340,7 @@ class VectorizedStateful:
         [{'who': 'a', 'n': 7}]
 
     Raises:
-        BadPipelineError: It cannot be as it is declared.
+        BadPipelineError: The declaration is invalid.
     """
 
     def __init__(
@@ -340,12 +353,8 @@ class VectorizedStateful:
         state: pa.Schema | str,
         quarantine: bool = False,
     ) -> None:
-        self._function = UserFunction(fn)
-        self._by = tuple(by)
-        self._key = key_schema(events, self._by, self._function)
-        self._returns = parse_columns(returns, self._function)
+        super().__init__(events, by, fn, returns, quarantine=quarantine)
         self._state = parse_columns(state, self._function)
-        self._quarantine = quarantine
         self._record_type = np.dtype([(field.name, self._column_dtype(field)) for field in self._state])
 
     def _column_dtype(self, field: pa.Field) -> np.dtype[Any]:
@@ -360,35 +369,26 @@ class VectorizedStateful:
         raise BadPipelineError(what, fix=fix, location=self._function.location, column=field.name)
 
     @property
-    def keys(self) -> tuple[tuple[str, ...], ...]:
-        """The columns of the key."""
-        return (self._by,)
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The columns that the function returns, and the position and reason of rejected events."""
-        return pa.schema([*self._returns, *QUARANTINE_SCHEMA]) if self._quarantine else self._returns
-
-    @property
     def form(self) -> str:
-        """The columns of the key and of the state."""
-        kinds = ", ".join(f"{field.name} {field.type}" for field in self._key)
-        return f"records of {to_ddl(self._state)} by {kinds}"
+        """The columns of the state and of the key."""
+        return f"records of {to_ddl(self._state)} by {describe_columns(self._key)}"
 
     def step(self, state: State, inputs: Sequence[pa.Table], watermark: int) -> pa.Table:
         """Call the function, if there are events."""
         (events,) = inputs
-        found = list(self._process(state, events)) if events.num_rows else []
-        return pa.concat_tables([self.schema.empty_table(), *found], promote_options="default")
+        results = list(self._process(state, events)) if events.num_rows else []
+        return pa.concat_tables([self.schema.empty_table(), *results], promote_options="default")
 
     def _process(self, state: State, events: pa.Table) -> Iterator[pa.Table]:
-        """Returns the function's result for events, and the rejected events."""
+        """Yields the function's result, and the rejected events."""
         by_key = group_by_key(events, self._by)
-        records = self._load_records(state.values(_SPACE, by_key.keys))
+        zeros = bytes(self._record_type.itemsize)
+        stored = b"".join([value or zeros for value in state.values(_SPACE, by_key.keys)])
+        records = np.frombuffer(bytearray(stored), self._record_type)
         states = {name: records[name].copy() for name in self._state.names}
-        shown = events.drop_columns([name for name in _POSITION_COLUMNS if name in events.column_names])
+        visible = events.drop_columns([name for name in POSITION_SCHEMA.names if name in events.column_names])
         try:
-            rows = self._call(shown, by_key.codes, states, by_key.key_columns)
+            rows = self._call(visible, by_key.codes, states, by_key.key_columns)
         except BadPipelineError:
             raise
         except Exception as error:  # the user's code may raise anything
@@ -406,11 +406,7 @@ class VectorizedStateful:
         state.put(_SPACE, by_key.keys, None, _split_records(records))
         yield rows
 
-    def _load_records(self, values: list[bytes | None]) -> npt.NDArray[Any]:
-        zeros = bytes(self._record_type.itemsize)
-        return np.frombuffer(bytearray(b"".join([value or zeros for value in values])), self._record_type)
-
-    def _call(self, events: pa.Table, at: npt.NDArray[np.int64], states: Columns, keys: pa.Table) -> pa.Table:
+    def _call(self, events: pa.Table, at: Numbers, states: Columns, keys: pa.Table) -> pa.Table:
         try:
             rows = self._function.fn(events, at, states, keys)
         except Exception as error:
@@ -424,13 +420,10 @@ class VectorizedStateful:
             raise BadPipelineError(what, fix=fix, location=self._function.location) from error
 
 
-def _split_records(records: npt.NDArray[Any]) -> list[bytes | None]:
-    """Returns the bytes of each record; None where all are zero."""
+def _split_records(records: Numbers) -> list[bytes | None]:
+    """Returns the bytes of each record; None for a record of zeros."""
     width = records.dtype.itemsize
-    kept = records.view(np.uint8).reshape(-1, width).any(axis=1)
-    data = records.tobytes()
-    values: list[bytes | None] = [data[at : at + width] for at in range(0, len(data), width)]
-    if not kept.all():
-        for number in np.flatnonzero(~kept).tolist():
-            values[number] = None
+    values: list[bytes | None] = [*split_bytes(records.tobytes(), width)]
+    for number in np.flatnonzero(~records.view(np.uint8).reshape(-1, width).any(axis=1)).tolist():
+        values[number] = None
     return values

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
 
-from headwater.engine.operators.arguments import refuse, require_duration, require_key
+from headwater.engine.operators.arguments import require_distinct, require_duration, require_key
 from headwater.engine.operators.timelines import (
     TOMBSTONE,
     VERSIONS,
@@ -19,23 +19,17 @@ from headwater.engine.operators.timelines import (
     rewrite_timelines,
     set_expiry,
 )
-from headwater.engine.state.encoding import decode_keys
-from headwater.engine.state.grouping import (
-    decode_rows,
-    decode_times,
-    encode_positions,
-    encode_rows,
-    event_times,
-    factorize_keys,
-)
+from headwater.engine.state.encoding import decode_keys, decode_rows, encode_rows
+from headwater.engine.state.grouping import decode_times, encode_positions, event_times, group_by_key
 from headwater.engine.state.state import DELETED, WEIGHT, State, pop_timers
 
 __all__ = ["TableHistory"]
 
 _TIMESTAMP: Final = pa.timestamp("us", "UTC")
 VersionSpan = tuple[bytes, int, int | None]
-"""The contents of a version, since when it holds, until when it held."""
+"""The contents of a version, the start of its validity, and the exclusive end; None for the current version."""
 _Change = tuple[bytes, VersionSpan, int]
+"""A key, a version and its weight."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +46,7 @@ class TableHistory:
         table: The table's columns, including its key.
         key: The key columns.
         keep: How long the state keeps a version that has ended, in microseconds of event time.
-        delete_expired: Whether the view then deletes it too; otherwise it stays there for ever.
+        delete_expired: Whether the view then deletes the version too. Otherwise it stays in the view for ever.
         valid_from: The name of the column with the start of the validity.
         valid_to: The name of the column with the exclusive end of the validity.
 
@@ -78,10 +72,7 @@ class TableHistory:
         require_key("history", self.table, self.key)
         require_duration("history", "keep", self.keep, lowest=0)
         names = [*self.table.names, self.valid_from, self.valid_to]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            what = f"history would give two columns named {', '.join(twice)}"
-            refuse(what, "other names for valid_from and valid_to", columns=twice)
+        require_distinct("history", names, "other names for valid_from and valid_to")
 
     @property
     def keys(self) -> tuple[tuple[str, ...], ...]:
@@ -107,31 +98,31 @@ class TableHistory:
         """Process versions; emit retractions of changed rows and the new rows."""
         pop_timers(state, watermark)
         rows = inputs[0]
-        owners = factorize_keys(rows, self.key, nulls=True).row_keys
-        gone, bare = rows.column(DELETED).to_pylist(), encode_rows(self._contents, rows)
-        values = [TOMBSTONE if dead else row for dead, row in zip(gone, bare, strict=True)]
-        touched = insert_entries(state, VERSIONS, owners, encode_positions(rows), values)
-        changes = [
-            change
-            for key, (before, after) in touched.items()
-            for change in _diff_spans(key, _version_spans(before), _version_spans(after))
-        ]
-        set_expiry(state, owners, event_times(rows) + self.keep)
+        keys = group_by_key(rows, self.key).row_keys()
+        pairs = zip(rows.column(DELETED).to_pylist(), encode_rows(self._contents, rows), strict=True)
+        contents = [TOMBSTONE if deleted else row for deleted, row in pairs]
+        touched = insert_entries(state, VERSIONS, keys, encode_positions(rows), contents)
+        changes: list[_Change] = []
+        for key, timelines in touched.items():
+            old, new = (dict.fromkeys(_version_spans(timeline)) for timeline in timelines)
+            changes += [(key, span, -1) for span in old if span not in new]
+            changes += [(key, span, 1) for span in new if span not in old]
+        set_expiry(state, keys, event_times(rows) + self.keep)
         changes += self._expire(state, watermark)
         return self._rows(changes)
 
     def _expire(self, state: State, watermark: int) -> list[_Change]:
         """Delete versions that ended long enough ago; returns the rows that the view deletes with them."""
-        found: list[_Change] = []
+        deleted: list[_Change] = []
+        limit = watermark - self.keep
 
         def trim(key: bytes, versions: Timeline) -> Timeline:
-            limit = watermark - self.keep
             old = [span for span in _version_spans(versions) if span[2] is not None and span[2] < limit]
-            found.extend((key, span, -1) for span in old if self.delete_expired)
+            deleted.extend((key, span, -1) for span in old if self.delete_expired)
             return _trim_versions(versions, old[-1][2] if old else None, limit)
 
         rewrite_timelines(state, VERSIONS, pop_expired(state, watermark), trim)
-        return found
+        return deleted
 
     def _rows(self, changes: list[_Change]) -> pa.Table:
         key = decode_keys([key for key, _, _ in changes], pa.schema([self.table.field(name) for name in self.key]))
@@ -145,36 +136,28 @@ class TableHistory:
 
 
 def _version_spans(versions: Timeline) -> list[VersionSpan]:
-    """Returns the versions with a validity above zero, in order."""
+    """Returns the versions that were valid for some time, in order."""
     times, contents = decode_times(versions[::2]).tolist(), versions[1::2]
-    found: list[VersionSpan] = []
-    present: tuple[bytes, int] | None = None
+    spans: list[VersionSpan] = []
+    current: tuple[bytes, int] | None = None
     for number, (time, content) in enumerate(zip(times, contents, strict=True)):
         if number + 1 < len(times) and times[number + 1] == time:
-            continue
-        if present is not None and present[0] != content:
-            found.append((*present, time))
-            present = None
-        if present is None and content != TOMBSTONE:
-            present = content, time
-    return found if present is None else [*found, (*present, None)]
+            continue  # of versions with equal times, the last counts
+        if current is not None and current[0] != content:
+            spans.append((*current, time))
+            current = None
+        if current is None and content != TOMBSTONE:
+            current = content, time
+    return spans if current is None else [*spans, (*current, None)]
 
 
 def _trim_versions(versions: Timeline, ended: int | None, limit: int) -> Timeline:
-    """Returns the versions after the expired ones, without leading deletions and versions of zero validity."""
+    """Returns the versions after the expired ones, without leading deletions and versions that were never valid."""
     times = decode_times(versions[::2]).tolist()
     first = 0 if ended is None else bisect_left(times, ended)
-    while first < len(times) and times[first] < limit and _is_void(versions[2 * first + 1], times[first : first + 2]):
+    while first < len(times) and times[first] < limit:
+        never_valid = times[first] in times[first + 1 : first + 2]
+        if versions[2 * first + 1] != TOMBSTONE and not never_valid:
+            break
         first += 1
     return versions[2 * first :]
-
-
-def _is_void(content: bytes, times: list[int]) -> bool:
-    """Returns whether the first version has no effect, given its time and the next one."""
-    return content == TOMBSTONE or (times[0] == times[-1] and len(times) > 1)
-
-
-def _diff_spans(key: bytes, before: list[VersionSpan], after: list[VersionSpan]) -> Iterable[_Change]:
-    was, now = set(before), set(after)
-    yield from ((key, span, -1) for span in before if span not in now)
-    yield from ((key, span, 1) for span in after if span not in was)

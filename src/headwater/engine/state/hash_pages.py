@@ -5,11 +5,11 @@ the number of pages. Pages are split one at a time as the state grows (linear ha
 state.
 
 A batch that touches few of very many keys would touch almost as many pages. Such a batch writes its changes as one
-entry, its delta log (`DeltaLog`), and flushes the changes of one slot of keys, which are neighbours in the store, to
-their pages. After as many batches as there are slots, every change of a log is in the pages.
+entry, its delta log (`DeltaLog`), and flushes to the pages only the changes of one slot of keys, whose pages are
+neighbours in the store. After as many batches as there are slots, every change of a log is in the pages.
 
-A space has one entry per page, one per log, and one under the empty key with the number of pages, their size in bytes
-and the logs still needed. Empty pages are stored too, so that a lost page is detected when it is read.
+A space has one entry per page, one per log, and one header under the empty key: the number of pages, their size in
+bytes, and the range of logs still needed. Empty pages are stored too, so that a lost page is detected when it is read.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from headwater.engine.state.encoding import hash_key, hash_keys
+from headwater.engine.state.encoding import hash_key, hash_keys, split_bytes
 from headwater.store import StateStore, StateWrite
 
 __all__ = ["CACHE_BYTES", "SLOTS", "Changes", "DeltaLog", "HashPages", "slot_of"]
 
 SLOTS: Final = 32
-"""The number of slots: with more, a batch writes fewer pages and more changes stay in memory."""
+"""The number of slots. With more slots, a batch writes fewer pages, and more changes stay in memory."""
 
 Changes = dict[bytes, bytes | None]
+"""Changed values by key; None for a deleted key."""
 _LogRecord = tuple[Changes, list[bytes]]
 
 
@@ -41,77 +42,78 @@ def slot_of(key: bytes) -> int:
 class DeltaLog:
     """The changes in delta logs that are not in the pages yet.
 
+    Logs are numbered, one for each batch. The batch of log n flushes slot n % `SLOTS`, so a log is needed for as many
+    batches as there are slots.
+
     Attributes:
-        values: The value of each key that has one here; None where it was taken away.
-        first: The number of the first log that is still needed.
-        next_: The number of the next one.
+        values: The changes by key; None for a deleted key.
+        first_log: The number of the first log that is still needed.
+        next_log: The number of the next log.
 
     Example:
-        >>> overlay = DeltaLog()
-        >>> log = overlay.append({b"a": b"1", b"b": b"2"}, new=[b"b"])
-        >>> overlay.key_count_delta, overlay.values[b"a"], DeltaLog.read(0, 1, [log]).values == overlay.values
+        >>> deltas = DeltaLog()
+        >>> log = deltas.append({b"a": b"1", b"b": b"2"}, new=[b"b"])
+        >>> deltas.key_count_delta, deltas.values[b"a"], DeltaLog.read(0, 1, [log]).values == deltas.values
         (1, b'1', True)
     """
 
-    def __init__(self, first: int = 0, next_: int = 0) -> None:
+    def __init__(self, first_log: int = 0, next_log: int = 0) -> None:
         self.values: Changes = {}
-        self.first_log, self.next_log = first, next_
+        self.first_log, self.next_log = first_log, next_log
         self._slots: list[list[bytes]] = [[] for _ in range(SLOTS)]
         self._new_keys: set[bytes] = set()
         self._deleted_keys: set[bytes] = set()
 
     @property
     def key_count_delta(self) -> int:
-        """Returns how many more keys have a value with the logs than in the pages alone; may be negative."""
+        """The number of keys that the logs add to those in the pages; negative if they delete more than they add."""
         return len(self._new_keys) - len(self._deleted_keys)
 
     @classmethod
-    def read(cls, first: int, next_: int, logs: Sequence[bytes | None]) -> DeltaLog:
-        """Reads logs in order of their numbers, without the changes that were flushed since.
+    def read(cls, first_log: int, next_log: int, logs: Sequence[bytes | None]) -> DeltaLog:
+        """Decodes the logs of a range; leaves out changes that later batches have flushed.
 
         Raises:
-            msgspec.DecodeError: One is damaged, or gone.
+            msgspec.DecodeError: A log is damaged or missing.
         """
-        overlay = cls(first, next_)
-        for number, log in enumerate(logs, first):
+        deltas, last = cls(first_log, next_log), next_log - 1
+        for number, log in enumerate(logs, first_log):
             if log is None:
-                message = f"log {number} of the state is gone"
+                message = f"delta log {number} of the state is missing"
                 raise msgspec.DecodeError(message)
             changes, new = msgspec.msgpack.decode(log, type=_LogRecord)
-            later = {key: value for key, value in changes.items() if _last_flush(slot_of(key), next_) < number}
-            overlay._record(later, [key for key in new if key in later])
-        return overlay
+            # `last - (last - slot) % SLOTS` is the last batch that flushed a slot; below 0 if none has.
+            kept = {key: value for key, value in changes.items() if last - (last - slot_of(key)) % SLOTS < number}
+            deltas._record(kept, [key for key in new if key in kept])
+        return deltas
 
     def append(self, changes: Changes, new: Sequence[bytes]) -> bytes:
-        """Add the changes of a batch; returns its log entry.
+        """Add the changes of a batch; returns its encoded log.
 
         Args:
-            changes: By key; None takes a value away.
-            new: Those of them that are neither here nor in the pages.
+            changes: The changes.
+            new: The keys among them that have no value yet, neither in the logs nor in the pages.
         """
         self._record(changes, new)
         return msgspec.msgpack.encode((changes, new))
 
     def flush_slot(self) -> tuple[Changes, range]:
-        """Returns the changes to flush to pages with this batch, and the numbers of logs no longer needed."""
-        keys, self._slots[self.next_log % SLOTS] = self._slots[self.next_log % SLOTS], []
+        """Remove the changes of this batch's slot; returns them, and the numbers of logs that are no longer needed."""
+        slot = self.next_log % SLOTS
+        keys, self._slots[slot] = self._slots[slot], []
         moved = {key: self.values.pop(key) for key in keys}
         self._new_keys.difference_update(keys)
         self._deleted_keys.difference_update(keys)
         self.next_log += 1
-        return moved, self._drop_logs_before(max(self.first_log, self.next_log - SLOTS + 1))
+        first, self.first_log = self.first_log, max(self.first_log, self.next_log - SLOTS + 1)
+        return moved, range(first, self.first_log)
 
     def flush_all(self) -> tuple[Changes, range]:
-        """Returns all changes to flush, and the numbers of all logs."""
+        """Remove all changes; returns them, and the numbers of all logs."""
         moved, self.values = self.values, {}
-        self._new_keys.clear()
-        self._deleted_keys.clear()
-        self._slots = [[] for _ in range(SLOTS)]
-        return moved, self._drop_logs_before(self.next_log)
-
-    def _drop_logs_before(self, number: int) -> range:
-        gone, self.first_log = range(self.first_log, number), number
-        return gone
+        first, self.first_log = self.first_log, self.next_log
+        self._slots, self._new_keys, self._deleted_keys = [[] for _ in range(SLOTS)], set(), set()
+        return moved, range(first, self.first_log)
 
     def _record(self, changes: Changes, new: Sequence[bytes]) -> None:
         for key in changes:
@@ -123,19 +125,14 @@ class DeltaLog:
         self._deleted_keys.update(key for key, value in changes.items() if value is None)
 
 
-def _last_flush(slot: int, next_: int) -> int:
-    """Returns the last batch in which a slot was flushed; below 0 if none."""
-    return next_ - 1 - (next_ - 1 - slot) % SLOTS
-
-
 _PAGE_BYTES: Final = 300
-"""The average page size in bytes: larger pages make batches that touch most keys cheaper, others dearer."""
+"""The average page size in bytes. Larger pages suit batches that touch most keys, smaller pages all others."""
 CACHE_BYTES: Final = 32_000_000
-"""The size of the page cache in bytes; if it is exceeded, all pages are read again, as after a restart."""
+"""The size of the page cache in bytes. If a space exceeds it, its cache is emptied."""
 _MAX_LOGGED_KEYS: Final = 10_000
-"""Changes of more keys than this are never logged, because logged changes stay in memory."""
+"""A batch that changes more keys writes no log, because logged changes stay in memory."""
 _MIN_PAGES_PER_KEY: Final = 4
-"""Changes are logged if there are this many pages per changed key: almost every key is then on its own page."""
+"""A batch writes a log if there are this many pages per changed key: almost every key is then on a page of its own."""
 _HEADER_KEY: Final = b""
 _LOG_PREFIX: Final = b"log"
 _EMPTY_PAGE: Final = msgspec.msgpack.encode({})
@@ -148,15 +145,15 @@ Numbers = npt.NDArray[np.uint32]
 class HashPages:
     """The single values of one space: committed pages, and the changes of the current batch.
 
-    Pages that were read or written stay in memory. This is correct only while every commit of this process succeeds;
-    after a failed commit the object must be discarded.
+    Pages that were read or written stay in memory. They are right only while every commit succeeds; after a failed
+    commit the object must be discarded.
 
     Args:
         states: The committed state.
         space: The space.
         cache_bytes: The size of the page cache in bytes.
         page_bytes: The average size of a page in bytes.
-        max_logged_keys: The maximum number of keys whose changes are logged.
+        max_logged_keys: The maximum number of changed keys of a batch that writes a log.
 
     Raises:
         msgspec.DecodeError: A page or a log is damaged or missing.
@@ -192,20 +189,20 @@ class HashPages:
         (header,) = self._read_entries([_HEADER_KEY])
         self._has_pages = header is not None
         known = msgspec.msgpack.decode(header, type=tuple[int, int, int, int]) if header else (1, 0, 0, 0)
-        self._page_count, self._total_bytes, first, next_ = known
-        self._delta_log = DeltaLog.read(first, next_, self._read_entries([_log_key(n) for n in range(first, next_)]))
+        self._page_count, self._total_bytes, first, end = known
+        self._delta_log = DeltaLog.read(first, end, self._read_entries(list(map(_log_key, range(first, end)))))
 
     def values(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Returns the value of each key; None where there is none."""
-        changed, lately = self._changes, self._delta_log.values
-        if not changed and not lately:
+        """Returns the value of each key; None for a missing key."""
+        changed, logged = self._changes, self._delta_log.values
+        if not changed and not logged:
             return self._read_pages(keys)
-        older = [key for key in keys if key not in changed and key not in lately]
-        found = dict(zip(older, self._read_pages(older), strict=True))
-        return [changed[key] if key in changed else lately[key] if key in lately else found[key] for key in keys]
+        paged = [key for key in keys if key not in changed and key not in logged]
+        found = dict(zip(paged, self._read_pages(paged), strict=True))
+        return [changed[key] if key in changed else logged[key] if key in logged else found[key] for key in keys]
 
     def put(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
-        """Set values; None deletes one."""
+        """Set values; None deletes a key."""
         self._changes.update(zip(keys, values, strict=True))
 
     def build_write(self) -> StateWrite | None:
@@ -214,39 +211,34 @@ class HashPages:
         if not changed:
             return None
         logs: Changes = {}
+        deltas = self._delta_log
         if len(changed) <= min(self._max_logged_keys, self._page_count // _MIN_PAGES_PER_KEY):
-            unknown = [key for key in changed if key not in self._delta_log.values]
-            there = zip(unknown, self._read_pages(unknown), strict=True)
-            logs[_log_key(self._delta_log.next_log)] = self._delta_log.append(
-                changed, [k for k, v in there if v is None]
-            )
-            moved, done = self._delta_log.flush_slot()
+            unlogged = [key for key in changed if key not in deltas.values]
+            new = [key for key, old in zip(unlogged, self._read_pages(unlogged), strict=True) if old is None]
+            logs[_log_key(deltas.next_log)] = deltas.append(changed, new)
+            flushed, obsolete = deltas.flush_slot()
         else:
-            moved, done = self._delta_log.flush_all()
-            moved |= changed
-        logs |= {_log_key(number): None for number in done}
-        packed = self._apply(moved)
-        header = (self._page_count, self._total_bytes, self._delta_log.first_log, self._delta_log.next_log)
+            flushed, obsolete = deltas.flush_all()
+            flushed |= changed
+        logs |= {_log_key(number): None for number in obsolete}
+        packed = self._apply(flushed)
+        header = msgspec.msgpack.encode((self._page_count, self._total_bytes, deltas.first_log, deltas.next_log))
         keys = [_HEADER_KEY, *logs, *_entry_keys(packed)]
-        values = [msgspec.msgpack.encode(header), *logs.values(), *packed.values()]
-        key_counts = [
-            self._delta_log.key_count_delta,
-            *([0] * len(logs)),
-            *(len(self._contents[page]) for page in packed),
-        ]
+        key_counts = [deltas.key_count_delta, *([0] * len(logs)), *(len(self._contents[page]) for page in packed)]
+        values = [header, *logs.values(), *packed.values()]
         return StateWrite(self._space, keys, [b""] * len(keys), values, key_counts)
 
-    def _apply(self, moved: Changes) -> dict[int, bytes]:
-        """Apply values to their pages; returns the pages to write."""
-        contents, pages = self._contents, self._load_pages_of(list(moved))
+    def _apply(self, flushed: Changes) -> dict[int, bytes]:
+        """Apply changes to their pages; returns the encoded pages to write."""
+        contents, pages = self._contents, self._load_pages_of(list(flushed))
         self._dirty.update(pages)
-        for page, (key, value) in zip(pages, moved.items(), strict=True):
+        for page, (key, value) in zip(pages, flushed.items(), strict=True):
             if value is None:
                 contents[page].pop(key, None)
             else:
                 contents[page][key] = value
         packed = self._encode_pages(self._dirty)
-        # Not once for all: a large page takes a few bytes by itself.
+        # Repeated, because each new page adds a few bytes of its own to the total.
         while (wanted := -(-self._total_bytes // self._page_bytes)) > self._page_count:
             packed |= self._encode_pages(self._split_pages(wanted))
         return packed
@@ -271,12 +263,13 @@ class HashPages:
 
     def _load_pages(self, pages: set[int]) -> None:
         missing = list(pages - self._contents.keys())
-        by_entry = dict(sorted(zip(_entry_keys(missing), missing, strict=True)))  # neighbours share a page
+        # In the order of the store, so that neighbouring entries are read from one database page.
+        by_entry = dict(sorted(zip(_entry_keys(missing), missing, strict=True)))
         decode = msgspec.msgpack.Decoder(PageContent).decode
         for page, packed in zip(by_entry.values(), self._read_entries(list(by_entry)), strict=True):
-            if (packed is not None) is not self._has_pages:
-                what = f"page {page} of {self._space!r}, or what is known of its pages, is gone"
-                raise msgspec.DecodeError(what)
+            if (packed is None) is self._has_pages:
+                message = f"page {page} of {self._space!r}, or the header of the space, is missing"
+                raise msgspec.DecodeError(message)
             self._contents[page] = {} if packed is None else decode(packed)
             self._page_sizes[page] = len(packed or _EMPTY_PAGE) - len(_EMPTY_PAGE)
 
@@ -284,7 +277,7 @@ class HashPages:
         return self._states.values(self._space, keys, [b""] * len(keys)) if keys else []
 
     def _encode_pages(self, pages: Iterable[int]) -> dict[int, bytes]:
-        """Returns pages in their stored form."""
+        """Encode pages and update the sizes."""
         encode = msgspec.msgpack.Encoder().encode
         packed = {page: encode(self._contents[page]) for page in pages}
         sizes = {page: len(content) - len(_EMPTY_PAGE) for page, content in packed.items()}
@@ -293,7 +286,7 @@ class HashPages:
         return packed
 
     def _split_pages(self, count: int) -> set[int]:
-        """Split pages up to this number; returns the changed pages."""
+        """Split pages until there are this many; returns the changed pages."""
         new = np.arange(self._page_count, count, dtype=np.uint32)
         old = set(_page_of(new, self._page_count).tolist())
         self._load_pages(old)
@@ -318,12 +311,11 @@ def _entry_keys(pages: Iterable[int]) -> list[bytes]:
         >>> _entry_keys([1, 2, 3])
         [b'\x80\x00\x00\x00', b'@\x00\x00\x00', b'\xc0\x00\x00\x00']
     """
-    text = _REVERSED_BITS[np.fromiter(pages, "<u4").view(np.uint8)].tobytes()
-    return [text[at : at + 4] for at in range(0, len(text), 4)]
+    return split_bytes(_REVERSED_BITS[np.fromiter(pages, "<u4").view(np.uint8)].tobytes(), 4)
 
 
 def _page_of(hashes: Numbers, count: int) -> Numbers:
-    """Returns the page of each hash: by its last bits, or by one bit less if that page does not exist yet.
+    """Returns the page of each hash: its last bits, or one bit less if there is no such page yet.
 
     Example:
         >>> _page_of(np.array([0, 1, 2, 3, 4, 5, 6, 7], np.uint32), 5).tolist()

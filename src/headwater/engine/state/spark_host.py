@@ -1,9 +1,9 @@
 """Runs an operator inside a Spark query, with one transformWithState value per key group.
 
 Rows are packed into Arrow IPC batches by key group (`key_groups`), by the source or by a task after Spark's own steps.
-The batches are shuffled to the task that has the key group. There the state of the key group is unpacked, the operator
-processes the rows in order, and its result returns as one list of rows, which Spark explodes. So the number of calls
-between Spark and Python depends on key groups, not on keys or rows.
+Spark shuffles the batches to the task of the key group. There the state of the key group is unpacked, the operator
+processes the rows in order, and its result returns as one list per column, which Spark explodes to rows. So the number
+of calls between Spark and Python depends on the number of key groups, not on the number of keys or rows.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import pyarrow as pa
 
 from headwater.engine.spark.python_workers import freeze_gc
-from headwater.engine.state import key_groups
+from headwater.engine.state.grouping import sort_by_event_time
 from headwater.engine.state.key_groups import (
     IPC_BATCH_SCHEMA,
     BatchPacker,
     decode_ipc,
     encode_state_sizes,
     ipc_source_of,
-    sort_by_event_time,
+    pack_key_group,
+    unpack_key_group,
 )
 from headwater.engine.state.state import OFFSET, PARTITION, TIME, MemoryState, Operator, next_timer
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.stateful_processor import StatefulProcessor
-    from pyspark.sql.types import StructType
 
 __all__ = ["apply_in_spark"]
 
@@ -37,7 +37,7 @@ _WATERMARK_DELAY_KEY: Final = "spark.watermarkDelayMs"
 """The metadata key that marks the event-time column in Spark."""
 _STATE_SIZES: Final = "_hw_kept"
 _MAX_LIST_ROWS: Final = 65_536
-"""The maximum number of rows in one list."""
+"""The maximum number of rows in the lists of one row."""
 
 
 def apply_in_spark(
@@ -51,41 +51,44 @@ def apply_in_spark(
 ) -> DataFrame:
     """Returns the result of an operator as a streaming DataFrame; windows and joins may follow.
 
-    Late rows must have been left out before, and the query needs its state kept in RocksDB. Rows of one time are taken
-    in the order of the columns `PARTITION` and `OFFSET`; where a frame has none, of a hash of the row.
+    The frames must not contain late rows, and the query must use the RocksDB state store. Rows with equal event times
+    are processed in order of `PARTITION` and `OFFSET`; in a frame without these columns, in order of a hash of the row.
 
     Args:
         operator: The operator.
-        frames: One for each of its inputs, each under a watermark.
-        times: The event-time column of each.
-        key_groups: The number of key groups. Fixed for the life of a checkpoint.
-        time: The column of the result that carries the event time on, if one does.
-        metric: The name under which Spark observes the sizes of key groups (`encode_state_sizes`).
+        frames: The input frames, each with a watermark.
+        times: The event-time column of each frame.
+        key_groups: The number of key groups; fixed for the life of a checkpoint.
+        time: The event-time column of the result; None if it has none.
+        metric: The name of the Spark metric with the sizes of key groups (`encode_state_sizes`).
     """
     from pyspark.sql import functions as F
+    from pyspark.sql import types as T
+    from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
     inputs = [_add_position(frame, at) for frame, at in zip(frames, times, strict=True)]
     delays = [frame.schema[at].metadata.get(_WATERMARK_DELAY_KEY) for frame, at in zip(frames, times, strict=True)]
-    delay = next(mark for mark in delays if mark is not None)
+    event_time = {_WATERMARK_DELAY_KEY: next(delay for delay in delays if delay is not None)}
     packers = [BatchPacker(number, tuple(keys), key_groups) for number, keys in enumerate(operator.keys)]
+    batch_schema = from_arrow_schema(IPC_BATCH_SCHEMA)
+    batch_schema["at"].metadata = event_time
     batches = [
-        make(packing)
-        if (make := ipc_source_of(frame))
-        else placed.mapInArrow(packing, _to_spark_schema(IPC_BATCH_SCHEMA, "at", delay))
-        for frame, placed, packing in zip(frames, inputs, packers, strict=True)
+        make(packer) if (make := ipc_source_of(frame)) else with_position.mapInArrow(packer, batch_schema)
+        for frame, with_position, packer in zip(frames, inputs, packers, strict=True)
     ]
-    host = SparkHost(operator, [_to_arrow_schema(frame.schema) for frame in inputs], key_groups)
-    together = reduce(lambda one, other: one.union(other), batches)
-    lists = together.groupBy("bucket").transformWithState(
-        # Not a subclass of Spark's class: that would import Spark wherever this file is imported.
-        cast("StatefulProcessor", host),
-        _list_schema(operator.schema),
-        "Append",
-        "EventTime",
-    )
-    columns = ", ".join(f"`{name}`" for name in operator.schema.names)
+    columns = [T.StructField(field.name, T.ArrayType(field.dataType)) for field in from_arrow_schema(operator.schema)]
+    list_schema = T.StructType([*columns, T.StructField(_STATE_SIZES, T.BinaryType())])
+    host = SparkHost(operator, [to_arrow_schema(frame.schema, timezone="UTC") for frame in inputs], key_groups)
+    # Not a subclass of Spark's class: that would import Spark wherever this file is imported.
+    processor = cast("StatefulProcessor", host)
+    grouped = reduce(lambda one, other: one.union(other), batches).groupBy("bucket")
+    lists = grouped.transformWithState(processor, list_schema, "Append", "EventTime")
     lists = lists.observe(metric, F.collect_list(_STATE_SIZES).alias("buckets"))
-    return _set_event_time(lists.selectExpr(f"inline(arrays_zip({columns}))"), time, delay)
+    names = ", ".join(f"`{name}`" for name in operator.schema.names)
+    result = lists.selectExpr(f"inline(arrays_zip({names}))")
+    if time is None:
+        return result
+    return result.withColumn(time, F.col(f"`{time}`").alias(time, metadata=event_time))
 
 
 def _add_position(frame: DataFrame, time: str) -> DataFrame:
@@ -100,38 +103,11 @@ def _add_position(frame: DataFrame, time: str) -> DataFrame:
     return frame.withColumns(hidden)
 
 
-def _set_event_time(frame: DataFrame, time: str | None, delay: int) -> DataFrame:
-    from pyspark.sql import functions as F
-
-    if time is None:
-        return frame
-    return frame.withColumn(time, F.col(f"`{time}`").alias(time, metadata={_WATERMARK_DELAY_KEY: delay}))
-
-
-def _list_schema(schema: pa.Schema) -> StructType:
-    from pyspark.sql import types as T
-
-    columns = [T.StructField(part.name, T.ArrayType(part.dataType)) for part in _to_spark_schema(schema)]
-    return T.StructType([*columns, T.StructField(_STATE_SIZES, T.BinaryType())])
-
-
-def _to_spark_schema(schema: pa.Schema, time: str | None = None, delay: int = 0) -> StructType:
-    from pyspark.sql.pandas.types import from_arrow_schema
-
-    found = from_arrow_schema(schema)
-    if time is not None:
-        found[time].metadata = {_WATERMARK_DELAY_KEY: delay}
-    return found
-
-
-def _to_arrow_schema(schema: StructType) -> pa.Schema:
-    from pyspark.sql.pandas.types import to_arrow_schema
-
-    return to_arrow_schema(schema, timezone="UTC")
-
-
 class SparkHost:
-    """The transformWithState processor: called once per key group with new rows or an expired timer."""
+    """The transformWithState processor of an operator, with one state value per key group.
+
+    Spark calls it for a key group with new rows or an expired timer, by the method names of `StatefulProcessor`.
+    """
 
     def __init__(self, operator: Operator, schemas: Sequence[pa.Schema], key_groups: int) -> None:
         self._operator = operator
@@ -139,12 +115,12 @@ class SparkHost:
         self._key_groups = key_groups
 
     def init(self, handle: Any) -> None:
-        """Called for each task of each batch."""
+        """Open the state; Spark calls it for each task of each batch."""
         from pyspark.sql import types as T
 
-        kept = [T.StructField("bucket", T.BinaryType()), T.StructField("timer", T.LongType())]
+        fields = [T.StructField("bucket", T.BinaryType()), T.StructField("timer", T.LongType())]
         self._handle = handle
-        self._state = handle.getValueState("bucket", T.StructType(kept))
+        self._state = handle.getValueState("bucket", T.StructType(fields))
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
         """Process new Arrow IPC batches of a key group."""
@@ -155,37 +131,36 @@ class SparkHost:
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
         """Process an expired timer of a key group without new rows."""
-        streams: list[list[bytes]] = [[] for _ in self._schemas]
-        return self._step(key[0], streams, timerValues, expiredTimerInfo.getExpiryTimeInMs())
+        return self._step(key[0], [[] for _ in self._schemas], timerValues, expiredTimerInfo.getExpiryTimeInMs())
 
     def close(self) -> None:
-        """Do nothing at the end of a task: nothing is open."""
+        """Exclude the loaded modules from garbage collection; nothing has to be closed at the end of a task."""
         freeze_gc("operator")
 
     def _step(self, number: int, streams: list[list[bytes]], times: Any, fired: int | None = None) -> Iterator[Any]:
-        arrived = [
-            sort_by_event_time(decode_ipc(found, schema)) if found else schema.empty_table()
-            for found, schema in zip(streams, self._schemas, strict=True)
+        inputs = [
+            sort_by_event_time(decode_ipc(batches, schema)) if batches else schema.empty_table()
+            for batches, schema in zip(streams, self._schemas, strict=True)
         ]
-        found = self._state.get()
-        packed, timer = found or (None, None)
+        stored = self._state.get()
+        packed, timer = stored or (None, None)
         form = self._operator.form
-        state = key_groups.unpack_key_group(packed, self._key_groups, form) if packed else MemoryState()
-        result = self._operator.step(state, arrived, times.getCurrentWatermarkInMs() * 1_000)
-        next_ = self._set_timer(next_timer(state), timer, fired)
-        kept = key_groups.pack_key_group(state, self._key_groups, form)
+        state = unpack_key_group(packed, self._key_groups, form) if packed else MemoryState()
+        result = self._operator.step(state, inputs, times.getCurrentWatermarkInMs() * 1_000)
+        timer = self._set_timer(next_timer(state), timer, fired)
+        group = pack_key_group(state, self._key_groups, form)
         if state:
-            self._state.update((kept.data, next_))
-        elif found:
+            self._state.update((group.data, timer))
+        elif stored:
             self._state.clear()
-        return _to_list_rows(result, encode_state_sizes(state, number, kept.sizes))
+        return _to_list_rows(result, encode_state_sizes(state, number, group.sizes))
 
-    def _set_timer(self, deadline: int | None, timer: int | None, fired: int | None) -> int | None:
-        """Set one timer for a key group, at its next deadline; Spark fires it once and removes it.
+    def _set_timer(self, next_time: int | None, timer: int | None, fired: int | None) -> int | None:
+        """Keep one Spark timer for a key group, at its next timer; returns its time in milliseconds.
 
-        It never fires one that the watermark had reached before it was set.
+        Spark removes a timer when it fires, and never fires one that the watermark had reached before it was set.
         """
-        wanted = None if deadline is None else -(-deadline // 1_000)
+        wanted = None if next_time is None else -(-next_time // 1_000)  # rounded up: the watermark must have reached it
         if wanted != timer:
             if timer is not None and timer != fired:
                 self._handle.deleteTimer(timer)
@@ -195,25 +170,24 @@ class SparkHost:
 
 
 def _to_list_rows(table: pa.Table, state_sizes: bytes) -> Iterator[Any]:
-    """Yields rows with one list per column, which Spark explodes; a row of nulls is empty.
+    """Yields rows with one list per column, which Spark explodes; the list of a column of nulls is empty.
 
-    The last one has empty lists and the state sizes of the key group.
+    The last row has empty lists and the state sizes of the key group.
     """
     from pyspark.sql import Row
 
-    made = Row(*table.column_names, _STATE_SIZES)
+    row = Row(*table.column_names, _STATE_SIZES)
     for start in range(0, table.num_rows, _MAX_LIST_ROWS):
-        rows = table.slice(start, _MAX_LIST_ROWS)
-        bare = [column.null_count == len(rows) for column in rows.columns]
-        bare[0] &= not all(bare)  # one list says how many rows there are
-        yield made(
-            *(() if null else _to_spark_values(column) for null, column in zip(bare, rows.columns, strict=True)), None
-        )
-    yield made(*([()] * table.num_columns), state_sizes)
+        part = table.slice(start, _MAX_LIST_ROWS)
+        empty = [column.null_count == len(part) for column in part.columns]
+        empty[0] &= not all(empty)  # at least one list must have a value for each row
+        lists = [() if null else _to_spark_values(column) for null, column in zip(empty, part.columns, strict=True)]
+        yield row(*lists, None)
+    yield row(*([()] * table.num_columns), state_sizes)
 
 
 def _to_spark_values(column: pa.ChunkedArray) -> Any:
-    """Returns the values in the fastest form for Spark: an array for numbers and times, otherwise a tuple."""
+    """Returns the values in the fastest form for Spark: a NumPy array for numbers and times, otherwise a tuple."""
     kind = column.type
     if not column.null_count:
         if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):

@@ -13,12 +13,15 @@ from typing import Final, Protocol
 
 import pyarrow as pa
 
+from headwater.engine.state.encoding import decode_time, encode_time
+
 __all__ = [
     "DELETED",
     "INPUT_SHIFT",
     "OFFSET",
     "PARTITION",
     "QUARANTINE_REASON",
+    "QUARANTINE_SCHEMA",
     "SINCE",
     "TIME",
     "TIMERS",
@@ -30,22 +33,22 @@ __all__ = [
     "SingleValues",
     "State",
     "delete_timers",
+    "describe_columns",
     "next_timer",
     "pop_timers",
-    "prefix_end",
     "set_timers",
 ]
 
 Entry = tuple[bytes, bytes]
-"""An entry of a key: a name, by whose bytes entries are sorted, and a value."""
+"""One entry of a key: name and value. The entries of a key are sorted by the bytes of their names."""
 SingleValues = dict[str, dict[bytes, bytes]]
 """Values by space and key."""
 MapValues = dict[str, dict[bytes, dict[bytes, bytes]]]
 """Values by space, key and name."""
 TIMERS: Final = "due"
-"""The space of timers, under the key b"": the first 8 bytes of a name are a time.
+"""The space of timers, under the key b"". The first 8 bytes of a name are the time of the timer.
 
-The host of an operator reads the first entry there, and calls the operator when the watermark has passed that time.
+The host of an operator reads the first entry, and calls the operator when the watermark has reached that time.
 """
 
 
@@ -60,13 +63,13 @@ class State(Protocol):
         """Returns the values of many entries, in the order requested; None for a missing entry.
 
         Args:
-            space: Where to look.
+            space: The space of the entries.
             keys: The key of each entry.
-            names: Its name below the key; b"" for all, if omitted.
+            names: The name of each entry below its key; b"" for all if None.
         """
 
     def prefetch(self, space: str, keys: Iterable[bytes]) -> None:
-        """Announce that all entries of these keys will be read, so that one query reads them all."""
+        """Load all entries of these keys with one query, because they will be read."""
 
     def entries(
         self,
@@ -78,15 +81,15 @@ class State(Protocol):
         limit: int | None = None,
         reverse: bool = False,
     ) -> list[Entry]:
-        """Yields the entries of a key with names in `[low, high)`, in order of name.
+        """Returns the entries of a key with names in `[low, high)`, in order of name.
 
         Args:
-            space: Where to look.
-            key: The key.
-            low: The lowest name.
-            high: The first name that is too high; None for no limit.
-            limit: How many at most.
-            reverse: From the highest name down.
+            space: The space of the entries.
+            key: Their key.
+            low: The lowest name, inclusive.
+            high: The highest name, exclusive; None for no limit.
+            limit: The maximum number of entries.
+            reverse: Whether the order is from the highest name down.
         """
 
     def put(
@@ -101,34 +104,24 @@ class State(Protocol):
         """Set many entries; None deletes an entry, whether or not it exists.
 
         Args:
-            space: Where to.
+            space: The space of the entries.
             keys: The key of each entry.
-            names: As in `values`.
-            values: Its value.
-            kinds: What the columns of the keys are (`kinds_of`), where keys have many entries: so that people can be
-                told which key has most.
+            names: The name of each entry, as in `values`.
+            values: The value of each entry.
+            kinds: The type letters of the key columns (`kinds_of`), for spaces with many entries per key. With them
+                `hw_state` can show the largest key.
         """
-
-
-def prefix_end(prefix: bytes) -> bytes | None:
-    r"""Returns the first name above all names with this prefix; None if there is none.
-
-    Example:
-        >>> prefix_end(b"ab"), prefix_end(b"a\xff"), prefix_end(b"\xff")
-        (b'ac', b'b', None)
-    """
-    bare = prefix.rstrip(b"\xff")
-    return bare[:-1] + bytes([bare[-1] + 1]) if bare else None
 
 
 class MemoryState:
     r"""A state in memory: an unpacked key group during a batch, or the state of a test.
 
-    Values without a name are in plain dicts: of an operator that has one value for each key, millions may come and go.
+    Entries with the name b"" are stored in one dict per space, because an operator with one value per key may have
+    millions of them.
 
     Args:
-        single_values: Values without a name, by space and key.
-        map_values: Values with one, by space, key and name.
+        single_values: The values of entries named b"", by space and key.
+        map_values: The values of all other entries, by space, key and name.
 
     Example:
         >>> state = MemoryState()
@@ -144,16 +137,16 @@ class MemoryState:
             for space, keys in (map_values or {}).items()
         }
         self.kinds: dict[str, str] = dict.fromkeys([*self._single_values, *self._map_values], "")
-        """The type letters of key columns by space, where known; includes spaces that are empty now."""
+        """The type letters of the key columns by space, "" if unknown; includes spaces that are empty now."""
 
     @property
     def single_values(self) -> SingleValues:
-        """Returns all values without a name; empty spaces are omitted."""
+        """Returns the values of entries named b""; empty spaces are omitted."""
         return {space: keys for space, keys in self._single_values.items() if keys}
 
     @property
     def map_values(self) -> MapValues:
-        """Returns all values with a name; empty spaces are omitted."""
+        """Returns the values of all other entries; empty spaces are omitted."""
         return {
             space: {key: below.values for key, below in keys.items()}
             for space, keys in self._map_values.items()
@@ -162,11 +155,11 @@ class MemoryState:
 
     def values(self, space: str, keys: Sequence[bytes], names: Sequence[bytes] | None = None) -> list[bytes | None]:
         """Returns the values of many entries; None for a missing entry."""
-        plain, named = self._single_values.get(space, {}), self._map_values.get(space, {})
+        singles, maps = self._single_values.get(space, {}), self._map_values.get(space, {})
         if names is None:
-            return list(map(plain.get, keys))
+            return list(map(singles.get, keys))
         return [
-            plain.get(key) if not name else below.values.get(name) if (below := named.get(key)) else None
+            singles.get(key) if not name else entries.values.get(name) if (entries := maps.get(key)) else None
             for key, name in zip(keys, names, strict=True)
         ]
 
@@ -183,12 +176,11 @@ class MemoryState:
         limit: int | None = None,
         reverse: bool = False,
     ) -> list[Entry]:
-        """Yields the entries of a key, in order of name."""
-        below = self._map_values.get(space, {}).get(key)
-        found = [] if below is None else below.scan(low, high, limit, reverse)
+        """Returns the entries of a key, in order of name."""
+        entries = self._map_values.get(space, {}).get(key)
+        found = [] if entries is None else entries.scan(low, high, limit, reverse)
         value = self._single_values.get(space, {}).get(key)
-        if value is not None and not low and high != b"":
-            # The empty name is before all others.
+        if value is not None and not low and high != b"":  # the empty name sorts before all others
             found = [*found, (b"", value)] if reverse else [(b"", value), *found]
         return found[:limit]
 
@@ -203,45 +195,38 @@ class MemoryState:
     ) -> None:
         """Set many entries; None deletes an entry."""
         self.kinds[space] = kinds or self.kinds.get(space, "")
-        plain = self._single_values.setdefault(space, {})
-        if names is None:
-            for key, value in zip(keys, values, strict=True):
-                _set_or_delete(plain, key, value)
-            return
-        named = self._map_values.setdefault(space, {})
-        for key, name, value in zip(keys, names, values, strict=True):
-            mine = named.get(key)
+        singles, maps = self._single_values.setdefault(space, {}), self._map_values.setdefault(space, {})
+        for key, name, value in zip(keys, [b""] * len(keys) if names is None else names, values, strict=True):
             if not name:
-                _set_or_delete(plain, key, value)
-            elif value is not None:
-                if mine is None:
-                    mine = named[key] = _MapEntries({})
-                mine.put(name, value)
-            elif mine is not None and mine.remove(name):
-                del named[key]
+                if value is None:
+                    singles.pop(key, None)
+                else:
+                    singles[key] = value
+                continue
+            entries = maps.get(key)
+            if value is not None:
+                if entries is None:
+                    entries = maps[key] = _MapEntries({})
+                entries.put(name, value)
+            elif entries is not None and entries.remove(name):
+                del maps[key]
 
     def __iter__(self) -> Iterator[tuple[str, bytes, bytes, bytes]]:
         """Iterate over all entries: space, key, name, value."""
-        for space, singles in self.single_values.items():
+        for space, singles in self._single_values.items():
             yield from ((space, key, b"", value) for key, value in singles.items())
-        for space, keys in self.map_values.items():
-            for key, below in keys.items():
-                yield from ((space, key, name, value) for name, value in below.items())
+        for space, maps in self._map_values.items():
+            yield from (
+                (space, key, name, value) for key, below in maps.items() for name, value in below.values.items()
+            )
 
     def __len__(self) -> int:
-        named = sum(len(below.values) for keys in self._map_values.values() for below in keys.values())
+        named = sum(len(entries.values) for maps in self._map_values.values() for entries in maps.values())
         return named + sum(map(len, self._single_values.values()))
 
 
-def _set_or_delete(values: dict[bytes, bytes], key: bytes, value: bytes | None) -> None:
-    if value is None:
-        values.pop(key, None)
-    else:
-        values[key] = value
-
-
 class _MapEntries:
-    """The entries of one key by name; the names are sorted on first use."""
+    """The entries of one key by name. Names are sorted by the first scan, and kept sorted from then on."""
 
     __slots__ = ("_order", "values")
 
@@ -255,7 +240,7 @@ class _MapEntries:
         self.values[name] = value
 
     def remove(self, name: bytes) -> bool:
-        """Delete an entry; returns True if it was the last."""
+        """Delete an entry; returns whether none is left."""
         if self.values.pop(name, None) is not None and self._order is not None:
             del self._order[bisect_left(self._order, name)]
         return not self.values
@@ -271,102 +256,105 @@ class _MapEntries:
         return [(name, self.values[name]) for name in (reversed(names) if reverse else names)]
 
 
-_SHIFT = 1 << 63
-
-
 def set_timers(state: State, times: Iterable[int], names: Iterable[bytes]) -> None:
     """Set timers with a time and a name; idempotent."""
-    timers = [_encode_time(time) + name for time, name in zip(times, names, strict=True)]
-    state.put(TIMERS, [b""] * len(timers), timers, [b""] * len(timers))
+    _put_timers(state, times, names, b"")
 
 
 def delete_timers(state: State, times: Iterable[int], names: Iterable[bytes]) -> None:
     """Delete timers."""
-    timers = [_encode_time(time) + name for time, name in zip(times, names, strict=True)]
-    state.put(TIMERS, [b""] * len(timers), timers, [None] * len(timers))
+    _put_timers(state, times, names, None)
+
+
+def _put_timers(state: State, times: Iterable[int], names: Iterable[bytes], value: bytes | None) -> None:
+    timers = [encode_time(time) + name for time, name in zip(times, names, strict=True)]
+    state.put(TIMERS, [b""] * len(timers), timers, [value] * len(timers))
 
 
 def pop_timers(state: State, watermark: int) -> list[tuple[int, bytes]]:
-    """Remove and return the timers at or before the watermark, with their times, in order.
+    """Remove the timers at or before the watermark; returns their times and names, in order.
 
     Example:
-        >>> from headwater.engine.state.state import MemoryState
         >>> state = MemoryState()
         >>> set_timers(state, [30, 10, 20], [b"c", b"a", b"b"])
         >>> pop_timers(state, 20), next_timer(state)
         ([(10, b'a'), (20, b'b')], 30)
     """
-    found = [name for name, _ in state.entries(TIMERS, b"", high=_encode_time(watermark + 1))]
-    state.put(TIMERS, [b""] * len(found), found, [None] * len(found))
-    return [(_decode_time(mark), mark[8:]) for mark in found]
+    timers = [timer for timer, _ in state.entries(TIMERS, b"", high=encode_time(watermark + 1))]
+    state.put(TIMERS, [b""] * len(timers), timers, [None] * len(timers))
+    return [(decode_time(timer), timer[8:]) for timer in timers]
 
 
 def next_timer(state: State) -> int | None:
-    """Returns the next timer; None if there is none."""
+    """Returns the time of the next timer; None if there is none."""
     first = state.entries(TIMERS, b"", limit=1)
-    return _decode_time(first[0][0]) if first else None
-
-
-def _encode_time(time: int) -> bytes:
-    return (time + _SHIFT).to_bytes(8, "big")
-
-
-def _decode_time(timer: bytes) -> int:
-    return int.from_bytes(timer[:8], "big") - _SHIFT
+    return decode_time(first[0][0]) if first else None
 
 
 TIME: Final = "_hw_time"
-"""The event time of a row that arrived: microseconds since 1970, an int64 that is never null."""
+"""The event time of a row: microseconds since 1970, an int64 that is never null."""
 PARTITION: Final = "_hw_partition"
 OFFSET: Final = "_hw_offset"
-"""The position of a row in its topic; rows of one time are processed in order of partition and offset."""
+"""The position of a row in its topic. Rows with equal event times are processed in order of partition and offset."""
 INPUT_SHIFT: Final = 32
-"""The bits of a partition above this one have the number of the query's input."""
+"""The bits of `PARTITION` from this one up hold the number of the query's input."""
 DELETED: Final = "_hw_deleted"
-"""Whether a table's row is deleted; then only its key columns are filled."""
+"""Whether a table's row is deleted; if so, only its key columns are filled."""
 SINCE: Final = "_hw_since"
 """The time from which a table's row is valid; for a late row, the time up to which its topic was already complete.
 
-An operator whose result has this column and weights emits every version of every row, in order; other operators emit
-the net change of a batch.
+An operator whose result has this column beside `WEIGHT` emits every version of every row, in order. Other operators
+emit the net change of a batch.
 """
 WEIGHT: Final = "_hw_weight"
-"""The weight of a Z-set row, an int64: -1 for a removed row, +1 for an added one; other numbers for several."""
+"""The weight of a Z-set row, an int64: +1 adds the row, -1 removes it; other numbers stand for several copies."""
 QUARANTINE_REASON: Final = "_hw_refused"
 """The reason why an operator rejects an event, which is then quarantined; null for every other row."""
+QUARANTINE_SCHEMA: Final = pa.schema([(PARTITION, pa.int64()), (OFFSET, pa.int64()), (QUARANTINE_REASON, pa.string())])
+"""The columns of a rejected event: its position and the reason."""
 
 
 class Operator(Protocol):
-    """A step with state per key.
+    """An operator with state per key.
 
-    It is pure: of equal states, equal rows and an equal watermark it makes equal states and equal rows. It is pickled
-    into Spark's workers, so it holds plain data only.
+    It is deterministic: the same state, rows and watermark give the same new state and result. It is pickled into
+    Spark's workers, so it holds plain data only.
     """
 
     @property
     def keys(self) -> tuple[tuple[str, ...], ...]:
         """The key columns of each input.
 
-        Rows of one key reach one place; `step` may touch state of the keys of the rows it was given, and of those that
-        are due, and no other.
+        Rows of one key are always processed together. `step` may read and write only the state of the keys of its rows
+        and of its expired timers, because the state of other keys may be on another host.
         """
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of its result, hidden ones (`WEIGHT`) among them."""
+        """The columns of the result, including hidden ones such as `WEIGHT`."""
 
     @property
     def form(self) -> str:
-        """The description of its state; state that was written under another description cannot be read."""
+        """The description of the state, stored with it. State with another description cannot be read."""
 
     def step(self, state: State, inputs: Sequence[pa.Table], watermark: int) -> pa.Table:
         """Process new rows and the timers that the watermark has reached.
 
         Args:
             state: The state; changed in place.
-            inputs: One table for each input, perhaps empty; its rows in the order of time, partition and offset.
+            inputs: One table for each input, possibly empty; its rows are in order of time, partition and offset.
             watermark: Event time up to which all inputs are complete, in microseconds since 1970.
 
         Returns:
             Rows of exactly `schema`.
         """
+
+
+def describe_columns(schema: pa.Schema) -> str:
+    """Returns names and types of columns as text, for the `form` of an operator.
+
+    Example:
+        >>> describe_columns(pa.schema([("x", pa.int64()), ("y", pa.string())]))
+        'x int64, y string'
+    """
+    return ", ".join(f"{field.name} {field.type}" for field in schema)

@@ -12,10 +12,10 @@ __all__ = ["PageCache", "StoreState"]
 
 
 class PageCache:
-    """Hash pages that earlier batches have read or written, by space.
+    """The hash pages that earlier batches have read or written, by space.
 
     Args:
-        cache_bytes: How many bytes of each space are kept in memory.
+        cache_bytes: The maximum bytes of each space that stay in memory.
     """
 
     def __init__(self, cache_bytes: int = CACHE_BYTES) -> None:
@@ -32,16 +32,19 @@ class PageCache:
         return iter(self._spaces.values())
 
     def clear(self) -> None:
-        """Discard all pages, because a batch was not committed."""
+        """Discard all pages; required after a batch that was not committed."""
         self._spaces.clear()
 
 
 class StoreState:
     """The state of one operator during one batch; implements `State`.
 
+    Entries named b"" are in hash pages (`HashPages`), all others are entries of the store. Nothing is written before
+    the commit: `build_writes` returns the changes, which commit in one transaction with the rows of the batch.
+
     Args:
-        states: What is committed.
-        page_cache: What earlier batches have read or written.
+        states: The committed state.
+        page_cache: The pages that earlier batches have read or written.
     """
 
     def __init__(self, states: StateStore, page_cache: PageCache) -> None:
@@ -57,27 +60,25 @@ class StoreState:
         if names is None:
             return self._page_cache.pages(self._states, space).values(keys)
         pairs = list(zip(keys, names, strict=True))
-        mine, loaded = self._map_changes.get(space, {}), self._prefetched_keys.get(space, set())
-        asked = [pair for pair in pairs if pair[0] not in loaded and pair[1] not in mine.get(pair[0], {})]
-        read = self._states.values(space, [key for key, _ in asked], [name for _, name in asked]) if asked else []
-        found = dict(zip(asked, read, strict=True))
-        there = iter(self._prefetched.values(space, keys, names)) if loaded else iter([None] * len(keys))
+        changes, loaded = self._map_changes.get(space, {}), self._prefetched_keys.get(space, set())
+        unknown = [(key, name) for key, name in pairs if key not in loaded and name not in changes.get(key, {})]
+        read = self._states.values(space, [key for key, _ in unknown], [name for _, name in unknown]) if unknown else []
+        stored = dict(zip(unknown, read, strict=True))
+        prefetched = self._prefetched.values(space, keys, names) if loaded else [None] * len(keys)
         return [
-            mine[key][name] if name in mine.get(key, {}) else found.get((key, name), whole)
-            for (key, name), whole in zip(pairs, there, strict=True)
+            changes[key][name] if name in changes.get(key, {}) else stored.get((key, name), value)
+            for (key, name), value in zip(pairs, prefetched, strict=True)
         ]
 
     def prefetch(self, space: str, keys: Iterable[bytes]) -> None:
         """Read all entries of these keys with one query."""
         loaded = self._prefetched_keys.setdefault(space, set())
         missing = [key for key in dict.fromkeys(keys) if key not in loaded]
-        for key, below in self._states.entries(space, missing).items() if missing else ():
-            self._prefetched.put(space, [key] * len(below), list(below), list(below.values()))
-        loaded.update(missing)
+        stored = self._states.entries(space, missing) if missing else {}
         for key in missing:
-            mine = self._map_changes.get(space, {}).get(key)
-            if mine:
-                self._prefetched.put(space, [key] * len(mine), list(mine), list(mine.values()))
+            entries = {**stored.get(key, {}), **self._map_changes.get(space, {}).get(key, {})}
+            self._prefetched.put(space, [key] * len(entries), list(entries), list(entries.values()))
+        loaded.update(missing)
 
     def entries(
         self,
@@ -89,21 +90,21 @@ class StoreState:
         limit: int | None = None,
         reverse: bool = False,
     ) -> list[Entry]:
-        """Yields the entries of a key, in order of name."""
+        """Returns the entries of a key, in order of name."""
         if key in self._prefetched_keys.get(space, ()):
             return self._prefetched.entries(space, key, low, high, limit=limit, reverse=reverse)
-        mine = {
+        changes = {
             name: value
             for name, value in self._map_changes.get(space, {}).get(key, {}).items()
             if low <= name and (high is None or name < high)
         }
-        enough = None if limit is None else limit + len(mine)
+        # Each change may delete one of the entries read, so as many more are read.
+        enough = None if limit is None else limit + len(changes)
         found = self._states.scan(space, key, low, high, enough, backwards=reverse)
-        if mine:
-            merged = dict(found) | mine
-            kept = [(name, value) for name, value in merged.items() if value is not None]
-            found = sorted(kept, reverse=reverse)
-        return found if limit is None else found[:limit]
+        if changes:
+            merged = (dict(found) | changes).items()
+            found = sorted([(name, value) for name, value in merged if value is not None], reverse=reverse)
+        return found[:limit]
 
     def put(
         self,
@@ -120,24 +121,23 @@ class StoreState:
             return
         if kinds:
             self._kinds[space] = kinds
-        mine, loaded = self._map_changes.setdefault(space, {}), self._prefetched_keys.get(space, ())
+        changes, loaded = self._map_changes.setdefault(space, {}), self._prefetched_keys.get(space, ())
         for key, name, value in zip(keys, names, values, strict=True):
-            mine.setdefault(key, {})[name] = value
+            changes.setdefault(key, {})[name] = value
             if key in loaded:
                 self._prefetched.put(space, [key], [name], [value])
 
     def build_writes(self) -> tuple[StateWrite, ...]:
-        """Returns the changes of the batch, which are committed with its rows."""
-        single = [write for pages in self._page_cache if (write := pages.build_write())]
-        named = []
-        for space, below in self._map_changes.items():
-            entries = [(key, name, value) for key, mine in below.items() for name, value in mine.items()]
+        """Returns the changes of the batch, to be committed with its rows."""
+        writes = [write for pages in self._page_cache if (write := pages.build_write())]
+        for space, by_key in self._map_changes.items():
+            entries = [(key, name, value) for key, changes in by_key.items() for name, value in changes.items()]
             if entries:
                 keys, names, values = map(list, zip(*entries, strict=True))
-                named.append(StateWrite(space, keys, names, values, kinds=self._kinds.get(space, "")))
-        return (*single, *named)
+                writes.append(StateWrite(space, keys, names, values, kinds=self._kinds.get(space, "")))
+        return tuple(writes)
 
     def on_commit(self) -> None:
-        """Record that the batch was committed: its writes become the base of the next batch."""
+        """Record that the writes were committed; the next batch reads them."""
         for pages in self._page_cache:
             pages.on_commit()

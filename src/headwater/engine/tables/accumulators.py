@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
-from headwater.engine.state.encoding import decode_keys, encode_keys, kinds_of
+from headwater.engine.state.encoding import decode_int64, decode_keys, encode_keys, kinds_of
 from headwater.engine.state.state import WEIGHT, State
 from headwater.engine.tables.evaluation import evaluate
 from headwater.engine.tables.zset import decode_weight, encode_weight
@@ -23,12 +23,10 @@ from headwater.sql.identifiers import quote
 
 __all__ = ["OrderedValues", "Total", "ValueMoves", "total_of"]
 
-_SIGN: Final = np.uint64(1 << 63)
-
 
 @dataclass
 class ValueMoves:
-    """The changed values of one group: added and removed.
+    """The distinct values that a batch has added to one group, and those it has removed.
 
     Example:
         >>> ValueMoves(added=[b"a"]).removed
@@ -41,10 +39,10 @@ class ValueMoves:
 
 @dataclass(frozen=True)
 class OrderedValues:
-    """Stores the values of one column under the key of their group, in order.
+    """Stores the distinct values of one column under the key of their group, in order, with their weights.
 
     Args:
-        space: Where in the state.
+        space: The space in the state.
         column: The column.
 
     Example:
@@ -60,7 +58,7 @@ class OrderedValues:
     column: pa.Field
 
     def apply(self, state: State, rows: pa.Table, by: tuple[str, ...]) -> dict[bytes, ValueMoves]:
-        """Apply changes; returns the added and removed values of each changed group."""
+        """Apply changes; returns the distinct values added and removed, by group."""
         keys, names, weights = self._delta(rows, by)
         before = [decode_weight(value) for value in state.values(self.space, keys, names)]
         after = [old + more for old, more in zip(before, weights, strict=True)]
@@ -77,27 +75,37 @@ class OrderedValues:
     def find_extreme(
         self, state: State, key: bytes, moves: ValueMoves, old: bytes | None, *, highest: bool
     ) -> bytes | None:
-        """Returns the lowest or highest value of a group; reads the state only if the old one was removed."""
-        if old in moves.removed:
+        """Returns the lowest or highest value of a group.
+
+        Args:
+            state: The state after the changes.
+            key: The key of the group.
+            moves: The values added and removed.
+            old: The lowest or highest value before the changes; None if the group was empty.
+            highest: Whether the highest value is requested.
+        """
+        if old in moves.removed:  # only then is the state read
             found = state.entries(self.space, key, limit=1, reverse=highest)
             return found[0][0] if found else None
         values = moves.added if old is None else [*moves.added, old]
         return (max if highest else min)(values, default=None)
 
     def decode(self, values: list[bytes | None]) -> pa.Array:
-        """Decode stored values to a column."""
-        there = [value for value in values if value is not None]
-        if pa.types.is_signed_integer(self.column.type) or pa.types.is_timestamp(self.column.type):
-            column = _decode_integers(there, self.column.type)
+        """Decode stored values to a column; None becomes null."""
+        present, kind = [value for value in values if value is not None], self.column.type
+        if pa.types.is_signed_integer(kind) or pa.types.is_timestamp(kind):
+            # Vectorized: a key of `encode_keys` is one byte, then the eight bytes of `encode_int64`.
+            wide = np.frombuffer(b"".join(present), np.uint8).reshape(-1, 9)[:, 1:]
+            column = pa.array(decode_int64(wide)).cast(kind)
         else:
-            (column,) = decode_keys(there, pa.schema([self.column]))
-        if len(there) == len(values):
+            (column,) = decode_keys(present, pa.schema([self.column]))
+        if len(present) == len(values):
             return column
-        places = iter(range(len(there)))
-        return column.take(pa.array([None if value is None else next(places) for value in values], pa.int64()))
+        numbers = iter(range(len(present)))
+        return column.take(pa.array([None if value is None else next(numbers) for value in values], pa.int64()))
 
     def _delta(self, rows: pa.Table, by: tuple[str, ...]) -> tuple[list[bytes], list[bytes], list[int]]:
-        """Returns keys, values and weights of the changes."""
+        """Returns group keys, encoded values and weights of the changes; each value of a group once, without nulls."""
         name, weight = quote(self.column.name), quote(WEIGHT)
         columns = ", ".join([*(quote(each) for each in by), name])
         total = f"cast(sum({weight}) as bigint) as {weight}"
@@ -108,70 +116,19 @@ class OrderedValues:
         return keys, encode_keys([value]), delta.column(WEIGHT).to_pylist()
 
 
-def _decode_integers(values: list[bytes], kind: pa.DataType) -> pa.Array:
-    """Decode integers of `encode_keys`, vectorized: one byte, then eight with the sign bit inverted."""
-    wide = np.frombuffer(b"".join(values), np.uint8).reshape(-1, 9)
-    numbers = np.ascontiguousarray(wide[:, 1:]).view(">u8").astype(np.uint64).reshape(-1) ^ _SIGN
-    return pa.array(numbers.view(np.int64)).cast(kind)
-
-
 _LIMB: Final = 1 << 62
 _SMALLEST: Final = 1074
-"""The smallest float above 0 is 2 ** -1074: in units of it every float is a whole number."""
-
-
-class Total(Protocol):
-    """The sum of the values of one column, with exact retraction."""
-
-    @property
-    def sql(self) -> tuple[str, ...]:
-        """What is computed of each group of changes."""
-
-    @property
-    def zero(self) -> Any:
-        """What is kept of no values."""
-
-    @property
-    def type(self) -> pa.DataType:
-        """The type of the sum."""
-
-    @property
-    def average_type(self) -> pa.DataType:
-        """The type of the average."""
-
-    def prepare(self, rows: pa.Table) -> pa.Table:
-        """Returns the rows with what `sql` reads."""
-
-    def add(self, old: list[Any], more: Sequence[pa.ChunkedArray]) -> list[Any]:
-        """What is kept, with the results of `sql` added."""
-
-    def result(self, kind: str, totals: list[Any], counts: list[int]) -> pa.Array:
-        """Returns the sum or average, null where no value was counted."""
-
-
-def total_of(name: str, kind: pa.DataType) -> Total:
-    """Returns the `Total` for a column type.
-
-    Raises:
-        TypeError: Values of this type cannot be added.
-
-    Example:
-        >>> total_of("x", pa.int32()).type, total_of("x", pa.decimal128(10, 2)).average_type
-        (DataType(int64), Decimal128Type(decimal128(14, 6)))
-    """
-    if pa.types.is_floating(kind):
-        return _FloatTotal(name)
-    if pa.types.is_decimal(kind):
-        return _IntegerTotal(name, kind.precision, kind.scale)
-    if pa.types.is_integer(kind):
-        return _IntegerTotal(name, None, 0)
-    message = f"values of type {kind} cannot be added up"
-    raise TypeError(message)
+"""The smallest float above 0 is 2 ** -1074. In units of it every finite float is an integer."""
 
 
 @dataclass(frozen=True)
 class _IntegerTotal:
-    """A sum of integers; decimals are unscaled integers."""
+    """A sum of integers, or of decimals as unscaled integers.
+
+    Both totals have the same members: `zero` is the stored total of no values, `type` and `average_type` are the types
+    of sum and average, `sql` the expressions that sum up a group of changes, `prepare` adds the columns that they read,
+    `add` adds their results to stored totals, and `result` returns sums or averages, null for a count of 0.
+    """
 
     name: str
     precision: int | None
@@ -213,9 +170,9 @@ class _IntegerTotal:
 
     def add(self, old: list[int | str], more: Sequence[pa.ChunkedArray]) -> list[int | str]:
         high, low = (column.to_pylist() for column in more)
-        news = [int(one) + two * _LIMB + three for one, two, three in zip(old, high, low, strict=True)]
+        totals = [int(total) + upper * _LIMB + lower for total, upper, lower in zip(old, high, low, strict=True)]
         # MessagePack's integers have at most 64 bits; larger ones are stored as text.
-        return [new if -_LIMB < new < _LIMB else str(new) for new in news]
+        return [total if -_LIMB < total < _LIMB else str(total) for total in totals]
 
     def result(self, kind: str, totals: list[int | str], counts: list[int]) -> pa.Array:
         pairs = list(zip(map(int, totals), counts, strict=True))
@@ -223,15 +180,14 @@ class _IntegerTotal:
             return _to_array(self.type, [total if count else None for total, count in pairs])
         if self.precision is None:
             return pa.array([total / count if count else None for total, count in pairs], pa.float64())
-        more: int = 10 ** (self.average_type.scale - self.scale)
-        return _to_array(
-            self.average_type, [_divide_half_up(total * more, count) if count else None for total, count in pairs]
-        )
+        factor: int = 10 ** (self.average_type.scale - self.scale)
+        averages = [_divide_half_up(total * factor, count) if count else None for total, count in pairs]
+        return _to_array(self.average_type, averages)
 
 
 @dataclass(frozen=True)
 class _FloatTotal:
-    """A sum of floats in units of the smallest float; nan, inf and -inf are counted separately."""
+    """A sum of floats as an integer multiple of the smallest float; NaN, inf and -inf are counted separately."""
 
     name: str
 
@@ -253,11 +209,33 @@ class _FloatTotal:
         return [_add_floats(kept, value or (), weight or ()) for kept, value, weight in rows]
 
     def result(self, kind: str, totals: list[Any], counts: list[int]) -> pa.Array:
-        if kind == "sum":
-            sums = [_to_float(total, 1) if count else None for total, count in zip(totals, counts, strict=True)]
-        else:
-            sums = [_to_float(total, count) if count else None for total, count in zip(totals, counts, strict=True)]
-        return pa.array(sums, pa.float64())
+        divisors = [min(1, count) for count in counts] if kind == "sum" else counts
+        pairs = zip(totals, divisors, strict=True)
+        return pa.array([_to_float(total, divisor) if divisor else None for total, divisor in pairs], pa.float64())
+
+
+Total = _IntegerTotal | _FloatTotal
+"""The sum of the values of one column, from which values can be subtracted exactly."""
+
+
+def total_of(name: str, kind: pa.DataType) -> Total:
+    """Returns the `Total` for a column type.
+
+    Raises:
+        TypeError: The type has no sum.
+
+    Example:
+        >>> total_of("x", pa.int32()).type, total_of("x", pa.decimal128(10, 2)).average_type
+        (DataType(int64), Decimal128Type(decimal128(14, 6)))
+    """
+    if pa.types.is_floating(kind):
+        return _FloatTotal(name)
+    if pa.types.is_decimal(kind):
+        return _IntegerTotal(name, kind.precision, kind.scale)
+    if pa.types.is_integer(kind):
+        return _IntegerTotal(name, None, 0)
+    message = f"values of type {kind} cannot be added up"
+    raise TypeError(message)
 
 
 def _add_floats(kept: Sequence[Any], values: Sequence[float], weights: Sequence[int]) -> tuple[str, int, int, int]:
@@ -269,13 +247,9 @@ def _add_floats(kept: Sequence[Any], values: Sequence[float], weights: Sequence[
             total += upper * weight << (_SMALLEST + 1 - lower.bit_length())
         else:
             others[0 if math.isnan(value) else 1 if value > 0 else 2] += weight
-    return _format_total(total), others[0], others[1], others[2]
-
-
-def _format_total(total: int) -> str:
-    """Returns the text of a number, short for numbers with many trailing zero bits."""
+    # Stored in hexadecimal without trailing zero bits, of which most totals have about a thousand.
     zeros = (total & -total).bit_length() - 1 if total else 0
-    return f"{total >> zeros:x}p{zeros}"
+    return f"{total >> zeros:x}p{zeros}", others[0], others[1], others[2]
 
 
 def _parse_total(text: str) -> int:
@@ -306,7 +280,7 @@ def _limbs(column: pa.ChunkedArray) -> tuple[pa.Array, pa.Array]:
 
 
 def _to_array(kind: pa.DataType, values: list[int | None]) -> pa.Array:
-    """Returns integers as a column; for decimals the unscaled values."""
+    """Returns integers as a column; of a decimal column they are the unscaled values."""
     if not pa.types.is_decimal(kind):
         return pa.array(values, kind)
     highest = max((abs(value) for value in values if value is not None), default=0)

@@ -7,15 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.engine.state.encoding import RowCodec, encode_keys
-from headwater.engine.state.state import DELETED, OFFSET, PARTITION, QUARANTINE_REASON, SINCE, WEIGHT, State
-from headwater.engine.tables.zset import describe_columns
+from headwater.engine.state.encoding import decode_rows, encode_keys, encode_rows, normalize_zeros
+from headwater.engine.state.state import (
+    DELETED,
+    OFFSET,
+    PARTITION,
+    QUARANTINE_SCHEMA,
+    SINCE,
+    WEIGHT,
+    State,
+    describe_columns,
+)
 from headwater.events.change import AFTER, BEFORE, OP, OPS, UNCHANGED
 from headwater.events.values import preview
 
@@ -25,25 +34,25 @@ _ROWS: Final = "rows"
 _DISPLACED: Final = "displaced"
 _LATEST: Final = "latest"
 _ALL_ROWS: Final = b""
-"""The key that all rows are below, each under its own key as a name: so they can be listed."""
+"""The state key of all rows; each is named by its own key. So a truncate can list them."""
 Version = tuple[bytes, int, int]
-"""A row, the weight with which it comes or goes, and since when that holds, in microseconds since 1970."""
+"""A row, its weight (+1 added, -1 removed), and the time of the change in microseconds since 1970."""
 
 
 class TableRows:
     r"""The rows of a table as bytes, by key; tracks every change.
 
     Databases check unique keys at the end of a statement or transaction. So a row may get a key that another row still
-    has, until that row is moved or deleted a little later. Until then the other row is *displaced*: it is not a row of
-    the table, and is stored under its former key.
+    has, until a later change moves or deletes that row. Until then the other row is *displaced*: it is not a row of the
+    table, and is stored apart under its former key.
 
-    Versions are ordered by time in the order of the changes: a version with a time before the latest one gets the time
-    of the latest one.
+    Times never decrease in the order of the changes: a version with a time before the latest one gets the time of the
+    latest one.
 
     Args:
         state: The state with the rows.
         keys: The keys that may be read; only `clear` reads more.
-        leaving: Those of them that a row may leave.
+        leaving: The keys among them that a row may leave.
 
     Example:
         >>> from headwater.engine.state.state import MemoryState
@@ -59,7 +68,9 @@ class TableRows:
     def __init__(self, state: State, keys: Iterable[bytes], leaving: Iterable[bytes] = ()) -> None:
         self._rows = _TrackedSpace(state, _ROWS, keys)
         self._displaced = _TrackedSpace(state, _DISPLACED, leaving)
-        self._latest = _LatestTime(state)
+        self._state = state
+        (latest,) = state.values(_LATEST, [_ALL_ROWS])
+        self._latest_before = self._latest = None if latest is None else int.from_bytes(latest, signed=True)
         self.versions: list[Version] = []
 
     def get(self, key: bytes) -> bytes | None:
@@ -67,7 +78,7 @@ class TableRows:
         return self._rows.current.get(key)
 
     def get_leaving(self, key: bytes) -> bytes | None:
-        """Returns the row that leaves a key, if any: the displaced row if there is one."""
+        """Returns the row that a change of this key is about: the displaced row if there is one, else the row."""
         return self._displaced.current.get(key, self._rows.current.get(key))
 
     def put(self, key: bytes, row: bytes | None, since: int) -> None:
@@ -75,7 +86,7 @@ class TableRows:
         old = self._rows.current.get(key)
         if old == row:
             return
-        since = self._latest.advance(since)
+        since = self._advance_time(since)
         if old is not None:
             self.versions.append((old, -1, since))
         if row is not None:
@@ -92,12 +103,12 @@ class TableRows:
     def move(self, old: bytes, key: bytes, row: bytes, since: int) -> None:
         """Move the row that leaves a key to another key; an existing row there is displaced.
 
-        The same move again finds nothing under the old key, and the row itself under the new one: that displaces none.
+        A repeated move finds no row under the old key and the moved row under the new key. It displaces no row.
         """
-        left, there = self.get_leaving(old), self.get(key)
+        leaving, existing = self.get_leaving(old), self.get(key)
         self.remove(old, since)
-        if there is not None and (left is not None or there != row):
-            self._displaced.current[key] = there
+        if existing is not None and (leaving is not None or existing != row):
+            self._displaced.current[key] = existing
         self.put(key, row, since)
 
     def clear(self, since: int) -> None:
@@ -105,19 +116,26 @@ class TableRows:
         for space in (self._rows, self._displaced):
             space.load()
         if self._rows.current:
-            since = self._latest.advance(since)
+            since = self._advance_time(since)
         self.versions += [(row, -1, since) for _, row in sorted(self._rows.current.items())]
         self._rows.current.clear()
         self._displaced.current.clear()
 
     def save(self) -> None:
         """Write the changes to the state."""
-        for part in (self._rows, self._displaced, self._latest):
-            part.save()
+        self._rows.save()
+        self._displaced.save()
+        if self._latest is not None and self._latest != self._latest_before:
+            self._state.put(_LATEST, [_ALL_ROWS], None, [self._latest.to_bytes(8, signed=True)])
+
+    def _advance_time(self, since: int) -> int:
+        """Returns the time of one more version, which becomes the latest."""
+        self._latest = since if self._latest is None else max(since, self._latest)
+        return self._latest
 
 
 class _TrackedSpace:
-    """The entries of a space: as read, and as changed."""
+    """The entries of a space: as read from the state, and as changed by the batch."""
 
     def __init__(self, state: State, space: str, names: Iterable[bytes]) -> None:
         self._state = state
@@ -139,36 +157,13 @@ class _TrackedSpace:
 
     def save(self) -> None:
         """Write the changes to the state."""
-        now = {name: self.current.get(name) for name in self._before.keys() | self.current.keys()}
-        moved = sorted(name for name, row in now.items() if self._before.get(name) != row)
-        if moved:
-            self._state.put(self._space, [_ALL_ROWS] * len(moved), moved, [now[name] for name in moved])
-
-
-class _LatestTime:
-    """The time of the latest version."""
-
-    def __init__(self, state: State) -> None:
-        self._state = state
-        (found,) = state.values(_LATEST, [_ALL_ROWS])
-        self._before = None if found is None else int.from_bytes(found, signed=True)
-        self._now = self._before
-
-    def advance(self, since: int) -> int:
-        """Returns the time of one more version, which becomes the latest."""
-        self._now = since if self._now is None else max(since, self._now)
-        return self._now
-
-    def save(self) -> None:
-        """Write the time to the state, if it has changed."""
-        if self._now is not None and self._now != self._before:
-            self._state.put(_LATEST, [_ALL_ROWS], None, [self._now.to_bytes(8, signed=True)])
+        names = self._before.keys() | self.current.keys()
+        changed = sorted(name for name in names if self._before.get(name) != self.current.get(name))
+        if changed:
+            self._state.put(self._space, [_ALL_ROWS] * len(changed), changed, list(map(self.current.get, changed)))
 
 
 _TIMESTAMP: Final = pa.timestamp("us", "UTC")
-_QUARANTINE_FIELDS: Final = pa.schema([(PARTITION, pa.int64()), (OFFSET, pa.int64()), (QUARANTINE_REASON, pa.string())])
-_QuarantinedChange = tuple[int, int, str]
-"""An event that is given back: partition, offset and why."""
 
 
 class _UnusableError(Exception):
@@ -184,7 +179,7 @@ class ApplyChanges:
     time must not depend on batch boundaries. The times of versions never decrease, so the last version is the row of
     the table.
 
-    State: all rows under one key, because a truncate affects all of them; the displaced rows (see `TableRows`); the
+    State: all rows, under one key because a truncate deletes all of them; the displaced rows (see `TableRows`); the
     time of the latest version.
 
     Args:
@@ -211,43 +206,43 @@ class ApplyChanges:
     @property
     def schema(self) -> pa.Schema:
         """The table's columns, weight and time of a version, and position and reason of a rejected event."""
-        return pa.schema([*self.rows, (WEIGHT, pa.int64()), (SINCE, _TIMESTAMP), *_QUARANTINE_FIELDS])
+        return pa.schema([*self.rows, (WEIGHT, pa.int64()), (SINCE, _TIMESTAMP), *QUARANTINE_SCHEMA])
 
     @property
     def form(self) -> str:
-        """What is kept."""
+        """The description of its state."""
         return f"rows of {self.topic} ({describe_columns(self.rows)}) by {', '.join(self.key)}"
 
     @property
     def description(self) -> str:
-        """What is kept, for messages."""
+        """The description of its state for users."""
         return f"rows of {self.topic} by {', '.join(self.key)}"
 
     def step(self, state: State, inputs: Sequence[pa.Table], watermark: int) -> pa.Table:
         """Process changes in topic order; see `headwater.engine.state.state.Operator`."""
         (events,) = inputs
-        if DELETED in events.column_names:  # a tombstone says nothing about a row
+        if DELETED in events.column_names:  # a tombstone is no change of a row
             events = events.filter(pc.invert(events.column(DELETED)))
         if not len(events):
             return self.schema.empty_table()
         changes = _ChangeBatch.of(events, self.rows, self.key)
-        kept, refused = TableRows(state, changes.keys(), changes.leaving()), []
+        table, rejected = TableRows(state, changes.keys(), changes.leaving()), []
         for number, (offset, op) in enumerate(zip(changes.offsets, changes.ops, strict=True)):
             try:
-                self._apply(changes, number, op, kept)
+                self._apply(changes, number, op, table)
             except _UnusableError as error:
-                refused.append((changes.partitions[number], offset, str(error)))
-        kept.save()
-        return self._build_result(kept.versions, refused)
+                rejected.append((changes.partitions[number], offset, str(error)))
+        table.save()
+        return self._build_result(table.versions, rejected)
 
-    def _apply(self, changes: _ChangeBatch, number: int, op: str | None, kept: TableRows) -> None:
+    def _apply(self, changes: _ChangeBatch, number: int, op: str | None, table: TableRows) -> None:
         since = changes.since[number]
         if op == "truncate":
-            kept.clear(since)
+            table.clear(since)
         elif op == "delete":
-            kept.remove(changes.before.key(number, op), since)
+            table.remove(changes.before.key(number, op), since)
         elif op not in OPS:
-            message = f"its op is {preview(op)}, and can be {', '.join(OPS)}"
+            message = f"its op is {preview(op)}, not one of {', '.join(OPS)}"
             raise _UnusableError(message)
         else:
             key = changes.after.key(number, op)
@@ -255,40 +250,33 @@ class ApplyChanges:
             old = changes.before.key(number, op) if moves else key
             row = changes.after.rows[number]
             if names := changes.unchanged[number]:
-                row = self._fill_unchanged(row, kept.get(key) if old == key else kept.get_leaving(old), names)
+                row = self._fill_unchanged(row, table.get(key) if old == key else table.get_leaving(old), names)
             if old == key:
-                kept.put(key, row, since)
+                table.put(key, row, since)
             else:
-                kept.move(old, key, row, since)
+                table.move(old, key, row, since)
 
     def _fill_unchanged(self, row: bytes, stored: bytes | None, names: Sequence[str]) -> bytes:
         """Returns the row with stored values for the columns that were not sent."""
         if unknown := [name for name in names if name not in self.rows.names]:
-            message = f"its row has no column {preview(unknown[0])} that could be unchanged"
+            message = f"it names {preview(unknown[0])} as unchanged, which is no column of the table"
             raise _UnusableError(message)
         if stored is None:
             message = f"{', '.join(dict.fromkeys(names))} should be unchanged, and there is no row with that key"
             raise _UnusableError(message)
-        sent, had = msgspec.msgpack.decode(row), msgspec.msgpack.decode(stored, type=list[Any])
+        sent, old = msgspec.msgpack.decode(row), msgspec.msgpack.decode(stored, type=list[Any])
         for name in names:
-            place = self.rows.get_field_index(name)
-            sent[place] = had[place]
+            index = self.rows.get_field_index(name)
+            sent[index] = old[index]
         return msgspec.msgpack.encode(sent)
 
-    def _build_result(self, versions: Sequence[Version], refused: Sequence[_QuarantinedChange]) -> pa.Table:
-        rows = RowCodec(self.rows).decode([row for row, _, _ in versions])
-        weights = pa.array([weight for _, weight, _ in versions], pa.int64())
-        since = pa.array([time for _, _, time in versions], pa.int64()).cast(_TIMESTAMP)
-        nothing = [pa.nulls(len(versions), field.type) for field in _QUARANTINE_FIELDS]
-        made = pa.Table.from_arrays([*rows.columns, weights, since, *nothing], schema=self.schema)
-        if not refused:
-            return made
-        bare = [pa.nulls(len(refused), field.type) for field in self.schema][: -len(_QUARANTINE_FIELDS)]
-        given = [
-            pa.array(column, field.type)
-            for column, field in zip(zip(*refused, strict=True), _QUARANTINE_FIELDS, strict=True)
-        ]
-        return pa.concat_tables([made, pa.Table.from_arrays([*bare, *given], schema=self.schema)])
+    def _build_result(self, versions: Sequence[Version], rejected: Sequence[tuple[int, int, str]]) -> pa.Table:
+        rows = decode_rows(self.rows, [row for row, _, _ in versions])
+        rows = rows.append_column(WEIGHT, pa.array([weight for _, weight, _ in versions], pa.int64()))
+        rows = rows.append_column(SINCE, pa.array([time for _, _, time in versions], pa.int64()).cast(_TIMESTAMP))
+        positions = [dict(zip(QUARANTINE_SCHEMA.names, event, strict=True)) for event in rejected]
+        tables = [rows, pa.Table.from_pylist(positions, QUARANTINE_SCHEMA)]
+        return pa.concat_tables(tables, promote_options="default").select(self.schema.names).cast(self.schema)
 
 
 @dataclass(frozen=True)
@@ -305,7 +293,7 @@ class _RowImages:
         """Returns the key of a row.
 
         Raises:
-            _UnusableError: There is none.
+            _UnusableError: The row or a part of its key is missing.
         """
         if not self.present[number]:
             message = f"its op is {op!r}, and it has no {self.name!r}"
@@ -332,47 +320,41 @@ class _ChangeBatch:
     def of(cls, events: pa.Table, rows: pa.Schema, key: tuple[str, ...]) -> _ChangeBatch:
         unchanged = events.column(UNCHANGED).to_pylist()
         before, after = (_image_columns(events.column(side), rows) for side in (BEFORE, AFTER))
-        for name in key:  # a part of the key that was not sent is the one of the row before
-            kept = [name in (names or ()) for names in unchanged]
-            if any(kept):
-                after[name] = pc.if_else(pa.array(kept), before[name], after[name])
-        partitions, offsets = (events.column(name).to_pylist() for name in (PARTITION, OFFSET))
+        for name in key:  # a key column that was not sent has the value of the row before
+            not_sent = [name in (names or ()) for names in unchanged]
+            if any(not_sent):
+                after[name] = pc.if_else(pa.array(not_sent), before[name], after[name])
+        partitions, offsets, ops = (events.column(name).to_pylist() for name in (PARTITION, OFFSET, OP))
         since = events.column(SINCE).cast(pa.int64()).to_pylist()
-        there = [events.column(side).is_valid().to_pylist() for side in (BEFORE, AFTER)]
-        sides = (
-            _build_images(BEFORE, there[0], {name: before[name] for name in key}, key, []),
-            _build_images(AFTER, there[1], after, key, RowCodec(rows).encode(pa.table(after, schema=rows))),
-        )
-        return cls(partitions, offsets, since, events.column(OP).to_pylist(), *sides, unchanged)
+        has_before, has_after = (events.column(side).is_valid().to_pylist() for side in (BEFORE, AFTER))
+        old = _build_images(BEFORE, has_before, before, key, [])
+        new = _build_images(AFTER, has_after, after, key, encode_rows(rows, pa.table(after, schema=rows)))
+        return cls(partitions, offsets, since, ops, old, new, unchanged)
 
     def keys(self) -> Iterable[bytes]:
-        """All keys that are named."""
+        """Yields the keys of all rows."""
         for side in (self.before, self.after):
-            yield from (key for key, there in zip(side.keys, side.present, strict=True) if there)
+            yield from compress(side.keys, side.present)
 
     def leaving(self) -> Iterable[bytes]:
-        """The keys that a row may leave: those of deletes, and of updates that change the key."""
-        for op, there, old, new in zip(self.ops, self.before.present, self.before.keys, self.after.keys, strict=True):
-            if there and (op == "delete" or (op == "update" and old != new)):
+        """Yields the keys that a row may leave: those of deletes, and of updates that change the key."""
+        for op, has_old, old, new in zip(self.ops, self.before.present, self.before.keys, self.after.keys, strict=True):
+            if has_old and (op == "delete" or (op == "update" and old != new)):
                 yield old
 
 
 def _build_images(
-    name: str, there: list[bool], columns: dict[str, pa.Array], key: tuple[str, ...], rows: list[bytes]
+    name: str, present: list[bool], columns: dict[str, pa.Array], key: tuple[str, ...], rows: list[bytes]
 ) -> _RowImages:
-    lacking: list[str | None] = [None] * len(there)
+    missing: list[str | None] = [None] * len(present)
     for column in reversed(key):
         if columns[column].null_count:
-            gaps = columns[column].is_null().to_pylist()
-            lacking = [column if gap else found for gap, found in zip(gaps, lacking, strict=True)]
-    return _RowImages(name, there, encode_keys([columns[column] for column in key]), lacking, rows)
+            nulls = columns[column].is_null().to_pylist()
+            missing = [column if null else other for null, other in zip(nulls, missing, strict=True)]
+    return _RowImages(name, present, encode_keys([columns[column] for column in key]), missing, rows)
 
 
 def _image_columns(side: pa.ChunkedArray, rows: pa.Schema) -> dict[str, pa.Array]:
-    """Returns the columns of the rows on one side; -0.0 is 0.0, so that equal rows have equal bytes."""
+    """Returns the columns of the rows before or after the changes."""
     members = dict(zip((field.name for field in side.type), side.combine_chunks().flatten(), strict=True))
-    found = {field.name: members[field.name].cast(field.type) for field in rows}
-    return {
-        name: pc.add(column, pa.scalar(0.0, column.type)) if pa.types.is_floating(column.type) else column
-        for name, column in found.items()
-    }
+    return {field.name: normalize_zeros(members[field.name].cast(field.type)) for field in rows}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from threading import local
 from typing import TYPE_CHECKING, Any, cast
 
@@ -44,18 +45,24 @@ def evaluate(sql: str, tables: Mapping[str, pa.Table]) -> pa.Table:
         >>> evaluate("select x + 1 as y from t", {"t": pa.table({"x": [1, 2]})}).to_pylist()
         [{'y': 2}, {'y': 3}]
     """
+    with _query(sql, tables) as relation:
+        return relation.to_arrow_table()
+
+
+@contextmanager
+def _query(sql: str, tables: Mapping[str, pa.Table]) -> Iterator[duckdb.DuckDBPyRelation]:
     connection = _connection()
     for name, table in tables.items():
         connection.register(name, table)
     try:
-        return connection.sql(sql).to_arrow_table()
+        yield connection.sql(sql)
     finally:
         for name in tables:
             connection.unregister(name)
 
 
 def result_schema(sql: str, tables: Mapping[str, pa.Schema]) -> pa.Schema:
-    """Returns the columns that a query would have.
+    """Returns the columns of a query's result.
 
     Example:
         >>> result_schema("select x / 2 as y from t", {"t": pa.schema([("x", pa.int32())])})
@@ -65,21 +72,15 @@ def result_schema(sql: str, tables: Mapping[str, pa.Schema]) -> pa.Schema:
 
 
 def result_type(sql: str, tables: Mapping[str, pa.Schema]) -> str:
-    """DuckDB's name for the type of the only column of a query.
+    """Returns DuckDB's name for the type of the only column of a query.
 
     Example:
         >>> result_type("select coalesce(a, b) from t", {"t": pa.schema([("a", pa.int32()), ("b", pa.int64())])})
         'BIGINT'
     """
-    connection = _connection()
-    for name, schema in tables.items():
-        connection.register(name, schema.empty_table())
-    try:
-        (kind,) = connection.sql(sql).types
+    with _query(sql, {name: schema.empty_table() for name, schema in tables.items()}) as relation:
+        (kind,) = relation.types
         return str(kind)
-    finally:
-        for name in tables:
-            connection.unregister(name)
 
 
 def consolidate(rows: pa.Table) -> pa.Table:
@@ -93,25 +94,20 @@ def consolidate(rows: pa.Table) -> pa.Table:
         return rows
     columns = [field.name for field in rows.schema if field.name != WEIGHT]
     if columns and not any(pa.types.is_nested(rows.schema.field(name).type) for name in columns):
-        return _consolidate_by_key(rows, columns)
-    names, weight = ", ".join(map(quote, columns)), quote(WEIGHT)
-    by = f" group by {names}" if names else ""
-    total = f"cast(sum({weight}) as bigint)"
-    sql = f"select {names}{', ' if names else ''}{total} as {weight} from t{by} having sum({weight}) <> 0"
-    return cast_columns(evaluate(sql, {"t": rows}), rows.schema)
-
-
-def _consolidate_by_key(rows: pa.Table, columns: list[str]) -> pa.Table:
-    """Consolidate few rows without a query, whose fixed cost would dominate."""
-    found = group_by_key(rows, columns)
-    totals = np.zeros(len(found.key_columns), np.int64)
-    np.add.at(totals, found.codes, rows.column(WEIGHT).to_numpy())
-    added = found.key_columns.append_column(WEIGHT, pa.array(totals)).filter(pa.array(totals != 0))
-    return added.select(rows.column_names).cast(rows.schema)
+        # Without a query, whose fixed cost would dominate: most changes are few rows.
+        by_key = group_by_key(rows, columns)
+        totals = np.zeros(len(by_key.key_columns), np.int64)
+        np.add.at(totals, by_key.codes, rows.column(WEIGHT).to_numpy())
+        summed = by_key.key_columns.append_column(WEIGHT, pa.array(totals)).filter(pa.array(totals != 0))
+        return summed.select(rows.column_names).cast(rows.schema)
+    weight = quote(WEIGHT)
+    items = ", ".join([*map(quote, columns), f"cast(sum({weight}) as bigint) as {weight}"])
+    by = f" group by {', '.join(map(quote, columns))}" if columns else ""
+    return cast_columns(evaluate(f"select {items} from t{by} having sum({weight}) <> 0", {"t": rows}), rows.schema)
 
 
 def cast_columns(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Cast the rows, column by column.
+    """Cast the columns to the types and names of a schema, in order.
 
     Example:
         >>> cast_columns(pa.table({"x": [1]}), pa.schema([("x", pa.int32())])).schema
@@ -124,7 +120,7 @@ def cast_columns(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """Returns the types for computation: UTC times without a zone, common types for text and binary.
+    """Returns the columns as DuckDB computes with them: UTC times without a zone, one type each for text and binary.
 
     Example:
         >>> plain_schema(pa.schema([("at", pa.timestamp("us", "UTC"))]))
@@ -134,7 +130,7 @@ def plain_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def utc_schema(schema: pa.Schema) -> pa.Schema:
-    """Returns the types that a result has: times with their zone, UTC.
+    """Returns the columns of a result: times have the zone UTC.
 
     Example:
         >>> utc_schema(pa.schema([("at", pa.timestamp("us"))]))
@@ -170,7 +166,7 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _connection() -> duckdb.DuckDBPyConnection:
-    """Returns the connection of this thread; a connection serves one thread at a time."""
+    """Returns the connection of this thread; DuckDB's connections are not thread-safe."""
     import duckdb
 
     found: duckdb.DuckDBPyConnection | None = getattr(_THREAD, "connection", None)
@@ -182,7 +178,7 @@ def _connection() -> duckdb.DuckDBPyConnection:
 
 
 def _elementwise(change: Callable[[str], str]) -> Callable[[pa.Array], pa.Array]:
-    """Map text value by value in Python, whose case rules match Java's; DuckDB knows fewer."""
+    """Apply a function to each text in Python, whose case rules match Java's; DuckDB knows fewer."""
 
     def run(column: pa.Array) -> pa.Array:
         return pa.array([None if text is None else change(text) for text in column.to_pylist()], pa.string())

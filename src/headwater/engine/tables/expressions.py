@@ -1,6 +1,6 @@
-"""Translates scalar expressions from Spark's dialect to DuckDB's.
+"""Translates scalar operators from Spark's dialect to DuckDB's; `scalar_functions` translates functions.
 
-Only expressions with the same value in both are translated; others are refused by name.
+Only expressions with the same value in both are translated; all others are refused.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _COMPARISONS: Final[dict[type[exp.Expr], str]] = {
 }  # fmt: skip
 
 
-def scalar_writer(schema: pa.Schema, query: QueryRefusal) -> ScalarWriter:
+def scalar_writer(schema: pa.Schema, refusal: QueryRefusal) -> ScalarWriter:
     """Returns the writer of expressions over these columns.
 
     Example:
@@ -41,11 +41,7 @@ def scalar_writer(schema: pa.Schema, query: QueryRefusal) -> ScalarWriter:
         >>> scalar.value_type(parse_one("price * 2"))
         Decimal128Type(decimal128(12, 2))
     """
-    return ScalarWriter(schema, query, {**_OPERATORS, **FUNCTIONS})
-
-
-def _column(scalar: ScalarWriter, node: exp.Expr) -> str:
-    return quote(node.name)
+    return ScalarWriter(schema, refusal, {**_OPERATORS, **FUNCTIONS})
 
 
 def _literal(scalar: ScalarWriter, node: exp.Expr) -> str:
@@ -60,10 +56,6 @@ def _literal(scalar: ScalarWriter, node: exp.Expr) -> str:
 def _comparison(scalar: ScalarWriter, node: exp.Expr) -> str:
     scalar.require_same_family(node, node.this, node.expression)
     return f"({scalar.to_sql(node.this)} {_COMPARISONS[type(node)]} {scalar.to_sql(node.expression)})"
-
-
-def _is(scalar: ScalarWriter, node: exp.Expr) -> str:
-    return f"({scalar.to_sql(node.this)} is {scalar.to_sql(node.expression)})"
 
 
 def _between(scalar: ScalarWriter, node: exp.Expr) -> str:
@@ -93,9 +85,10 @@ def _case(scalar: ScalarWriter, node: exp.Expr) -> str:
     branches = node.args.get("ifs") or [node]
     other = node.args.get("default") or node.args.get("false")
     scalar.require_same_family(node, *(each.args["true"] for each in branches), other)
-    if isinstance(node, exp.Case) and node.this is not None:
-        scalar.require_same_family(node, node.this, *(each.this for each in branches))
-    start = scalar.to_sql(node.this) if isinstance(node, exp.Case) and node.this is not None else ""
+    subject = node.this if isinstance(node, exp.Case) else None
+    if subject is not None:
+        scalar.require_same_family(node, subject, *(each.this for each in branches))
+    start = scalar.to_sql(subject) if subject is not None else ""
     whens = " ".join(f"when {scalar.to_sql(each.this)} then {scalar.to_sql(each.args['true'])}" for each in branches)
     end = f" else {scalar.to_sql(other)}" if other is not None else ""
     return f"(case {start} {whens}{end} end)"
@@ -106,15 +99,12 @@ def _sum(sign: str) -> Handler:
         left, right = node.this, node.expression
         if isinstance(right, exp.Interval) and scalar.family(left) == "time":
             return f"(cast({scalar.to_sql(left)} as timestamp) {sign} {scalar.to_sql(right)})"
-        _require_numbers(scalar, node)
-        kinds = scalar.value_type(left), scalar.value_type(right)
-        if not any(map(pa.types.is_decimal, kinds)) or any(map(pa.types.is_floating, kinds)):
+        sizes = _decimal_sizes(scalar, node)
+        if sizes is None:
             return f"({scalar.to_sql(left)} {sign} {scalar.to_sql(right)})"
-        (first, one), (second, two) = (
-            spark_decimal(kind, part) for kind, part in zip(kinds, (left, right), strict=True)
-        )
-        scale = max(one, two)
-        precision = max(first - one, second - two) + scale + 1
+        (left_precision, left_scale), (right_precision, right_scale) = sizes
+        scale = max(left_scale, right_scale)
+        precision = max(left_precision - left_scale, right_precision - right_scale) + scale + 1
         _require_digits(scalar, node, precision)
         wide = f"decimal({max(precision, 19)}, {scale})"
         text = f"cast({scalar.to_sql(left)} as {wide}) {sign} cast({scalar.to_sql(right)} as {wide})"
@@ -124,17 +114,26 @@ def _sum(sign: str) -> Handler:
 
 
 def _product(scalar: ScalarWriter, node: exp.Expr) -> str:
-    _require_numbers(scalar, node)
-    left, right = node.this, node.expression
-    kinds = scalar.value_type(left), scalar.value_type(right)
-    if not any(map(pa.types.is_decimal, kinds)) or any(map(pa.types.is_floating, kinds)):
-        return f"({scalar.to_sql(left)} * {scalar.to_sql(right)})"
-    (first, one), (second, two) = (spark_decimal(kind, part) for kind, part in zip(kinds, (left, right), strict=True))
-    _require_digits(scalar, node, first + second + 1)
+    left, right = scalar.to_sql(node.this), scalar.to_sql(node.expression)
+    sizes = _decimal_sizes(scalar, node)
+    if sizes is None:
+        return f"({left} * {right})"
+    (left_precision, left_scale), (right_precision, right_scale) = sizes
+    precision = left_precision + right_precision + 1
+    _require_digits(scalar, node, precision)
     # The wider left side makes DuckDB compute in 128 bits: in 64 it would report an overflow.
-    wide, narrow = f"decimal({38 - second}, {one})", f"decimal({second}, {two})"
-    text = f"cast({scalar.to_sql(left)} as {wide}) * cast({scalar.to_sql(right)} as {narrow})"
-    return f"cast({text} as decimal({first + second + 1}, {one + two}))"
+    wide, narrow = f"decimal({38 - right_precision}, {left_scale})", f"decimal({right_precision}, {right_scale})"
+    text = f"cast({left} as {wide}) * cast({right} as {narrow})"
+    return f"cast({text} as decimal({precision}, {left_scale + right_scale}))"
+
+
+def _decimal_sizes(scalar: ScalarWriter, node: exp.Expr) -> tuple[tuple[int, int], tuple[int, int]] | None:
+    """Returns precision and scale of both operands if Spark computes in decimals; None if it does not."""
+    _require_numbers(scalar, node)
+    kinds = scalar.value_type(node.this), scalar.value_type(node.expression)
+    if not any(map(pa.types.is_decimal, kinds)) or any(map(pa.types.is_floating, kinds)):
+        return None
+    return spark_decimal(kinds[0], node.this), spark_decimal(kinds[1], node.expression)
 
 
 def _division(sign: str) -> Handler:
@@ -144,11 +143,11 @@ def _division(sign: str) -> Handler:
         if any(map(pa.types.is_decimal, kinds)) and not any(map(pa.types.is_floating, kinds)):
             scalar.query.refuse(node, "division of decimals is not supported", fix="cast(… as double)")
         if sign == "//" and any(map(pa.types.is_floating, kinds)):
-            scalar.query.refuse(node, "DIV is for whole numbers")
+            scalar.query.refuse(node, "DIV needs whole numbers")
         upper, lower = scalar.to_sql(node.this), scalar.to_sql(node.expression)
         if isinstance(node, exp.SafeDivide):
             return f"({upper} / nullif({lower}, 0))"
-        # Spark stops at a division by zero; DuckDB would answer null or infinity.
+        # Spark fails at a division by zero; DuckDB would return null or infinity.
         return f"(case when {lower} = 0 then error('division by zero') else {upper} {sign} {lower} end)"
 
     return write
@@ -167,36 +166,27 @@ def _require_digits(scalar: ScalarWriter, node: exp.Expr, precision: int) -> Non
 
 
 def _cast(scalar: ScalarWriter, node: exp.Expr) -> str:
-    inner, target = node.this, node.args["to"]
-    wanted = duckdb_type(target)
-    source = scalar.value_type(inner)
+    inner = node.this
+    wanted, source = duckdb_type(node.args["to"]), scalar.value_type(inner)
     if wanted is None or node.args.get("safe") or node.args.get("format"):
         scalar.query.refuse(node, "this conversion is not supported")
-    from_, to = (
-        type_family(source),
-        type_family(result_schema(f"select cast(null as {wanted}) as x", {}).field("x").type),
-    )
+    from_, to = type_family(source), type_family(result_schema(f"select cast(null as {wanted}) as x", {}).types[0])
     text = scalar.to_sql(inner)
-    spelled = isinstance(inner, exp.Literal) and inner.is_string and to == "time"
     exact = not pa.types.is_floating(source)
     whole = to == "number" and "decimal" not in wanted and wanted not in ("double", "float")
-    if from_ == "null" or spelled or from_ == to == "text" or from_ == to == "time":
-        return f"cast({text} as {wanted})"
     if from_ == to == "number" and whole and not pa.types.is_integer(source):
-        return f"cast(trunc({text}) as {wanted})"
+        return f"cast(trunc({text}) as {wanted})"  # Spark truncates, DuckDB rounds
     allowed = (
-        (from_ == to == "number" and (exact or "decimal" not in wanted))
+        from_ == "null"
+        or (from_ == to and to in ("text", "time", "boolean"))
+        or (to == "time" and isinstance(inner, exp.Literal) and inner.is_string)
+        or (from_ == to == "number" and (exact or "decimal" not in wanted))
         or (to == "text" and (from_ == "boolean" or (from_ == "number" and exact) or pa.types.is_date(source)))
         or (from_ == "boolean" and whole)
-        or from_ == to == "boolean"
     )
     if not allowed:
-        scalar.query.refuse(node, f"Spark and DuckDB turn {source} into {wanted} by different rules")
+        scalar.query.refuse(node, f"Spark and DuckDB convert {source} to {wanted} by different rules")
     return f"cast({text} as {wanted})"
-
-
-def _dot(scalar: ScalarWriter, node: exp.Expr) -> str:
-    return f"struct_extract({scalar.to_sql(node.this)}, '{node.expression.name.replace(chr(39), chr(39) * 2)}')"
 
 
 def _struct(scalar: ScalarWriter, node: exp.Expr) -> str:
@@ -213,7 +203,7 @@ def _template(form: str) -> Handler:
 
 
 _OPERATORS: Final[dict[type[exp.Expr], Handler]] = {
-    exp.Column: _column,
+    exp.Column: lambda scalar, node: quote(node.name),
     exp.Literal: _literal,
     exp.Boolean: lambda scalar, node: "true" if node.this else "false",
     exp.Null: lambda scalar, node: "null",
@@ -221,7 +211,7 @@ _OPERATORS: Final[dict[type[exp.Expr], Handler]] = {
     exp.Or: _logical("or"),
     exp.Not: _template("(not {})"),
     exp.Paren: _template("({})"),
-    exp.Is: _is,
+    exp.Is: lambda scalar, node: f"({scalar.to_sql(node.this)} is {scalar.to_sql(node.expression)})",
     exp.Between: _between,
     exp.In: _in,
     exp.Case: _case,
@@ -236,7 +226,7 @@ _OPERATORS: Final[dict[type[exp.Expr], Handler]] = {
     exp.Mod: _division("%"),
     exp.Cast: _cast,
     exp.TryCast: _cast,
-    exp.Dot: _dot,
+    exp.Dot: lambda scalar, node: f"struct_extract({scalar.to_sql(node.this)}, {literal(node.expression.name)})",
     exp.Struct: _struct,
     **dict.fromkeys(_COMPARISONS, _comparison),
 }

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import compress
 from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
 
 from headwater.engine.state.encoding import decode_columns, encode_keys
-from headwater.engine.state.state import WEIGHT, State
+from headwater.engine.state.state import WEIGHT, State, describe_columns
 from headwater.engine.tables.accumulators import OrderedValues, Total, total_of
 from headwater.engine.tables.evaluation import evaluate
-from headwater.engine.tables.zset import build_zset, describe_columns
+from headwater.engine.tables.zset import build_zset, without_weight
 from headwater.pipelines.tables.relation import Aggregate
 from headwater.sql.identifiers import quote
 
@@ -23,20 +24,20 @@ __all__ = ["ZSetGroup"]
 _GROUPS: Final = "groups"
 _ENCODE: Final = msgspec.msgpack.Encoder().encode
 Slots = list[list[Any]]
-"""What is kept of groups, column by column: for each slot, its value in each group."""
+"""The stored values of groups, column by column: for each slot, its value in each group."""
 
 
 @dataclass(frozen=True)
 class ZSetGroup:
-    """Emits one row per key: counts, sums and averages are accumulated; min, max and distinct keep their values.
+    """Emits one row per group: counts, sums and averages are accumulated; min, max and distinct store their values.
 
-    Sums are exact, of floats too, so that what was added can be taken away again. Without key columns there is always
-    one row, also of no rows at all.
+    Sums are exact, also of floats, so that a value can be subtracted again without a rest. Without key columns there is
+    always one row, even without input rows.
 
     Args:
         rows: The columns of the input.
-        by: The columns of the key.
-        aggregates: What is computed of each group.
+        by: The key columns.
+        aggregates: The aggregates of each group.
 
     Example:
         >>> from headwater.engine.state.state import MemoryState
@@ -55,20 +56,21 @@ class ZSetGroup:
 
     @property
     def keys(self) -> tuple[tuple[str, ...], ...]:
-        """The columns of the key."""
+        """The key columns."""
         return (self.by,)
 
     @property
     def schema(self) -> pa.Schema:
         """The key, the aggregates and the weight."""
         fields = [self.rows.field(name) for name in self.by]
-        return pa.schema([*fields, *self._results, pa.field(WEIGHT, pa.int64())])
+        results = [pa.field(each.name, self._type(each)) for each in self.aggregates]
+        return pa.schema([*fields, *results, pa.field(WEIGHT, pa.int64())])
 
     @property
     def form(self) -> str:
-        """What is kept for each group."""
-        kept = "; ".join(f"{each.kind} of {each.column or 'rows'}" for each in self.aggregates)
-        return f"groups of ({describe_columns(self.rows)}) by ({', '.join(self.by)}): {kept}"
+        """The description of its state: the aggregates of each group."""
+        aggregates = "; ".join(f"{each.kind} of {each.column or 'rows'}" for each in self.aggregates)
+        return f"groups of ({describe_columns(self.rows)}) by ({', '.join(self.by)}): {aggregates}"
 
     def step(self, state: State, inputs: Sequence[pa.Table], watermark: int) -> pa.Table:
         """Process changes; see `Operator`."""
@@ -77,36 +79,38 @@ class ZSetGroup:
             return self.schema.empty_table()
         delta = self._delta(rows)
         keys = encode_keys([delta.column(name) for name in self.by]) if self.by else [b""]
-        found = state.values(_GROUPS, keys)
-        old = self._slots(found)
-        new = [self._add_delta(slots, number, delta) for number, slots in enumerate(old)]
+        stored = state.values(_GROUPS, keys)
+        fresh = _ENCODE([self._initial_value(what, name) for what, name in self._slot_plan])
+        old = decode_columns([fresh if value is None else value for value in stored], len(self._slot_plan))
+        new = [self._add_delta(values, number, delta) for number, values in enumerate(old)]
         self._update_values(state, rows, keys, new)
-        alive = [bool(count) or not self.by for count in new[0]]
-        packed = [_ENCODE(slots) if there else None for there, slots in zip(alive, zip(*new, strict=True), strict=True)]
+        # Slot 0 is the number of rows: a group without rows is deleted, except the only group of all rows.
+        groups = zip(*new, strict=True)
+        packed = [_ENCODE(slots) if slots[0] or not self.by else None for slots in groups]
         state.put(_GROUPS, keys, None, packed)
-        moved = [before != after for before, after in zip(found, packed, strict=True)]
-        before = [there is not None and differs for there, differs in zip(found, moved, strict=True)]
-        after = [there and differs for there, differs in zip(alive, moved, strict=True)]
-        return build_zset(
-            [(self._build_rows(delta, old, before), -1), (self._build_rows(delta, new, after), 1)], self.schema
-        )
+        changed = [
+            (before, after) if before != after else (None, None) for before, after in zip(stored, packed, strict=True)
+        ]
+        removed = self._build_rows(delta, old, [before is not None for before, _ in changed])
+        added = self._build_rows(delta, new, [after is not None for _, after in changed])
+        return build_zset([(removed, -1), (added, 1)], self.schema)
 
     @cached_property
     def _totals(self) -> dict[str, Total]:
-        """For each column that is added up, how."""
+        """The totals of columns with a sum or average."""
         summed = [each.column for each in self.aggregates if each.kind in ("sum", "avg") and each.column]
         return {name: total_of(name, self.rows.field(name).type) for name in dict.fromkeys(summed)}
 
     @cached_property
     def _value_indexes(self) -> dict[str, OrderedValues]:
-        """For each column whose values are kept, where."""
+        """The stored values of columns with min, max or distinct."""
         kinds = ("min", "max", "distinct")
-        kept = dict.fromkeys(each.column for each in self.aggregates if each.kind in kinds and each.column)
-        return {name: OrderedValues(f"values.{name}", self.rows.field(name)) for name in kept}
+        names = dict.fromkeys(each.column for each in self.aggregates if each.kind in kinds and each.column)
+        return {name: OrderedValues(f"values.{name}", self.rows.field(name)) for name in names}
 
     @cached_property
     def _slot_plan(self) -> list[tuple[str, str | None]]:
-        """The slots: what is kept of each group, first of all its number of rows."""
+        """The slots of a group: aggregate and column; the first is the number of rows."""
         plan: dict[tuple[str, str | None], None] = {("count", None): None}
         for each in self.aggregates:
             if each.kind in ("count", "sum", "avg"):
@@ -114,10 +118,6 @@ class ZSetGroup:
             if each.kind != "count":
                 plan["sum" if each.kind == "avg" else each.kind, each.column] = None
         return list(plan)
-
-    @cached_property
-    def _results(self) -> list[pa.Field]:
-        return [pa.field(each.name, self._type(each)) for each in self.aggregates]
 
     def _type(self, each: Aggregate) -> pa.DataType:
         if each.column is None or each.kind in ("count", "distinct"):
@@ -128,24 +128,20 @@ class ZSetGroup:
         return total.type if each.kind == "sum" else total.average_type
 
     def _delta(self, rows: pa.Table) -> pa.Table:
-        """Returns one row per changed key: the additions to its slots, in columns named by slot number."""
-        by, weight = ", ".join(quote(name) for name in self.by), quote(WEIGHT)
-        items = [quote(name) for name in self.by]
+        """Returns one row per changed group: the additions to its slots, in columns named by slot number."""
+        weight, keys = quote(WEIGHT), [quote(name) for name in self.by]
+        items = list(keys)
         for number, (what, name) in enumerate(self._slot_plan):
             if what == "count":
                 only = f" filter ({quote(name)} is not null)" if name else ""
                 items.append(f'cast(coalesce(sum({weight}){only}, 0) as bigint) as "{number}"')
             elif what == "sum" and name:
-                items += [f'{text} as "{number}.{place}"' for place, text in enumerate(self._totals[name].sql)]
-        input_rows = rows
+                items += [f'{text} as "{number}.{part}"' for part, text in enumerate(self._totals[name].sql)]
         for total in self._totals.values():
-            input_rows = total.prepare(input_rows)
-        sql = f"select {', '.join(items)} from t" + (f" group by {by}" if by else "")
-        return evaluate(sql, {"t": input_rows})
-
-    def _slots(self, found: list[bytes | None]) -> Slots:
-        fresh = _ENCODE([self._initial_value(what, name) for what, name in self._slot_plan])
-        return decode_columns([fresh if value is None else value for value in found], len(self._slot_plan))
+            rows = total.prepare(rows)
+        return evaluate(
+            f"select {', '.join(items)} from t" + (f" group by {', '.join(keys)}" if keys else ""), {"t": rows}
+        )
 
     def _initial_value(self, what: str, name: str | None) -> Any:
         if what == "sum" and name:
@@ -155,34 +151,33 @@ class ZSetGroup:
     def _add_delta(self, old: list[Any], number: int, delta: pa.Table) -> list[Any]:
         what, name = self._slot_plan[number]
         if what == "count":
-            return [one + more for one, more in zip(old, delta.column(str(number)).to_pylist(), strict=True)]
+            return [count + more for count, more in zip(old, delta.column(str(number)).to_pylist(), strict=True)]
         if what == "sum" and name:
             total = self._totals[name]
-            return total.add(old, [delta.column(f"{number}.{place}") for place in range(len(total.sql))])
+            return total.add(old, [delta.column(f"{number}.{part}") for part in range(len(total.sql))])
         return list(old)
 
     def _update_values(self, state: State, rows: pa.Table, keys: list[bytes], new: Slots) -> None:
-        """Update stored values, and the slots that are derived from them."""
-        places = {key: number for number, key in enumerate(keys)}
+        """Update the stored values of columns, and the slots that depend on them."""
+        numbers = {key: number for number, key in enumerate(keys)}
         for name, values in self._value_indexes.items():
-            mine = [(number, what) for number, (what, column) in enumerate(self._slot_plan) if column == name]
+            slots = [(slot, what) for slot, (what, column) in enumerate(self._slot_plan) if column == name]
             for key, moves in values.apply(state, rows, self.by).items():
-                place = places[key]
-                for number, what in mine:
-                    old = new[number][place]
+                group = numbers[key]
+                for slot, what in slots:
+                    old = new[slot][group]
                     if what == "distinct":
-                        new[number][place] = old + len(moves.added) - len(moves.removed)
+                        new[slot][group] = old + len(moves.added) - len(moves.removed)
                     elif what in ("min", "max"):
-                        new[number][place] = values.find_extreme(state, key, moves, old, highest=what == "max")
+                        new[slot][group] = values.find_extreme(state, key, moves, old, highest=what == "max")
 
     def _build_rows(self, delta: pa.Table, slots: Slots, chosen: list[bool]) -> pa.Table:
         """Returns the rows of the chosen groups."""
         mask = pa.array(chosen, pa.bool_())
-        kept = [[value for value, there in zip(slot, chosen, strict=True) if there] for slot in slots]
+        values = [list(compress(slot, chosen)) for slot in slots]
         columns = [delta.column(name).filter(mask).cast(self.rows.field(name).type) for name in self.by]
-        columns += [self._result(each, kept) for each in self.aggregates]
-        schema = pa.schema([field for field in self.schema if field.name != WEIGHT])
-        return pa.Table.from_arrays(columns, schema=schema)
+        columns += [self._result(each, values) for each in self.aggregates]
+        return pa.Table.from_arrays(columns, schema=without_weight(self.schema))
 
     def _result(self, each: Aggregate, slots: Slots) -> pa.Array:
         if each.kind in ("sum", "avg") and each.column:

@@ -1,7 +1,7 @@
-"""Converts versions of a table's rows to Z-set rows, and keeps distinct rows.
+"""Converts versions of a table's rows to Z-set rows, and computes distinct rows.
 
-`Integrate` emits the previous row with weight -1 and the new row with weight +1. `ZSetDistinct` emits each row once and
-keeps the multiplicity of every row.
+`Integrate` emits the previous row with weight -1 and the new row with weight +1. `ZSetDistinct` emits each row once,
+and stores the number of its copies.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from headwater.engine.state.encoding import RowCodec, encode_keys
-from headwater.engine.state.state import DELETED, WEIGHT, State
+from headwater.engine.state.encoding import decode_rows, encode_keys, encode_rows, normalize_zeros
+from headwater.engine.state.state import DELETED, WEIGHT, State, describe_columns
 from headwater.engine.tables.evaluation import consolidate, plain_schema
-from headwater.engine.tables.zset import build_zset, decode_weight, describe_columns, encode_weight
+from headwater.engine.tables.zset import build_zset, decode_weight, encode_weight
 
 __all__ = ["Integrate", "ZSetDistinct"]
 
@@ -24,7 +23,7 @@ _ROWS = "rows"
 
 @dataclass(frozen=True)
 class ZSetDistinct:
-    """Emits a row with its first copy, and retracts it with its last.
+    """Emits a row when its first copy arrives, and retracts it when its last copy is removed.
 
     Args:
         rows: The columns.
@@ -52,7 +51,7 @@ class ZSetDistinct:
 
     @property
     def form(self) -> str:
-        """What is kept for each row."""
+        """The description of its state: the number of copies of each row."""
         return f"number of copies of ({describe_columns(self.rows)})"
 
     def step(self, state: State, inputs: Sequence[pa.Table], watermark: int) -> pa.Table:
@@ -64,23 +63,22 @@ class ZSetDistinct:
         before = [decode_weight(value) for value in state.values(_ROWS, keys)]
         after = [old + more for old, more in zip(before, changed.column(WEIGHT).to_pylist(), strict=True)]
         state.put(_ROWS, keys, None, [encode_weight(weight) for weight in after])
-        turned = [bool(new) - bool(old) for old, new in zip(before, after, strict=True)]
-        places = [number for number, weight in enumerate(turned) if weight]
-        rows = changed.select(self.rows.names).take(pa.array(places, pa.int64()))
-        return build_zset([(rows, [turned[number] for number in places])], self.schema)
+        moves = [bool(new) - bool(old) for old, new in zip(before, after, strict=True)]
+        rows = changed.select(self.rows.names).filter(pa.array(map(bool, moves), pa.bool_()))
+        return build_zset([(rows, list(filter(None, moves)))], self.schema)
 
 
 @dataclass(frozen=True)
 class Integrate:
     """Stores the row of each primary key; a new version replaces it, a deletion removes it.
 
-    The last version in the order of arrival counts. A version equal to the row, and the deletion of a row that is not
-    there, change nothing.
+    Among versions of one key the last in order of arrival counts. A version equal to the stored row, and the deletion
+    of a missing row, change nothing.
 
     Args:
         table: The table's name.
-        rows: The columns that are used.
-        key: The columns of its primary key, with their types.
+        rows: The columns that the query uses.
+        key: The columns of the primary key.
 
     Example:
         >>> from headwater.engine.state.state import MemoryState
@@ -104,12 +102,12 @@ class Integrate:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns that are used, and the weight."""
+        """The columns that the query uses, and the weight."""
         return plain_schema(self.rows).append(pa.field(WEIGHT, pa.int64()))
 
     @property
     def form(self) -> str:
-        """What is kept for each primary key."""
+        """The description of its state: the row of each primary key."""
         return f"row of {self.table} ({describe_columns(self.rows)}) by {describe_columns(self.key)}"
 
     def step(self, state: State, inputs: Sequence[pa.Table], watermark: int) -> pa.Table:
@@ -117,26 +115,18 @@ class Integrate:
         (versions,) = inputs
         if not len(versions):
             return self.schema.empty_table()
-        everyone = encode_keys([versions.column(name).cast(kind) for name, kind in self._key_types()])
-        last = {key: number for number, key in enumerate(everyone)}
+        key_columns = [versions.column(field.name).cast(field.type) for field in plain_schema(self.key)]
+        last = {key: number for number, key in enumerate(encode_keys(key_columns))}
         keys = list(last)
-        present = versions.take(pa.array(last.values(), pa.int64()))
+        versions = versions.take(pa.array(last.values(), pa.int64()))
         plain = plain_schema(self.rows)
-        rows = pa.Table.from_arrays([_plain_column(present, field) for field in plain], schema=plain)
-        gone = present.column(DELETED).to_pylist()
-        after = [None if lost else row for lost, row in zip(gone, RowCodec(plain).encode(rows), strict=True)]
+        columns = [normalize_zeros(versions.column(field.name).cast(field.type)) for field in plain]
+        rows = pa.Table.from_arrays(columns, schema=plain)
+        encoded = zip(versions.column(DELETED).to_pylist(), encode_rows(plain, rows), strict=True)
+        after = [None if deleted else row for deleted, row in encoded]
         before = state.values(_ROWS, keys)
-        moved = [number for number, pair in enumerate(zip(before, after, strict=True)) if pair[0] != pair[1]]
-        state.put(_ROWS, [keys[number] for number in moved], None, [after[number] for number in moved])
-        removed = RowCodec(plain).decode([row for number in moved if (row := before[number]) is not None])
-        added = rows.take(pa.array([number for number in moved if after[number] is not None], pa.int64()))
+        changed = [number for number, (old, new) in enumerate(zip(before, after, strict=True)) if old != new]
+        state.put(_ROWS, [keys[number] for number in changed], None, [after[number] for number in changed])
+        removed = decode_rows(plain, [row for number in changed if (row := before[number]) is not None])
+        added = rows.take(pa.array([number for number in changed if after[number] is not None], pa.int64()))
         return build_zset([(removed, -1), (added, 1)], self.schema)
-
-    def _key_types(self) -> list[tuple[str, pa.DataType]]:
-        return [(field.name, field.type) for field in plain_schema(self.key)]
-
-
-def _plain_column(rows: pa.Table, field: pa.Field) -> pa.ChunkedArray:
-    """Returns a column in its plain type; -0.0 is 0.0, so that equal rows have equal bytes."""
-    column = rows.column(field.name).cast(field.type)
-    return pc.add(column, pa.scalar(0.0, field.type)) if pa.types.is_floating(field.type) else column

@@ -1,7 +1,7 @@
 """Scalar functions with the same value in Spark and DuckDB, and the writer that translates them.
 
 `ScalarWriter` has one handler per kind of syntax node. `type_family`, `spark_decimal` and `duckdb_type` describe types:
-their family, how Spark widens them, and their name in DuckDB.
+their family, their precision and scale in Spark's decimals, and their name in DuckDB.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def type_family(kind: pa.DataType) -> str:
 
 
 def spark_decimal(kind: pa.DataType, node: exp.Expr) -> tuple[int, int]:
-    """Returns precision and scale that Spark gives a number beside a decimal.
+    """Returns the precision and scale to which Spark converts a number in an expression with decimals.
 
     Example:
         >>> spark_decimal(pa.int32(), exp.column("x")), spark_decimal(pa.int32(), exp.Literal.number(12))
@@ -83,7 +83,7 @@ class ScalarWriter:
     Args:
         schema: The columns.
         query: For error messages.
-        handlers: How each kind of node is written.
+        handlers: The functions that translate each kind of node.
 
     Example:
         >>> handlers = {exp.Column: lambda scalar, node: node.name}
@@ -102,11 +102,11 @@ class ScalarWriter:
         """Returns the expression in DuckDB's dialect.
 
         Raises:
-            BadSqlError: A part of it has no equal in DuckDB, or its types do not fit.
+            BadSqlError: A part of it has no equivalent in DuckDB, or its types do not match.
         """
         handler = self._handlers.get(type(node))
         if type(node).__name__ in _NONDETERMINISTIC:
-            self.query.refuse(node, "its value is another each time")
+            self.query.refuse(node, "its value changes with every call")
         if handler is None:
             self.query.refuse(node, "this function or operator is not supported in views over tables")
         return handler(self, node)
@@ -118,30 +118,29 @@ class ScalarWriter:
             import duckdb
 
             try:
-                shape = result_schema(f"select {text} as x from t", {"t": self._schema})
+                (self._kinds[text],) = result_schema(f"select {text} as x from t", {"t": self._schema}).types
             except duckdb.Error as error:
                 self.query.refuse(node, str(error).splitlines()[0])
-            self._kinds[text] = shape.field("x").type
         return self._kinds[text]
 
     def family(self, node: exp.Expr) -> str:
-        """Returns the family of its value: number, text, time and so on."""
+        """Returns the type family of its value: number, text, time and so on."""
         return type_family(self.value_type(node))
 
     def require_same_family(self, node: exp.Expr, *parts: exp.Expr | None) -> None:
-        """Refuse mixed type families, which Spark and DuckDB cast by different rules."""
-        sorts = {self.family(part) for part in parts if part is not None and not _is_time_literal(self, part, parts)}
-        if len(sorts - {"null"}) > 1:
-            self.query.refuse(node, f"it mixes {' and '.join(sorted(sorts))}", fix="cast(… as …)")
+        """Refuse mixed type families, which Spark and DuckDB cast by different rules.
+
+        Text compared with times, as in `at > '2026-01-01'`, is allowed: both parse it as a time.
+        """
+        given = [part for part in parts if part is not None]
+        times = any(self.family(part) == "time" for part in given)
+        given = [part for part in given if not (times and isinstance(part, exp.Literal) and part.is_string)]
+        families = {self.family(part) for part in given}
+        if len(families - {"null"}) > 1:
+            self.query.refuse(node, f"it mixes {' and '.join(sorted(families))}", fix="cast(… as …)")
 
 
 Handler = Callable[[ScalarWriter, exp.Expr], str]
-
-
-def _is_time_literal(scalar: ScalarWriter, part: exp.Expr, parts: tuple[exp.Expr | None, ...]) -> bool:
-    """Returns whether it is text compared with times, as in `at > '2026-01-01'`: both parse it as a time."""
-    times = any(other is not None and other is not part and scalar.family(other) == "time" for other in parts)
-    return isinstance(part, exp.Literal) and part.is_string and times
 
 
 _UNITS: Final = {
@@ -156,36 +155,35 @@ _UNITS: Final = {
 _TRUNC_UNITS: Final = ("SECOND", "MINUTE", "HOUR", "DAY", "WEEK", "MONTH", "QUARTER", "YEAR")
 
 
-def _unary(template: str, *sorts: str) -> Handler:
-    """Returns a handler for a function of one value of these families."""
+def _unary(template: str, family: str) -> Handler:
+    """Returns a handler for a function of one value of a type family."""
 
     def write(scalar: ScalarWriter, node: exp.Expr) -> str:
-        _require_family(scalar, node, node.this, *sorts)
+        _require_family(scalar, node, node.this, family)
         return template.format(scalar.to_sql(node.this))
 
     return write
 
 
-def _require_family(scalar: ScalarWriter, node: exp.Expr, part: exp.Expr, *sorts: str) -> None:
+def _require_family(scalar: ScalarWriter, node: exp.Expr, part: exp.Expr, family: str) -> None:
     found = scalar.family(part)
-    if found not in (*sorts, "null"):
-        scalar.query.refuse(node, f"{part.sql('spark')} is {found}, not {' or '.join(sorts)}")
+    if found not in (family, "null"):
+        scalar.query.refuse(node, f"{part.sql('spark')} is {found}, not {family}")
+
+
+def _is_whole_literal(part: exp.Expr) -> bool:
+    return isinstance(part, exp.Literal) and part.name.isdigit()
 
 
 def _variadic(template: str) -> Handler:
-    """Returns a handler for a function of values of one family."""
+    """Returns a handler for a function of several values of one type family."""
 
     def write(scalar: ScalarWriter, node: exp.Expr) -> str:
-        parts = [part for part in (node.this, *node.expressions) if part is not None]
+        parts = [part for part in (node.this, node.expression, *node.expressions) if part is not None]
         scalar.require_same_family(node, *parts)
         return template.format(", ".join(scalar.to_sql(part) for part in parts))
 
     return write
-
-
-def _nullif(scalar: ScalarWriter, node: exp.Expr) -> str:
-    scalar.require_same_family(node, node.this, node.expression)
-    return f"nullif({scalar.to_sql(node.this)}, {scalar.to_sql(node.expression)})"
 
 
 def _concat(scalar: ScalarWriter, node: exp.Expr) -> str:
@@ -207,7 +205,7 @@ def _substring(scalar: ScalarWriter, node: exp.Expr) -> str:
     _require_family(scalar, node, node.this, "text")
     start, length = node.args.get("start"), node.args.get("length")
     for part in (start, length):
-        if part is not None and not (isinstance(part, exp.Literal) and part.name.isdigit()):
+        if part is not None and not _is_whole_literal(part):
             scalar.query.refuse(node, "start and length of a substring must be plain numbers")
     if start is None or int(start.name) < 1:
         scalar.query.refuse(node, "a substring starts at 1 or later")
@@ -227,14 +225,13 @@ def _round(scalar: ScalarWriter, node: exp.Expr) -> str:
     kind = scalar.value_type(node.this)
     digits = node.args.get("decimals")
     if not pa.types.is_decimal(kind):
-        scalar.query.refuse(
-            node, "only decimals are rounded the same everywhere", fix="round(cast(… as decimal(18, 6)), 2)"
-        )
-    if digits is not None and not (isinstance(digits, exp.Literal) and digits.name.isdigit()):
+        reason, fix = "Spark and DuckDB round only decimals alike", "round(cast(… as decimal(18, 6)), 2)"
+        scalar.query.refuse(node, reason, fix=fix)
+    if digits is not None and not _is_whole_literal(digits):
         scalar.query.refuse(node, "the number of digits must be a plain number")
-    places = min(int(digits.name) if digits is not None else 0, kind.scale)
-    wide = min(38, kind.precision - kind.scale + places + 1)
-    return f"cast({scalar.to_sql(node.this)} as decimal({wide}, {places}))"
+    scale = min(int(digits.name) if digits is not None else 0, kind.scale)
+    precision = min(38, kind.precision - kind.scale + scale + 1)
+    return f"cast({scalar.to_sql(node.this)} as decimal({precision}, {scale}))"
 
 
 def _rounding(word: str) -> Handler:
@@ -243,8 +240,8 @@ def _rounding(word: str) -> Handler:
         if node.args.get("decimals") is not None or node.args.get("to") is not None:
             scalar.query.refuse(node, f"{word} has one argument")
         if pa.types.is_decimal(kind):
-            wide = min(38, kind.precision - kind.scale + 1)
-            return f"cast({word}({scalar.to_sql(node.this)}) as decimal({wide}, 0))"
+            precision = min(38, kind.precision - kind.scale + 1)
+            return f"cast({word}({scalar.to_sql(node.this)}) as decimal({precision}, 0))"
         _require_family(scalar, node, node.this, "number")
         return f"cast({word}({scalar.to_sql(node.this)}) as bigint)"
 
@@ -282,9 +279,8 @@ def _date_trunc(scalar: ScalarWriter, node: exp.Expr) -> str:
 
 
 def _interval(scalar: ScalarWriter, node: exp.Expr) -> str:
-    length = _parse_interval(
-        f"{node.this.name if node.this else ''} {node.args['unit'].name if node.args.get('unit') else ''}"
-    )
+    unit = node.args.get("unit")
+    length = _parse_interval(f"{node.this.name if node.this else ''} {unit.name if unit else ''}")
     if length is None:
         scalar.query.refuse(node, f"an interval is a number of {', '.join(_UNITS).lower()}", fix="interval 1 hour")
     return f"to_microseconds({length // timedelta(microseconds=1)})"
@@ -300,18 +296,19 @@ def _parse_interval(text: str) -> timedelta | None:
 def _window(scalar: ScalarWriter, node: exp.Expr) -> str:
     """Translate `window(at, '1 hour')`: the interval, aligned to 1970, that contains a time."""
     if node.name.lower() != "window":
-        scalar.query.refuse(node, "this function is not known")
+        scalar.query.refuse(node, "this function is unknown")
     if len(node.expressions) != 2:
-        scalar.query.refuse(node, "only windows that follow one another are supported", fix="window(at, '1 hour')")
+        scalar.query.refuse(node, "only tumbling windows are supported", fix="window(at, '1 hour')")
     time, length = node.expressions
     found = _parse_interval(length.name) if isinstance(length, exp.Literal) else None
     if found is None or found <= timedelta(0):
-        scalar.query.refuse(node, "the length of a window is a text such as '1 hour'")
+        scalar.query.refuse(node, "the length of a window must be text such as '1 hour'")
     if not pa.types.is_timestamp(scalar.value_type(time)):
         scalar.query.refuse(node, f"{time.sql('spark')} is not a time")
     size = found // timedelta(microseconds=1)
-    now = f"epoch_us({scalar.to_sql(time)})"
-    start = f"({now} - (({now} % {size}) + {size}) % {size})"
+    micros = f"epoch_us({scalar.to_sql(time)})"
+    # A remainder that is not negative, also for times before 1970.
+    start = f"({micros} - (({micros} % {size}) + {size}) % {size})"
     members = f'"start" := make_timestamp({start}), "end" := make_timestamp({start} + {size})'
     return f"(case when {scalar.to_sql(time)} is not null then struct_pack({members}) end)"
 
@@ -338,7 +335,7 @@ FUNCTIONS: Final[dict[type[exp.Expr], Handler]] = {
     exp.Like: _like,
     exp.Minute: _unary("cast(minute({}) as integer)", "time"),
     exp.Month: _unary("cast(month({}) as integer)", "time"),
-    exp.Nullif: _nullif,
+    exp.Nullif: _variadic("nullif({})"),
     exp.Quarter: _unary("cast(quarter({}) as integer)", "time"),
     exp.Round: _round,
     exp.Second: _unary("cast(second({}) as integer)", "time"),
@@ -350,4 +347,4 @@ FUNCTIONS: Final[dict[type[exp.Expr], Handler]] = {
     exp.TsOrDsToDate: _date,
     exp.Year: _unary("cast(year({}) as integer)", "time"),
 }
-"""How each function is written; one that is not here is refused."""
+"""The handlers of functions; a function without one is refused."""

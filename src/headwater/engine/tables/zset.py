@@ -1,8 +1,8 @@
 """Z-set rows: rows with a weight, and the functions that all operators over them share.
 
 A stateless function is linear: its result for two sets of rows is the sum of its results for each. So
-`apply_with_weights` passes the rows before a change with weight -1 and the rows after it with weight +1. The sum of the
-weights of each result row is the change of the view. This holds for inserts, updates and deletes, in any order.
+`apply_with_weights` gives the rows before a change weight -1 and the rows after it weight +1. The sum of the weights of
+each result row is the change of the view. This holds for inserts, updates and deletes, in any order.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ __all__ = [
     "apply_with_weights",
     "build_zset",
     "decode_weight",
-    "describe_columns",
     "distinct_rows",
     "encode_weight",
     "sum_weights",
+    "without_weight",
 ]
 
 
@@ -39,30 +39,30 @@ def apply_with_weights(
 
     Args:
         apply: The function.
-        after: A frame for each input; of a view, its new rows.
-        before: The old rows, for those inputs that are views.
+        after: The frame of each input: the rows of a topic, the new rows of a view.
+        before: The frames of the old rows, for inputs that are views.
     """
-    gone = {name: before[name] if name in before else frame.where(F.lit(False)) for name, frame in after.items()}
+    old = {name: before[name] if name in before else frame.where(F.lit(False)) for name, frame in after.items()}
     added = apply(after).withColumn(WEIGHT, F.lit(1))
-    return added.unionByName(apply(gone).withColumn(WEIGHT, F.lit(-1)))
+    return added.unionByName(apply(old).withColumn(WEIGHT, F.lit(-1)))
 
 
 def sum_weights(rows: pa.Table) -> pa.Table:
-    """Sum the weights of equal rows.
+    """Returns the distinct rows, each with the sum of its weights, which may be 0.
 
     Example:
         >>> sum_weights(pa.table({"k": [1, 1, 2, 2], WEIGHT: [1, -1, 1, 1]})).to_pylist()
         [{'k': 1, '_hw_weight': 0}, {'k': 2, '_hw_weight': 2}]
     """
-    shown = rows.drop_columns([WEIGHT])
-    first, at = _first_occurrences(shown)
+    visible = rows.drop_columns([WEIGHT])
+    first, codes = _first_occurrences(visible)
     weights = np.zeros(len(first), np.int64)
-    np.add.at(weights, at, rows.column(WEIGHT).to_numpy())
-    return shown.take(first).append_column(WEIGHT, pa.array(weights))
+    np.add.at(weights, codes, rows.column(WEIGHT).to_numpy())
+    return visible.take(first).append_column(WEIGHT, pa.array(weights))
 
 
 def distinct_rows(rows: pa.Table) -> pa.Table:
-    """Returns the rows, each once: an event that was delivered twice gives the same row twice.
+    """Returns each row once; an event that was delivered twice gives the same row twice.
 
     Example:
         >>> distinct_rows(pa.table({"k": [1, 2, 1]})).to_pylist()
@@ -72,19 +72,14 @@ def distinct_rows(rows: pa.Table) -> pa.Table:
 
 
 def _first_occurrences(rows: pa.Table) -> tuple[pa.Array, npt.NDArray[np.int64]]:
-    """Returns the index of each first occurrence, and for each row the number of its equal."""
-    by_row = group_by_key(
-        pa.table({str(n): _to_comparable(column) for n, column in enumerate(rows.columns)}),
-        [str(n) for n in range(rows.num_columns)],
-    )
+    """Returns the first index of each distinct row, and for each row the number of its distinct row."""
+    columns = {}
+    for number, column in enumerate(rows.columns):
+        if pa.types.is_nested(column.type):  # compared as text: maps have no order, so `encode_keys` refuses them
+            column = pa.array([repr(value) for value in column.to_pylist()], pa.string())  # noqa: PLW2901
+        columns[str(number)] = column
+    by_row = group_by_key(pa.table(columns), list(columns))
     return pa.array(by_row.order[by_row.starts[:-1]]), by_row.codes
-
-
-def _to_comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Returns the column, with nested types as text because some have no order."""
-    if not pa.types.is_nested(column.type):
-        return column
-    return pa.chunked_array([pa.array([repr(value) for value in column.to_pylist()], pa.string())])
 
 
 _ENCODE = msgspec.msgpack.Encoder().encode
@@ -94,7 +89,7 @@ _DECODE = msgspec.msgpack.Decoder(int).decode
 def build_zset(
     parts: Iterable[tuple[pa.Table, int | Sequence[int] | npt.NDArray[np.int64]]], schema: pa.Schema
 ) -> pa.Table:
-    """Returns rows and their weights (one for all, or one each) as one table.
+    """Returns rows with their weights as one table; a part has one weight for all rows or one for each.
 
     Example:
         >>> schema = pa.schema([("x", pa.int64()), ("_hw_weight", pa.int64())])
@@ -110,18 +105,18 @@ def build_zset(
     return pa.concat_tables(tables) if tables else schema.empty_table()
 
 
-def describe_columns(schema: pa.Schema) -> str:
-    """Returns a description of columns, for the form of a state.
+def without_weight(schema: pa.Schema) -> pa.Schema:
+    """Returns the columns other than the weight.
 
     Example:
-        >>> describe_columns(pa.schema([("x", pa.int64()), ("y", pa.string())]))
-        'x int64, y string'
+        >>> without_weight(pa.schema([("x", pa.int64()), (WEIGHT, pa.int64())])).names
+        ['x']
     """
-    return ", ".join(f"{field.name} {field.type}" for field in schema)
+    return pa.schema([field for field in schema if field.name != WEIGHT])
 
 
 def decode_weight(value: bytes | None) -> int:
-    """Decode a stored weight; 0 for none.
+    """Decode a stored weight; 0 for a missing entry.
 
     Example:
         >>> decode_weight(encode_weight(3)), decode_weight(None)

@@ -1,7 +1,10 @@
 """Functional dependencies of a relation: finds which columns identify a row.
 
-Besides columns there are row marks. The mark of a table's row stands for the row itself. A set of columns identifies a
-row of the relation if it determines all marks of the relation.
+The rules relate columns and row ids. A row id stands for a row of a table, a group or a union. A set of columns
+identifies a row of the relation if it determines all row ids of the relation.
+
+Names with # are internal: `#3` is a row id, `#4.price` a column that a projection hides, `window#start` the start of a
+window, `#either.a|b` the value of `coalesce(a, b)`.
 """
 
 from __future__ import annotations
@@ -14,12 +17,14 @@ from sqlglot import exp
 
 from headwater.pipelines.tables.pushdown import columns_in
 from headwater.pipelines.tables.relation import Distinct, GroupBy, Join, Project, Relation, Scan, Top, Union, Where
-from headwater.pipelines.tables.sql_nodes import QueryRefusal, conjuncts
+from headwater.pipelines.tables.sql_nodes import QueryRefusal, conjuncts, is_window
 
 __all__ = ["identifies", "require_key"]
 
 Names = frozenset[str]
 Keys = Mapping[str, tuple[str, ...]]
+Rules = list[tuple[list[str], list[str]]]
+"""Dependencies: the first names determine the second."""
 
 
 def require_key(
@@ -32,7 +37,7 @@ def require_key(
         key: The declared key.
         tables: The key of each table.
         refusal: For error messages.
-        windows: The columns of each table that are windows: its start determines a window, and so does its end.
+        windows: The window columns of each table. A window is determined by its start, and by its end.
 
     Raises:
         BadSqlError: The key does not identify a row of the result.
@@ -83,7 +88,7 @@ def _minimal_key(relation: Relation, tables: Keys, windows: Keys | None) -> list
 
 @dataclass(frozen=True)
 class _Dependencies:
-    """Functional dependencies, and the marks that together identify the row."""
+    """Functional dependencies of a relation, and the row ids that together identify its row."""
 
     rules: tuple[tuple[Names, Names], ...]
     row_ids: Names
@@ -102,11 +107,11 @@ class _Dependencies:
         return _Dependencies((*self.rules, *added), self.row_ids)
 
     def with_nulls(self) -> _Dependencies:
-        """Returns the dependencies that hold if rows of nulls are added; no column is constant any more."""
+        """Returns the dependencies of the side of an outer join that may be null; it has no constant columns."""
         return _Dependencies(tuple(rule for rule in self.rules if rule[0]), self.row_ids)
 
     def restrict_to(self, names: Iterable[str], row_id: str) -> _Dependencies:
-        """Returns the dependencies between some columns after rows were merged under a new mark."""
+        """Returns the dependencies between some columns after rows were merged to rows with a new id."""
         given_names = frozenset(names)
         named = frozenset(name for rule in self.rules for part in rule for name in part)
         kept = given_names | {name for name in named if name.split("#")[0] in given_names}
@@ -126,11 +131,9 @@ class _DependencyAnalysis:
     def analyze(self, relation: Relation) -> _Dependencies:
         if isinstance(relation, Scan):
             row_id = self._new_row_id()
-            known = _Dependencies((), frozenset([row_id]))
-            known = known.with_rules((self._tables[relation.table], [row_id]), ([row_id], relation.columns))
-            return known.with_rules(
-                *(rule for name in self._windows.get(relation.table, ()) for rule in _window_rules(name))
-            )
+            windows = [rule for name in self._windows.get(relation.table, ()) for rule in _window_rules(name)]
+            row = ((self._tables[relation.table], [row_id]), ([row_id], relation.columns))
+            return _Dependencies((), frozenset([row_id])).with_rules(*row, *windows)
         if isinstance(relation, Where):
             return self.analyze(relation.input).with_rules(*_equality_rules(relation.condition))
         if isinstance(relation, Project):
@@ -151,7 +154,7 @@ class _DependencyAnalysis:
         return known.with_rules((keys, [row_id]), ([row_id], relation.columns))
 
     def _union_keys(self, relation: Union) -> list[list[str]]:
-        """Returns the key of a union: a column with another constant in each part, and the key of each part."""
+        """Returns the keys of a union: a column with another constant in each part, and the keys of all parts."""
         positions = [
             number
             for number in range(len(relation.columns))
@@ -180,10 +183,13 @@ class _DependencyAnalysis:
             known = known.with_rules(
                 (sources, [name]), *(([name], [hidden + same]) for same in _invertible_names(tree))
             )
-            if _is_window(tree):
+            if is_window(tree):
                 known = known.with_rules(*_window_rules(name))
-            if isinstance(tree, exp.Column):
-                known = known.with_rules(*_window_alias_rules(below, tree.name, name, hidden))
+            if isinstance(tree, exp.Column):  # a window may have a new name: so have its start and end
+                names = {each for rule in below.rules for part in rule for each in part}
+                members = sorted(each for each in names if each.startswith(f"{tree.name}#"))
+                pairs = [(name + each[len(tree.name) :], hidden + each) for each in members]
+                known = known.with_rules(*_equal_rules(pairs))
         return known
 
     def _join(self, relation: Join) -> _Dependencies:
@@ -196,9 +202,7 @@ class _DependencyAnalysis:
         lefts, rights = ([pair[side] for pair in relation.on] for side in (0, 1))
         # A row without a partner has nulls on the other side: they are determined by its own key, not the reverse.
         if relation.how == "inner":
-            known = known.with_rules(
-                *(rule for pair in relation.on for rule in (([pair[0]], [pair[1]]), ([pair[1]], [pair[0]])))
-            )
+            known = known.with_rules(*_equal_rules(relation.on))
         if relation.how == "left":
             known = known.with_rules((lefts, rights))
         if relation.how == "right":
@@ -216,9 +220,14 @@ class _DependencyAnalysis:
         return known
 
 
-def _equality_rules(condition: exp.Expr) -> list[tuple[list[str], list[str]]]:
-    """Returns the dependencies of a condition: `a = b`, `a = 3`."""
-    rules: list[tuple[list[str], list[str]]] = []
+def _equal_rules(pairs: Iterable[tuple[str, str]]) -> Rules:
+    """Returns the rules of equal names: each determines the other."""
+    return [rule for one, other in pairs for rule in (([one], [other]), ([other], [one]))]
+
+
+def _equality_rules(condition: exp.Expr) -> Rules:
+    """Returns the rules of a condition such as `a = b` or `a = 3`."""
+    rules: Rules = []
     for part in conjuncts(condition):
         if not isinstance(part, exp.EQ):
             continue
@@ -250,21 +259,10 @@ def _constant_at(relation: Relation, number: int) -> exp.Expr | None:
     return tree if isinstance(tree, exp.Literal) else None
 
 
-def _window_rules(name: str) -> list[tuple[list[str], list[str]]]:
+def _window_rules(name: str) -> Rules:
     """Returns the rules of a window: it determines its start and end, and each of them determines it."""
     ends = [f"{name}#start", f"{name}#end"]
     return [([name], ends), *(([end], [name]) for end in ends)]
-
-
-def _is_window(tree: exp.Expr) -> bool:
-    return isinstance(tree, exp.Anonymous) and tree.name.lower() == "window"
-
-
-def _window_alias_rules(below: _Dependencies, old: str, new: str, hidden: str) -> list[tuple[list[str], list[str]]]:
-    """Returns the rules for start and end of a window under its new name."""
-    named = {name for rule in below.rules for part in rule for name in part if name.startswith(f"{old}#")}
-    pairs = [(f"{new}#{name[len(old) + 1 :]}", hidden + name) for name in sorted(named)]
-    return [rule for one, other in pairs for rule in (([one], [other]), ([other], [one]))]
 
 
 def _coalesce_name(one: str, other: str) -> str:

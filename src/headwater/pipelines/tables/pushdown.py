@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from dataclasses import replace
 
 from sqlglot import exp
 
@@ -42,19 +42,15 @@ def _push_filters(relation: Relation) -> Relation:
     if isinstance(relation, Union):
         return Union(tuple(_push_filters(each) for each in relation.inputs))
     if isinstance(relation, Join):
-        left, right = _push_filters(relation.left), _push_filters(relation.right)
-        return Join(left, right, relation.how, relation.on, relation.columns)
-    if isinstance(relation, Project):
-        return Project(_push_filters(relation.input), relation.items)
-    if isinstance(relation, GroupBy):
-        return GroupBy(_push_filters(relation.input), relation.keys, relation.aggregates)
-    if isinstance(relation, Top):
-        return Top(_push_filters(relation.input), relation.per, relation.by, relation.count, relation.rank)
-    return Distinct(_push_filters(relation.input))
+        return replace(relation, left=_push_filters(relation.left), right=_push_filters(relation.right))
+    return replace(relation, input=_push_filters(relation.input))
 
 
 def _add_conditions(relation: Relation, parts: list[exp.Expr]) -> Relation:
-    """Add conditions, each to the join side whose columns alone it reads, where that is equivalent."""
+    """Add conditions; a condition that reads columns of one join side only moves below the join, where that is valid.
+
+    A condition must not move to the side of an outer join that gets nulls: it would no longer drop those rows.
+    """
     if not parts:
         return relation
     if isinstance(relation, Where):
@@ -70,50 +66,39 @@ def _add_conditions(relation: Relation, parts: list[exp.Expr]) -> Relation:
             right.append(part)
         else:
             rest.append(part)
-    sides = _add_conditions(relation.left, left), _add_conditions(relation.right, right)
-    join: Relation = Join(*sides, relation.how, relation.on, relation.columns)
+    join = replace(relation, left=_add_conditions(relation.left, left), right=_add_conditions(relation.right, right))
     return Where(join, conjunction(rest)) if rest else join
 
 
 def _prune(relation: Relation, used: frozenset[str]) -> Relation:
     if isinstance(relation, Scan):
-        # A row without columns would be no row: one column stays, also for `count(*)`.
-        return Scan(relation.table, _keep_columns(relation.columns, used) or relation.columns[:1])
-    if isinstance(relation, Where):
-        return Where(_prune(relation.input, used | columns_in(relation.condition)), relation.condition)
-    if isinstance(relation, Project):
-        items = tuple((name, tree) for name, tree in relation.items if name in used)
-        below = frozenset(name for _, tree in items for name in columns_in(tree))
-        return Project(_prune(relation.input, below), items)
+        # A row needs a column: one stays even if no column is used, as in `count(*)`.
+        return Scan(relation.table, tuple(name for name in relation.columns if name in used) or relation.columns[:1])
     if isinstance(relation, Join):
-        return _prune_join(relation, used)
+        left, right = ({pair[side] for pair in relation.on} for side in (0, 1))
+        return replace(
+            relation,
+            left=_prune(relation.left, used.intersection(relation.left.columns) | left),
+            right=_prune(relation.right, used.intersection(relation.right.columns) | right),
+            columns=tuple(name for name in relation.columns if name in used),
+        )
     if isinstance(relation, Union):
         positions = [number for number, name in enumerate(relation.columns) if name in used]
-        return Union(tuple(_prune(each, _columns_at(each, positions)) for each in relation.inputs))
+        names = [frozenset(each.columns[position] for position in positions) for each in relation.inputs]
+        return Union(tuple(map(_prune, relation.inputs, names)))
+    if isinstance(relation, Project):
+        relation = replace(relation, items=tuple((name, tree) for name, tree in relation.items if name in used))
+    return replace(relation, input=_prune(relation.input, _columns_below(relation, used)))
+
+
+def _columns_below(relation: Where | Project | GroupBy | Top | Distinct, used: frozenset[str]) -> frozenset[str]:
+    """Returns the columns of its input that a relation reads."""
+    if isinstance(relation, Where):
+        return used | columns_in(relation.condition)
+    if isinstance(relation, Project):
+        return frozenset(name for _, tree in relation.items for name in columns_in(tree))
     if isinstance(relation, GroupBy):
-        values = {aggregate.column for aggregate in relation.aggregates if aggregate.column is not None}
-        below = frozenset(relation.keys) | values
-        return GroupBy(_prune(relation.input, below), relation.keys, relation.aggregates)
+        return frozenset([*relation.keys, *(each.column for each in relation.aggregates if each.column is not None)])
     if isinstance(relation, Top):
-        below = used.intersection(relation.input.columns) | set(relation.per) | {by.column for by in relation.by}
-        return Top(_prune(relation.input, below), relation.per, relation.by, relation.count, relation.rank)
-    return Distinct(_prune(relation.input, frozenset(relation.columns)))
-
-
-def _prune_join(relation: Join, used: frozenset[str]) -> Join:
-    left, right = ({pair[side] for pair in relation.on} for side in (0, 1))
-    return Join(
-        _prune(relation.left, used.intersection(relation.left.columns) | left),
-        _prune(relation.right, used.intersection(relation.right.columns) | right),
-        relation.how,
-        relation.on,
-        _keep_columns(relation.columns, used),
-    )
-
-
-def _columns_at(relation: Relation, positions: Iterable[int]) -> frozenset[str]:
-    return frozenset(relation.columns[position] for position in positions)
-
-
-def _keep_columns(names: Iterable[str], used: frozenset[str]) -> tuple[str, ...]:
-    return tuple(name for name in names if name in used)
+        return used.intersection(relation.input.columns) | set(relation.per) | {by.column for by in relation.by}
+    return frozenset(relation.columns)

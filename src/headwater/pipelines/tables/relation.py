@@ -1,4 +1,4 @@
-"""A query over tables as a tree of relational steps; each step knows the names of its columns."""
+"""Relational algebra of queries over tables: a tree of steps, each of which knows the names of its columns."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Where:
 
 @dataclass(frozen=True)
 class Project:
-    """The values of expressions for each row; columns in them have a name and no table.
+    """The values of expressions for each row; columns in the expressions have no table qualifier.
 
     Example:
         >>> from sqlglot import parse_one
@@ -79,13 +79,13 @@ class Project:
 
 @dataclass(frozen=True)
 class Join:
-    """Pairs of rows whose key columns are equal; a null is equal to nothing.
+    """Pairs of rows whose key columns are equal; a null equals nothing.
 
     Args:
-        left: Rows.
-        right: Rows; no name of a column is on both sides.
-        how: Which rows without a partner are kept too; `semi` and `anti` give rows of the left side alone.
-        on: Pairs of columns, left and right.
+        left: The left side.
+        right: The right side; the two sides have no column name in common.
+        how: The type of the join; `semi` and `anti` return rows of the left side only.
+        on: Pairs of key columns, left and right.
         columns: The columns of the result.
 
     Example:
@@ -187,11 +187,11 @@ class Top:
     """The first rows of each group in an order; ties are broken by the row's contents.
 
     Args:
-        input: Rows.
-        per: The columns of the group; none for all rows together.
+        input: The rows.
+        per: The group columns; empty for one group of all rows.
         by: The order.
-        count: How many rows of each group.
-        rank: The name of a column with the number of the row, if wanted.
+        count: The maximum rows of each group.
+        rank: The name of the column with the rank of a row; None for no such column.
 
     Example:
         >>> Top(Scan("a", ("x",)), (), (SortKey("x", True, False),), 3, rank="place").columns

@@ -7,7 +7,7 @@ columns that must be equal and the remaining conditions. Top-N is `row_number() 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final, cast
+from typing import Final
 
 from sqlglot import exp
 
@@ -32,18 +32,18 @@ from headwater.pipelines.tables.sql_nodes import (
     flatten_columns,
 )
 
-__all__ = ["apply_limit", "group_rows", "has_aggregates", "join_relations", "rank_rows", "upper_bounds"]
+__all__ = ["apply_limit", "group_rows", "has_aggregates", "join_relations", "output_name", "rank_rows", "upper_bounds"]
 
 SelectItems = list[tuple[str, exp.Expr]]
 _AGGREGATE_KINDS: Final[dict[type[exp.Expr], AggregateKind]] = {
     exp.Count: "count", exp.Sum: "sum", exp.Avg: "avg", exp.Min: "min", exp.Max: "max", exp.CountIf: "count",
     exp.LogicalOr: "max", exp.LogicalAnd: "min",
 }  # fmt: skip
-_NOT_INCREMENTAL: Final = "its value depends on the order of rows, or cannot be kept up to date in small steps"
+_NOT_INCREMENTAL: Final = "its value depends on the order of rows, or cannot be maintained incrementally"
 
 
 def has_aggregates(trees: Iterable[exp.Expr | None]) -> bool:
-    """Returns whether one of the expressions contains an aggregate, other than over a window.
+    """Returns whether one of the expressions contains an aggregate that is no window function.
 
     Example:
         >>> from sqlglot import parse_one
@@ -57,10 +57,10 @@ def has_aggregates(trees: Iterable[exp.Expr | None]) -> bool:
 def group_rows(
     rows: Relation, tree: exp.Select, items: SelectItems, sorting: list[exp.Expr], refusal: QueryRefusal
 ) -> tuple[Relation, SelectItems, list[exp.Expr]]:
-    """Returns the groups of a SELECT, and its items and ORDER BY in terms of them.
+    """Returns the groups of a SELECT, and its items and ORDER BY in terms of the groups.
 
     Raises:
-        BadSqlError: An aggregate that is not known, or a column outside of one that is no part of GROUP BY.
+        BadSqlError: An aggregate is not supported, or a column is neither in GROUP BY nor inside an aggregate.
 
     Example:
         >>> from sqlglot import parse_one
@@ -75,17 +75,18 @@ def group_rows(
     above = [(name, rewriter.rewrite(item)) for name, item in items]
     having = tree.args.get("having")
     condition = rewriter.rewrite(having.this) if having else None
-    shown = {name for name, _ in items}
-    ordered = [each if _names_output(each, shown) else rewriter.rewrite(each) for each in sorting]
-    below = Project(rows, tuple((f"group.{number}", key) for number, key in enumerate(rewriter.keys)) + rewriter.values)
-    groups: Relation = GroupBy(
-        below, tuple(f"group.{number}" for number in range(len(rewriter.keys))), rewriter.aggregates
-    )
+    outputs = {name for name, _ in items}
+    ordered = [each if output_name(each) in outputs else rewriter.rewrite(each) for each in sorting]
+    keys = tuple((name, key) for key, name in rewriter.keys.items())
+    values = tuple((name, value) for value, name in rewriter.values.items())
+    aggregates = tuple(rewriter.aggregates.values())
+    groups: Relation = GroupBy(Project(rows, keys + values), tuple(name for name, _ in keys), aggregates)
     return (Where(groups, condition) if condition is not None else groups), above, ordered
 
 
-def _names_output(each: exp.Expr, shown: set[str]) -> bool:
-    return isinstance(each, exp.Column) and not each.table and each.name in shown
+def output_name(tree: exp.Expr) -> str | None:
+    """Returns the result column that an item of ORDER BY names, which has no table qualifier; None for others."""
+    return tree.name if isinstance(tree, exp.Column) and not tree.table and "." not in tree.name else None
 
 
 def _group_keys(tree: exp.Select, items: SelectItems, refusal: QueryRefusal) -> list[exp.Expr]:
@@ -107,26 +108,17 @@ class _GroupRewriter:
     """Rewrites expressions in terms of groups: keys and aggregates become columns."""
 
     def __init__(self, keys: list[exp.Expr], refusal: QueryRefusal) -> None:
-        self.keys = keys
         self._refusal = refusal
-        self._key_columns = {key: f"group.{number}" for number, key in enumerate(keys)}
-        self._values: dict[exp.Expr, str] = {}
-        self._aggregates: dict[tuple[AggregateKind, str | None], Aggregate] = {}
-
-    @property
-    def values(self) -> tuple[tuple[str, exp.Expr], ...]:
-        return tuple((name, value) for value, name in self._values.items())
-
-    @property
-    def aggregates(self) -> tuple[Aggregate, ...]:
-        return tuple(self._aggregates.values())
+        self.keys = {key: f"group.{number}" for number, key in enumerate(keys)}
+        self.values: dict[exp.Expr, str] = {}
+        self.aggregates: dict[tuple[AggregateKind, str | None], Aggregate] = {}
 
     def rewrite(self, tree: exp.Expr) -> exp.Expr:
         return self._rewrite_node(flatten_columns(tree, self._refusal))
 
     def _rewrite_node(self, node: exp.Expr) -> exp.Expr:
-        if node in self._key_columns:
-            return column(self._key_columns[node])
+        if node in self.keys:
+            return column(self.keys[node])
         if isinstance(node, exp.Filter):
             return self._rewrite_aggregate(node.this, node.expression.this)
         if isinstance(node, exp.AggFunc) and not isinstance(node.parent, exp.Window):
@@ -146,7 +138,7 @@ class _GroupRewriter:
         if kind is None:
             self._refusal.refuse(node, _NOT_INCREMENTAL, fix="count, sum, avg, min, max or count(distinct …)")
         if has_aggregates(node.iter_expressions()):
-            self._refusal.refuse(node, "an aggregate inside an aggregate")
+            self._refusal.refuse(node, "an aggregate inside an aggregate is not supported")
         value: exp.Expr | None = node.this
         if isinstance(value, exp.Distinct):
             if kind in ("sum", "avg"):
@@ -160,36 +152,34 @@ class _GroupRewriter:
         return column(self._aggregate_name(kind, value, condition))
 
     def _aggregate_name(self, kind: AggregateKind, value: exp.Expr | None, condition: exp.Expr | None) -> str:
+        """Returns the column of an aggregate; equal aggregates share one."""
         if isinstance(value, exp.Star) or (kind == "count" and isinstance(value, exp.Literal)):
             value = None
         if condition is not None:
             value = _case_when(condition, value if value is not None else exp.Literal.number(1))
-        value_column = None if value is None else self._values.setdefault(value, f"value.{len(self._values)}")
-        aggregate = self._aggregates.get((kind, value_column))
-        if aggregate is None:
-            aggregate = Aggregate(f"aggregate.{len(self._aggregates)}", kind, value_column)
-            self._aggregates[kind, value_column] = aggregate
-        return aggregate.name
+        source = None if value is None else self.values.setdefault(value, f"value.{len(self.values)}")
+        new = Aggregate(f"aggregate.{len(self.aggregates)}", kind, source)
+        return self.aggregates.setdefault((kind, source), new).name
 
 
 def _combine_values(values: list[exp.Expr]) -> exp.Expr:
     """Returns several values as one; null if one of them is null, because such rows are not counted."""
     if len(values) == 1:
         return values[0]
-    all_present = exp.and_(*(exp.Not(this=exp.Is(this=each.copy(), expression=exp.Null())) for each in values))
-    members = [
-        exp.PropertyEQ(this=exp.to_identifier(f"m{number}"), expression=each) for number, each in enumerate(values)
-    ]
-    return _case_when(all_present, exp.Struct(expressions=members))
+    present = exp.and_(*(exp.Not(this=exp.Is(this=each.copy(), expression=exp.Null())) for each in values))
+    names = [exp.to_identifier(f"m{number}") for number in range(len(values))]
+    members = [exp.PropertyEQ(this=name, expression=each) for name, each in zip(names, values, strict=True)]
+    return _case_when(present, exp.Struct(expressions=members))
 
 
 def _case_when(condition: exp.Expr | None, value: exp.Expr) -> exp.Expr:
+    """Returns the value where the condition is true, and null elsewhere."""
     return exp.Case(ifs=[exp.If(this=condition, true=value)])
 
 
 Sides = tuple[frozenset[str], frozenset[str]]
-Equality = tuple[exp.Expr, exp.Expr, exp.Expr]
-"""An expression of the left side, one of the right, and the condition that says they are equal."""
+Equality = tuple[exp.Expr, exp.Expr]
+"""An expression of the left side and an expression of the right side that must be equal."""
 
 
 def join_relations(
@@ -198,18 +188,18 @@ def join_relations(
     """Returns the join of two relations whose columns are named `alias.column`.
 
     Args:
-        left: What stands before JOIN.
-        right: What stands after it.
+        left: The rows before JOIN.
+        right: The rows after JOIN.
         join: The clause.
-        conditions: The conditions of WHERE: a join without ON takes its equalities from there.
-        sides: The aliases that stand before columns of either.
+        conditions: The conditions of WHERE: a join without ON takes its equalities from them.
+        sides: The table aliases of each side.
         refusal: For error messages.
 
     Returns:
-        The join, and the conditions of WHERE that are left.
+        The join, and the remaining conditions of WHERE.
 
     Raises:
-        BadSqlError: No columns of the two sides must be equal, or a row's partners cannot be found by equality alone.
+        BadSqlError: The join has no equality between both sides, or a condition of an outer join reads both sides.
 
     Example:
         >>> from sqlglot import parse_one
@@ -222,38 +212,26 @@ def join_relations(
         ((('p.author', 'u.name'),), [])
     """
     how = _join_type(join, refusal)
-    equal, rest, conditions = _split_conditions(join, how, conditions, sides)
+    given = join.args.get("on")
+    if given is None and how == "inner":
+        rest: list[exp.Expr] = []
+        equal, conditions = _split_equalities(conditions, sides)
+    else:
+        equal, rest = _split_equalities(conjuncts(given) if given else [], sides)
     if not equal:
         fix = "on left.column = right.column"
         refusal.refuse(join, "a join needs a column of each side that must be equal", fix=fix)
-    pairs = [(flatten_columns(mine, refusal), flatten_columns(other, refusal)) for mine, other, _ in equal]
+    pairs = [(flatten_columns(mine, refusal), flatten_columns(other, refusal)) for mine, other in equal]
     if how != "inner":
         left, right, rest = _filter_sides(left, right, how, rest, sides, refusal)
         pairs = _null_unmatched_keys(pairs, rest, sides, refusal)
-    both: Relation = _join_on_keys(left, right, how, pairs)
+    columns = left.columns if how in ("semi", "anti") else (*left.columns, *right.columns)
+    left, left_keys = _add_key_columns(left, [mine for mine, _ in pairs], "left")
+    right, right_keys = _add_key_columns(right, [other for _, other in pairs], "right")
+    joined: Relation = Join(left, right, how, tuple(zip(left_keys, right_keys, strict=True)), columns)
     if how == "inner" and rest:
-        both = Where(both, flatten_columns(conjunction(rest), refusal))
-    return both, conditions
-
-
-def _split_conditions(
-    join: exp.Join, how: JoinType, conditions: list[exp.Expr], sides: Sides
-) -> tuple[list[Equality], list[exp.Expr], list[exp.Expr]]:
-    """Returns the equalities, the other join conditions, and the remaining conditions of WHERE."""
-    given = join.args.get("on")
-    if given is None and how == "inner":
-        equal, _ = _split_equalities(conditions, sides)
-        return equal, [], [part for part in conditions if not any(part is pair[2] for pair in equal)]
-    equal, rest = _split_equalities(conjuncts(given) if given else [], sides)
-    return equal, rest, conditions
-
-
-def _join_on_keys(left: Relation, right: Relation, how: JoinType, pairs: list[tuple[exp.Expr, exp.Expr]]) -> Join:
-    """Returns the join of two relations by key expressions."""
-    kept = left.columns if how in ("semi", "anti") else (*left.columns, *right.columns)
-    left, mine_names = _add_key_columns(left, [mine for mine, _ in pairs], "left")
-    right, other_names = _add_key_columns(right, [other for _, other in pairs], "right")
-    return Join(left, right, how, tuple(zip(mine_names, other_names, strict=True)), kept)
+        joined = Where(joined, flatten_columns(conjunction(rest), refusal))
+    return joined, conditions
 
 
 def _join_type(join: exp.Join, refusal: QueryRefusal) -> JoinType:
@@ -272,32 +250,26 @@ def _join_type(join: exp.Join, refusal: QueryRefusal) -> JoinType:
 
 
 def _split_equalities(parts: Iterable[exp.Expr], sides: Sides) -> tuple[list[Equality], list[exp.Expr]]:
-    """Returns the equalities between both sides with their conditions, and all other conditions."""
-    equal, rest = [], []
+    """Returns the equalities between both sides, and all other conditions."""
+    equal: list[Equality] = []
+    rest = []
     for part in parts:
         bare = part.unnest()
-        found = _match_sides(bare, sides) if type(bare) is exp.EQ else None
-        if found is None:
-            rest.append(part)
+        one, other = (bare.this, bare.expression) if type(bare) is exp.EQ else (bare, bare)
+        ones, others = aliases_in(one), aliases_in(other)
+        if ones and others and ones <= sides[0] and others <= sides[1]:
+            equal.append((one, other))
+        elif ones and others and ones <= sides[1] and others <= sides[0]:
+            equal.append((other, one))
         else:
-            equal.append((*found, part))
+            rest.append(part)
     return equal, rest
-
-
-def _match_sides(equality: exp.Expr, sides: Sides) -> tuple[exp.Expr, exp.Expr] | None:
-    one, other = cast(exp.Expr, equality.this), cast(exp.Expr, equality.expression)
-    ones, others = aliases_in(one), aliases_in(other)
-    if not ones or not others:
-        return None
-    if ones <= sides[0] and others <= sides[1]:
-        return one, other
-    return (other, one) if ones <= sides[1] and others <= sides[0] else None
 
 
 def _filter_sides(
     left: Relation, right: Relation, how: JoinType, rest: list[exp.Expr], sides: Sides, refusal: QueryRefusal
 ) -> tuple[Relation, Relation, list[exp.Expr]]:
-    """Filter the side that is not preserved; returns both sides and the remaining conditions."""
+    """Apply conditions on the side whose unmatched rows are dropped; returns both sides and the other conditions."""
     side = {"left": 1, "semi": 1, "anti": 1, "right": 0}.get(how)
     if side is None:
         return left, right, rest
@@ -317,16 +289,12 @@ def _null_unmatched_keys(
         condition = flatten_columns(part, refusal)
         mine, other = pairs[0]
         if tables <= sides[0]:
-            pairs = [(_null_unless(condition, mine), other), *pairs[1:]]
+            pairs = [(_case_when(condition, mine), other), *pairs[1:]]
         elif tables <= sides[1]:
-            pairs = [(mine, _null_unless(condition, other)), *pairs[1:]]
+            pairs = [(mine, _case_when(condition, other)), *pairs[1:]]
         else:
-            refusal.refuse(part, "beside equality, a condition of an outer join may look at one side only")
+            refusal.refuse(part, "apart from equalities, a condition of an outer join may read one side only")
     return pairs
-
-
-def _null_unless(condition: exp.Expr, value: exp.Expr) -> exp.Expr:
-    return exp.Case(ifs=[exp.If(this=condition, true=value)])
 
 
 def _add_key_columns(rows: Relation, keys: list[exp.Expr], side: str) -> tuple[Relation, list[str]]:
@@ -357,17 +325,11 @@ def upper_bounds(conditions: Iterable[exp.Expr]) -> dict[tuple[str, str], int]:
         if isinstance(bare, (exp.GTE, exp.GT)):
             turned = exp.LTE if isinstance(bare, exp.GTE) else exp.LT
             bare = turned(this=bare.expression, expression=bare.this)
-        highest = _upper_bound(bare)
-        if highest is not None:
-            found[bare.this.table, bare.this.name] = highest
+        if isinstance(bare, (exp.LTE, exp.LT, exp.EQ)) and isinstance(bare.this, exp.Column):
+            number = _integer_literal(bare.expression)
+            if number is not None:
+                found[bare.this.table, bare.this.name] = number - isinstance(bare, exp.LT)
     return found
-
-
-def _upper_bound(bare: exp.Expr) -> int | None:
-    if not isinstance(bare, (exp.LTE, exp.LT, exp.EQ)) or not isinstance(bare.this, exp.Column):
-        return None
-    number = _integer_literal(bare.expression)
-    return number - 1 if number is not None and isinstance(bare, exp.LT) else number
 
 
 def _integer_literal(literal: exp.Expr) -> int | None:
@@ -381,7 +343,7 @@ def rank_rows(
     """Translate a bounded `row_number()` to the first rows of each partition.
 
     Raises:
-        BadSqlError: Another window function, or a row number without a bound.
+        BadSqlError: The query has another window function, or a row number without an upper bound.
 
     Example:
         >>> from sqlglot import parse_one
@@ -397,7 +359,9 @@ def rank_rows(
             if window is not item or not isinstance(window.this, exp.RowNumber):
                 refusal.refuse(window, "of window functions only row_number() is supported", fix=_TOP_FIX)
             if name not in bounds:
-                refusal.refuse(window, "every row's number would change with each row", fix=_TOP_FIX)
+                refusal.refuse(
+                    window, "without an upper bound, a new row changes the number of every other row", fix=_TOP_FIX
+                )
             rows = _to_top(rows, window, name, bounds[name], refusal)
         changed.append((name, column(f"rank.{name}") if isinstance(item, exp.Window) else item))
     return rows, changed
@@ -410,16 +374,21 @@ def _to_top(rows: Relation, window: exp.Window, name: str, count: int, refusal: 
     per = [(f"per.{name}.{number}", each) for number, each in enumerate(window.args.get("partition_by") or ())]
     by = [(f"by.{name}.{number}", each.this) for number, each in enumerate(order.expressions)]
     below = Project(rows, (*((each, column(each)) for each in rows.columns), *per, *by))
-    return Top(
-        below, tuple(each for each, _ in per), _sort_keys(order, [each for each, _ in by]), count, rank=f"rank.{name}"
-    )
+    sort_keys = _sort_keys(order, [each for each, _ in by])
+    return Top(below, tuple(each for each, _ in per), sort_keys, count, rank=f"rank.{name}")
 
 
 def apply_limit(rows: Relation, tree: exp.Expr, by: tuple[str, ...], refusal: QueryRefusal) -> Relation:
-    """Translate ORDER BY … LIMIT of a query with this order.
+    """Translate ORDER BY … LIMIT.
+
+    Args:
+        rows: The rows.
+        tree: The query with the clauses.
+        by: The columns of the order; empty if ORDER BY names columns of the rows.
+        refusal: For error messages.
 
     Raises:
-        BadSqlError: One without the other.
+        BadSqlError: The query has ORDER BY without LIMIT, or LIMIT without ORDER BY.
 
     Example:
         >>> from sqlglot import parse_one
@@ -435,9 +404,7 @@ def apply_limit(rows: Relation, tree: exp.Expr, by: tuple[str, ...], refusal: Qu
         refusal.refuse(order or "ORDER BY", "a view has no order", fix="order by … limit 10, or no order by")
     count = _integer_literal(limit.expression) if isinstance(limit, exp.Limit) else None
     if order is None or count is None:
-        refusal.refuse(
-            limit or "LIMIT", "LIMIT needs ORDER BY and a plain number: which rows would stay?", fix="order by …"
-        )
+        refusal.refuse(limit or "LIMIT", "LIMIT needs ORDER BY and a plain number", fix="order by … limit 10")
     names = by or tuple(each.this.name for each in order.expressions)
     for name in names:
         if name not in rows.columns:

@@ -1,18 +1,15 @@
-"""Helpers for sqlglot's syntax tree: column names, conjunctions, windows, and the error for refused parts."""
+"""Functions over sqlglot's syntax tree: column names, conjunctions, windows, and the error for refused parts."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn, cast
+from typing import NoReturn, cast
 
 from sqlglot import exp
 
 from headwater.errors import BadSqlError, SourceLocation
-
-if TYPE_CHECKING:
-    from sqlglot.expressions import Expr
 
 __all__ = [
     "QueryRefusal",
@@ -22,6 +19,7 @@ __all__ = [
     "conjuncts",
     "expand_windows",
     "flatten_columns",
+    "is_window",
     "refuse_subqueries",
 ]
 
@@ -33,16 +31,16 @@ class QueryRefusal:
     Example:
         >>> from sqlglot import parse_one
         >>> try:
-        ...     QueryRefusal('view "top"', None).refuse(parse_one("rand()"), "its value is another each time")
+        ...     QueryRefusal('view "top"', None).refuse(parse_one("rand()"), "its value changes with every call")
         ... except BadSqlError as error:
         ...     print(error.what, error.data)
-        the sql of view "top" cannot be kept up to date: RAND(): its value is another each time {'part': 'RAND()'}
+        the sql of view "top" cannot be kept up to date: RAND(): its value changes with every call {'part': 'RAND()'}
     """
 
     what: str
     location: SourceLocation | None
 
-    def refuse(self, part: Expr | str, reason: str, fix: str | None = None) -> NoReturn:
+    def refuse(self, part: exp.Expr | str, reason: str, fix: str | None = None) -> NoReturn:
         """Raise an error that names the refused part of the query and the reason.
 
         Raises:
@@ -77,8 +75,7 @@ def flatten_columns(tree: exp.Expr, refusal: QueryRefusal) -> exp.Expr:
         '`p.price` > 3'
     """
     refuse_subqueries(tree, refusal)
-
-    root = exp.Paren(this=tree.copy())  # so that every node has a parent in which it can be replaced
+    root = exp.Paren(this=tree.copy())  # so that every node has a parent, which `replace` needs
     for paren in list(root.this.find_all(exp.Paren)):
         paren.replace(paren.this)
     for found in list(root.this.find_all(exp.Column)):
@@ -88,10 +85,10 @@ def flatten_columns(tree: exp.Expr, refusal: QueryRefusal) -> exp.Expr:
 
 
 def refuse_subqueries(tree: exp.Expr, refusal: QueryRefusal) -> None:
-    """Refuse a query inside an expression: IN, EXISTS, or one in place of a value.
+    """Refuse a subquery inside an expression: IN, EXISTS, or a scalar subquery.
 
     Raises:
-        BadSqlError: There is one.
+        BadSqlError: The expression contains a subquery.
 
     Example:
         >>> from sqlglot import parse_one
@@ -145,32 +142,26 @@ def expand_windows(tree: exp.Expr) -> exp.Expr:
         "SELECT WINDOW(at, '1 hour').start AS start FROM a GROUP BY WINDOW(at, '1 hour')"
     """
     for select in tree.find_all(exp.Select):
-        window = _group_window(select)
-        if window is not None:
+        group = select.args.get("group")
+        windows = [each for each in (group.expressions if group else ()) if is_window(each)]
+        if len(windows) == 1:
             for part in (*select.expressions, select.args.get("having"), select.args.get("order")):
-                _expand_window(part, window)
+                if part is not None:
+                    _expand_window(part, windows[0])
     return tree
 
 
-def _group_window(select: exp.Select) -> exp.Expr | None:
-    group = select.args.get("group")
-    found = [each for each in (group.expressions if group else ()) if _is_window(each)]
-    return found[0] if len(found) == 1 else None
-
-
-def _is_window(tree: exp.Expr) -> bool:
+def is_window(tree: exp.Expr) -> bool:
+    """Returns whether an expression is a call of `window`."""
     return isinstance(tree, exp.Anonymous) and tree.name.lower() == "window"
 
 
-def _expand_window(part: exp.Expr | None, window: exp.Expr) -> None:
-    for found in list(_columns_of(part)):
+def _expand_window(part: exp.Expr, window: exp.Expr) -> None:
+    for found in list(part.find_all(exp.Column)):
         if found.name.lower() == "window" and not found.table:
-            expanded = exp.alias_(window.copy(), "window") if found is part else window.copy()
-            found.replace(expanded)
+            name, expanded = "window", window.copy()
         elif found.table.lower() == "window" and not found.args.get("db"):
-            dot = exp.Dot(this=window.copy(), expression=exp.to_identifier(found.name))
-            found.replace(exp.alias_(dot, found.name) if found is part else dot)
-
-
-def _columns_of(part: exp.Expr | None) -> Iterable[exp.Column]:
-    return part.find_all(exp.Column) if part is not None else ()
+            name, expanded = found.name, exp.Dot(this=window.copy(), expression=exp.to_identifier(found.name))
+        else:
+            continue
+        found.replace(exp.alias_(expanded, name) if found is part else expanded)

@@ -18,6 +18,7 @@ from headwater.pipelines.tables.sql_clauses import (
     group_rows,
     has_aggregates,
     join_relations,
+    output_name,
     rank_rows,
     upper_bounds,
 )
@@ -43,7 +44,7 @@ _UNSUPPORTED_CLAUSES = {
     "distribute": "DISTRIBUTE BY has no meaning in a view",
     "offset": "OFFSET cannot be kept up to date",
     "match": "MATCH_RECOGNIZE is for streams",
-    "sample": "a sample is another each time",
+    "sample": "a sample changes with every run",
 }
 
 
@@ -55,11 +56,11 @@ def parse_relation(
     Args:
         sql: One query, in Spark's dialect.
         tables: The columns of each table that it may read.
-        what: What is being declared, for error messages.
+        what: The declaration, for error messages.
         location: The source location of the declaration.
 
     Raises:
-        BadSqlError: It cannot be read, or a part of it cannot be kept right while tables change.
+        BadSqlError: The query is invalid, or a part of it cannot be maintained incrementally.
 
     Example:
         >>> found = parse_relation("select id from posts where likes > 3", {"posts": ("id", "likes", "text")})
@@ -79,34 +80,27 @@ def parse_relation(
     try:
         schema: dict[str, object] = {name: dict.fromkeys(found, "string") for name, found in columns.items()}
         tree = qualify(tree, dialect="spark", schema=schema, quote_identifiers=False)
-    except OptimizeError as error:
-        reason = str(error)
-        raise BadSqlError(f"the sql of {what} cannot be read: {reason}", location=location, part=reason) from error
     except SqlglotError as error:
-        raise BadSqlError(f"the sql of {what} cannot be read: {error}", location=location) from error
+        data = {"part": str(error)} if isinstance(error, OptimizeError) else {}
+        raise BadSqlError(f"the sql of {what} cannot be read: {error}", location=location, **data) from error
     parser = _QueryParser(refusal, {name: Scan(spellings[name], tuple(columns[name].values())) for name in columns})
     relation = parser.parse_query(tree, {})
-    _check_unique_names(relation, refusal)
-    return push_down(relation)
-
-
-def _check_unique_names(relation: Relation, refusal: QueryRefusal) -> None:
-    names = relation.columns
-    for name in names:
-        if names.count(name) > 1:
+    for name in relation.columns:
+        if relation.columns.count(name) > 1:
             refusal.refuse(name, "two columns of the result have this name", fix=f"{name} as other_name")
+    return push_down(relation)
 
 
 @dataclass(frozen=True)
 class _QueryParser:
-    """Parses one query; `ctes` are the WITH queries so far."""
+    """Parses one query; `ctes` are the WITH queries in scope, each with the parser of its own scope."""
 
     refusal: QueryRefusal
     tables: Mapping[str, Scan]
     ctes: Mapping[str, tuple[exp.Expr, _QueryParser]] = field(default_factory=dict)
 
     def parse_query(self, tree: exp.Expr, bounds: Mapping[str, int]) -> Relation:
-        """Returns the relation of a SELECT or UNION; `bounds` are upper bounds set by the outer query."""
+        """Returns the relation of a SELECT or UNION; `bounds` are the upper bounds that the outer query sets."""
         if isinstance(tree, exp.Subquery):
             return self.parse_query(tree.this, bounds)
         inner = self.with_ctes(tree.args.get("with_") or tree.args.get("with"))
@@ -166,7 +160,7 @@ class _QueryParser:
     ) -> Relation:
         """Translate SELECT, DISTINCT, ORDER BY and LIMIT."""
         shown = dict(items)
-        hidden = [(f"order.{number}", shown.get(_output_name(each) or "", each)) for number, each in enumerate(sorting)]
+        hidden = [(f"order.{number}", shown.get(output_name(each) or "", each)) for number, each in enumerate(sorting)]
         if tree.args.get("distinct"):
             if tree.args["distinct"].args.get("on"):
                 self.refusal.refuse("distinct on", "DISTINCT ON is not supported")
@@ -199,7 +193,6 @@ class _QueryParser:
         """Translate one source, its columns named `alias.column`."""
         alias = tree.alias_or_name
         own_bounds = {name: bound for (table, name), bound in bounds.items() if table == alias}
-        names: tuple[str, ...]
         for clause in ("sample", "pivots", "changes", "when", "version"):
             if tree.args.get(clause):
                 self.refusal.refuse(tree, "only a plain table or subquery can be read")
@@ -225,8 +218,3 @@ class _QueryParser:
             found = tree.args.get(clause)
             if found:
                 self.refusal.refuse(found if isinstance(found, exp.Expr) else clause.upper(), reason)
-
-
-def _output_name(each: exp.Expr) -> str | None:
-    """Returns the result column that ORDER BY names, which has no table qualifier."""
-    return each.name if isinstance(each, exp.Column) and not each.table and "." not in each.name else None
