@@ -1,4 +1,4 @@
-"""Converts rows, JSON lines and frames to Arrow batches and back; all conversions of events are here."""
+"""Converts rows, JSON lines and data frames to Arrow batches and back."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ __all__ = ["Codec", "JsonLimits", "storage_schema"]
 
 _ERROR_PATH = re.compile(r" - at (?:`key` in )?`\$(?:\[(\d+)\])?\.?(.*)`$")
 _FIELD_ERROR = re.compile(r"^Object (?:missing required|contains unknown) field `(.*?)`")
-_SPACED_COLON = re.compile(rb'"[ \t\r\n]+:')
-_MAX_NAMES = 40
+_WHITESPACE = b" \t\r\n"
+_MAX_NAMES = 40  # field names in an error
 
 
 @dataclass(frozen=True)
 class JsonLimits:
-    """How large one JSON line may be.
+    """Limits of JSON input.
 
     Attributes:
-        max_line: Bytes of one line; a longer one raises `TooLargeError` before it is parsed.
+        max_line: Bytes of one line; a longer line raises `TooLargeError` before it is parsed.
 
     Example:
         >>> JsonLimits(max_line=65_536).max_line
@@ -42,7 +42,7 @@ class JsonLimits:
 
 
 def storage_schema(schema: pa.Schema) -> pa.Schema:
-    """Returns the schema as batches of the log have it: every top-level field nullable, since a tombstone has none.
+    """Returns the schema of batches in the log: every top-level field is nullable, because tombstones have no values.
 
     Example:
         >>> storage_schema(pa.schema([pa.field("id", pa.int64(), nullable=False)])).field("id").nullable
@@ -52,10 +52,10 @@ def storage_schema(schema: pa.Schema) -> pa.Schema:
 
 
 class Codec:
-    """Turns rows into batches of one schema, and batches into rows; one per topic and schema version.
+    """Converts rows to batches of one schema and back; one per topic and schema version.
 
-    A batch it makes has exactly `schema`: names, order, types and nullability. It is stateless after it was made,
-    so threads may share it.
+    Its batches have exactly `schema`: names, order, types and nullability. A codec has no mutable state and may be
+    shared between threads.
 
     Example:
         >>> codec = Codec(pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("note", pa.string())]))
@@ -74,28 +74,28 @@ class Codec:
         self._encoder = msgspec.json.Encoder()
 
     def encode(self, rows: Sequence[Any]) -> pa.RecordBatch:
-        """Returns a batch from dicts, instances of the declared class, or changes for a type of changes.
+        """Encode dicts, instances of the declared class, or changes if the type is a type of changes.
 
         Raises:
-            BadEventError: A row does not fit; `data` has `row`, `field` and `fields`, and nothing was encoded.
+            BadEventError: A row does not match the type; `data` has `row`, `field` and `fields`.
         """
         return self.batch(self.validate(rows))
 
     def validate(self, rows: Sequence[Any]) -> list[Any]:
-        """Returns the rows as structs of the codec's own, types checked; `batch` makes columns of them.
+        """Check the types of rows and return them as structs, which `batch` converts to columns.
 
         Raises:
-            BadEventError: A row does not fit.
+            BadEventError: A row does not match the type.
         """
         plain = [row if isinstance(row, dict) else _to_fields(row) for row in rows]
         try:
             structs: list[Any] = msgspec.convert(plain, self._rows_type)
-        except Exception:  # a value can be any object, and raise anything when it is looked at
+        except Exception:  # attributes of users' objects may raise anything
             structs = self._validate_plain(plain)
         return structs
 
     def field_values(self, struct: Any, names: Sequence[str]) -> tuple[Any, ...]:
-        """Fields of a checked row by name.
+        """Returns fields of a struct from `validate`, by name.
 
         Example:
             >>> codec = Codec(pa.schema([pa.field("id", pa.int64()), pa.field("note", pa.string())]))
@@ -105,7 +105,7 @@ class Codec:
         return tuple(self._validator.field_value(struct, name) for name in names)
 
     def _validate_plain(self, rows: list[Any]) -> Any:
-        """Once more with enums, UUIDs, times and nested classes as their plain values."""
+        """Validate again with enums, UUIDs, times and nested classes converted to plain values."""
         plain = [_to_plain_row(row, index) for index, row in enumerate(rows)]
         try:
             return msgspec.convert(plain, self._rows_type)
@@ -113,7 +113,7 @@ class Codec:
             raise self._validation_error(str(error)) from None
         except Exception as error:  # as above
             row = next((index for index, row in enumerate(plain) if not self._is_convertible(row)), None)
-            raise self._event_error(row, "", f"it cannot be read: {preview(error)}") from None
+            raise self._event_error(row, "", f"reading it raised {preview(error)}") from None
 
     def _is_convertible(self, row: Any) -> bool:
         try:
@@ -125,12 +125,12 @@ class Codec:
         return True
 
     def decode_json(self, lines: Sequence[bytes], *, limits: JsonLimits | None = None) -> pa.RecordBatch:
-        """Returns a batch from JSON objects, one per line.
+        """Decode JSON objects, one per line, into a batch.
 
         Raises:
             TooLargeError: A line is longer than `limits.max_line`.
             BadJsonError: A line is not JSON; `data` has `row`.
-            BadEventError: A row does not fit; `data` has `row`, `field` and `fields`.
+            BadEventError: A row does not match the type; `data` has `row`, `field` and `fields`.
         """
         most = (limits or JsonLimits()).max_line
         sizes = list(map(len, lines))
@@ -156,28 +156,33 @@ class Codec:
             raise BadJsonError(what, detail=preview(bytes(line)), row=row) from None
 
     def _reject_duplicate_names(self, lines: Sequence[bytes], structs: list[Any]) -> None:
-        """Refuses objects with the same name twice, of which msgspec would keep the last.
+        r"""Refuse objects that have a name twice; msgspec would keep the last value.
 
-        The names in the text are counted and compared with those that were decoded. Where the counts differ, or
-        could be misled (a space before a colon, an escaped quote), the lines are parsed once more, name by name.
+        Lines that equal the encoding of their structs, as those that `to_json` wrote, have no name twice. Otherwise
+        the names in both texts are counted, each by the `":` behind it. Strings hold the same `":` on both sides,
+        unless the lines escape a space, a quote or a colon as `\u0020`, `\u0022` or `\u003a`. In that case, and if
+        the counts differ, the lines are parsed again, name by name.
         """
-        text = b"\n".join(lines)
+        text = b",".join(lines)
         known = self._encoder.encode(structs)
-        if text.count(b'":') == known.count(b'":') and b"\\u0022" not in text and not _SPACED_COLON.search(text):
+        if text == known[1:-1]:
+            return
+        names = [each.translate(None, _WHITESPACE).count(b'":') for each in (text, known)]
+        if names[0] == names[1] and b"\\u002" not in text and b"\\u003" not in text:
             return
         for row, line in enumerate(lines):
             try:
                 json.loads(line, object_pairs_hook=_check_unique_names)
             except _DuplicateNameError as error:
                 name = str(error)
-                what = f"line {row + 1}: the name {preview(name)} stands twice in one object"
+                what = f"line {row + 1}: an object has the name {preview(name)} twice"
                 raise BadJsonError(what, row=row, field=name) from None
 
     def encode_dataframe(self, frame: Any) -> pa.RecordBatch:
-        """A batch from an Arrow table or batch, a pandas or a Polars frame; columns of the same type are not copied.
+        """Encode an Arrow table or batch, or a pandas or Polars frame; columns of the same type are not copied.
 
         Raises:
-            BadEventError: A column is unknown, missing or does not fit; `data` has `field`, and `row` if it is known.
+            BadEventError: A column is unknown, missing or of another type; `data` has `field`, and `row` if known.
         """
         try:
             columns = fit_dataframe(frame, self.schema)
@@ -186,7 +191,7 @@ class Codec:
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def rows(self, batch: pa.RecordBatch) -> list[dict[str, Any]]:
-        """Returns the rows of a batch, as Python values."""
+        """Returns the rows of a batch as dicts of Python values."""
         return _rows(batch.schema.names, [values_of(column) for column in batch.columns])
 
     def to_json(self, batch: pa.RecordBatch) -> list[bytes]:
@@ -198,10 +203,10 @@ class Codec:
         return list(map(self._encoder.encode, _rows(batch.schema.names, columns)))
 
     def batch(self, structs: Sequence[Any]) -> pa.RecordBatch:
-        """Columns of rows that were `validate`.
+        """Convert structs from `validate` to columns.
 
         Raises:
-            BadEventError: A value is out of its column's range.
+            BadEventError: A value is outside its column's range.
         """
         try:
             columns = self._validator.to_columns(structs)
@@ -213,7 +218,7 @@ class Codec:
         return self._event_error(misfit.row, misfit.path.replace(".[]", "[]"), misfit.reason)
 
     def _validation_error(self, message: str, row: int | None = None) -> BadEventError:
-        """From msgspec's words, such as "Expected `int`, got `str` - at `$[3].customer_id`"."""
+        """Parse a message of msgspec, such as "Expected `int`, got `str` - at `$[3].customer_id`"."""
         path_match = _ERROR_PATH.search(message)
         reason = _ERROR_PATH.sub("", message)
         named = _FIELD_ERROR.match(reason)
@@ -249,16 +254,16 @@ def _rows(names: list[str], columns: list[list[Any]]) -> list[dict[str, Any]]:
 
 def _reason(message: str) -> str:
     if message.startswith("Object missing required field"):
-        return "missing, and the type requires it"
+        return "required, but missing"
     if message.startswith("Object contains unknown field"):
-        return "unknown to the type"
+        return "not a field of the type"
     if message.startswith("Expected `datetime` with a timezone"):
-        return "it has no zone"
+        return "it has no time zone"
     return message.replace("`", "")[:200].replace("Expected", "expected", 1)
 
 
 def _to_fields(row: Any) -> Any:
-    """Returns the fields of what is no dict; what has none, as it is."""
+    """Returns the fields of a change or an instance of a class; any other value as it is."""
     return row.to_event() if isinstance(row, Change) else fields_of(row) or row
 
 

@@ -33,16 +33,16 @@ _TYPES_BY_NAME: dict[str, pa.DataType] = {
     "TIMESTAMP": pa.timestamp("us", "UTC"),
     "TIMESTAMP_LTZ": pa.timestamp("us", "UTC"),
 }
-# Spark's canonical word for each type: the first that stands for it above, apart from the synonyms.
+# Spark's canonical name of each type: the first of its synonyms above.
 _NAMES_BY_TYPE = {kind: word for word, kind in reversed(_TYPES_BY_NAME.items())}
 _UNSUPPORTED = {
-    "TIMESTAMP_NTZ": "a time without a zone means another moment on every machine; use TIMESTAMP",
-    "VARCHAR": "its length would not be checked; use STRING",
-    "CHAR": "its length would not be checked; use STRING",
+    "TIMESTAMP_NTZ": "a time without a zone is a different moment on every machine; use TIMESTAMP",
+    "VARCHAR": "Headwater does not check lengths; use STRING",
+    "CHAR": "Headwater does not check lengths; use STRING",
     "INTERVAL": "use BIGINT with a unit of your choice",
-    "VARIANT": "an event has typed fields; use STRUCT, MAP or STRING",
-    "VOID": "a field without a type holds nothing",
-    "TIME": "use STRING with ISO text",
+    "VARIANT": "fields of events are typed; use STRUCT, MAP or STRING",
+    "VOID": "a field needs a type",
+    "TIME": "use STRING with ISO 8601 text",
 }
 _TOKEN = re.compile(
     r"""\s+ | --[^\n]* | /\*.*?\*/
@@ -58,9 +58,9 @@ _MAX_DEPTH = 64
 
 
 def from_ddl(text: str) -> pa.Schema:
-    """Returns the Arrow schema of a Spark DDL text: columns, or one `STRUCT<…>`.
+    """Returns the Arrow schema of a Spark DDL text: a list of columns, or one `STRUCT<…>`.
 
-    A comment stands in the field's metadata.
+    Comments are kept in the fields' metadata.
 
     Example:
         >>> schema = from_ddl("id BIGINT NOT NULL, price DECIMAL(12, 2), tags ARRAY<STRING>")
@@ -68,10 +68,9 @@ def from_ddl(text: str) -> pa.Schema:
         'id BIGINT NOT NULL, price DECIMAL(12,2), tags ARRAY<STRING>'
 
     Raises:
-        BadTypeError: The text is not DDL, or names a type no event can have; `data` has the `position`.
+        BadTypeError: The text is not DDL, or names an unsupported type; `data` has the `position`.
     """
-    parser = _Parser(text)
-    fields = parser.parse()
+    fields = _Parser(text).parse()
     check_fields(fields, "the schema")
     return pa.schema(fields)
 
@@ -125,8 +124,8 @@ def _tokenize(text: str) -> Iterator[_Token]:
         match = _TOKEN.match(text, position)
         if match is None:
             raise BadTypeError(
-                f"the DDL cannot be read from {preview(text[position : position + 20])} on",
-                detail="a name with other signs than letters, digits and _ stands in backquotes",
+                f"syntax error in the DDL at {preview(text[position : position + 20])}",
+                detail="a name with characters other than letters, digits and _ is written in backquotes",
                 position=position,
             )
         if match.lastgroup:
@@ -136,7 +135,7 @@ def _tokenize(text: str) -> Iterator[_Token]:
 
 
 class _Parser:
-    """Reads tokens from left to right; every method consumes what it describes."""
+    """A recursive-descent parser; every method consumes the tokens of what it is named after."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -168,7 +167,9 @@ class _Parser:
         while self._tokens[self._next].kind == "word":
             if self._at_word("NOT"):
                 self._next += 1
-                self._expect_word("NULL")
+                if not self._at_word("NULL"):
+                    raise self._syntax_error("NULL")
+                self._next += 1
                 nullable = False
             elif self._at_word("COMMENT"):
                 self._next += 1
@@ -187,7 +188,10 @@ class _Parser:
             case "ARRAY":
                 return pa.list_(pa.field("element", self._arguments(depth, 1)[0]))
             case "MAP":
-                return self._map(depth, token)
+                key, item = self._arguments(depth, 2)
+                if key != pa.string():
+                    raise BadTypeError("the keys of a map must be STRING", position=token.position, type="MAP")
+                return pa.map_(key, pa.field("value", item))
             case "STRUCT":
                 self._expect("<", depth)
                 fields = self._columns(depth + 1)
@@ -196,12 +200,6 @@ class _Parser:
             case "DECIMAL" | "DEC" | "NUMERIC":
                 return self._decimal(token)
         return _simple_type(token)
-
-    def _map(self, depth: int, token: _Token) -> pa.DataType:
-        key, item = self._arguments(depth, 2)
-        if key != pa.string():
-            raise BadTypeError("the keys of a map are STRING", position=token.position, type="MAP")
-        return pa.map_(key, pa.field("value", item))
 
     def _arguments(self, depth: int, count: int) -> list[pa.DataType]:
         self._expect("<", depth)
@@ -213,14 +211,14 @@ class _Parser:
         return kinds
 
     def _decimal(self, token: _Token) -> pa.DataType:
-        digits, scale = 10, 0  # what Spark takes a bare DECIMAL for
+        digits, scale = 10, 0  # Spark's default for a bare DECIMAL
         if self._accept("("):
             digits = self._number()
             scale = self._number() if self._accept(",") else 0
             self._expect(")")
         if not (1 <= digits <= 38 and scale <= digits):
-            what = f"no decimal has {digits} digits with {scale} after the point"
-            raise BadTypeError(what, detail="1 to 38 digits, no more after the point than there are", type=token.text)
+            what = f"DECIMAL({digits},{scale}) is out of range"
+            raise BadTypeError(what, detail="precision is 1 to 38, scale is 0 to precision", type=token.text)
         return pa.decimal128(digits, scale)
 
     def _number(self) -> int:
@@ -233,7 +231,7 @@ class _Parser:
     def _comment(self) -> str:
         token = self._tokens[self._next]
         if token.kind not in ("single", "double"):
-            raise self._syntax_error("the text of the comment in quotes")
+            raise self._syntax_error("a comment in quotes")
         self._next += 1
         quote = "'" if token.kind == "single" else '"'
         return re.sub(r"\\(.)", _unescape, token.text.replace(quote * 2, quote), flags=re.DOTALL)
@@ -254,15 +252,10 @@ class _Parser:
         if not self._accept(symbol):
             raise self._syntax_error(symbol)
 
-    def _expect_word(self, word: str) -> None:
-        if not self._at_word(word):
-            raise self._syntax_error(word)
-        self._next += 1
-
     def _syntax_error(self, wanted: str) -> BadTypeError:
         token = self._tokens[self._next]
         return BadTypeError(
-            f"the DDL has {preview(token.text)} where {wanted} should stand",
+            f"syntax error in the DDL: {preview(token.text)} found, {wanted} expected",
             detail=f"{preview(self._text)}, at {token.position}",
             position=token.position,
         )
@@ -272,7 +265,7 @@ def _simple_type(token: _Token) -> pa.DataType:
     word = token.text.upper()
     if word in _TYPES_BY_NAME:
         return _TYPES_BY_NAME[word]
-    what = f"the type {word} cannot be kept" if word in _UNSUPPORTED else f"there is no type {preview(token.text)}"
+    what = f"the type {word} is not supported" if word in _UNSUPPORTED else f"unknown type {preview(token.text)}"
     known = f"types: {', '.join(_TYPES_BY_NAME)}, DECIMAL(p,s), ARRAY<…>, MAP<STRING, …>, STRUCT<…>"
     raise BadTypeError(what, detail=_UNSUPPORTED.get(word, known), position=token.position, type=word)
 

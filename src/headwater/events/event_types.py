@@ -1,7 +1,7 @@
-"""Event types as users declare them, to one Arrow schema and back.
+"""Converts event types that users declare to Arrow schemas, and rows to instances of them.
 
-A type is a dataclass, a pydantic model, a msgspec Struct, Spark DDL text or an Arrow schema. The schema is what the
-log stores and Spark reads; the class is what the user's code sees.
+A type is a dataclass, a pydantic model, a msgspec Struct, Spark DDL text or an Arrow schema. The log stores the
+schema and Spark reads it; the user's code sees the class.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _NO_DEFAULT: Any = object()
 
 @dataclasses.dataclass(frozen=True)
 class Precision:
-    """How many digits a Decimal field has, and how many of them stand after the point.
+    """The precision and scale of a Decimal field: all digits, and those after the decimal point.
 
     Example:
         >>> @dataclasses.dataclass
@@ -170,7 +170,7 @@ def _arrow_field(cls: type, declared: _FieldDeclaration, outer: tuple[type, ...]
         try:
             metadata = {"default": json.dumps(to_json_value(to_row({"": declared.default})[""]))}
         except (ValueError, TypeError, BadEventError):
-            metadata = None  # not a constant that JSON can hold: then every row has to bring the field
+            metadata = None  # JSON cannot represent the default, so every row must have the field
     return pa.field(declared.name, kind, nullable, metadata)
 
 
@@ -182,7 +182,7 @@ def _arrow_type(hint: Any, metadata: tuple[Any, ...], where: str, outer: tuple[t
     if origin in (Union, types.UnionType):
         members = [arm for arm in typing.get_args(hint) if arm not in (type(None), msgspec.UnsetType)]
         if len(members) != 1:
-            raise _type_error(where, hint, "a field has one type")
+            raise _type_error(where, hint, "a union of several types is not supported")
         kind, _ = _arrow_type(members[0], metadata, where, outer)
         return kind, len(members) < len(typing.get_args(hint))
     if origin is Literal:
@@ -210,14 +210,14 @@ def _unwrap(hint: Any) -> tuple[Any, tuple[Any, ...]]:
 def _container_type(hint: Any, origin: Any, where: str, outer: tuple[type, ...]) -> pa.DataType:
     arguments = typing.get_args(hint)
     if origin is tuple and (len(arguments) != 2 or arguments[1] is not Ellipsis):
-        raise _type_error(where, hint, "write tuple[T, ...]: a list has items of one type")
+        raise _type_error(where, hint, "write tuple[T, ...]: all items have one type")
     if origin in _LISTS:
         kind, nullable = _arrow_type(arguments[0], (), f"{where}[]", outer)
         return pa.list_(pa.field("element", kind, nullable))
     if origin in (dict, Mapping):
         key, _ = _arrow_type(arguments[0], (), f"{where} key", outer)
         if key != pa.string():
-            raise _type_error(where, hint, "the keys of a map are text")
+            raise _type_error(where, hint, "the keys of a map must be text")
         kind, nullable = _arrow_type(arguments[1], (), f"{where}{{}}", outer)
         return pa.map_(pa.string(), pa.field("value", kind, nullable))
     raise _type_error(where, hint)
@@ -262,8 +262,8 @@ def _type_from_metadata(metadata: Sequence[Any], where: str) -> pa.DataType | No
 def _decimal_type(digits: int, scale: int, where: str) -> pa.DataType:
     if not (1 <= digits <= 38 and 0 <= scale <= digits):
         raise BadTypeError(
-            f"{where}: no decimal has {digits} digits with {scale} after the point",
-            detail="1 to 38 digits, and no more after the point than there are",
+            f"{where}: precision {digits} with scale {scale} is out of range",
+            detail="precision is 1 to 38, scale is 0 to precision",
             field=where,
         )
     return pa.decimal128(digits, scale)
@@ -273,25 +273,25 @@ def _value_type(values: list[Any], where: str, hint: Any) -> pa.DataType:
     kinds = {type(value) for value in values}
     kind = kinds.pop() if len(kinds) == 1 else None
     if kind not in (str, int, bool):
-        raise _type_error(where, hint, "its values are all text or all whole numbers")
+        raise _type_error(where, hint, "its values must be all text or all integers")
     return _PLAIN[kind]
 
 
 def _type_error(where: str, hint: Any, reason: str = "") -> BadTypeError:
     name = getattr(hint, "__name__", None) if isinstance(hint, type) else None
-    what = f"{where}: the type {name or preview(hint)} cannot be kept" + (f": {reason}" if reason else "")
+    what = f"{where}: the type {name or preview(hint)} is not supported" + (f": {reason}" if reason else "")
     return BadTypeError(what, detail=_ALLOWED, field=where.partition(".")[2], type=name or preview(hint))
 
 
 def from_row(declared: Any, row: dict[str, Any]) -> Any:
-    """A row as an instance of the declared class; without a class, the row itself.
+    """Returns a row as an instance of the declared class, or the row itself if the type is not a class.
 
     Example:
         >>> from_row(Precision, {"digits": 12, "scale": 2})
         Precision(digits=12, scale=2)
 
     Raises:
-        BadEventError: The class refuses the row, for instance by a validator of its own.
+        BadEventError: The class refuses the row, for instance through its own validator.
     """
     if not (isinstance(declared, type) and is_record(declared)):
         return row

@@ -35,18 +35,18 @@ _AVRO_TYPES: Final[dict[pa.DataType, Any]] = {
 
 
 def to_avro(schema: pa.Schema, name: str) -> dict[str, Any]:
-    """Returns a record with the fields of a type; one that may be null is a union with null, which is its default.
+    """Returns a type as an Avro record; nullable fields are unions with null, with null as default.
 
     Args:
         schema: The type.
-        name: The record's name; what Avro does not take in it becomes `_`.
+        name: The record's name; characters that Avro does not allow become `_`.
 
     Example:
         >>> to_avro(pa.schema([pa.field("id", pa.int64(), nullable=False)]), "orders.eu")
         {'type': 'record', 'name': 'orders_eu', 'fields': [{'name': 'id', 'type': 'long'}]}
 
     Raises:
-        BadTypeError: A field has a name that Avro does not take.
+        BadTypeError: Avro does not allow a field's name.
     """
     return _avro_record(list(schema), re.sub(r"^(?=\d)|[^A-Za-z0-9_]", "_", name))
 
@@ -57,9 +57,9 @@ def _avro_record(fields: list[pa.Field], name: str) -> dict[str, Any]:
 
 def _avro_field(field: pa.Field, inside: str) -> dict[str, Any]:
     if not _AVRO_NAME.fullmatch(field.name):
-        what = f"{field.name!r} cannot be the name of a field in Avro"
-        detail = "names have letters, digits and underscores, and begin with no digit"
-        raise BadTypeError(what, detail=detail, fix='another name, or value_format="json"', field=field.name)
+        what = f"{field.name!r} is not a valid field name in Avro"
+        detail = "names consist of letters, digits and underscores, and do not start with a digit"
+        raise BadTypeError(what, detail=detail, fix='rename the field, or use value_format="json"', field=field.name)
     return {"name": field.name} | _avro_optional(field, f"{inside}_{field.name}")
 
 
@@ -84,7 +84,7 @@ _DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 
 
 def to_json_schema(schema: pa.Schema, title: str) -> dict[str, Any]:
-    """Returns what a JSON event of this type looks like, as JSON Schema 2020-12.
+    """Returns the JSON Schema (2020-12) of a type's JSON events.
 
     Example:
         >>> to_json_schema(pa.schema([pa.field("id", pa.int32(), nullable=False)]), "orders")["properties"]
@@ -147,10 +147,10 @@ def to_arrow_base64(schema: pa.Schema) -> str:
 
 
 def from_arrow_base64(text: str) -> pa.Schema:
-    """Returns the schema out of such a text.
+    """Returns the schema of a text from `to_arrow_base64`.
 
     Raises:
-        BadTypeError: It is something else.
+        BadTypeError: The text is not an Arrow schema in base64.
     """
     try:
         return pa.ipc.read_schema(pa.py_buffer(b64decode(text, validate=True)))
@@ -159,7 +159,7 @@ def from_arrow_base64(text: str) -> pa.Schema:
 
 
 def schema_document(schema: pa.Schema, version: int, title: str) -> dict[str, Any]:
-    """Returns all forms of a type."""
+    """Returns a type as DDL, JSON Schema and Arrow."""
     return {
         "version": version,
         "ddl": to_ddl(schema),

@@ -57,9 +57,9 @@ _SCALAR_TYPES: dict[pa.DataType, Any] = {
 }
 _ALLOWED = f"allowed: {', '.join(map(str, _SCALAR_TYPES))}, decimal128, and list, struct, map with string keys of those"
 _MAX_DEPTH = 64
-# Arrow looks for memory, or falls over, on exponents far outside of any column (1E-99999999 ends the process).
+# Arrow allocates memory for the exponent: 1E-99999999 kills the process.
 _MAX_EXPONENT = 100
-_MIN_TIMESTAMP = -62_135_596_800_000_000  # 0001-01-01 and 9999-12-31, what a Python datetime can hold
+_MIN_TIMESTAMP = -62_135_596_800_000_000  # 0001-01-01 and 9999-12-31, the range of a Python datetime
 _MAX_TIMESTAMP = 253_402_300_799_999_999
 _YEAR = 366 * 86_400_000_000
 _MIN_DATE = -719_162
@@ -67,7 +67,7 @@ _MAX_DATE = 2_932_896
 
 
 class InvalidValueError(ValueError):
-    """A value passed the type check and still does not fit its column; `row` counts from 0."""
+    """A value has the right type but is outside its column's range; `row` counts from 0."""
 
     def __init__(self, reason: str, row: int | None, path: str = "") -> None:
         super().__init__(reason)
@@ -76,13 +76,13 @@ class InvalidValueError(ValueError):
         self.path = path
 
     def with_parent(self, name: str, row: int | None = None) -> InvalidValueError:
-        """The same misfit, as seen from the column that contains this one."""
+        """Returns the same error with the path from the enclosing column."""
         return InvalidValueError(self.reason, self.row if row is None else row, f"{name}.{self.path}".rstrip("."))
 
 
 @dataclass(frozen=True)
 class _FieldSpec:
-    """One field. Its attribute is m0, m1, ...: the user may call the field `class` or `two words`."""
+    """One field. Its attribute is m0, m1, …, because the field may be called `class` or `two words`."""
 
     attribute: str
     field: pa.Field
@@ -93,14 +93,14 @@ class _FieldSpec:
 
     @property
     def declaration(self) -> tuple[Any, ...]:
-        """For msgspec: what is missing from a row stays UNSET, so that its default is filled in by the column."""
+        """The field for `msgspec.defstruct`. Missing fields are UNSET; `to_columns` fills in their defaults."""
         if self.required:
             return self.attribute, self.hint
         return self.attribute, self.hint | UnsetType, UNSET
 
 
 class RowValidator:
-    """What the rows of a schema, or of a struct inside one, must look like.
+    """Checks rows of a schema, or of a struct inside one, and converts them to columns.
 
     Example:
         >>> shape = RowValidator([pa.field("id", pa.int64(), nullable=False)])
@@ -124,7 +124,7 @@ class RowValidator:
         )
 
     def field_value(self, struct: Any, name: str) -> Any:
-        """One field of a struct, its default where the row had none."""
+        """Returns one field of a struct, or its default if the row did not have it."""
         member = self._by_name[name]
         value = getattr(struct, member.attribute)
         return member.default if value is UNSET else value
@@ -133,22 +133,21 @@ class RowValidator:
         """Returns the structs as one array per field.
 
         Raises:
-            MisfitError: A value is out of its column's range.
+            InvalidValueError: A value is outside its column's range.
         """
-        return [self._build_column(member, structs) for member in self._fields]
-
-    @staticmethod
-    def _build_column(member: _FieldSpec, structs: Sequence[Any]) -> pa.Array:
-        values = list(map(attrgetter(member.attribute), structs))
-        if not member.required and UNSET in values:
-            values = [member.default if value is UNSET else value for value in values]
-        try:
-            return member.build(values)
-        except InvalidValueError as misfit:
-            raise misfit.with_parent(member.field.name) from None
+        columns = []
+        for member in self._fields:
+            values = list(map(attrgetter(member.attribute), structs))
+            if not member.required and UNSET in values:
+                values = [member.default if value is UNSET else value for value in values]
+            try:
+                columns.append(member.build(values))
+            except InvalidValueError as error:
+                raise error.with_parent(member.field.name) from None
+        return columns
 
     def to_struct_column(self, values: list[Any], kind: pa.StructType) -> pa.Array:
-        """Returns the structs as one struct column; None gives a null."""
+        """Returns the structs as one struct column; None becomes null."""
         absent = [value is None for value in values]
         if not any(absent):
             return pa.StructArray.from_arrays(self.to_columns(values), fields=list(kind))
@@ -160,12 +159,8 @@ class RowValidator:
             row = None if misfit.row is None else rows[misfit.row]
             raise InvalidValueError(misfit.reason, row, misfit.path) from None
         indices = pa.array(np.where(absent, 0, np.cumsum(~np.array(absent)) - 1), pa.int64())
-        spread = [_expand(column, indices, len(present)) for column in dense]
+        spread = [column.take(indices) if present else pa.nulls(len(values), column.type) for column in dense]
         return pa.StructArray.from_arrays(spread, fields=list(kind), mask=pa.array(absent))
-
-
-def _expand(column: pa.Array, indices: pa.Array, count: int) -> pa.Array:
-    return column.take(indices) if count else pa.nulls(len(indices), column.type)
 
 
 def _field_spec(index: int, field: pa.Field) -> _FieldSpec:
@@ -179,7 +174,7 @@ def _field_spec(index: int, field: pa.Field) -> _FieldSpec:
 
 
 def field_default(field: pa.Field) -> Any:
-    """Returns the declared default of a field as JSON holds it, or None.
+    """Returns the declared default of a field as a JSON value, or None.
 
     Example:
         >>> field_default(pa.field("n", pa.int64(), metadata={"default": "3"}))
@@ -190,9 +185,7 @@ def field_default(field: pa.Field) -> Any:
 
 
 def check_fields(fields: Sequence[pa.Field], owner: str, depth: int = 1) -> None:
-    """Refuses fields no event can have: of other types, without names, or with names that differ only by case.
-
-    To Spark two names that differ only by case are the same.
+    """Refuse unsupported types, empty names, and names that differ only by case, which are equal to Spark.
 
     Example:
         >>> check_fields([pa.field("id", pa.int64())], "Order")
@@ -206,7 +199,7 @@ def check_fields(fields: Sequence[pa.Field], owner: str, depth: int = 1) -> None
     for field in fields:
         name = field.name.casefold()
         if not name or name in seen:
-            reason = "differs from another only by case, or not at all" if name else "is empty"
+            reason = "equals another field name, ignoring case" if name else "is empty"
             raise BadTypeError(f"{owner}: the name {field.name!r} {reason}", field=field.name, type=owner)
         seen.add(name)
         _check_type(field.type, f"{owner}.{field.name}", field.name, depth + 1)
@@ -223,55 +216,41 @@ def _check_type(kind: pa.DataType, where: str, name: str, depth: int) -> None:
         _check_type(kind.value_type, where, name, depth + 1)
     elif kind not in _SCALAR_TYPES and not (pa.types.is_decimal128(kind) and 0 <= kind.scale <= kind.precision):
         raise BadTypeError(
-            f"{where}: no event can hold the Arrow type {kind}", detail=_ALLOWED, field=name, type=str(kind)
+            f"{where}: the Arrow type {kind} is not supported", detail=_ALLOWED, field=name, type=str(kind)
         )
 
 
 def _compile_type(kind: pa.DataType) -> tuple[Any, ColumnBuilder]:
-    """Returns the annotation msgspec checks a value against, and the function that makes the column."""
+    """Returns the annotation that msgspec checks a value against, and the function that builds the column."""
     if pa.types.is_struct(kind):
-        shape = RowValidator(list(kind))
-        return shape.struct, lambda values: shape.to_struct_column(values, kind)
+        validator = RowValidator(list(kind))
+        return validator.struct, lambda values: validator.to_struct_column(values, kind)
     if pa.types.is_map(kind):
-        return _compile_map(kind)
+        hint, build = _compile_type(kind.item_type)
+        annotation = GenericAlias(dict, (str, _optional(hint, kind.item_field)))
+        return annotation, lambda values: _map_column(values, kind, build)
     if pa.types.is_list(kind):
         hint, build = _compile_type(kind.value_type)
-        return GenericAlias(list, (_optional(hint, kind.value_field),)), lambda values: _list_column(
-            values, kind, build
-        )
-    return _scalar_hint(kind), lambda values: _scalar_column(values, kind)
-
-
-def _compile_map(kind: pa.MapType) -> tuple[Any, ColumnBuilder]:
-    hint, build = _compile_type(kind.item_type)
-    return GenericAlias(dict, (str, _optional(hint, kind.item_field))), lambda values: _map_column(values, kind, build)
+        annotation = GenericAlias(list, (_optional(hint, kind.value_field),))
+        return annotation, lambda values: _list_column(values, kind, build)
+    scalar = Decimal if pa.types.is_decimal(kind) else _SCALAR_TYPES[kind]
+    return scalar, lambda values: _scalar_column(values, kind)
 
 
 def _optional(hint: Any, field: pa.Field) -> Any:
     return hint | None if field.nullable else hint
 
 
-def _scalar_hint(kind: pa.DataType) -> Any:
-    return Decimal if pa.types.is_decimal(kind) else _SCALAR_TYPES[kind]
-
-
 def _list_column(values: list[Any], kind: pa.ListType, build: ColumnBuilder) -> pa.Array:
-    offsets = _offsets(values)
     items = _build_items(values, list(chain.from_iterable(value or () for value in values)), build)
-    return pa.ListArray.from_arrays(offsets, items, type=kind, mask=_mask(values))
+    return pa.ListArray.from_arrays(_offsets(values), items, type=kind, mask=_mask(values))
 
 
 def _map_column(values: list[Any], kind: pa.MapType, build: ColumnBuilder) -> pa.Array:
-    offsets = _offsets(values)
-    keys = _build_items(values, list(chain.from_iterable(value or () for value in values)), _map_keys)
-    flat = list(chain.from_iterable(value.values() for value in values if value))
-    items = _build_items(values, flat, build)
-    mask = _mask(values)
-    return pa.MapArray.from_arrays(offsets, keys, items, type=kind, mask=mask)
-
-
-def _map_keys(values: list[Any]) -> pa.Array:
-    return _scalar_column(values, pa.string())
+    flat_keys = list(chain.from_iterable(value or () for value in values))
+    keys = _build_items(values, flat_keys, lambda flat: _scalar_column(flat, pa.string()))
+    items = _build_items(values, list(chain.from_iterable(value.values() for value in values if value)), build)
+    return pa.MapArray.from_arrays(_offsets(values), keys, items, type=kind, mask=_mask(values))
 
 
 def _offsets(values: list[Any]) -> pa.Array:
@@ -294,7 +273,9 @@ def _build_items(values: list[Any], flat: list[Any], build: ColumnBuilder) -> pa
 
 def _scalar_column(values: list[Any], kind: pa.DataType) -> pa.Array:
     if pa.types.is_decimal(kind):
-        _check_exponents(values, kind)
+        for row, value in enumerate(values):
+            if value is not None and exponent_too_large(value):
+                raise InvalidValueError(f"{preview(value)} does not fit {kind}", row)
     try:
         column = pa.array(values, kind)
     except (pa.ArrowException, ValueError, OverflowError, TypeError):
@@ -309,20 +290,14 @@ def _scalar_column(values: list[Any], kind: pa.DataType) -> pa.Array:
     return column
 
 
-def _check_exponents(values: list[Decimal | None], kind: pa.DataType) -> None:
-    for row, value in enumerate(values):
-        if value is not None and exponent_too_large(value):
-            raise InvalidValueError(f"{preview(value)} does not fit {kind}", row)
-
-
 def _near_limits(column: pa.Array) -> bool:
-    """Whether a moment lies in the first or the last year there is."""
+    """Returns whether a time is in year 1 or 9999."""
     ends = pc.min_max(column.cast(pa.int64())).as_py()
     return ends["min"] is not None and (ends["min"] < _MIN_TIMESTAMP + _YEAR or ends["max"] > _MAX_TIMESTAMP - _YEAR)
 
 
 def _check_years(values: list[datetime | None], kind: pa.DataType) -> None:
-    """In the first and the last year, a moment may leave what Python can hold once it is turned to UTC."""
+    """Refuse times that leave the range of a Python datetime when converted to UTC."""
     for row, value in enumerate(values):
         if value is not None and not 1 < value.year < 9999:
             try:
@@ -332,7 +307,7 @@ def _check_years(values: list[datetime | None], kind: pa.DataType) -> None:
 
 
 def exponent_too_large(value: Decimal) -> bool:
-    """Whether a decimal has digits so far from the point that Arrow must not see it.
+    """Returns whether a decimal's exponent is too large to pass it to Arrow.
 
     Example:
         >>> exponent_too_large(Decimal("1E-99999999")), exponent_too_large(Decimal("12.50"))
@@ -342,7 +317,7 @@ def exponent_too_large(value: Decimal) -> bool:
 
 
 def _first_invalid(values: list[Any], kind: pa.DataType) -> int:
-    """Returns the first row Arrow refuses, by halving."""
+    """Returns the first row that Arrow refuses, by bisection."""
     low, high = 0, len(values)
     while high - low > 1:
         middle = (low + high) // 2
@@ -356,9 +331,9 @@ def _first_invalid(values: list[Any], kind: pa.DataType) -> int:
 
 
 def first_out_of_range(column: pa.Array) -> int | None:
-    """Returns the first row with a number that is not finite, or a date outside of the years 1 to 9999.
+    """Returns the first row with a number that is not finite, or a date outside the years 1 to 9999.
 
-    JSON and Python cannot hold those, so no event does.
+    JSON and Python cannot represent these values.
 
     Example:
         >>> first_out_of_range(pa.array([1.0, float("nan")])), first_out_of_range(pa.array([1.0]))
@@ -373,15 +348,13 @@ def first_out_of_range(column: pa.Array) -> int | None:
         sound = _in_range(column.view(pa.int32()), _MIN_DATE, _MAX_DATE)
     else:
         return None
-    if sound is None:
-        return None
-    if pc.all(sound).as_py() in (True, None):
+    if sound is None or pc.all(sound).as_py() in (True, None):
         return None
     return int(pc.index(sound, False).as_py())
 
 
 def _in_range(column: pa.Array, low: int, high: int) -> pa.Array | None:
-    """Returns which values are in range; None when all are, which one pass over the column tells."""
+    """Returns a mask of values in range; None if all are, which takes one pass over the column."""
     ends = pc.min_max(column)
     lowest, highest = ends["min"].as_py(), ends["max"].as_py()
     if lowest is None or (low <= lowest and highest <= high):

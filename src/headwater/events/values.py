@@ -1,7 +1,7 @@
-"""Values of events: as Python objects, as canonical text, and as JSON.
+"""Values of events as Python objects, canonical text and JSON.
 
-Equal values have the same text everywhere (keys, JSON, CloudEvents), whatever their trailing zeros or time
-zone.
+Equal values have the same text everywhere (keys, JSON, CloudEvents), regardless of trailing zeros and time
+zones.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = [
     "values_of",
 ]
 
-# No decimal column holds more digits; beyond it an exponent such as 1E+999999999 would only fill memory.
+# No decimal column has more digits. Writing out an exponent such as 1E+999999999 would exhaust memory.
 _MAX_DIGITS = 76
 _MAX_DEPTH = 64
 _MICROSECOND = timedelta(microseconds=1)
@@ -53,7 +53,7 @@ def values_of(column: pa.Array, *, decimal: Callable[[str], Any] = Decimal) -> l
 
     Args:
         column: Any column of an event batch.
-        decimal: What to make of the text of a decimal.
+        decimal: Converts the text of a decimal.
 
     Example:
         >>> values_of(pa.array([1, None])), values_of(pa.array([{"a": 1}]))
@@ -71,10 +71,10 @@ def values_of(column: pa.Array, *, decimal: Callable[[str], Any] = Decimal) -> l
     if pa.types.is_struct(kind):
         return _structs(column, decimal)
     if pa.types.is_map(kind):
-        return _maps(column, decimal)
+        pairs = list(zip(column.keys.to_pylist(), values_of(column.items, decimal=decimal), strict=True))
+        return [None if row is None else dict(row) for row in _split(column, pairs)]
     if pa.types.is_list(kind):
-        values = values_of(column.values, decimal=decimal)
-        return _split(column, values)
+        return _split(column, values_of(column.values, decimal=decimal))
     plain: list[Any] = column.to_pylist()
     return plain
 
@@ -82,7 +82,7 @@ def values_of(column: pa.Array, *, decimal: Callable[[str], Any] = Decimal) -> l
 def integers_of(column: pa.Array) -> npt.NDArray[np.int64]:
     """Returns the 64-bit integers of a column, or the microseconds of a timestamp column, without a copy.
 
-    Places that are null hold anything. Arrow's own `to_numpy` would import pandas, which takes a second.
+    The values of null rows are undefined. Arrow's own `to_numpy` would import pandas, which takes a second.
 
     Example:
         >>> integers_of(pa.array([1, 2, 3])[1:]).tolist()
@@ -116,7 +116,7 @@ def flags_column(flags: npt.NDArray[np.bool_]) -> pa.Array:
 
 
 def moments_of(micros: npt.NDArray[np.int64]) -> list[datetime]:
-    """Datetimes from microseconds since 1970: exact, and thirty times faster than asking Arrow for them.
+    """Returns datetimes from microseconds since 1970; exact, and thirty times faster than through Arrow.
 
     Example:
         >>> moments_of(np.array([0]))[0].isoformat()
@@ -138,13 +138,8 @@ def _structs(column: pa.Array, decimal: Callable[[str], Any]) -> list[dict[str, 
     return _apply_nulls(rows, column)
 
 
-def _maps(column: pa.Array, decimal: Callable[[str], Any]) -> list[dict[str, Any] | None]:
-    pairs = list(zip(column.keys.to_pylist(), values_of(column.items, decimal=decimal), strict=True))
-    return [None if row is None else dict(row) for row in _split(column, pairs)]
-
-
 def _split(column: pa.Array, values: list[Any]) -> list[Any]:
-    """Cuts the flat values of a list or map column into its rows (`.values` and `.keys` ignore the slice)."""
+    """Split the flat values of a list or map column into rows; `.values` and `.keys` ignore a slice's offset."""
     rows = [values[start:end] for start, end in pairwise(column.offsets.to_pylist())]
     return _apply_nulls(rows, column)
 
@@ -165,7 +160,7 @@ def format_decimal(value: Decimal) -> str:
         ('10.5', '100', '0')
 
     Raises:
-        ValueError: It is not a finite number, or has more digits than any decimal column.
+        ValueError: The value is not finite, or has more digits than any decimal column.
     """
     if not value.is_finite() or abs(value.adjusted()) > _MAX_DIGITS:
         raise ValueError(f"{preview(value)} has no plain decimal form")
@@ -173,7 +168,7 @@ def format_decimal(value: Decimal) -> str:
 
 
 def trim_zeros(digits: str) -> str:
-    """Returns the text of a decimal without trailing zeros; exponents are written out.
+    """Returns the text of a decimal without exponent and trailing zeros.
 
     Example:
         >>> trim_zeros("12.500"), trim_zeros("-0.00"), trim_zeros("1.0E-7")
@@ -194,15 +189,15 @@ def format_moment(value: datetime) -> str:
         '2026-01-01T12:00:00Z'
 
     Raises:
-        ValueError: It has no zone.
+        ValueError: The value has no time zone.
     """
     if value.tzinfo is None:
-        raise ValueError(f"{value.isoformat()} has no zone")
+        raise ValueError(f"{value.isoformat()} has no time zone")
     return value.astimezone(UTC).replace(tzinfo=None).isoformat() + "Z"
 
 
 def to_json_value(value: Any) -> Any:
-    """Returns a value of an event, nested or not, as JSON can hold it.
+    """Returns a value of an event, nested or not, as a JSON value.
 
     Example:
         >>> to_json_value({"amount": Decimal("10.50"), "raw": b"hi", "day": date(2026, 1, 1)})
@@ -236,7 +231,7 @@ def _scalar_to_json(value: Any) -> Any:
 
 
 def preview(value: Any, max_length: int = 60) -> str:
-    """Returns a value for an error message: short, and safe for any depth or size.
+    """Returns a short text of any value, for error messages.
 
     Example:
         >>> preview("x" * 1000)
@@ -250,23 +245,23 @@ def preview(value: Any, max_length: int = 60) -> str:
         return f"{type(value).__name__} ({len(value)} long)"
     try:
         text = repr(value)
-    except Exception:  # a user's __repr__ may do anything; the message must still be written
+    except Exception:  # a user's __repr__ may raise anything
         return type(value).__name__
     return text if len(text) <= max_length else f"{text[:max_length]}…"
 
 
 def is_pydantic_model(cls: type) -> bool:
-    """Whether a class is a pydantic model, found out without importing pydantic."""
+    """Returns whether a class is a pydantic model, without importing pydantic."""
     return hasattr(cls, "model_fields") and hasattr(cls, "model_validate")
 
 
 def is_record(cls: type) -> bool:
-    """Whether a class is a dataclass, a msgspec Struct or a pydantic model."""
+    """Returns whether a class is a dataclass, a msgspec Struct or a pydantic model."""
     return dataclasses.is_dataclass(cls) or issubclass(cls, msgspec.Struct) or is_pydantic_model(cls)
 
 
 def fields_of(value: Any) -> dict[str, Any] | None:
-    """Returns the fields of an instance of a declared class, nested ones as they are; None for anything else.
+    """Returns the fields of an instance of a declared class, without converting nested ones; None for other values.
 
     Example:
         >>> @dataclasses.dataclass
@@ -288,14 +283,14 @@ def fields_of(value: Any) -> dict[str, Any] | None:
 
 
 def to_row(value: Any) -> dict[str, Any]:
-    """An event as a dict of plain values: classes inside it become dicts, enums, UUIDs, times their plain value.
+    """Returns an event as a dict of plain values; converts nested classes, enums, UUIDs and times.
 
     Example:
         >>> to_row({"id": UUID(int=1), "wait": timedelta(seconds=2)})
         {'id': '00000000-0000-0000-0000-000000000001', 'wait': 2000000}
 
     Raises:
-        BadEventError: It is neither a dict nor an instance of a class with fields, or is nested too deep.
+        BadEventError: The value is not a dict or an instance of a class with fields, or is nested too deep.
     """
     members = value if isinstance(value, Mapping) else fields_of(value)
     if members is None:
@@ -337,7 +332,7 @@ def _unwrap_scalar(value: Any) -> Any:
 
 
 def _plain_datetime(value: datetime) -> datetime | None:
-    """A moment of pandas as Python's own, if nothing is lost; NaT, which does not equal itself, is no moment."""
+    """Convert a pandas timestamp to a datetime unless it has nanoseconds; None for NaT, which does not equal itself."""
     if value != value:  # noqa: PLR0124
         return None
     if type(value) is datetime or bool(getattr(value, "nanosecond", False)):

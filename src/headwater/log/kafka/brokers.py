@@ -1,4 +1,4 @@
-"""The Kafka brokers: their address, the driver's clients, retries, and translated errors."""
+"""The Kafka brokers: their address, the driver's clients, retries and error translation."""
 
 from __future__ import annotations
 
@@ -29,14 +29,16 @@ __all__ = ["Brokers", "KafkaAddress", "close_quietly", "driver", "topic_partitio
 
 T = TypeVar("T")
 logger = logging.getLogger("headwater.kafka")
-# What the driver says of each connection; what matters of it is said by our errors. Add a handler to see it.
+# The driver logs every connection attempt. Our errors report the ones that matter; add a handler to see all.
 _driver_logger = logging.getLogger("headwater.kafka.driver")
 _driver_logger.addHandler(logging.NullHandler())
 _driver_logger.propagate = False
-_ATTEMPT_TIMEOUT: Final = 3.0  # seconds one try may take before we say that we wait
+_ATTEMPT_TIMEOUT: Final = 3.0  # seconds of one attempt
 _CACHE_SETTING: Final = "headwater.pages"
 _TOPIC_SETTINGS: Final = {"replication.factor", "min.insync.replicas"}
-_RETRIABLE_CODES: Final = (  # codes after which asking again may help
+# Error codes after which a retry may succeed. The driver's own `retriable()` covers transactions only.
+# `_NOENT` is a partition without a leader, as after a broker's restart.
+_RETRIABLE_CODES: Final = (
     "_TRANSPORT",
     "_TIMED_OUT",
     "_MSG_TIMED_OUT",
@@ -44,15 +46,17 @@ _RETRIABLE_CODES: Final = (  # codes after which asking again may help
     "_ALL_BROKERS_DOWN",
     "_RESOLVE",
     "_WAIT_COORD",
-    "_NOENT",  # a partition without a leader, as after a restart
+    "_NOENT",
     "_RETRY",
     "_STATE",
     "_PURGE_QUEUE",
     "_PURGE_INFLIGHT",
     "REQUEST_TIMED_OUT",
+    "NETWORK_EXCEPTION",
     "COORDINATOR_NOT_AVAILABLE",
     "COORDINATOR_LOAD_IN_PROGRESS",
     "NOT_COORDINATOR",
+    "NOT_CONTROLLER",
     "LEADER_NOT_AVAILABLE",
     "NOT_LEADER_FOR_PARTITION",
     "BROKER_NOT_AVAILABLE",
@@ -60,8 +64,6 @@ _RETRIABLE_CODES: Final = (  # codes after which asking again may help
     "NOT_ENOUGH_REPLICAS",
     "NOT_ENOUGH_REPLICAS_AFTER_APPEND",
     "CONCURRENT_TRANSACTIONS",
-    "NETWORK_EXCEPTION",
-    "NOT_CONTROLLER",
     "FENCED_LEADER_EPOCH",
     "UNKNOWN_LEADER_EPOCH",
     "OFFSET_NOT_AVAILABLE",
@@ -71,10 +73,10 @@ _SECRET_NAMES: Final = ("password", "secret", "key.pem", "private", "token", "oa
 
 
 def driver() -> Any:
-    """The package confluent_kafka, imported when it is first needed.
+    """Returns the package `confluent_kafka`, imported on first use.
 
     Raises:
-        MissingPackageError: It is not installed.
+        MissingPackageError: The package is not installed.
     """
     try:
         import confluent_kafka
@@ -88,7 +90,7 @@ def driver() -> Any:
 class KafkaAddress:
     """The address of the brokers and the client settings.
 
-    `topic_settings` apply to new topics: `replication.factor` and `min.insync.replicas` of the URL. All
+    `topic_settings` are the URL's `replication.factor` and `min.insync.replicas`, which apply to new topics. All
     other parameters are settings of librdkafka, such as `security.protocol` or `ssl.ca.location`.
     `cache_folder` is for child processes: see `BatchCache` in timed_topic.py.
     """
@@ -100,7 +102,7 @@ class KafkaAddress:
 
     @classmethod
     def parse(cls, url: str) -> KafkaAddress:
-        """From `kafka://[user:password@]host:port[,host:port][?setting=value&…]`.
+        """Parse `kafka://[user:password@]host:port[,host:port][?setting=value&…]`.
 
         Example:
             >>> address = KafkaAddress.parse("kafka://ada:pw@a:9092,b:9092?replication.factor=3&client.id=till")
@@ -115,20 +117,19 @@ class KafkaAddress:
             shown = f"{parts.scheme}://{servers}"
             raise BadSettingError(f"cannot connect to {shown!r}", fix='hw.connect("kafka://127.0.0.1:9092")')
         given = dict(parse_qsl(parts.query))
-        pages = given.pop(_CACHE_SETTING, "")
-        settings = {name: value for name, value in given.items() if name not in _TOPIC_SETTINGS}
+        cache_folder = given.pop(_CACHE_SETTING, "")
+        topic_settings = {name: given.pop(name) for name in list(given) if name in _TOPIC_SETTINGS}
         if user:
             name, _, password = user.partition(":")
             login = {"sasl.username": unquote(name), "sasl.password": unquote(password)}
-            settings = {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN"} | settings | login
-        topics = {name: value for name, value in given.items() if name in _TOPIC_SETTINGS}
-        return cls(servers, settings, topics, pages)
+            given = {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN"} | given | login
+        return cls(servers, given, topic_settings, cache_folder)
 
     def __str__(self) -> str:
         return f"kafka://{self.servers}"
 
     def redact(self, text: str) -> str:
-        """Returns a text of the driver's, with our secrets taken out."""
+        """Returns a message of the driver with the secrets of this address replaced by `…`."""
         for name, value in self.settings.items():
             if value and any(word in name for word in _SECRET_NAMES):
                 text = text.replace(value, "…")
@@ -136,21 +137,21 @@ class KafkaAddress:
 
 
 class Brokers:
-    """Makes clients of the driver and asks with patience; safe to share between threads.
+    """Creates clients of the driver and retries calls; safe to share between threads.
 
     Args:
-        address: Where the brokers are.
-        patience: How long to go on while none of them answers.
+        address: The address of the brokers.
+        patience: How long to retry while no broker answers.
     """
 
     def __init__(self, address: KafkaAddress, patience: timedelta) -> None:
         self.address = address
         self.patience = patience.total_seconds()
-        self._kafka = driver()
-        self._lock = threading.Lock()
+        self.kafka = driver()
+        self._lock = threading.Lock()  # guards the creation of _admin
         self._admin: Any = None
         self._last_error: Any = None
-        codes = self._kafka.KafkaError
+        codes = self.kafka.KafkaError
         self._authorization_codes = {
             code for name, code in vars(codes).items() if name.endswith("AUTHORIZATION_FAILED")
         }
@@ -161,16 +162,16 @@ class Brokers:
 
     @property
     def admin(self) -> Any:
-        """The client for topics, groups and offsets."""
+        """The admin client, for topics, groups and offsets."""
         with self._lock:
             if self._admin is None:
-                self._admin = self._create_client(self._kafka.admin.AdminClient, {})
+                self._admin = self._create_client(self.kafka.admin.AdminClient, {})
             return self._admin
 
     def create_producer(self, settings: dict[str, Any]) -> Any:
-        """A new producer: acknowledged by all in-sync replicas, and repeats of its own sends are told apart."""
+        """Returns a new idempotent producer whose writes all in-sync replicas acknowledge."""
         return self._create_client(
-            self._kafka.Producer,
+            self.kafka.Producer,
             {
                 "enable.idempotence": True,
                 "acks": "all",
@@ -184,9 +185,9 @@ class Brokers:
         )
 
     def create_consumer(self, settings: dict[str, Any] | None = None) -> Any:
-        """Returns a new consumer that sees committed transactions only and commits nothing by itself."""
+        """Returns a new consumer that reads committed transactions only and does not commit offsets by itself."""
         return self._create_client(
-            self._kafka.Consumer,
+            self.kafka.Consumer,
             {
                 "group.id": "headwater",
                 "isolation.level": "read_committed",
@@ -205,99 +206,101 @@ class Brokers:
             "bootstrap.servers": self.address.servers,
             "error_cb": self._on_error,
             "log_level": 2,
-            "allow.auto.create.topics": False,  # asking for a topic must not make it, with settings that are not ours
+            "allow.auto.create.topics": False,  # a lookup must not create a topic with the brokers' default settings
             "reconnect.backoff.max.ms": 1000,
             "topic.metadata.propagation.max.ms": 5000,
         }
         try:
             return kind(whole | settings | self.address.settings, logger=_driver_logger)
-        except (self._kafka.KafkaException, ValueError, TypeError) as error:
-            what = f"a setting of {self.address} cannot be: {_error_message(error)}"
+        except (self.kafka.KafkaException, ValueError, TypeError) as error:
+            what = f"a setting of {self.address} is not valid: {_error_message(error)}"
             raise BadSettingError(self.address.redact(what)) from None
 
     def _on_error(self, error: Any) -> None:
         self._last_error = error
 
-    # -- asking --------------------------------------------------------------------------------------------------
+    # -- calls ---------------------------------------------------------------------------------------------------
 
-    def retry(self, call: Callable[[float], T], patience: float | None = None) -> T:
-        """Returns the answer to a call that is given seconds to wait; repeated until the patience is over.
+    def retry(self, call: Callable[[float], T]) -> T:
+        """Return the result of a call; retry it within the patience while no broker answers.
+
+        Args:
+            call: Receives the timeout of the attempt, in seconds.
 
         Raises:
             UnreachableError: No broker answered.
-            BadCredentialsError: They do not accept us.
+            BadCredentialsError: The brokers refuse the credentials.
         """
         began = time.monotonic()
-        deadline = began + (self.patience if patience is None else patience)
+        deadline = began + self.patience
         warned = False
         while True:
             left = deadline - time.monotonic()
             try:
                 return call(max(0.2, min(_ATTEMPT_TIMEOUT, left)))
-            except self._kafka.KafkaException as error:
+            except self.kafka.KafkaException as error:
                 self._raise_if_fatal(error)
                 if time.monotonic() >= deadline:
                     raise self.translate_error(error) from None
             if not warned and time.monotonic() - began > 1:
                 warned = True
-                logger.warning("no Kafka broker answers at %s: waiting", self.address)
+                logger.warning("no Kafka broker answers at %s; retrying", self.address)
             time.sleep(min(0.2, max(0.0, left)))
 
     def _raise_if_fatal(self, error: Any) -> None:
-        """Waiting helps against silence, not against a no."""
-        code = _error_code(error)
+        """Raise errors that a retry cannot resolve."""
         if self._admin is not None:
-            self._admin.poll(0)  # it hears of refused credentials when it is asked only
+            self._admin.poll(0)  # refused credentials are reported only through a poll
         fault = self._last_error
         if fault is not None and fault.code() in self._authentication_codes:
             raise self.translate_error(fault) from None
-        if code not in self.retriable_codes:
+        if _error_code(error) not in self.retriable_codes:
             raise self.translate_error(error) from None
 
     def translate_error(self, error: Any) -> HeadwaterError:
-        """Returns what the driver said, as one of our errors."""
+        """Returns an error of the driver as one of ours."""
         code = _error_code(error)
         message = self.address.redact(_error_message(error))
         if code in self._authentication_codes:
-            what = f"{self.address} does not accept the credentials"
+            what = f"{self.address} refuses the credentials"
             return BadCredentialsError(what, detail=message, fix="check user and password")
         if code in self._authorization_codes:
-            return BadCredentialsError(f"{self.address} does not allow it", detail=message)
+            return BadCredentialsError(f"{self.address} does not allow the operation", detail=message)
         if code in self._fenced_codes:
-            return FencedError("another producer under the same id has taken over", detail=message)
-        if code in (self._kafka.KafkaError.MSG_SIZE_TOO_LARGE, self._kafka.KafkaError.RECORD_LIST_TOO_LARGE):
-            return TooLargeError("an event is larger than the topic takes", detail=message, limit=0)
+            return FencedError("another producer with the same id has taken over", detail=message)
+        if code in (self.kafka.KafkaError.MSG_SIZE_TOO_LARGE, self.kafka.KafkaError.RECORD_LIST_TOO_LARGE):
+            return TooLargeError("an event exceeds the topic's max.message.bytes", detail=message, limit=0)
         if code in self._unknown_topic_codes:
             return UnknownTopicError("Kafka has no such topic or partition", detail=message)
         if code not in self.retriable_codes:
-            return RefusedError(f"{self.address} refuses it: {message}", kafka=str(code))
+            return RefusedError(f"{self.address} refuses the request: {message}", kafka=str(code))
+        return self.unreachable_error(message)
+
+    def unreachable_error(self, detail: str | None = None) -> UnreachableError:
+        """Returns the error for brokers that do not answer within the patience."""
         return UnreachableError(
             f"no Kafka broker answers at {self.address}",
-            detail=message,
+            detail=detail,
             fix="start the brokers, or check the address",
             url=str(self.address),
             sent=False,
         )
 
-    def call_admin(
-        self, request: Callable[[Any, float], dict[Any, Any]], patience: float | None = None
-    ) -> dict[Any, Any]:
-        """Returns the answers to a request of the admin client, which gives one future for each thing asked about."""
-
-        def call(seconds: float) -> dict[Any, Any]:
-            return {key: future.result() for key, future in request(self.admin, seconds).items()}
-
-        return self.retry(call, patience)
+    def call_admin(self, request: Callable[[Any, float], dict[Any, Any]]) -> dict[Any, Any]:
+        """Return the results of an admin request, which has one future per resource; retried like `retry`."""
+        return self.retry(
+            lambda seconds: {key: future.result() for key, future in request(self.admin, seconds).items()}
+        )
 
 
 def close_quietly(producer: Any) -> None:
-    """Close a producer whatever state it is in; a fenced one fails while it closes."""
+    """Close a producer in any state; closing a fenced one raises."""
     with contextlib.suppress(Exception):
         producer.close(1)
 
 
 def with_batch_cache(url: str, folder: Path) -> str:
-    """Returns the URL for processes that this one starts, which find there what it has read.
+    """Returns the URL for child processes, extended by the folder of this process's `BatchCache`.
 
     Example:
         >>> with_batch_cache("kafka://a:9092", Path("/var/pages"))
@@ -307,9 +310,9 @@ def with_batch_cache(url: str, folder: Path) -> str:
 
 
 def topic_partition(topic: str, partition: int, offset: int | None = None) -> Any:
-    """A partition, and an offset in it, as the driver has them."""
+    """Returns the driver's `TopicPartition`."""
     kafka = driver()
-    return kafka.TopicPartition(topic, partition) if offset is None else kafka.TopicPartition(topic, partition, offset)
+    return kafka.TopicPartition(topic, partition, kafka.OFFSET_INVALID if offset is None else offset)
 
 
 def _kafka_error(error: Any) -> Any:

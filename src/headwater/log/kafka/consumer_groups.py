@@ -1,9 +1,9 @@
 """Consumer groups on Kafka, under their own names, so that other tools see their members and lag.
 
-`KafkaGroups` is the entry. Each `GroupMember` has a consumer of the driver that fetches nothing and only
-keeps the assignment, and a thread that makes all calls on it, because the driver allows one thread per
-consumer: heartbeats, commits, rebalances. A partition that moves is released when its reader has confirmed
-that it stopped reading. A reader that does not call `sync` within its session timeout loses all partitions.
+Enter at `KafkaGroups`. Each `GroupMember` has a consumer of the driver that fetches nothing and only holds the
+assignment, and a thread that makes all calls on it (heartbeats, commits, rebalances), because the driver
+allows one thread per consumer. A revoked partition is released after its reader has confirmed that it stopped
+reading. A reader that does not call `sync` within its session timeout loses all partitions.
 """
 
 from __future__ import annotations
@@ -15,33 +15,32 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from datetime import timedelta
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from headwater.errors import FencedError, HeadwaterError, RefusedError, UnknownGroupError
 from headwater.log.consumer_groups import GroupState, Membership
 from headwater.log.event_log import Start
-from headwater.log.kafka.brokers import Brokers, driver, topic_partition
+from headwater.log.kafka.brokers import Brokers, topic_partition
 from headwater.log.kafka.fetcher import KafkaGroupWaiter
-from headwater.log.topic import Topic, check_name
+from headwater.log.protocol import Log
+from headwater.log.topic import check_name
 
 __all__ = ["GroupMember", "KafkaGroups"]
 
-_SESSION_TIMEOUT_MS: Final = (
-    10_000  # milliseconds without a sign of life after which the brokers count a member as dead
-)
-_POLL_INTERVAL: Final = 0.05  # seconds that the driver may wait while a commit waits for it
-_COMMIT_ATTEMPTS: Final = 40
+_SESSION_TIMEOUT_MS: Final = 10_000  # without a heartbeat; then the brokers remove the member
+_POLL_INTERVAL: Final = 0.05  # seconds of one poll of the driver; a commit waits at most this long
+_COMMIT_ATTEMPTS: Final = 40  # at intervals of 0.1 s, while the group rebalances
 
 
 class GroupMember:
     """A member of a group on one topic.
 
     Args:
-        brokers: Where the group is.
-        group: Its name, the same in Kafka.
-        topic: What it reads.
-        session: A reader that does not come back for this long loses its partitions.
-        notify: Called when partitions came or are to go.
+        brokers: The brokers.
+        group: The group's name, also in Kafka.
+        topic: The topic it reads.
+        session: Session timeout of the reader; after it the member gives up its partitions.
+        notify: Called when partitions were assigned or revoked.
     """
 
     def __init__(
@@ -53,12 +52,12 @@ class GroupMember:
         self.generation = 0
         self.expelled = False
         self._brokers = brokers
-        self._kafka = driver()
+        self._kafka = brokers.kafka
         self._session = session.total_seconds()
         self._notify = notify
+        self._changed = threading.Condition()  # guards _owned, _revoking and generation
         self._owned: set[int] = set()
-        self._revoking: set[int] = set()
-        self._changed = threading.Condition()
+        self._revoking: set[int] = set()  # owned until the reader's next sync
         self._commits: queue.SimpleQueue[tuple[list[Any], Future[None]]] = queue.SimpleQueue()
         self._last_poll_at = time.monotonic()
         self._closing = False
@@ -71,14 +70,14 @@ class GroupMember:
                 "partition.assignment.strategy": "cooperative-sticky",
                 "session.timeout.ms": session_ms,
                 "heartbeat.interval.ms": max(100, session_ms // 4),
-                "topic.metadata.refresh.interval.ms": 30_000,  # how soon new partitions are shared out
+                "topic.metadata.refresh.interval.ms": 30_000,  # how soon new partitions are assigned
                 "max.poll.interval.ms": max(session_ms, int(self._session * 1000) + 1000, 300_000),
             }
         )
         self._thread = threading.Thread(target=self._run, name="headwater-member", daemon=True)
 
     def join(self) -> None:
-        """Become a member; comes back when the group has said what is ours, which can be nothing for now."""
+        """Join the group; return after the first assignment, which may be empty."""
         self._consumer.subscribe(
             [self.topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
         )
@@ -89,7 +88,7 @@ class GroupMember:
             raise self._brokers.translate_error(codes(codes._WAIT_COORD))
 
     def sync_partitions(self) -> set[int]:
-        """Returns what is ours, without what is to go: our reader has let go of that by asking."""
+        """Returns the owned partitions. The call itself confirms that the reader stopped reading revoked ones."""
         with self._changed:
             self._last_poll_at = time.monotonic()
             self._owned -= self._revoking
@@ -98,14 +97,14 @@ class GroupMember:
             return set(self._owned)
 
     def commit(self, offsets: dict[int, int]) -> None:
-        """Everything below these offsets is done.
+        """Commit offsets: all events below them are processed.
 
         Raises:
-            FencedError: A partition is not ours any more.
+            FencedError: The member no longer owns a partition.
         """
         self._last_poll_at = time.monotonic()
         if self.expelled:
-            raise self.fencing_error("the member was expelled")
+            raise self.fencing_error()
         for partition in offsets:
             if partition not in self._owned:
                 raise self.fencing_error(f"partition {partition} has another owner")
@@ -115,24 +114,15 @@ class GroupMember:
         while self._thread.is_alive() and not done.done():
             with contextlib.suppress(TimeoutError):
                 done.result(1)
-        if not done.done():
-            raise self.fencing_error("the member was expelled")
+        if not done.done():  # the thread ended before it took the commit
+            raise self.fencing_error()
         done.result()
 
-    def _raise_commit_error(self, error: Any, *, last: bool) -> None:
-        codes = self._kafka.KafkaError
-        if error.code() in (codes.ILLEGAL_GENERATION, codes.UNKNOWN_MEMBER_ID, codes.FENCED_INSTANCE_ID):
-            self.expelled = True
-            self.generation += 1
-            raise self.fencing_error("the member was expelled")
-        if error.code() != codes.REBALANCE_IN_PROGRESS or last:
-            raise self._brokers.translate_error(error)
-
-    def fencing_error(self, why: str) -> FencedError:
-        """Returns the error of a member that is none any more."""
+    def fencing_error(self, why: str = "the member was expelled") -> FencedError:
+        """Returns the error of a member that lost a partition or its membership."""
         return FencedError(
             f'group "{self.group}": {why}',
-            detail="its commit was not taken",
+            detail="the commit was refused",
             fix="open a new consumer; it continues at the committed offsets",
             group=self.group,
             generation=self.generation,
@@ -140,7 +130,7 @@ class GroupMember:
         )
 
     def leave(self) -> None:
-        """Give the partitions back."""
+        """Leave the group and release the partitions."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -160,7 +150,10 @@ class GroupMember:
                     self._join_done.set()
                 self._commit_pending()
                 if time.monotonic() - self._last_poll_at > self._session:
-                    self._expel()
+                    with self._changed:
+                        self.expelled = self._closing = True
+                        self.generation += 1
+                        self._owned.clear()
         finally:
             with contextlib.suppress(self._kafka.KafkaException, RuntimeError):
                 self._consumer.close()
@@ -177,16 +170,21 @@ class GroupMember:
                     done.set_exception(error)
 
     def _commit(self, partitions: list[Any]) -> None:
+        codes = self._kafka.KafkaError
         for attempt in range(_COMMIT_ATTEMPTS):
             try:
-                found = self._consumer.commit(offsets=partitions, asynchronous=False)
-                failed = [place.error for place in found or () if place.error is not None]
-                if not failed:
-                    return
-                error = failed[0]
+                committed = self._consumer.commit(offsets=partitions, asynchronous=False)
+                error = next((each.error for each in committed or () if each.error is not None), None)
             except self._kafka.KafkaException as raised:
                 error = raised.args[0]
-            self._raise_commit_error(error, last=attempt == _COMMIT_ATTEMPTS - 1)
+            if error is None:
+                return
+            if error.code() in (codes.ILLEGAL_GENERATION, codes.UNKNOWN_MEMBER_ID, codes.FENCED_INSTANCE_ID):
+                self.expelled = True
+                self.generation += 1
+                raise self.fencing_error()
+            if error.code() != codes.REBALANCE_IN_PROGRESS or attempt == _COMMIT_ATTEMPTS - 1:
+                raise self._brokers.translate_error(error)
             time.sleep(0.1)
 
     def _on_assign(self, consumer: Any, partitions: list[Any]) -> None:
@@ -194,19 +192,20 @@ class GroupMember:
         if partitions:
             consumer.pause(partitions)
         with self._changed:
-            self._owned |= {place.partition for place in partitions}
+            self._owned |= {each.partition for each in partitions}
             self.generation += bool(partitions) or not self._joined
         self._joined = True
         self._notify()
 
     def _on_revoke(self, consumer: Any, partitions: list[Any]) -> None:
-        revoked = {place.partition for place in partitions}
+        """Hold the rebalance until the reader has synced, or its session has ended."""
+        revoked = {each.partition for each in partitions}
         with self._changed:
             self._revoking |= revoked & self._owned
             self.generation += 1
         self._notify()
         while not self._closing and self._revoking & revoked and time.monotonic() - self._last_poll_at < self._session:
-            self._commit_pending()  # the reader may finish what it has before it lets go
+            self._commit_pending()  # the reader commits what it has processed before it syncs
             with self._changed:
                 self._changed.wait_for(lambda: self._closing or not (self._revoking & revoked), _POLL_INTERVAL)
         with self._changed:
@@ -215,47 +214,28 @@ class GroupMember:
         consumer.incremental_unassign(partitions)
 
     def _on_lost(self, consumer: Any, partitions: list[Any]) -> None:
+        """The brokers have given the partitions to another member already: there is nothing to wait for."""
         with self._changed:
-            self._owned -= {place.partition for place in partitions}
+            self._owned -= {each.partition for each in partitions}
             self.generation += 1
         with contextlib.suppress(self._kafka.KafkaException):
             consumer.incremental_unassign(partitions)
         self._notify()
-
-    def _expel(self) -> None:
-        with self._changed:
-            self.expelled = True
-            self._closing = True
-            self.generation += 1
-            self._owned.clear()
-
-
-class TopicLookup(Protocol):
-    """What groups need of the log."""
-
-    def topic(self, name: str) -> Topic:
-        """A topic's definition."""
-
-    def topics(self) -> list[str]:
-        """Returns the names of all topics."""
-
-    def find_offset(self, name: str, partition: int, start: Start) -> int:
-        """Returns the offset to start from."""
 
 
 class KafkaGroups:
     """All consumer groups of the brokers.
 
     Args:
-        brokers: Where they are.
-        log: Knows topics and where to start in them.
+        brokers: The brokers.
+        log: The log, for topics and start offsets.
     """
 
-    def __init__(self, brokers: Brokers, log: TopicLookup) -> None:
+    def __init__(self, brokers: Brokers, log: Log) -> None:
         self._brokers = brokers
         self._log = log
-        self._kafka = driver()
-        self._lock = threading.Lock()
+        self._kafka = brokers.kafka
+        self._lock = threading.Lock()  # guards the three maps below
         self._members: dict[str, GroupMember] = {}
         self._starts: dict[str, dict[int, int]] = {}
         self._waiters: dict[tuple[str, str], list[KafkaGroupWaiter]] = {}
@@ -263,11 +243,11 @@ class KafkaGroups:
     def join(
         self, group: str, topic: str, *, start: Start = "earliest", session: timedelta = timedelta(minutes=5)
     ) -> Membership:
-        """Become a member. If this process dies, its partitions come free some seconds later."""
+        """Join a group. If this process dies, its partitions are reassigned after `session.timeout.ms`."""
         check_name(group, what="group")
-        partitions = self._log.topic(topic).partitions
-        begun = bool(self._topic_offsets(group, topic))
-        starts = {} if begun else {p: self._log.find_offset(topic, p, start) for p in range(partitions)}
+        partitions = range(self._log.topic(topic).partitions)
+        begun = topic in self._group_offsets(group)
+        starts = {} if begun else {p: self._log.find_offset(topic, p, start) for p in partitions}
         member = GroupMember(self._brokers, group, topic, session, lambda: self._notify(group, topic))
         member.join()
         with self._lock:
@@ -276,29 +256,29 @@ class KafkaGroups:
         return self._membership(member)
 
     def sync(self, membership: Membership) -> Membership:
-        """Stay a member, let go of what is to move, and learn what is mine now.
+        """Renew the session, release revoked partitions, and return the current assignment.
 
         Raises:
             FencedError: The member was expelled.
         """
         member = self._find_member(membership)
         if member.expelled:
-            raise member.fencing_error("the member was expelled")
+            raise member.fencing_error()
         mine, generation = member.sync_partitions(), member.generation
         if generation == membership.generation and mine == set(membership.positions):
             return membership
         return self._membership(member)
 
     def commit(self, membership: Membership, offsets: Mapping[int, int]) -> None:
-        """Everything below these offsets is done.
+        """Commit offsets: all events below them are processed.
 
         Raises:
-            FencedError: A partition belongs to another member by now; none of the offsets was taken.
+            FencedError: A partition belongs to another member now; no offset was committed.
         """
         self._find_member(membership).commit(dict(offsets))
 
     def leave(self, membership: Membership) -> None:
-        """Give the partitions back at once."""
+        """Leave the group and release the partitions at once."""
         with self._lock:
             member = self._members.pop(membership.member, None)
             self._starts.pop(membership.member, None)
@@ -307,24 +287,24 @@ class KafkaGroups:
 
     def _membership(self, member: GroupMember) -> Membership:
         mine, generation = member.sync_partitions(), member.generation
-        known = self._topic_offsets(member.group, member.topic) if mine else {}
-        fresh = {p: self._start_offset(member, p) for p in mine if p not in known}
+        offsets = self._group_offsets(member.group).get(member.topic, {}) if mine else {}
+        # A new group starts as `join` says. Partitions that were added later are read from their start.
+        starts = self._starts.get(member.id, {})
+        fresh = {
+            p: starts[p] if p in starts else self._log.find_offset(member.topic, p, "earliest")
+            for p in mine
+            if p not in offsets
+        }
         if fresh:
             member.commit(fresh)
-        positions = {p: known.get(p, fresh.get(p, 0)) for p in sorted(mine)}
-        return Membership(member.group, member.topic, member.id, generation, positions)
-
-    def _start_offset(self, member: GroupMember, partition: int) -> int:
-        """Returns where the group begins in a partition: as it was told to, or at the start of one that came later."""
-        starts = self._starts.get(member.id, {})
-        found = starts.get(partition)
-        return self._log.find_offset(member.topic, partition, "earliest") if found is None else found
+        offsets |= fresh
+        return Membership(member.group, member.topic, member.id, generation, {p: offsets[p] for p in sorted(mine)})
 
     def _find_member(self, membership: Membership) -> GroupMember:
         found = self._members.get(membership.member)
         if found is None:
             raise FencedError(
-                f'this process has no member {membership.member} of group "{membership.group}"',
+                f'member {membership.member} of group "{membership.group}" is not in this process',
                 fix="open a new consumer; it continues at the committed offsets",
                 group=membership.group,
                 generation=membership.generation + 1,
@@ -332,10 +312,10 @@ class KafkaGroups:
             )
         return found
 
-    # -- from outside --------------------------------------------------------------------------------------------
+    # -- administration ------------------------------------------------------------------------------------------
 
     def states(self) -> list[GroupState]:
-        """Returns all groups on all declared topics."""
+        """Returns the state of every group on every declared topic."""
         topics = set(self._log.topics())
         listed = self._brokers.retry(
             lambda seconds: self._brokers.admin.list_consumer_groups(request_timeout=seconds).result()
@@ -350,10 +330,10 @@ class KafkaGroups:
         ]
 
     def state(self, group: str, topic: str) -> GroupState:
-        """One group on one topic; its generation is what the members of this process have seen."""
+        """Returns one group on one topic; its generation is the highest that members of this process have seen."""
         check_name(group, what="group")
-        offsets = self._topic_offsets(group, topic)
-        if not offsets:
+        offsets = self._group_offsets(group).get(topic)
+        if offsets is None:
             raise UnknownGroupError(f'no group "{group}" on topic "{topic}"', group=group)
         return self._state(group, topic, offsets, self._partition_owners([group])[group])
 
@@ -362,7 +342,7 @@ class KafkaGroups:
         return GroupState(group, topic, max(seen, default=0), owners.get(topic, {}), offsets)
 
     def reset(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
-        """Set the committed offsets of a group; only while none of its members is running.
+        """Set the committed offsets of a group that has no running member.
 
         Raises:
             RefusedError: A member is running.
@@ -382,54 +362,48 @@ class KafkaGroups:
             lambda admin, seconds: admin.alter_consumer_group_offsets([wanted], request_timeout=seconds)
         )
 
-    def _topic_offsets(self, group: str, topic: str) -> dict[int, int]:
-        return self._group_offsets(group).get(topic, {})
-
     def _group_offsets(self, group: str) -> dict[str, dict[int, int]]:
+        """Returns the committed offsets by topic and partition; topics without one are left out."""
         wanted = self._kafka.ConsumerGroupTopicPartitions(group)
         found = self._brokers.call_admin(
             lambda admin, seconds: admin.list_consumer_group_offsets([wanted], request_timeout=seconds)
         )
         committed: dict[str, dict[int, int]] = {}
-        for place in found[group].topic_partitions:
-            if place.offset >= 0:
-                committed.setdefault(place.topic, {})[place.partition] = place.offset
+        for each in found[group].topic_partitions:
+            if each.offset >= 0:
+                committed.setdefault(each.topic, {})[each.partition] = each.offset
         return committed
 
     def _partition_owners(self, groups: list[str]) -> dict[str, dict[str, dict[int, str]]]:
-        """Returns the member that has each partition, by group and topic."""
+        """Returns the member that owns each partition, by group, topic and partition."""
         owners: dict[str, dict[str, dict[int, str]]] = {group: {} for group in groups}
         if not groups:
             return owners
-
-        def describe(admin: Any, seconds: float) -> dict[Any, Any]:
-            found: dict[Any, Any] = admin.describe_consumer_groups(groups, request_timeout=seconds)
-            return found
-
         try:
-            found = self._brokers.call_admin(describe)
-        except RefusedError:  # a group that nobody has used yet
+            found = self._brokers.call_admin(
+                lambda admin, seconds: admin.describe_consumer_groups(groups, request_timeout=seconds)
+            )
+        except RefusedError:  # the brokers do not know a group without members and offsets
             return owners
-        for group, about in found.items():
-            for member in about.members:
-                for place in member.assignment.topic_partitions:
-                    owners[group].setdefault(place.topic, {})[place.partition] = member.member_id
+        for group, description in found.items():
+            for member in description.members:
+                for each in member.assignment.topic_partitions:
+                    owners[group].setdefault(each.topic, {})[each.partition] = member.member_id
         return owners
 
-    # -- waking --------------------------------------------------------------------------------------------------
+    # -- notification --------------------------------------------------------------------------------------------
 
     def watch(self, group: str, topic: str) -> KafkaGroupWaiter:
-        """Returns a waiter for changes of a group that members of this process hear of."""
-        waiter = KafkaGroupWaiter(lambda gone: self._remove_waiter(group, topic, gone))
+        """Returns a waiter for rebalances of a group that members of this process take part in."""
+
+        def remove(waiter: KafkaGroupWaiter) -> None:
+            with self._lock, contextlib.suppress(ValueError):
+                self._waiters[group, topic].remove(waiter)
+
+        waiter = KafkaGroupWaiter(remove)
         with self._lock:
             self._waiters.setdefault((group, topic), []).append(waiter)
         return waiter
-
-    def _remove_waiter(self, group: str, topic: str, waiter: KafkaGroupWaiter) -> None:
-        with self._lock:
-            waiters = self._waiters.get((group, topic), [])
-            if waiter in waiters:
-                waiters.remove(waiter)
 
     def _notify(self, group: str, topic: str) -> None:
         for waiter in list(self._waiters.get((group, topic), ())):

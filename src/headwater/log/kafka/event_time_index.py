@@ -3,12 +3,12 @@
 Kafka stores no event times. The process that runs pipelines also runs an `EventTimeIndexer`
 (event_time_indexer.py). It reads each new offset range once and writes a record with its offsets, its
 lowest and highest event time, and the max event time before and after it. Idle markers are ranges without
-offsets. With this index a partition on Kafka has what the embedded log has in its frame headers, and
-pipelines handle both alike.
+offsets. The index holds for a partition on Kafka what the embedded log holds in its frame headers, so
+pipelines read both in the same way.
 
-The side topic `__headwater.times.TOPIC.ID` has the partitions of its topic and the id that Kafka gave it,
-so the index of a deleted topic is never applied to a later one of the same name. The timestamp of a record
-is the offset at which its range ends; the brokers find the range of an offset by it.
+The side topic `__headwater.times.TOPIC.ID` has as many partitions as its topic. ID is the topic id that Kafka
+assigned, so the index of a deleted topic is never applied to a later topic of the same name. The timestamp of
+a record is the offset at which its range ends; the brokers find the range of an offset by it.
 
 `EventTimeWalk` computes lateness from a known offset and max event time. Every walk from the same start
 gives the same result, in batches of any size: lateness is a property of the log here too.
@@ -29,10 +29,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headwater.errors import UnknownTopicError, UnreachableError
+from headwater.errors import UnknownTopicError
 from headwater.events import times_column
 from headwater.log.batch import LogBatch
-from headwater.log.kafka.brokers import Brokers, driver, topic_partition
+from headwater.log.kafka.brokers import Brokers, topic_partition
 from headwater.log.kafka.records import event_times
 from headwater.log.kafka.topics import KafkaTopics
 from headwater.log.storage.frame import LOWEST_TIME, Frame, FrameKind, envelope_bits
@@ -45,20 +45,24 @@ __all__ = ["EventTimeEnd", "EventTimeIndex", "EventTimeWalk", "OffsetRange", "in
 
 INDEX_CONFIG: Final = {
     "cleanup.policy": "delete",
-    "retention.ms": "-1",  # timestamps are offsets here: the indexer removes what is no longer needed
+    "retention.ms": "-1",  # the timestamps are offsets: retention by time would remove every record at once
     "retention.bytes": "-1",
     "message.timestamp.type": "CreateTime",
 }
 _NEEDS_READ: Final = envelope_bits({"_hw.deleted": None})
-_MAX_CACHED_RANGES: Final = 20_000
-_STALL_TIMEOUT: Final = 2.0  # seconds without a record that is known to be there
+_MAX_CACHED_RANGES: Final = 20_000  # per partition
+_STALL_TIMEOUT: Final = 2.0  # seconds without an expected record, then the consumer is replaced
+_READ_BYTES: Final = 4 << 20  # bytes of one read of a walk
+_MICROSECOND = timedelta(microseconds=1)
+
+Times = npt.NDArray[np.int64]
 
 
 class OffsetRange(msgspec.Struct, frozen=True, array_like=True):
-    """Offsets `[base, next)` of a partition and their event time; without offsets it is an idle marker.
+    """Offsets `[base, next)` of a partition and their event time; an idle marker if there are none.
 
     `needs_read`: some rows are tombstones or cannot be decoded. `lowest`: see `_max_lateness`.
-    `partitions`: how many the topic had when the record was written.
+    `partitions`: the topic's number of partitions when the record was written.
     """
 
     base_offset: int
@@ -98,7 +102,7 @@ class EventTimeEnd:
 
 
 def index_topic(topic: str, id: str) -> str:
-    """Returns the name of a topic's side topic.
+    """Returns the name of the side topic that indexes a topic.
 
     Example:
         >>> index_topic("orders", "HVhYy2kZQzCzb6Yt6SWnZQ")
@@ -108,11 +112,10 @@ def index_topic(topic: str, id: str) -> str:
 
 
 class _PartitionIndex:
-    """The offset ranges of one partition that were read, in order; the oldest are dropped."""
+    """The offset ranges of one partition that were read, in order. The oldest are dropped."""
 
-    def __init__(self, read_from: int) -> None:
-        self.read_from = read_from
-        self.position = read_from
+    def __init__(self, position: int) -> None:
+        self.position = position  # next offset to read in the side topic
         self.ranges: list[OffsetRange] = []
         self.end = EventTimeEnd()
 
@@ -126,8 +129,8 @@ class _PartitionIndex:
         return bool(self.ranges) and self.ranges[0].base_offset <= offset
 
     def since(self, offset: int) -> list[OffsetRange]:
-        """Returns the ranges that end behind an offset, and the idle markers at it."""
-        first = bisect_right(self.ranges, offset, key=lambda stretch: stretch.next_offset)
+        """Returns the ranges that end after an offset, and the idle markers at it."""
+        first = bisect_right(self.ranges, offset, key=lambda each: each.next_offset)
         while first and self.ranges[first - 1].base_offset == self.ranges[first - 1].next_offset == offset:
             first -= 1
         return self.ranges[first:]
@@ -137,53 +140,55 @@ class EventTimeIndex:
     """Reads the side topic of one topic; safe to share between threads.
 
     Args:
-        brokers: Where it is.
-        topics: Knows what partitions hold.
-        name: Its own name.
+        brokers: The brokers.
+        topics: The topics, for start and end offsets.
+        name: The name of the side topic.
     """
 
     def __init__(self, brokers: Brokers, topics: KafkaTopics, name: str) -> None:
         self._brokers = brokers
         self._topics = topics
         self.name = name
-        self._partitions = 0
-        self._kafka = driver()
-        self._lock = threading.RLock()
+        self._partitions = 0  # the highest count that a record names
+        self._lock = threading.RLock()  # held while reading: the driver allows one thread per consumer
         self._consumer: Any = None
         self._known: dict[int, _PartitionIndex] = {}
 
     def end(self, partition: int) -> EventTimeEnd:
         """Returns how far the partition was indexed at the last `refresh`."""
         with self._lock:
-            known = self._known.get(partition)
-            return known.end if known is not None else EventTimeEnd()
+            return self._known[partition].end if partition in self._known else EventTimeEnd()
 
     def ranges(self, partition: int, start: int, end: int) -> list[OffsetRange]:
-        """Returns the ranges from an offset, up to `end` at least if the side topic has it."""
+        """Returns the ranges from offset `start`, at least up to `end` if the side topic has them."""
         with self._lock:
             known = self._known.get(partition)
             if known is None or (not known.covers(start) and start < known.end.next_offset):
-                self._seek_to_offset(partition, start)
+                # The timestamp of a record is the end of its range, so this finds the range of the offset.
+                position = self._topics.offset_for_time(self.name, partition, start * 1000)
+                if position is None:
+                    position = self._topics.start_offsets(self.name, [partition])[partition]
+                self._seek(partition, position)
                 self.refresh()
             elif known.end.next_offset < end:
                 self.refresh()
             return self._known[partition].since(start)
 
     def refresh(self) -> None:
-        """Read everything that is in the side topic now.
+        """Read the side topic to its present end.
 
         Raises:
-            UnknownTopicError: There is none: no process indexes this topic.
+            UnknownTopicError: The side topic does not exist: no process indexes this topic.
         """
         with self._lock:
             deadline = time.monotonic() + self._brokers.patience
             self._read_to_end(deadline)
-            while len(self._known) < self._partitions:  # what was read is of a time when there were more
+            while len(self._known) < self._partitions:  # a record names more partitions than were read
                 self._read_to_end(deadline)
 
     @property
     def partitions(self) -> int:
-        """Returns the number of partitions at the last `refresh`.
+        """The number of partitions at the last `refresh`.
 
         It may be less than Kafka reports now: the event time of the others may advance only after a new
         partition is indexed (event_time_indexer.py).
@@ -192,32 +197,33 @@ class EventTimeIndex:
             return len(self._known)
 
     def _read_to_end(self, deadline: float) -> None:
-        partitions = self._topics.partition_counts(self.name).get(self.name, 0)
+        partitions = list(range(self._topics.partition_count(self.name)))
         if not partitions:
             raise UnknownTopicError(f'no topic "{self.name}"', topic=self.name)
-        if 0 < len(self._known) < partitions:
+        if 0 < len(self._known) < len(partitions):
             self._reconnect()
-        for partition in range(partitions):
-            if partition not in self._known:
-                self._seek_to_last(partition)
-        ends = self._topics.end_offsets(self.name, list(range(partitions)))
-        ends = {number: end - 1 for number, end in ends.items()}  # the last is the mark of a commit
-        self._read_until(ends, deadline)
+        ends = self._topics.end_offsets(self.name, partitions)
+        for number in partitions:
+            if number not in self._known:
+                # The end of the last record is how far the partition is indexed. It is among the last four offsets,
+                # with commit markers after it.
+                start = self._topics.start_offsets(self.name, [number])[number]
+                self._seek(number, max(start, ends[number] - 4))
+        self._read_until({number: end - 1 for number, end in ends.items()}, deadline)  # the last is a commit marker
 
     def _read_until(self, ends: dict[int, int], deadline: float) -> None:
-        heard = time.monotonic()
+        heard_at = time.monotonic()
         while any(self._known[number].position < end for number, end in ends.items()):
             if self._poll(0.05):
-                heard = time.monotonic()
-            elif time.monotonic() - heard > _STALL_TIMEOUT:
+                heard_at = time.monotonic()
+            elif time.monotonic() - heard_at > _STALL_TIMEOUT:
                 self._reconnect()
-                heard = time.monotonic()
+                heard_at = time.monotonic()
             if time.monotonic() > deadline:
-                what = f"no Kafka broker answers at {self._brokers.address}"
-                raise UnreachableError(what, url=str(self._brokers.address))
+                raise self._brokers.unreachable_error()
 
     def wait(self, timeout: float) -> bool:
-        """Returns True as soon as something new was read."""
+        """Returns True as soon as a new record was read."""
         deadline = time.monotonic() + timeout
         with self._lock:
             if not self._known:
@@ -237,27 +243,14 @@ class EventTimeIndex:
                 offset_range = msgspec.json.decode(message.value(), type=OffsetRange)
                 known.add(offset_range)
                 self._partitions = max(self._partitions, offset_range.partitions)
-            elif message.error().code() == self._kafka.KafkaError._PARTITION_EOF:
+            elif message.error().code() == self._brokers.kafka.KafkaError._PARTITION_EOF:
                 known.position = max(known.position, message.offset())
         return any(message.error() is None for message in messages)
 
-    def _seek_to_last(self, partition: int) -> None:
-        """Seek to the last record; its end is how far the partition is indexed."""
-        end = self._topics.end_offsets(self.name, [partition])[partition]
-        start = self._topics.start_offsets(self.name, [partition])[partition]
-        self._seek(partition, max(start, end - 4))  # a record, and the marks of commits behind it
-
-    def _seek_to_offset(self, partition: int, offset: int) -> None:
-        """Seek to the range of an offset, or to the idle markers there."""
-        position = self._topics.offset_for_time(self.name, partition, offset * 1000)
-        start = self._topics.start_offsets(self.name, [partition])[partition]
-        self._seek(partition, start if position is None else position)
-
     def _reconnect(self) -> None:
-        """Go on with a new consumer.
+        """Continue with a new consumer.
 
-        The old one would learn of new partitions some minutes later, and sometimes it does not begin to read at a new
-        place.
+        The old one learns of new partitions minutes later, and sometimes does not start to read at a new position.
         """
         self._consumer.close()
         self._consumer = self._create_consumer()
@@ -276,7 +269,7 @@ class EventTimeIndex:
         self._consumer.incremental_assign([topic_partition(self.name, partition, offset)])
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         with self._lock:
             if self._consumer is not None:
                 self._consumer.close()
@@ -285,21 +278,16 @@ class EventTimeIndex:
 
 
 def frame_headers(ranges: list[OffsetRange], end: int) -> Iterator[Frame]:
-    """Yields the headers of ranges that start before an offset."""
-    return (stretch.frame for stretch in ranges if stretch.base_offset < end)
-
-
-Times = npt.NDArray[np.int64]
-_MICROSECOND = timedelta(microseconds=1)
-_READ_BYTES = 4 << 20  # bytes of one read
+    """Yields ranges that start before an offset, as frame headers."""
+    return (each.frame for each in ranges if each.base_offset < end)
 
 
 class EventTimeWalk:
     """Computes max event times for batches of one partition, in order.
 
     Args:
-        max_event_time: Highest event time before the first batch, in microseconds: the `max_event_time` after the
-            last batch of the previous walk.
+        max_event_time: Highest event time before the first batch, in microseconds: that of the last batch of the
+            previous walk.
     """
 
     def __init__(self, max_event_time: int = LOWEST_TIME) -> None:
@@ -310,20 +298,14 @@ class EventTimeWalk:
 
         Rows that cannot be decoded do not advance the event time.
         """
+        before = self.max_event_time
         if not batch.values.num_rows:
-            return replace(
-                batch,
-                frame=replace(
-                    batch.frame, max_event_time_before=self.max_event_time, max_event_time=self.max_event_time
-                ),
-            )
+            return replace(batch, frame=replace(batch.frame, max_event_time_before=before, max_event_time=before))
         times = event_times(batch)
-        ahead = batch.topic.ahead // _MICROSECOND
         if batch.topic.external_time:
-            times = times.copy()
-            times[:] = LOWEST_TIME
-        maxima = max_event_times(times, batch.arrival_times, self.max_event_time, ahead)
-        before, self.max_event_time = self.max_event_time, int(maxima[-1])
+            times = np.full_like(times, LOWEST_TIME)
+        maxima = max_event_times(times, batch.arrival_times, before, batch.topic.ahead // _MICROSECOND)
+        self.max_event_time = int(maxima[-1])
         frame = replace(
             batch.frame,
             lowest=self.max_event_time - _max_lateness(batch.event_times, maxima[:-1]),
@@ -352,9 +334,9 @@ def _max_lateness(occurred: Times, before: Times) -> int:
 def walk(
     log: KafkaLog, topic: str, partition: int, start: int, end: int, max_event_time: int = LOWEST_TIME
 ) -> Iterator[LogBatch]:
-    """Yields the batches of `[start, end)` of a partition, annotated from this max event time.
+    """Yields the batches of offsets `[start, end)` of a partition with their max event times.
 
-    The next range continues from the last batch's `frame.max_event_time`.
+    The next walk continues from the last batch's `frame.max_event_time`.
     """
     event_time_walk = EventTimeWalk(max_event_time)
     at = start
@@ -365,7 +347,7 @@ def walk(
             yield cached if at <= end else cached.select(cached.offsets < end)
             continue
         found = log.fetch(topic, {partition: at}, max_bytes=_READ_BYTES, envelope=False)
-        if not found:  # what is left below the end are marks of commits
+        if not found:  # only commit markers are left below the end
             return
         for batch in found:
             at = batch.next_offset

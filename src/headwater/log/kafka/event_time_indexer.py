@@ -1,8 +1,8 @@
 """Indexes the event time of a Kafka topic: reads new records once and writes offset ranges.
 
 One process indexes a topic, under a transactional id that fences its predecessor. Others stand by and take
-over when the index does not advance although there are events. The ranges and the indexer's progress commit
-in one transaction, so every event is in exactly one range after any crash.
+over when the index does not advance although there are new events. The ranges and the indexer's progress
+commit in one transaction, so every event is in exactly one range after any crash.
 
 A partition that is added later starts with an idle marker at the lowest event time of the other partitions.
 Its on-time events are therefore never behind a watermark that was reached without it.
@@ -14,7 +14,6 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -35,28 +34,20 @@ __all__ = ["EventTimeIndexer"]
 logger = logging.getLogger("headwater.kafka")
 _READ_BYTES: Final = 8 << 20  # bytes of one read
 _UNREAD_RANGE: Final = 20_000  # offsets of a range whose rows were not read
-_ROW_BYTES: Final = 250  # bytes that such a row is taken for
-_POLL_INTERVAL: Final = 0.25  # seconds between two polls of an idle topic
-_TAKEOVER_TIMEOUT: Final = 5.0  # seconds without progress after which another indexer counts as dead
-_CHECK_INTERVAL: Final = 1.0  # seconds between two looks whether the topic is the same, and has the same partitions
-_IDLE_TIMEOUT: Final = 10.0  # seconds of silence after which marks of commits at the end are passed over
-
-
-@dataclass
-class _Progress:
-    """The progress of the indexer in one partition."""
-
-    next_offset: int
-    max_event_time: int = LOWEST_TIME
+_ROW_BYTES: Final = 250  # assumed size of such a row
+_POLL_INTERVAL: Final = 0.25  # seconds between polls of an idle topic
+_TAKEOVER_TIMEOUT: Final = 5.0  # seconds without progress, then another process takes over
+_CHECK_INTERVAL: Final = 1.0  # seconds between checks of the topic's id and number of partitions
+_IDLE_TIMEOUT: Final = 10.0  # seconds without events, then commit markers at the end are indexed
 
 
 class EventTimeIndexer:
     """Indexes the event time of one topic in a thread of this process.
 
     Args:
-        log: Where the topic is.
+        log: The log.
         name: The topic.
-        index: Its side topic.
+        index: The side topic.
     """
 
     def __init__(self, log: KafkaLog, name: str, index: str) -> None:
@@ -65,9 +56,9 @@ class EventTimeIndexer:
         self._index = index
         self._idle_detector = IdleDetector(log.clock)
         self._producer = self._create_producer()
-        self._progress: dict[int, _Progress] = {}
-        self._indexed_to: dict[int, int] = {}
-        self._changed = threading.Condition(threading.RLock())
+        self._changed = threading.Condition(threading.RLock())  # guards the three fields below
+        self._progress: dict[int, EventTimeEnd] = {}  # what the side topic has committed
+        self._indexed_to: dict[int, int] = {}  # offset per partition up to which event time is known
         self._is_leader = False
         self._stopped = threading.Event()
         self._failure: HeadwaterError | None = None
@@ -82,13 +73,13 @@ class EventTimeIndexer:
     def _create_producer(self) -> TransactionalProducer:
         return TransactionalProducer(self._log.brokers, self._log.kafka_topics, self._index)
 
-    # -- what others ask -----------------------------------------------------------------------------------------
+    # -- callers' threads ----------------------------------------------------------------------------------------
 
     def await_event_time(self, timeout: float = 60.0) -> None:
         """Wait until the event time of all present events is known.
 
         Raises:
-            UnreachableError: The brokers do not answer, or the indexer in another process is too slow.
+            UnreachableError: The brokers do not answer, or the active indexer does not advance within `timeout`.
         """
         ends = {part.partition: part.end for part in self._log.ends(self._name)}
         self._requested.set()
@@ -97,10 +88,10 @@ class EventTimeIndexer:
                 lambda: all(self._indexed_to.get(p, -1) >= end for p, end in ends.items() if end), timeout
             )
         if not done:
-            raise self._failure or UnreachableError(f'the time of topic "{self._name}" stands still')
+            raise self._failure or UnreachableError(f'the event time of topic "{self._name}" does not advance')
 
     def append_idle_marker(self, partition: int, time_: int) -> None:
-        """Append an idle marker behind all present events of a partition."""
+        """Append an idle marker after all present events of a partition."""
         self.await_event_time()
         with self._changed:
             if self._is_leader and partition in self._progress:
@@ -119,7 +110,7 @@ class EventTimeIndexer:
             try:
                 self._run_as_leader()
             except FencedError:
-                logger.info("%s: another process keeps the time", self._name)
+                logger.info("%s: another process indexes event time; standing by", self._name)
                 self._producer.close()
                 self._producer = self._create_producer()
                 self._stand_by()
@@ -130,14 +121,14 @@ class EventTimeIndexer:
                 logger.warning("%s: event time continues from the remaining events: %s", self._name, error.what)
             except HeadwaterError as error:
                 self._failure = error
-                logger.warning("%s: its time is not kept: %s", self._name, error.what)
+                logger.warning("%s: event time is not indexed: %s", self._name, error.what)
                 self._producer.close()
                 self._stopped.wait(1.0)
             finally:
                 self._is_leader = False
 
     def _is_deleted(self) -> bool:
-        """Whether the topic is gone, and not only a partition that the driver has not heard of yet."""
+        """Returns whether the topic was deleted; the driver raises the same for a partition it does not know yet."""
         try:
             self._check_topic()
         except UnknownTopicError as error:
@@ -145,19 +136,19 @@ class EventTimeIndexer:
             logger.warning("%s: %s", self._name, error.what)
             return True
         except HeadwaterError:
-            logger.debug("%s: nobody answers", self._name, exc_info=True)
+            logger.debug("%s: no broker answers", self._name, exc_info=True)
         self._stopped.wait(0.2)
         return False
 
     def _run_as_leader(self) -> None:
         self._check_topic()
         with self._changed:
-            known = self._producer.state.get("reached", {})
+            committed = self._producer.state.get("reached", {})
             starts = {part.partition: part.start for part in self._log.ends(self._name)}
-            # Pipelines that have not read what retention removed fail by themselves; event time advances.
+            # The index skips events that retention removed. Pipelines that have not read them fail by themselves.
             self._progress = {
-                int(number): _Progress(max(next_, starts[int(number)]), running_max)
-                for number, (next_, running_max) in known.items()
+                int(number): EventTimeEnd(max(next_offset, starts[int(number)]), max_event_time)
+                for number, (next_offset, max_event_time) in committed.items()
             }
             self._add_partitions(starts)
             self._is_leader = True
@@ -173,7 +164,7 @@ class EventTimeIndexer:
                 self._check_topic()
 
     def _index_ends(self) -> None:
-        """Index ends without reading rows: with externally kept event time only markers advance it."""
+        """Index end offsets without reading rows: only idle markers advance externally kept event time."""
         self._requested.wait(_POLL_INTERVAL)
         self._requested.clear()
         ends = self._log.kafka_topics.end_offsets(self._name, list(self._progress))
@@ -183,7 +174,7 @@ class EventTimeIndexer:
             self._changed.notify_all()
 
     def _unread_ranges(self, partition: int, end: int) -> Iterator[OffsetRange]:
-        """Returns ranges without details of their rows; readers that count must read the rows."""
+        """Yields ranges without the event times of their rows; `needs_read` makes readers count the rows."""
         progress = self._progress[partition]
         time_, unknown = progress.max_event_time, LOWEST_TIME
         for base in range(progress.next_offset, end, _UNREAD_RANGE):
@@ -192,13 +183,14 @@ class EventTimeIndexer:
             yield OffsetRange(base, base + count, count, size, True, unknown, unknown, time_, time_)
 
     def _index_new_events(self) -> None:
-        positions = {number: reached.next_offset for number, reached in self._progress.items()}
+        positions = {number: progress.next_offset for number, progress in self._progress.items()}
         found = self._log.fetch(self._name, positions, max_bytes=_READ_BYTES, timeout=_POLL_INTERVAL, envelope=False)
         if found:
             self._last_event_at = time.monotonic()
             with self._changed:
                 self._write([self._index_batch(batch) for batch in found])
             return
+        # If a second read finds nothing after the ends were taken, only commit markers lie below them.
         ends = self._log.kafka_topics.end_offsets(self._name, list(positions))
         if self._log.fetch(self._name, positions, max_bytes=1, timeout=0):
             return
@@ -235,7 +227,7 @@ class EventTimeIndexer:
         )
 
     def _commit_marker_ranges(self, ends: dict[int, int]) -> list[tuple[int, OffsetRange]]:
-        """Returns commit markers behind the last events as empty ranges: retention may remove them too."""
+        """Returns commit markers after the last events as empty ranges, so that retention may remove them."""
         if time.monotonic() - self._last_event_at < _IDLE_TIMEOUT:
             return []
         return [
@@ -246,33 +238,28 @@ class EventTimeIndexer:
 
     def _idle_markers(self) -> list[tuple[int, OffsetRange]]:
         topic = self._log.topic(self._name)
-        ends = {number: EventTimeEnd(r.next_offset, r.max_event_time) for number, r in self._progress.items()}
         # Other topics may be indexed by other processes, perhaps on other machines.
         waits = (lambda _: True) if topic.is_table else None
-        due = self._idle_detector.due_markers(self._name, ends, topic.idle, width=0, table_awaited=waits)
+        due = self._idle_detector.due_markers(self._name, self._progress, topic.idle, width=0, table_awaited=waits)
         return [self._idle_marker(number, at) for number, at in due]
 
     def _write(self, ranges: list[tuple[int, OffsetRange]]) -> None:
-        """Write ranges and progress in one transaction."""
+        """Write ranges and progress in one transaction; the caller holds `_changed`."""
         if not ranges:
             return
-        after = {
-            number: _Progress(progress.next_offset, progress.max_event_time)
-            for number, progress in self._progress.items()
-        }
+        after = dict(self._progress)
         for number, offset_range in ranges:
-            after[number] = _Progress(offset_range.next_offset, offset_range.max_event_time)
-
+            after[number] = EventTimeEnd(offset_range.next_offset, offset_range.max_event_time)
         newest: dict[int, int] = {}
 
         def on_delivery(_: Any, message: Any) -> None:
             newest[message.partition()] = message.offset()
 
         def write(producer: Any) -> None:
-            for number, stretch in ranges:
-                value = msgspec.json.encode(replace(stretch, partitions=len(after)))
+            for number, each in ranges:
+                value = msgspec.json.encode(replace(each, partitions=len(after)))
                 producer.produce(
-                    self._index, value, partition=number, timestamp=stretch.next_offset, on_delivery=on_delivery
+                    self._index, value, partition=number, timestamp=each.next_offset, on_delivery=on_delivery
                 )
 
         state = {"reached": {str(number): [r.next_offset, r.max_event_time] for number, r in sorted(after.items())}}
@@ -287,23 +274,23 @@ class EventTimeIndexer:
         self._checked_at = time.monotonic()
         id, number = self._log.kafka_topics.describe(self._name)
         if not self._index.endswith(f".{id}"):
-            raise UnknownTopicError(f'topic "{self._name}" was deleted and made again', topic=self._name)
+            raise UnknownTopicError(f'topic "{self._name}" was deleted and created again', topic=self._name)
         if self._is_leader and number > len(self._progress):
             with self._changed:
                 self._add_partitions(self._log.kafka_topics.start_offsets(self._name, list(range(number))))
 
     def _add_partitions(self, starts: dict[int, int]) -> None:
-        """Add new partitions, from their start and with the lowest time of the others."""
-        if self._log.kafka_topics.partition_counts(self._index)[self._index] < len(starts):
+        """Add new partitions, from their start and with the lowest max event time of the others."""
+        if self._log.kafka_topics.partition_count(self._index) < len(starts):
             self._log.kafka_topics.add_partitions(self._index, len(starts))
-        lowest = min((reached.max_event_time for reached in self._progress.values()), default=LOWEST_TIME)
-        new = {number: _Progress(start) for number, start in starts.items() if number not in self._progress}
+        lowest = min((progress.max_event_time for progress in self._progress.values()), default=LOWEST_TIME)
+        new = {number: EventTimeEnd(start) for number, start in starts.items() if number not in self._progress}
         self._progress |= new
         if lowest > LOWEST_TIME:
             self._write([self._idle_marker(number, lowest) for number in new])
 
     def _stand_by(self) -> None:
-        """Watch the active indexer; return when it makes no progress although there is work."""
+        """Watch the active indexer; return when it does not advance although there are new events."""
         index = self._log.open_topic(self._name).index
         moved_at = time.monotonic()
         seen: dict[int, EventTimeEnd] = {}

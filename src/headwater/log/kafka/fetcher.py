@@ -1,8 +1,8 @@
 """Reading from Kafka: pooled consumers, and waiters for appends.
 
-`ConsumerPool` hands out `PooledConsumer`s, preferring one that is already at the wanted offsets: a seek
-drops what the driver has prefetched. `KafkaTopicWaiter` polls the end offsets of a topic, because the
-brokers have no call that waits for them.
+`ConsumerPool` reuses a `PooledConsumer` that is already at the wanted offsets, because a seek discards what
+the driver has prefetched. `KafkaTopicWaiter` polls the end offsets of a topic, because the brokers have no
+request that waits for them.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from itertools import groupby
 from typing import Any, Final
 
 from headwater.errors import BadOffsetError, DataGoneError, UnknownTopicError, UnreachableError
-from headwater.log.kafka.brokers import Brokers, driver, topic_partition
+from headwater.log.kafka.brokers import Brokers, topic_partition
 from headwater.log.kafka.topics import KafkaTopics
 
 __all__ = ["ConsumerPool", "KafkaGroupWaiter", "KafkaTopicWaiter"]
 
-_MAX_IDLE: Final = 8
-_MAX_MESSAGES: Final = 20_000
-_POLL_INTERVAL: Final = 0.2  # seconds between two looks whether something else ended the wait
-_INITIAL_MESSAGE_SIZE: Final = 200  # bytes of a message before any was seen
+_MAX_IDLE: Final = 8  # consumers kept open
+_MAX_MESSAGES: Final = 20_000  # of one poll
+_POLL_INTERVAL: Final = 0.2  # seconds between checks for an interruption, or for new end offsets
+_INITIAL_MESSAGE_SIZE: Final = 200  # bytes, until messages were seen
 
 
 class PooledConsumer:
@@ -34,16 +34,16 @@ class PooledConsumer:
         self.positions: dict[int, int] = {}
         self._brokers = brokers
         self._topics = topics
-        self._kafka = driver()
+        self._kafka = brokers.kafka
         self._consumer = brokers.create_consumer()
         self._eof_offsets: dict[int, int] = {}
-        self._message_size = _INITIAL_MESSAGE_SIZE
+        self._message_size = _INITIAL_MESSAGE_SIZE  # estimate of the mean, in bytes
 
     def seek(self, positions: Mapping[int, int]) -> None:
-        """Read from these offsets on, and from no other partition.
+        """Read these partitions from these offsets, and no others.
 
         Raises:
-            DataGoneError: An offset was removed by retention.
+            DataGoneError: Retention has removed an offset.
             BadOffsetError: An offset is beyond the end.
         """
         gone = [number for number, at in self.positions.items() if positions.get(number) != at]
@@ -76,7 +76,8 @@ class PooledConsumer:
                 )
 
     def poll(self, max_bytes: int, timeout: float, interrupted: Callable[[], bool]) -> dict[int, list[Any]]:
-        """Messages by partition; none when there are none within `timeout`, or when something else changed."""
+        """Return messages by partition; an empty dict after `timeout` seconds, or as soon as `interrupted()`."""
+        # The driver bounds a poll by messages, not by bytes.
         most = max(1, min(_MAX_MESSAGES, max_bytes // self._message_size * max(1, len(self.positions))))
         found = self._poll_once(most, 0)
         if found or not self.positions:
@@ -92,7 +93,10 @@ class PooledConsumer:
         return found
 
     def _poll_to_end(self, most: int) -> dict[int, list[Any]]:
-        """Comes back empty only when the brokers have nothing behind our positions."""
+        """Poll until messages come; return empty only if the brokers have none at our positions or behind them.
+
+        The end of a partition may be a commit marker, which the driver reports as an end-of-partition event only.
+        """
         ends = self._topics.end_offsets(self.name, list(self.positions))
         deadline = time.monotonic() + self._brokers.patience
         while any(max(at, self._eof_offsets.get(p, 0)) < ends[p] for p, at in self.positions.items()):
@@ -100,8 +104,7 @@ class PooledConsumer:
             if found:
                 return found
             if time.monotonic() > deadline:
-                what = f"no Kafka broker answers at {self._brokers.address}"
-                raise UnreachableError(what, url=str(self._brokers.address))
+                raise self._brokers.unreachable_error()
         return {}
 
     def _poll_once(self, most: int, timeout: float) -> dict[int, list[Any]]:
@@ -117,7 +120,7 @@ class PooledConsumer:
         for number, run in groupby(taken, self._kafka.Message.partition):
             messages = list(run)
             at = self.positions.get(number)
-            if at is None or messages[-1].offset() < at:  # of an assignment that is over
+            if at is None or messages[-1].offset() < at:  # prefetched before the last seek
                 continue
             if messages[0].offset() < at:
                 messages = [message for message in messages if message.offset() >= at]
@@ -129,7 +132,7 @@ class PooledConsumer:
         return found
 
     def _handle_error(self, message: Any) -> bool:
-        """Take note of what is no record; always false."""
+        """Handle a message that carries an error in place of a record; always returns False."""
         codes = self._kafka.KafkaError
         fault, partition = message.error(), message.partition()
         if fault.code() == codes._PARTITION_EOF:
@@ -143,73 +146,64 @@ class PooledConsumer:
         return False
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._consumer.close()
 
 
 class ConsumerPool:
-    """Hands out cursors; one that stands where a reader wants to go on is preferred.
+    """Lends consumers; prefers one that is already at the wanted offsets.
 
     Args:
-        brokers: Where to read.
-        topics: Knows what partitions hold.
+        brokers: The brokers to read from.
+        topics: The topics, for start and end offsets.
     """
 
     def __init__(self, brokers: Brokers, topics: KafkaTopics) -> None:
         self._brokers = brokers
         self._topics = topics
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # guards _idle and _capacity, not the consumers
         self._idle: list[PooledConsumer] = []
-        self._closed = False
+        self._capacity = _MAX_IDLE
 
     @contextlib.contextmanager
     def consumer_at(self, name: str, positions: Mapping[int, int]) -> Iterator[PooledConsumer]:
-        """A cursor at these positions, for this block alone."""
-        cursor = self._acquire(name, positions)
+        """Lend a consumer at these positions for the block."""
+        with self._lock:
+            # A new consumer starts faster than one that must seek in all partitions.
+            near = (c for c in self._idle if c.name == name and c.positions.items() & positions.items())
+            consumer = next(near, None)
+            if consumer is not None:
+                self._idle.remove(consumer)
+        consumer = consumer or PooledConsumer(self._brokers, self._topics, name)
         try:
-            cursor.seek(positions)
-            yield cursor
-        except UnknownTopicError as error:
-            cursor.close()
-            error.what = f'no topic "{name}": Kafka has it no longer'
-            error.data["topic"] = name
+            consumer.seek(positions)
+            yield consumer
+        except BaseException as error:  # its positions may be ahead of what the reader has received
+            consumer.close()
+            if isinstance(error, UnknownTopicError):
+                error.what = f'no topic "{name}": it was deleted in Kafka'
+                error.data["topic"] = name
             raise
-        except BaseException:  # where it stands now is not where its reader is
-            cursor.close()
-            raise
-        self._release(cursor)
-
-    def _acquire(self, name: str, positions: Mapping[int, int]) -> PooledConsumer:
         with self._lock:
-            for cursor in self._idle:  # to turn another one round takes longer than to make one
-                if cursor.name == name and cursor.positions.items() & positions.items():
-                    self._idle.remove(cursor)
-                    return cursor
-        return PooledConsumer(self._brokers, self._topics, name)
+            self._idle.append(consumer)
+        self._shrink(self._capacity)
 
-    def _release(self, cursor: PooledConsumer) -> None:
+    def _shrink(self, capacity: int) -> None:
+        """Close the consumers that have been idle longest."""
         with self._lock:
-            if not self._closed:
-                self._idle.append(cursor)
-            spare = [cursor] if self._closed else self._idle[:-_MAX_IDLE]
-            self._idle = self._idle[-_MAX_IDLE:]
-        for each in spare:
-            each.close()
+            surplus = max(0, len(self._idle) - capacity)
+            closing, self._idle = self._idle[:surplus], self._idle[surplus:]
+        for consumer in closing:
+            consumer.close()
 
     def close(self) -> None:
-        """Close all that are not in use."""
-        with self._lock:
-            self._closed = True
-            idle, self._idle = self._idle, []
-        for cursor in idle:
-            cursor.close()
-
-
-_WATCH_INTERVAL: Final = 0.2  # seconds between two questions
+        """Close idle consumers now and lent ones when they are returned."""
+        self._capacity = 0
+        self._shrink(0)
 
 
 class KafkaGroupWaiter:
-    """Changes of one group, as the members of this process hear of them.
+    """Waits for rebalances of one group that members of this process take part in.
 
     Args:
         on_close: Called with this waiter when it is closed.
@@ -220,31 +214,27 @@ class KafkaGroupWaiter:
         self._changed = threading.Event()
 
     def notify(self) -> None:
-        """The group changed."""
+        """Wake the waiter: the group changed."""
         self._changed.set()
 
-    @property
-    def has_changed(self) -> bool:
-        """Whether the group changed since the last wait."""
-        return self._changed.is_set()
-
     def wait(self, timeout: float | None) -> bool:
-        """Returns True as soon as the group changed since the last wait."""
+        """Returns True as soon as the group has changed since the last wait."""
         changed = self._changed.wait(timeout)
-        self._changed.clear()
+        if changed:
+            self._changed.clear()
         return changed
 
     def close(self) -> None:
-        """Stop waiting."""
+        """Stop receiving notifications."""
         self._on_close(self)
 
 
 class KafkaTopicWaiter:
-    """Waits for appends to one topic, or for a change of a group. `fetch` needs no waiting: the brokers push to it.
+    """Waits for appends to one topic, or for a rebalance of a group. `fetch` itself waits in the driver.
 
     Args:
-        end_offsets: Where the partitions end.
-        group_waiter: Changes of the group; None without one.
+        end_offsets: Returns the end offsets of the partitions.
+        group_waiter: The waiter of the group; None without a group.
     """
 
     def __init__(self, end_offsets: Callable[[], dict[int, int]], group_waiter: KafkaGroupWaiter | None) -> None:
@@ -253,22 +243,22 @@ class KafkaTopicWaiter:
         self._group_waiter = group_waiter
 
     def group_changed(self) -> bool:
-        """Whether the group changed; told once."""
-        return self._group_waiter is not None and self._group_waiter.has_changed and self._group_waiter.wait(0)
+        """Returns whether the group has changed since the last call."""
+        return self._group_waiter is not None and self._group_waiter.wait(0)
 
     def wait(self, timeout: float | None) -> bool:
-        """Returns True as soon as the topic grew, or the group changed, since the last wait."""
+        """Returns True as soon as the topic has grown, or the group has changed, since the last wait."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             before, self._last_ends = self._last_ends, self._end_offsets()
             if before != self._last_ends or self.group_changed():
                 return True
-            left = _WATCH_INTERVAL if deadline is None else min(_WATCH_INTERVAL, deadline - time.monotonic())
+            left = _POLL_INTERVAL if deadline is None else min(_POLL_INTERVAL, deadline - time.monotonic())
             if left <= 0:
                 return False
             time.sleep(left)
 
     def close(self) -> None:
-        """Stop waiting."""
+        """Stop receiving notifications."""
         if self._group_waiter is not None:
             self._group_waiter.close()

@@ -1,14 +1,14 @@
 """The log on Kafka.
 
 `KafkaLog` implements `Log` and `TimedLog` with topics (topics.py), writers (topic_writer.py), consumers
-(fetcher.py) and the event time index. `KafkaInspector` inspects topics read-only for `headwater plan`. The
-table of what a topic can do in a folder and on Kafka is here too; the documentation shows it.
+(fetcher.py) and the event time index. `KafkaInspector` inspects topics read-only for `headwater plan`.
+`SUPPORT` compares topics in a folder with topics on Kafka, for the documentation.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -48,27 +48,27 @@ from headwater.units import micros, moment
 __all__ = ["SUPPORT", "KafkaInspector", "KafkaLog"]
 
 _MICROSECOND = timedelta(microseconds=1)
-_SCAN_BYTES: Final = 1 << 20  # bytes read at once while a time is looked for
+_SCAN_BYTES: Final = 1 << 20  # of one read while a time is searched
 
 
 @dataclass
 class _TopicHandle:
-    """A topic that this process uses: how it is written, how it is read."""
+    """A topic that this process uses, with its record codec and its writer."""
 
     codec: RecordCodec
     writer: KafkaTopicWriter
 
 
 class KafkaLog:
-    """Behaves like `EventLog`, on the brokers of a Kafka; safe to share between threads.
+    """The log on a Kafka cluster; safe to share between threads.
 
     Args:
-        url: `kafka://[user:password@]host:port[,host:port][?setting=value&…]`; settings are librdkafka's, and
-            `replication.factor` and `min.insync.replicas` for topics that are created.
-        patience: How long to go on while no broker answers.
-        clock: What time it is, for tests.
+        url: `kafka://[user:password@]host:port[,host:port][?setting=value&…]`. Settings are those of librdkafka, and
+            `replication.factor` and `min.insync.replicas` for new topics.
+        patience: How long to retry while no broker answers.
+        clock: The clock; another one in tests.
         index_time: Whether this process indexes the event time of topics that pipelines read (event_time_indexer.py).
-        cache: A folder for decoded batches, so that pipelines on this machine need not decode them again.
+        cache: Folder for decoded batches, which pipelines on this machine read instead of decoding records again.
 
     Example:
         >>> log = KafkaLog("kafka://ada:secret@127.0.0.1:9", patience=timedelta(0))
@@ -103,10 +103,15 @@ class KafkaLog:
         self._producer = IdempotentProducer(self.brokers)
         self._named_producers = NamedProducerPool(self.brokers, self.kafka_topics)
         self._consumers = ConsumerPool(self.brokers, self.kafka_topics)
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # guards _handles and _timed_topics
         self._handles: dict[str, _TopicHandle] = {}
         self._write_context = WriteContext(
-            self.brokers, self._producer, self._named_producers, self.serializer_for, self._partition_count, self.clock
+            self.brokers,
+            self._producer,
+            self._named_producers,
+            self._serializer,
+            self.kafka_topics.partition_count,
+            self.clock,
         )
         self.groups = KafkaGroups(self.brokers, self)
 
@@ -116,36 +121,36 @@ class KafkaLog:
     # -- topics --------------------------------------------------------------------------------------------------
 
     def topics(self) -> list[str]:
-        """Returns the names of all topics that were declared; what others made and nobody declared is left out."""
+        """Returns the names of all declared topics; topics that only exist in Kafka are left out."""
         there = self.kafka_topics.partition_counts()
         return sorted(name for name in self._definitions.all() if name in there)
 
     def topic(self, name: str) -> Topic:
-        """A topic's definition under its newest type, with the partitions it has now."""
+        """Returns a topic's definition under its newest type, with its present number of partitions."""
         check_name(name)
         known = self._definitions.all().get(name)
-        number = self._partition_count(name) if known is not None else 0
+        number = self.kafka_topics.partition_count(name) if known is not None else 0
         if known is None or not number:
             self._handles.pop(name, None)
             raise unknown_topic_error(name, self.topics())
         return self._update_handle(known, number).codec.topic
 
     def create(self, topic: Topic) -> Topic:
-        """Create a topic, bring an existing one up to this definition, or declare one that others made.
+        """Create a topic, update it to this definition, or declare a topic that exists in Kafka.
 
         Raises:
-            SchemaConflictError: Old events could not be read under the new type.
+            SchemaConflictError: Old events cannot be read under the new type.
             TopicExistsError: The partitions, the key or the time column differ.
         """
         check_name(topic.name)
         known = self._definitions.all().get(topic.name)
-        number = self._partition_count(topic.name)
+        number = self.kafka_topics.partition_count(topic.name)
         if known is None or not number or _merge_wanted(known.topic, number, topic) != known.topic:
             self._definitions.update(lambda: self._create_topic(topic))
         return self.topic(topic.name)
 
     def _create_topic(self, topic: Topic) -> TopicDefinition | None:
-        """Returns the definition to write, its topic made or set; called by one process at a time."""
+        """Create or configure the topic and return the definition to write; runs in one process at a time."""
         known = self._definitions.get(topic.name)
         there = self.kafka_topics.partition_counts()
         number = there.get(topic.name, 0)
@@ -154,8 +159,8 @@ class KafkaLog:
                 check_name_clash(topic.name, [name for name in there if not name.startswith("__")])
                 self.kafka_topics.create(topic.name, topic.partitions, topic_config(topic))
             elif "partitions" in topic.given:
-                merge_definition(_with_partitions(topic, number), topic)
-            first = _with_partitions(topic, number or topic.partitions).with_schema(topic.schema, 1)
+                merge_definition(replace(topic, partitions=number), topic)  # raises if the numbers differ
+            first = replace(topic, partitions=number or topic.partitions).with_schema(topic.schema, 1)
             return TopicDefinition(first, {1: topic.schema})
         new = _merge_wanted(known.topic, number, topic)
         if new == known.topic:
@@ -166,11 +171,8 @@ class KafkaLog:
             self.kafka_topics.configure(topic.name, changed)
         return known.with_topic(new)
 
-    def _partition_count(self, name: str) -> int:
-        return self.kafka_topics.partition_counts(name).get(name, 0)
-
     def _update_handle(self, known: TopicDefinition, partitions: int) -> _TopicHandle:
-        topic = _with_partitions(known.topic, partitions)
+        topic = replace(known.topic, partitions=partitions)
         with self._lock:
             opened = self._handles.get(topic.name)
             if opened is None:
@@ -183,25 +185,24 @@ class KafkaLog:
             return opened
 
     def _topic_handle(self, name: str, version: int = 0) -> _TopicHandle:
-        """Returns what is known of a topic, if its type is at least of this version."""
+        """Returns the handle of a topic; reads the definition again if the known type is older than `version`."""
         found = self._handles.get(name)
         if found is None or found.codec.topic.version < version:
             self.topic(name)
             found = self._handles[name]
         return found
 
-    def serializer_for(self, name: str, version: int) -> Serializer:
-        """How rows of a version of a topic's type are written."""
+    def _serializer(self, name: str, version: int) -> Serializer:
         return self._topic_handle(name, version).codec.serializer(version)
 
-    # -- in ------------------------------------------------------------------------------------------------------
+    # -- append --------------------------------------------------------------------------------------------------
 
     def append(self, name: str, batch: WriteBatch) -> Receipts:
-        """Append rows; comes back when all in-sync replicas have them."""
+        """Append rows; return when all in-sync replicas have acknowledged them."""
         return self._topic_handle(name, batch.version).writer.append(batch)
 
     def append_one(self, name: str, event: PendingEvent) -> Receipt:
-        """Append one event; with others that come at the same time it shares a request."""
+        """Append one event; concurrent calls share a request."""
         return self._topic_handle(name, event.version).writer.append_one(event)
 
     def begin_append(self, name: str, event: PendingEvent) -> PendingAppend:
@@ -219,14 +220,22 @@ class KafkaLog:
         return self._named_producers.get(name, producer).last_sequences(partitions)
 
     def counts(self, name: str) -> dict[str, int]:
-        """Returns the append counters of this process; Kafka does not count for others."""
+        """Returns the append counters of this process."""
         return dict(self._topic_handle(name).writer.counts)
 
-    # -- out -----------------------------------------------------------------------------------------------------
+    # -- read ----------------------------------------------------------------------------------------------------
 
     def ends(self, name: str) -> list[PartitionRange]:
-        """Returns what each partition holds now; event times are not known without reading."""
+        """Returns what each partition holds now; without max event times, which Kafka does not store."""
         return self.kafka_topics.partition_ranges(name, self.topic(name).partitions)
+
+    def _check_partitions(self, name: str, numbers: Iterable[int]) -> None:
+        known = self._topic_handle(name).codec.topic.partitions
+        for number in numbers:
+            # The topic may have got partitions since this process read its definition.
+            if not 0 <= number < known and not 0 <= number < self.topic(name).partitions:
+                what = f'topic "{name}" has no partition {number}'
+                raise BadOffsetError(what, detail=f"it has {known}", partition=number)
 
     def find_offset(self, name: str, partition: int, start: Start) -> int:
         """Returns the offset to start from.
@@ -237,10 +246,7 @@ class KafkaLog:
             start: "earliest", "latest", an offset, or a time: the first offset at which the partition's event time
                 reaches it. Text is read as an offset or a time, too.
         """
-        number = self._topic_handle(name).codec.topic.partitions
-        if not 0 <= partition < number and not 0 <= partition < self.topic(name).partitions:
-            what = f'topic "{name}" has no partition {partition}'
-            raise BadOffsetError(what, detail=f"it has {number}", partition=partition)
+        self._check_partitions(name, [partition])
         if start == "earliest":
             return self.kafka_topics.start_offsets(name, [partition])[partition]
         end = self.kafka_topics.end_offsets(name, [partition])[partition]
@@ -254,10 +260,10 @@ class KafkaLog:
         return self._find_time(name, partition, micros(moment(start, now=self.clock.now())), end)
 
     def _find_time(self, name: str, partition: int, time_: int, end: int) -> int:
-        """Returns where event time reaches a moment.
+        """Returns the first offset at which event time reaches a moment.
 
-        What arrived earlier than the moment by more than the tolerance cannot have moved event time so far, so the
-        search starts at the first event that arrived later than that.
+        An event time may be at most `ahead` later than its arrival. The search therefore starts at the first event
+        that arrived no earlier than the moment minus `ahead`.
         """
         ahead = self._topic_handle(name).codec.topic.ahead // _MICROSECOND
         at = self.kafka_topics.offset_for_time(name, partition, time_ - ahead)
@@ -283,27 +289,22 @@ class KafkaLog:
         waiter: Waiter | None = None,
         envelope: bool = True,
     ) -> list[LogBatch]:
-        """Batches from these offsets on, one per partition; waits up to `timeout` seconds for the first.
+        """Returns batches from these offsets, one per partition; waits up to `timeout` seconds for the first.
 
-        Comes back with nothing when the time is over, or when the group of the waiter changed. Rows that others
-        wrote and that cannot be read under the topic's type are marked: see `LogBatch.bad`. Without `envelope`, ids,
-        sources, traces and senders' headers are left out.
+        Returns an empty list after the timeout, or when the group of the waiter changed. Rows that cannot be read
+        under the topic's type are marked: see `LogBatch.bad`. Without `envelope`, ids, sources, traces and senders'
+        headers are left out.
         """
-        opened = self._topic_handle(name)
-        known = opened.codec.topic.partitions
-        for number in positions:
-            if not 0 <= number < known and not 0 <= number < self.topic(name).partitions:
-                what = f'topic "{name}" has no partition {number}'
-                raise BadOffsetError(what, detail=f"it has {known}", partition=number)
+        self._check_partitions(name, positions)
         changed = waiter.group_changed if isinstance(waiter, KafkaTopicWaiter) else bool
-        with self._consumers.consumer_at(name, positions) as cursor:
-            found = cursor.poll(max_bytes, timeout, changed)
+        with self._consumers.consumer_at(name, positions) as consumer:
+            found = consumer.poll(max_bytes, timeout, changed)
         return [self._decode(name, number, messages, envelope=envelope) for number, messages in found.items()]
 
     def _decode(self, name: str, partition: int, messages: list[Any], *, envelope: bool) -> LogBatch:
-        opened = self._topic_handle(name)
-        batch = opened.codec.decode(partition, messages, envelope=envelope)
-        if batch.frame.schema > opened.codec.topic.version:  # written under a type that is news to us
+        codec = self._topic_handle(name).codec
+        batch = codec.decode(partition, messages, envelope=envelope)
+        if batch.frame.schema > codec.topic.version:  # written under a newer type than this process knows
             newer = self._topic_handle(name, batch.frame.schema).codec
             batch = newer.decode(partition, messages, envelope=envelope)
         return batch
@@ -311,42 +312,40 @@ class KafkaLog:
     # -- for pipelines -------------------------------------------------------------------------------------------
 
     def open_topic(self, name: str) -> TimedKafkaTopic:
-        """A topic as pipelines read it."""
+        """Returns a topic as pipelines read it."""
         with self._lock:
             if name not in self._timed_topics:
                 self._timed_topics[name] = TimedKafkaTopic(self, name, index_time=self._index_time)
             return self._timed_topics[name]
 
     def get_cached_batch(self, name: str, partition: int, base: int) -> LogBatch | None:
-        """Returns the cached range from an offset, if the indexing process left it on this machine."""
-        return (
-            self.batch_cache.get(self._topic_handle(name).codec, partition, base)
-            if self.batch_cache is not None
-            else None
-        )
+        """Returns the range that starts at an offset, if the indexing process has cached it on this machine."""
+        if self.batch_cache is None:
+            return None
+        return self.batch_cache.get(self._topic_handle(name).codec, partition, base)
 
     def topic_id(self, name: str) -> str:
         """Returns the id that tells a topic from a later one of the same name."""
         return self.kafka_topics.describe(name)[0]
 
     def await_event_time(self, name: str) -> None:
-        """Return when the event time of everything that is in a topic now is known."""
+        """Wait until the event time of all present events of a topic is known."""
         self.open_topic(name).await_event_time()
 
     def watch_event_times(self, names: Sequence[str]) -> EventTimeWaiter:
-        """Returns a waiter for pipelines: more is known of one of these topics."""
+        """Returns a waiter for everything that advances the event time of these topics."""
         return EventTimeWaiter([self.open_topic(name).index for name in names])
 
     # -- waiting -------------------------------------------------------------------------------------------------
 
     def watch(self, name: str, group: str | None = None) -> KafkaTopicWaiter:
         """Returns a waiter for appends to a topic and, with `group`, for changes of that group."""
-        partitions = list(range(self._topic_handle(name).codec.topic.partitions))
+        partitions = range(self._topic_handle(name).codec.topic.partitions)
         changes = None if group is None else self.groups.watch(group, name)
         return KafkaTopicWaiter(lambda: self.kafka_topics.end_offsets(name, partitions), changes)
 
     def close(self) -> None:
-        """Send what waits and let go of all connections."""
+        """Send the remaining events and close all connections."""
         for timed in list(self._timed_topics.values()):
             timed.close()
         for opened in list(self._handles.values()):
@@ -365,16 +364,13 @@ class KafkaLog:
 
 
 def _merge_wanted(known: Topic, partitions: int, wanted: Topic) -> Topic:
-    """Returns `merge_definition` of both; keeps partitions that were added outside the definition."""
-    there = known if wanted.partitions == known.partitions <= partitions else _with_partitions(known, partitions)
-    return merge_definition(there, wanted)
+    """Returns `merge_definition` of both; accepts partitions that were added in Kafka."""
+    if not wanted.partitions == known.partitions <= partitions:
+        known = replace(known, partitions=partitions)
+    return merge_definition(known, wanted)
 
 
-def _with_partitions(topic: Topic, partitions: int) -> Topic:
-    return topic if topic.partitions == partitions else replace(topic, partitions=partitions)
-
-
-# Capability: (embedded log, Kafka). Tests that are overridden for Kafka give the same reasons.
+# Capability: (embedded log, Kafka). Contract tests that Kafka overrides give the same reasons.
 SUPPORT: Final[dict[str, tuple[str, str]]] = {
     "append, receipts with partition and offset": ("yes", "yes"),
     "same key, same partition": ("yes", "yes; adding partitions moves keys, as with every Kafka client"),
@@ -409,11 +405,11 @@ SUPPORT: Final[dict[str, tuple[str, str]]] = {
 
 
 class KafkaInspector:
-    """Looks at the topics of a Kafka; nothing is made or changed.
+    """Inspects the topics of a Kafka cluster; creates and changes nothing.
 
     Args:
-        url: As for `KafkaLog`.
-        patience: How long to go on while no broker answers.
+        url: The URL, as for `KafkaLog`.
+        patience: How long to retry while no broker answers.
     """
 
     def __init__(self, url: str, patience: timedelta) -> None:
@@ -423,11 +419,11 @@ class KafkaInspector:
         self._definitions = TopicDefinitions(brokers, self._topics)
 
     def inspect_topic(self, name: str) -> TopicInspection:
-        """Returns what there is under this name.
+        """Returns the definition, partitions and settings of a topic, as far as it exists.
 
         Raises:
             UnreachableError: No broker answers.
-            BadCredentialsError: They do not accept us.
+            BadCredentialsError: The brokers refuse the credentials.
         """
         number = self._topics.partition_counts().get(name, 0)
         known = self._definitions.all().get(name) if number else None
@@ -435,15 +431,18 @@ class KafkaInspector:
         return TopicInspection(topic, number, self._topics.settings(name))
 
     def settings_for(self, topic: Topic) -> dict[str, str]:
-        """Returns the settings that a topic of this definition would be made with."""
+        """Returns the settings that a topic of this definition is created with."""
         return topic_config(topic) | self._address.topic_settings
 
     def side_topics(self, read: Sequence[str]) -> list[str]:
-        """Definitions, commits, and the event time of each topic that is read; `ID` until the topic has one."""
+        """Returns the side topics: definitions, commits, and an index per topic that is read.
+
+        A topic that does not exist yet has `ID` in place of its id.
+        """
         there = self._topics.partition_counts()
         ids = {name: self._topics.describe(name)[0] if name in there else "ID" for name in read}
         return [DEFINITIONS_TOPIC, COMMITS_TOPIC, *(index_topic(name, ids[name]) for name in read)]
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         self._definitions.close()

@@ -1,11 +1,11 @@
 """Producers on Kafka.
 
-`IdempotentProducer` is shared by all sends without a producer id. `NamedProducer` serves a producer id: its
+`IdempotentProducer` is shared by all sends without a producer id. `NamedProducer` serves one producer id: its
 events and its last sequence numbers commit in one transaction, so no number is used twice.
-`TransactionalProducer` owns one transactional id: what it writes and the record of its progress become
-visible together or not at all. The record is in a compacted side topic under the id as its key. The next
-process that opens the id aborts the unfinished transaction, fences the previous owner, and reads the
-record. `ProducedBatch` collects the delivery reports of rows produced together.
+`TransactionalProducer` owns one transactional id: its writes and the record of its progress become visible
+together or not at all. The record is in a compacted side topic, with the id as its key. The next process that
+opens the id aborts the unfinished transaction, fences the previous owner, and reads the record.
+`ProducedBatch` collects the delivery reports of rows produced together.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from headwater.errors import FencedError, HeadwaterError, LedgerMismatchError, UnreachableError
 from headwater.events import partition_of
-from headwater.log.kafka.brokers import Brokers, close_quietly, driver
+from headwater.log.kafka.brokers import Brokers, close_quietly
 from headwater.log.kafka.records import EncodedRecords
 from headwater.log.kafka.topics import COMPACTED_CONFIG, KafkaTopics, PartitionTail
 from headwater.log.storage.frame_builder import count_duplicates
@@ -43,15 +43,19 @@ __all__ = [
 
 logger = logging.getLogger("headwater.kafka")
 OffsetArray = npt.NDArray[np.int64]
-_QUEUE_FULL_PAUSE: Final = 0.005  # seconds to wait while the driver's own queue is full
+COMMITS_TOPIC: Final = "__headwater.commits"
+_COMMITS_PARTITIONS: Final = 8
+_TRANSACTION_TIMEOUT_MS: Final = 30_000  # then the brokers abort the open transaction of a dead process
+_QUEUE_FULL_PAUSE: Final = 0.005  # seconds between attempts while the driver's queue is full
+_MAX_OPEN: Final = 64  # named producers
+_MAX_KNOWN_OFFSETS: Final = 20_000  # sequence numbers whose offsets are known, for receipts of repeats
 
 
 class ProducedBatch:
-    """What became of rows that were produced together; the driver reports them in order within a partition."""
+    """The delivery reports of rows produced together; the driver reports a partition's rows in order."""
 
     def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers
-        self._kafka = driver()
         self._sent: list[OffsetArray] = []
         self._pending = 0
         self._offsets: dict[int, list[int]] = {}
@@ -59,20 +63,22 @@ class ProducedBatch:
         self._finished = threading.Event()
 
     def produce(self, producer: Any, topic: str, rows: EncodedRecords, partitions: OffsetArray) -> None:
-        """Give rows to the driver; the partition of each is known."""
+        """Pass rows to the driver, each with its partition."""
         self._sent.append(partitions)
         self._pending += len(rows.values)
+        retriable = (BufferError, self._brokers.kafka.KafkaException)
         keys, headers, report, give = rows.keys, rows.headers, self._on_delivery, producer.produce
         one = headers[0] if len(headers) == 1 else None
         for row, (value, partition) in enumerate(zip(rows.values, partitions.tolist(), strict=True)):
             about = headers[row] if one is None else one
             try:
                 give(topic, value, keys[row], partition, report, headers=about)
-            except (BufferError, self._kafka.KafkaException):
+            except retriable:
                 self._retry_produce(producer, topic, value, keys[row], partition, about)
 
     def _retry_produce(self, producer: Any, topic: str, value: Any, key: Any, partition: int, headers: Any) -> None:
-        """Offer a row again: the driver's queue was full, or it did not know the partition yet."""
+        """Pass a row again: the driver's queue was full, or the driver did not know the partition yet."""
+        kafka = self._brokers.kafka
         deadline = time.monotonic() + self._brokers.patience
         while True:
             try:
@@ -80,22 +86,19 @@ class ProducedBatch:
                 return
             except BufferError:
                 time.sleep(_QUEUE_FULL_PAUSE)
-            except self._kafka.KafkaException as error:
+            except kafka.KafkaException as error:
                 fault = error.args[0]
-                if fault.code() != self._kafka.KafkaError._UNKNOWN_PARTITION or time.monotonic() > deadline:
-                    self._fail(partition, fault)
+                if fault.code() != kafka.KafkaError._UNKNOWN_PARTITION or time.monotonic() > deadline:
+                    self._errors[partition] = fault
+                    self._count_down()
                     return
                 self._brokers.retry(lambda seconds: producer.list_topics(topic, timeout=seconds))
 
     def _on_delivery(self, error: Any, message: Any) -> None:
         if error is None:
             self._offsets.setdefault(message.partition(), []).append(message.offset())
-            self._count_down()
         else:
-            self._fail(message.partition(), error)
-
-    def _fail(self, partition: int, fault: Any) -> None:
-        self._errors[partition] = fault
+            self._errors[message.partition()] = error
         self._count_down()
 
     def _count_down(self) -> None:
@@ -104,7 +107,7 @@ class ProducedBatch:
             self._finished.set()
 
     def wait(self) -> None:
-        """Come back when every row was reported; the driver gives up by itself when its time is over."""
+        """Wait until every row is reported; the driver fails rows after `delivery.timeout.ms`."""
         while self._pending and not self._finished.wait(1):
             pass
 
@@ -114,7 +117,7 @@ class ProducedBatch:
         return {partition: max(offsets) for partition, offsets in self._offsets.items()}
 
     def outcomes(self) -> list[OffsetArray | HeadwaterError]:
-        """For each `produce` its offsets, or why they are not known."""
+        """Returns for each call of `produce` the offsets of its rows, or the error of one of its partitions."""
         taken = dict.fromkeys(self._offsets, 0)
         found: list[OffsetArray | HeadwaterError] = []
         for partitions in self._sent:
@@ -135,23 +138,23 @@ class ProducedBatch:
         if isinstance(error, UnreachableError):
             error.what = f"{self._brokers.address} did not acknowledge the events"
             error.detail = f"they may or may not be in the log: {error.detail}"
-            error.fix = 'send through client.producer(topic, id="…"): it repeats a send without writing twice'
+            error.fix = 'send through client.producer(topic, id="…"): it retries without writing twice'
             error.data["sent"] = True
         return error
 
 
 class IdempotentProducer:
-    """The producer that all unnamed sends of a process share, and the thread that hears what became of them."""
+    """The producer that all sends without a producer id share, and the thread that polls its delivery reports."""
 
     def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # guards _producer
         self._producer: Any = None
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
     def get(self) -> Any:
-        """Returns the driver's producer; a new one after an error that the old one cannot get over."""
+        """Returns the driver's producer; a new one after a fatal error of the old one."""
         with self._lock:
             if self._producer is None:
                 self._producer = self._brokers.create_producer({})
@@ -165,8 +168,8 @@ class IdempotentProducer:
         while not self._closed.is_set():
             try:
                 producer.poll(0.5)
-            except Exception as error:  # the driver raises here what ends this producer: the next send makes a new one
-                logger.warning("a new Kafka producer is needed: %s", error)
+            except Exception as error:  # the driver raises fatal errors here; the next send creates a new producer
+                logger.warning("the Kafka producer failed and is replaced: %s", error)
                 with self._lock:
                     if self._producer is producer:
                         self._producer = None
@@ -174,7 +177,7 @@ class IdempotentProducer:
                 return
 
     def close(self) -> None:
-        """Send what waits and end the thread."""
+        """Send the remaining events and end the thread."""
         with self._lock:
             if self._producer is not None:
                 self._producer.flush(self._brokers.patience)
@@ -184,47 +187,43 @@ class IdempotentProducer:
                 self._producer = None
 
 
-COMMITS_TOPIC: Final = "__headwater.commits"
-_COMMITS_PARTITIONS: Final = 8
-_TRANSACTION_TIMEOUT_MS: Final = 30_000  # milliseconds after which the brokers abort what a dead process left open
-
-
 class TransactionalProducer:
     """Writes under one transactional id; one thread at a time.
 
     Args:
-        brokers: Where to write.
-        topics: Makes the side topic when it is missing.
-        id: The transactional id; a second process under it shuts the first out.
+        brokers: The brokers.
+        topics: The topics; creates the side topic if it is missing.
+        id: The transactional id. A second process that opens it fences the first.
     """
 
     def __init__(self, brokers: Brokers, topics: KafkaTopics, id: str) -> None:
         self.id = id
-        self.lock = threading.RLock()
+        self.lock = threading.RLock()  # held during a transaction, and by callers that read `state` before one
         self._brokers = brokers
         self._topics = topics
-        self._kafka = driver()
+        self._kafka = brokers.kafka
+        self._partition = partition_of(id.encode(), _COMMITS_PARTITIONS)
         self._producer: Any = None
         self._state: dict[str, Any] = {}
         self._fenced: FencedError | None = None
 
     @property
     def state(self) -> dict[str, Any]:
-        """What the newest record under this id says; empty when there is none."""
+        """The newest committed state of this id; empty if there is none."""
         with self.lock:
             if self._producer is None:
                 self._open()
             return self._state
 
     def commit(self, write: Callable[[Any], None], state: dict[str, Any]) -> None:
-        """Do `write` with the driver's producer and keep `state`, together.
+        """Call `write` with the driver's producer and store `state`, in one transaction.
 
-        When it is not known whether a commit came through, the id is opened anew, which decides it; what was not
-        committed is written once more. So `write` may be called twice, and its first rows are then never seen.
+        If the outcome of a commit is unknown, the id is opened again, which completes or aborts the transaction;
+        an aborted one is written again. `write` may therefore be called twice; readers see the rows of one call.
 
         Raises:
             FencedError: Another process has opened the id.
-            UnreachableError: The brokers did not answer; nothing was committed, or the next `state` says that it was.
+            UnreachableError: The brokers did not answer. The next read of `state` tells whether it was committed.
         """
         with self.lock:
             before = self.state
@@ -235,15 +234,15 @@ class TransactionalProducer:
             except UnreachableError:
                 self.close()
                 now = self.state
-                if now not in (before, state):  # a successor has written: what we hold is old
+                if now not in (before, state):  # a successor has committed since
                     raise self._fence("its record is newer than ours") from None
                 if now == before:
                     self._attempt(write, state)
 
     def _fence(self, reason: str | None) -> FencedError:
         self._fenced = FencedError(
-            f"another process writes under {self.id!r} now",
-            detail=f"or this one took longer than {_TRANSACTION_TIMEOUT_MS // 1000} s over a transaction: {reason}",
+            f"another process writes as {self.id!r} now",
+            detail=f"or a transaction took longer than {_TRANSACTION_TIMEOUT_MS // 1000} s: {reason}",
             fix="stop one of them",
             id=self.id,
         )
@@ -263,7 +262,7 @@ class TransactionalProducer:
             self._state = state
         except self._kafka.KafkaException as error:
             raise self._translate_error(error) from None
-        except SystemError as error:  # how the driver raises what came while it did something else
+        except SystemError as error:  # the driver wraps an error that a callback raised
             raise self._translate_error(error.__cause__ or error.__context__ or error) from None
         except HeadwaterError:
             with contextlib.suppress(self._kafka.KafkaException):
@@ -285,6 +284,7 @@ class TransactionalProducer:
         self._topics.create(COMMITS_TOPIC, _COMMITS_PARTITIONS, COMPACTED_CONFIG)
         settings = {"transactional.id": self.id, "transaction.timeout.ms": _TRANSACTION_TIMEOUT_MS, "linger.ms": 1}
         producer = self._brokers.create_producer(settings | {"delivery.timeout.ms": _TRANSACTION_TIMEOUT_MS})
+        # Fences the previous owner first: no record can be committed under this id after the read below.
         self._brokers.retry(producer.init_transactions)
         tail = PartitionTail(self._topics, COMMITS_TOPIC, self._partition)
         try:
@@ -294,20 +294,12 @@ class TransactionalProducer:
         self._state = msgspec.json.decode(mine[-1]) if mine and mine[-1] else {}
         self._producer = producer
 
-    @property
-    def _partition(self) -> int:
-        return partition_of(self.id.encode(), _COMMITS_PARTITIONS)
-
     def close(self) -> None:
-        """Let go of the connection; what was not committed is aborted when the id is opened again."""
+        """Close the connection; an open transaction is aborted when the id is opened again."""
         with self.lock:
             if self._producer is not None:
                 producer, self._producer = self._producer, None
                 close_quietly(producer)
-
-
-_MAX_OPEN: Final = 64
-_MAX_KNOWN_OFFSETS: Final = 20_000  # numbers whose offsets are known, for the receipts of repeats
 
 
 @dataclass(frozen=True)
@@ -325,7 +317,7 @@ class SequencedRecords:
 
 
 class NamedProducer:
-    """One producer id on one topic; a second process under the same id shuts this one out."""
+    """One producer id on one topic. A second process that uses the id fences this one."""
 
     def __init__(self, brokers: Brokers, topics: KafkaTopics, topic: str, id: str) -> None:
         self._topic = topic
@@ -340,13 +332,13 @@ class NamedProducer:
         return [known.get(str(partition), -1) for partition in range(partitions)]
 
     def append(self, parts: list[SequencedRecords]) -> list[tuple[OffsetArray, int]]:
-        """Append in one transaction; for each part the offsets of its rows and how many at its start were repeats.
+        """Append parts in one transaction, with the last sequence numbers and the origin of a pipeline's rows.
 
-        The last numbers are in the same transaction, and what a pipeline made the rows of.
+        Returns for each part the offsets of its rows, and how many rows at its start are repeats.
 
         Raises:
             FencedError: Another process, or a newer runner of the pipeline, writes under this id.
-            LedgerMismatchError: The same batch comes again, made of other offsets.
+            LedgerMismatchError: A batch is published again, from other input offsets.
         """
         with self._producer.lock:
             state = dict(self._producer.state)
@@ -386,10 +378,10 @@ class NamedProducer:
         if origin.batch == last["batch"] and origin.span == last["span"]:
             return
         if origin.epoch < last["epoch"]:
-            what = f"epoch {origin.epoch} of {self._producer.id!r} is over: {last['epoch']} has published"
+            what = f"epoch {origin.epoch} of {self._producer.id!r} is fenced: epoch {last['epoch']} has published"
             raise FencedError(what, epoch=last["epoch"])
         if origin.batch == last["batch"]:
-            what = f"batch {origin.batch} was published from {last['span']}, and comes again from {origin.span}"
+            what = f"batch {origin.batch} was published from offsets {last['span']}, not {origin.span}"
             raise LedgerMismatchError(what, batch=origin.batch)
 
     def _resolve_offsets(self, part: SequencedRecords, repeats: int, new: Any) -> OffsetArray:
@@ -413,39 +405,39 @@ class NamedProducer:
             self._known_offsets.popitem(last=False)
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._producer.close()
 
 
 class NamedProducerPool:
-    """The named producers that this process uses; the least recently used one is closed when there are too many.
+    """The named producers of this process; the least recently used one is closed when there are too many.
 
     Args:
-        brokers: Where they write.
-        topics: Knows the topics there.
+        brokers: The brokers.
+        topics: The topics.
     """
 
     def __init__(self, brokers: Brokers, topics: KafkaTopics) -> None:
         self._brokers = brokers
         self._topics = topics
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # guards _open, not the producers in it
         self._open: OrderedDict[tuple[str, str], NamedProducer] = OrderedDict()
 
     def get(self, topic: str, id: str) -> NamedProducer:
         """Returns the producer of this id on this topic."""
         with self._lock:
-            found = self._open.pop((topic, id), None)
-            if found is None:
-                found = NamedProducer(self._brokers, self._topics, topic, id)
-            self._open[topic, id] = found
-            spare = self._open.popitem(last=False)[1] if len(self._open) > _MAX_OPEN else None
-        if spare is not None:
-            spare.close()
+            if (topic, id) not in self._open:
+                self._open[topic, id] = NamedProducer(self._brokers, self._topics, topic, id)
+            self._open.move_to_end((topic, id))
+            found = self._open[topic, id]
+            oldest = self._open.popitem(last=False)[1] if len(self._open) > _MAX_OPEN else None
+        if oldest is not None:
+            oldest.close()
         return found
 
     def close(self) -> None:
-        """Close all."""
+        """Close all producers."""
         with self._lock:
-            named, self._open = list(self._open.values()), OrderedDict()
-        for each in named:
-            each.close()
+            producers, self._open = list(self._open.values()), OrderedDict()
+        for producer in producers:
+            producer.close()

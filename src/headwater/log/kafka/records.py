@@ -4,7 +4,7 @@ A tombstone has a key and no value. The headers:
 
 | header | content |
 |---|---|
-| `hw.version` | version of the topic's type the event was written under |
+| `hw.version` | version of the topic's type that the event was written under |
 | `hw.sent_at`, `hw.occurred_at` | times, RFC 3339 in UTC |
 | `hw.id`, `hw.source` | id and source, if the sender gave them |
 | `hw.producer`, `hw.sequence` | producer id and sequence number |
@@ -16,7 +16,7 @@ All other headers belong to the sender.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final
@@ -28,7 +28,7 @@ import pyarrow as pa
 
 from headwater.errors import BadEventError, BadKeyError, SchemaConflictError
 from headwater.events import Codec, flags_column, keys_of, storage_schema, times_column, values_of
-from headwater.events.values import format_moment
+from headwater.events.values import format_moment, moments_of
 from headwater.log.batch import LogBatch
 from headwater.log.kafka.serializers import (
     FINGERPRINT_HEADER,
@@ -49,54 +49,53 @@ __all__ = ["EncodedRecords", "RecordCodec", "build_headers", "decode_header", "e
 _TIMESTAMP = pa.timestamp("us", "UTC")
 _RESERVED_PREFIX: Final = "hw."
 _TRACEPARENT: Final = "traceparent"
-_TEXT_HEADERS: Final = {"_hw.id": "hw.id", "_hw.source": "hw.source", "_hw.traceparent": _TRACEPARENT}
-_TIME_HEADERS: Final = {"_hw.occurred_at": "hw.occurred_at", "_hw.sent_at": "hw.sent_at"}
+# Envelope columns and their headers; those that end in `_at` are times.
+_ENVELOPE_HEADERS: Final = {
+    "_hw.id": "hw.id",
+    "_hw.source": "hw.source",
+    "_hw.traceparent": _TRACEPARENT,
+    "_hw.occurred_at": "hw.occurred_at",
+    "_hw.sent_at": "hw.sent_at",
+}
+
+DecodedRows = tuple[list[int], dict[str, pa.Array]]
 
 
 def build_headers(
     rows: WriteBatch, format_headers: list[Header], envelope: dict[str, pa.Array], count: int
 ) -> list[list[Header]]:
-    """One list of headers for each row, or one for all."""
+    """Returns one list of headers per row, or a single list that all rows share.
+
+    Raises:
+        BadEventError: A header of the sender has a reserved name.
+    """
     same: list[Header] = [("hw.version", b"%d" % rows.version), *format_headers]
     if "_hw.sent_at" not in envelope and rows.sent_at != LOWEST_TIME:
-        same.append(("hw.sent_at", _encode_time(times_column(np.array([rows.sent_at]))[0].as_py())))
-    if rows.producer:
-        same.append(("hw.producer", rows.producer.encode()))
+        same.append(("hw.sent_at", _encode_time(moments_of(np.array([rows.sent_at]))[0])))
     columns: list[list[Header | None]] = []
     if rows.producer:
+        same.append(("hw.producer", rows.producer.encode()))
         numbers = range(rows.sequence, rows.sequence + count) if rows.per_row else [rows.sequence] * count
         columns.append([("hw.sequence", b"%d" % number) for number in numbers])
-    for column, name in _TEXT_HEADERS.items():
-        columns += _encode_column(envelope, column, name, str.encode)
-    for column, name in _TIME_HEADERS.items():
-        columns += _encode_column(envelope, column, name, _encode_time)
+    for column, name in _ENVELOPE_HEADERS.items():
+        if column in envelope:
+            encode = _encode_time if column.endswith("_at") else str.encode
+            columns.append([None if value is None else (name, encode(value)) for value in values_of(envelope[column])])
     own = values_of(envelope["_hw.headers"]) if "_hw.headers" in envelope else None
     if not columns and own is None:
         return [same]
-    lists = (
-        [same + [each for each in row if each is not None] for row in zip(*columns, strict=True)]
-        if (columns)
-        else [list(same) for _ in range(count)]
-    )
+    by_row = zip(*columns, strict=True) if columns else [()] * count
+    lists = [same + [each for each in row if each is not None] for row in by_row]
     for row, given in enumerate(own or ()):
-        lists[row] += [(name, text.encode()) for name, text in _check_header_names(given or {}).items()]
+        lists[row] += [_encode_header(name, text) for name, text in (given or {}).items()]
     return lists
 
 
-def _encode_column(
-    envelope: dict[str, pa.Array], column: str, name: str, encode: Callable[[Any], bytes]
-) -> list[list[Header | None]]:
-    if column not in envelope:
-        return []
-    return [[None if value is None else (name, encode(value)) for value in values_of(envelope[column])]]
-
-
-def _check_header_names(headers: dict[str, str]) -> dict[str, str]:
-    for name in headers:
-        if name.startswith(_RESERVED_PREFIX) or name == _TRACEPARENT:
-            what = f"the header {name!r} is one of Headwater's own"
-            raise BadEventError(what, detail=f"names do not start with {_RESERVED_PREFIX} in Kafka", field="headers")
-    return headers
+def _encode_header(name: str, text: str) -> Header:
+    if _is_reserved(name):
+        detail = f"names that start with {_RESERVED_PREFIX} are reserved in Kafka records"
+        raise BadEventError(f"the header name {name!r} is reserved", detail=detail, field="headers")
+    return name, text.encode()
 
 
 def _encode_time(at: Any) -> bytes:
@@ -104,31 +103,30 @@ def _encode_time(at: Any) -> bytes:
 
 
 def parse_headers(heads: list[list[Header] | None]) -> tuple[dict[str, pa.Array], int, int]:
-    """Envelope columns, the moment all were sent (or `LOWEST_TIME`), and the highest version of the type.
+    """Returns the envelope columns, the time that all were sent (or `LOWEST_TIME`), and the highest type version.
 
     Example:
         >>> parse_headers([[("hw.version", b"2")], None])
         ({}, -9223372036854775808, 2)
     """
+    # Records of one batch often have the same headers: each run is parsed once.
     runs = [(dict(head or ()), sum(1 for _ in run)) for head, run in groupby(heads)]
     columns, sent, version = _parse_columns([head for head, _ in runs])
     if len(runs) < len(heads):
         lengths = [length for _, length in runs]
-        again = pa.array(np.repeat(np.arange(len(runs)), lengths).tolist(), pa.int64())
-        columns = {name: column.take(again) for name, column in columns.items()}
+        indices = pa.array(np.repeat(np.arange(len(runs)), lengths).tolist(), pa.int64())
+        columns = {name: column.take(indices) for name, column in columns.items()}
     return columns, sent, version
 
 
 def _parse_columns(heads: list[dict[str, bytes]]) -> tuple[dict[str, pa.Array], int, int]:
     names = {name for head in heads for name in head}
     columns: dict[str, pa.Array] = {}
-    for column, name in _TEXT_HEADERS.items():
+    for column, name in _ENVELOPE_HEADERS.items():
         if name in names:
-            columns[column] = pa.array([decode_header(head.get(name)) for head in heads], pa.string())
-    for column, name in _TIME_HEADERS.items():
-        if name in names:
-            columns[column] = _parse_times([decode_header(head.get(name)) for head in heads])
-    if any(not name.startswith(_RESERVED_PREFIX) and name != _TRACEPARENT for name in names):
+            texts = [decode_header(head.get(name)) for head in heads]
+            columns[column] = _parse_times(texts) if column.endswith("_at") else pa.array(texts, pa.string())
+    if not all(map(_is_reserved, names)):
         own = [[(n, decode_header(v) or "") for n, v in head.items() if not _is_reserved(n)] for head in heads]
         columns["_hw.headers"] = pa.array(own, pa.map_(pa.string(), pa.string()))
     sent = LOWEST_TIME
@@ -144,38 +142,40 @@ def _is_reserved(name: str) -> bool:
 
 
 def decode_header(value: bytes | None) -> str | None:
-    """Returns a header as text, whatever its bytes."""
+    """Returns a header's value as text; bytes that are not UTF-8 are replaced."""
     return None if value is None else value.decode(errors="replace")
 
 
 def _parse_times(texts: list[str | None]) -> pa.Array:
     try:
         return pa.array(texts, pa.string()).cast(_TIMESTAMP)
-    except pa.ArrowInvalid:  # a header of others under our name
+    except pa.ArrowInvalid:  # another program wrote something else into this header
         return pa.concat_arrays([_parse_times([text]) for text in texts]) if len(texts) > 1 else pa.nulls(1, _TIMESTAMP)
 
 
 @dataclass(frozen=True)
 class EncodedRecords:
-    """Rows as they go into Kafka; `headers` has one list for each row, or one for all."""
+    """Rows as Kafka records; `headers` has one list per row, or a single list that all rows share."""
 
     values: list[bytes | None]
     keys: Sequence[bytes | None]
     headers: list[list[Header]]
 
-    def headers_of(self, row: int) -> list[Header]:
-        """Returns the headers of one row."""
-        return self.headers[row if len(self.headers) > 1 else 0]
-
 
 def encode_records(
     topic: Topic, serializer: Serializer, rows: WriteBatch, envelope: dict[str, pa.Array]
 ) -> EncodedRecords:
-    """Rows as values, keys and headers; `envelope` is theirs, event times included.
+    """Encode rows as values, keys and headers.
+
+    Args:
+        topic: The topic's definition.
+        serializer: The serializer of the rows' type version.
+        rows: The rows.
+        envelope: Their envelope columns, with event times.
 
     Raises:
-        TooLargeError: An event is larger than a topic takes.
-        BadEventError: A header of the sender has a name that is ours.
+        TooLargeError: An event is larger than `MAX_EVENT_BYTES`.
+        BadEventError: A header of the sender has a reserved name.
     """
     values = _encode_values(serializer, rows.values, envelope.get("_hw.deleted"))
     keys: Sequence[bytes | None]
@@ -184,13 +184,17 @@ def encode_records(
     else:
         given = envelope.get("_hw.key")
         keys = [None] * len(values) if given is None else given.to_pylist()
+    # The longest key and the longest value bound every row; rows are only compared one by one above that bound.
     if sum(max(map(len, filter(None, part)), default=0) for part in (keys, values)) > MAX_EVENT_BYTES:
-        _refuse_large(keys, values)
+        for row, (key, value) in enumerate(zip(keys, values, strict=True)):
+            size = len(key or b"") + len(value or b"")
+            if size > MAX_EVENT_BYTES:
+                raise too_large_error(size, row)
     return EncodedRecords(values, keys, build_headers(rows, serializer.headers, envelope, len(values)))
 
 
 def _encode_values(serializer: Serializer, rows: pa.RecordBatch, deleted: pa.Array | None) -> list[bytes | None]:
-    """Returns the value of each row; a tombstone has none."""
+    """Returns the value of each row; None for a tombstone."""
     if deleted is None:
         return list(serializer.encode(rows))
     gone = deleted.fill_null(False).to_pylist()
@@ -198,19 +202,12 @@ def _encode_values(serializer: Serializer, rows: pa.RecordBatch, deleted: pa.Arr
     return [None if dead else next(live) for dead in gone]
 
 
-def _refuse_large(keys: Sequence[bytes | None], values: Sequence[bytes | None]) -> None:
-    for row, (key, value) in enumerate(zip(keys, values, strict=True)):
-        size = len(key or b"") + len(value or b"")
-        if size > MAX_EVENT_BYTES:
-            raise too_large_error(size, row)
-
-
 class RecordCodec:
     """Decodes Kafka records into batches of a topic's type, and creates serializers; one per definition.
 
     Args:
         topic: The definition, under its newest type.
-        schemas: Every type it had, by version.
+        schemas: The schemas of the topic's type, by version.
     """
 
     def __init__(self, topic: Topic, schemas: Mapping[int, pa.Schema]) -> None:
@@ -220,15 +217,18 @@ class RecordCodec:
         names = topic.key
         fields = [topic.schema.field(name) for name in names]
         self._key_serializer = JsonSerializer(Codec(pa.schema(fields))) if names else None
-        # A single key stands bare in its bytes; a number or a flag is JSON as it is, anything else is quoted.
-        self._json_key = len(names) == 1 and not _needs_quotes(fields[0].type)
-        self._binary_key = len(names) == 1 and pa.types.is_binary(fields[0].type)
+        # The bytes of a single key are its plain text. Numbers and booleans are JSON as they are.
+        kind = fields[0].type if len(names) == 1 else None
+        self._json_key = kind is not None and (
+            pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_floating(kind)
+        )
+        self._binary_key = kind is not None and pa.types.is_binary(kind)
         self._schemas = schemas
         self._serializers = {topic.version: create_serializer(topic.value_format, self.codec, topic.name)}
         self._record_serializers: dict[tuple[str, str], Serializer] = {}
 
     def serializer(self, version: int) -> Serializer:
-        """How rows of a version of the type are written.
+        """Returns the serializer of a version of the type.
 
         Raises:
             SchemaConflictError: There is no such version.
@@ -243,7 +243,7 @@ class RecordCodec:
         return self._serializers[version]
 
     def _record_serializer(self, head: dict[str, bytes]) -> Serializer:
-        """How a record is read: as its headers say; one of others without headers as the topic's values are."""
+        """Returns the serializer that a record's headers name; the topic's own for a record without our headers."""
         format_name = (decode_header(head.get(VALUE_FORMAT_HEADER)) or "") if head else ""
         if not format_name and "hw.version" not in head:
             return self._serializers[self.topic.version]
@@ -254,19 +254,19 @@ class RecordCodec:
 
     def _find_serializer(self, format_name: str, fingerprint: str) -> Serializer:
         if format_name not in list(ValueFormat):
-            return UnknownSerializer(self.codec, f"its values are {format_name!r}, which is not known here")
+            return UnknownSerializer(self.codec, f"unknown value format {format_name!r}")
         if format_name != ValueFormat.AVRO or not fingerprint:
             return create_serializer(ValueFormat(format_name), self.codec, self.topic.name)
         for schema in self._schemas.values():
             serializer = AvroSerializer(self.codec, self.topic.name, schema)
             if serializer.fingerprint == fingerprint:
                 return serializer
-        return UnknownSerializer(self.codec, f"it was written under a schema that is not known here: {fingerprint}")
+        return UnknownSerializer(self.codec, f"unknown Avro schema {fingerprint}")
 
     def decode(self, partition: int, messages: list[Any], *, envelope: bool = True) -> LogBatch:
-        """Messages of one partition, in order, as one batch.
+        """Decode messages of one partition, in order, into one batch.
 
-        Without `envelope`, headers are read only where an event's time or a row's type may stand in them: to read them
+        Without `envelope`, headers are read only if they may hold the event time or the value format: reading them
         takes as long as all the rest.
         """
         lines = [message.value() for message in messages]
@@ -280,7 +280,9 @@ class RecordCodec:
             values, sent_at, version = plain, LOWEST_TIME, 0
         else:
             heads = [message.headers() for message in messages]
-            values, reasons = self._decode_values(lines, keys, self._serializers_of(heads))
+            runs = ((self._record_serializer(dict(head or ())), sum(1 for _ in run)) for head, run in groupby(heads))
+            serializers = [serializer for serializer, length in runs for _ in range(length)]
+            values, reasons = self._decode_values(lines, keys, serializers)
             own, sent_at, version = parse_headers(heads)
         if not self.topic.key and any(key is not None for key in keys):
             own["_hw.key"] = pa.array(keys, pa.binary())
@@ -304,7 +306,7 @@ class RecordCodec:
         return LogBatch(self.topic, partition, frame, values, own, self.codec)
 
     def _decode_without_headers(self, lines: list[bytes | None]) -> pa.RecordBatch | None:
-        """Returns the columns of rows whose headers nobody need read: JSON throughout, that says when it happened."""
+        """Returns the columns of rows that need no headers: all are JSON, and a column holds the event time."""
         time = self.topic.time
         if self.topic.value_format is not ValueFormat.JSON or self.topic.external_time or time is None or None in lines:
             return None
@@ -316,15 +318,10 @@ class RecordCodec:
             return None
         return pa.RecordBatch.from_arrays(found.columns, schema=self.stored_schema)
 
-    def _serializers_of(self, heads: list[list[Header] | None]) -> list[Serializer]:
-        """How each record is read."""
-        runs = ((self._record_serializer(dict(head or ())), sum(1 for _ in run)) for head, run in groupby(heads))
-        return [serializer for serializer, length in runs for _ in range(length)]
-
     def _decode_values(
         self, lines: list[bytes | None], keys: list[bytes | None], serializers: list[Serializer]
     ) -> tuple[pa.RecordBatch, dict[int, str]]:
-        """Returns the columns, all null in rows that cannot be read, and why those cannot."""
+        """Returns the columns, and the reason for each row that cannot be read; such rows are null."""
         by_serializer: dict[Serializer, list[int]] = {}
         for row, serializer in enumerate(serializers):
             by_serializer.setdefault(serializer, []).append(row)
@@ -347,7 +344,7 @@ class RecordCodec:
         return _assemble(parts, self.stored_schema, len(lines)), reasons
 
     def _key_to_json(self, key: bytes | None) -> bytes:
-        """Returns the key's bytes as an object of the key's columns."""
+        """Returns the key's bytes as a JSON object of the key's columns; a key that is not valid stays as it is."""
         names = self.topic.key
         if key is None:
             return b"a tombstone without a key"
@@ -363,7 +360,7 @@ class RecordCodec:
 
 
 def _error_columns(lines: list[bytes | None], keys: list[bytes | None], reasons: dict[int, str]) -> dict[str, pa.Array]:
-    """Returns what is told of rows that cannot be read: why, and their bytes."""
+    """Returns the envelope columns for rows that cannot be read: the reason and the raw bytes."""
     raws = {row: keys[row] if lines[row] is None else lines[row] for row in reasons}
     count = range(len(lines))
     return {
@@ -373,17 +370,10 @@ def _error_columns(lines: list[bytes | None], keys: list[bytes | None], reasons:
     }
 
 
-def _needs_quotes(kind: pa.DataType) -> bool:
-    return not (pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_floating(kind))
-
-
-DecodedRows = tuple[list[int], dict[str, pa.Array]]
-
-
 def _decode_readable(
     serializer: Serializer, rows: list[int], lines: Any, reasons: dict[int, str]
 ) -> Iterable[DecodedRows]:
-    """Rows that can be read, as columns; halves are tried apart until the bad ones stand alone."""
+    """Yields the rows that can be read, as columns; bisects the batch to isolate the others."""
     if not rows:
         return
     try:
@@ -398,7 +388,7 @@ def _decode_readable(
 
 
 def _assemble(parts: list[DecodedRows], schema: pa.Schema, count: int) -> pa.RecordBatch:
-    """Rows of several parts in their places; null wherever no part has one."""
+    """Combine parts into one batch in row order; rows that are in no part are null."""
     positions: list[int | None] = [None] * count
     taken = 0
     batches = []
@@ -414,5 +404,5 @@ def _assemble(parts: list[DecodedRows], schema: pa.Schema, count: int) -> pa.Rec
 
 
 def event_times(batch: LogBatch) -> npt.NDArray[np.int64]:
-    """The event time of each row that moves the partition's time; `LOWEST_TIME` for one that cannot be read."""
+    """Returns the event time of each row; `LOWEST_TIME` for rows that cannot be read and so do not advance it."""
     return np.where(batch.bad, LOWEST_TIME, batch.event_times)

@@ -1,12 +1,12 @@
-"""Values of records in each form a topic can have: JSON, Avro, Arrow.
+"""Serializers for the value formats of a topic: JSON, Avro, Arrow.
 
-A record of ours says in its headers which form it has, unless it is JSON. What others write without headers is read
-in the form of the topic.
+The headers of our records name the format, unless it is JSON. Records of other programs, without our headers, are
+read in the topic's format.
 
-| form | value | headers |
+| format | value | headers |
 |---|---|---|
 | JSON | an object | |
-| Avro | one datum in binary form, nothing before it | `hw.values`, `hw.fingerprint`: CRC-64-AVRO of the schema |
+| Avro | one datum in binary encoding, without a prefix | `hw.values`, `hw.fingerprint`: CRC-64-AVRO of the schema |
 | Arrow | an IPC stream of one row | `hw.values` |
 """
 
@@ -39,38 +39,38 @@ Header = tuple[str, bytes]
 VALUE_FORMAT_HEADER: Final = "hw.values"
 FINGERPRINT_HEADER: Final = "hw.fingerprint"
 _NO_LIMIT: Final = JsonLimits(max_line=1 << 30)
-_END_OF_STREAM: Final = b"\xff\xff\xff\xff\0\0\0\0"
+_END_OF_STREAM: Final = b"\xff\xff\xff\xff\0\0\0\0"  # of an Arrow IPC stream
 
 
 class Serializer(Protocol):
-    """How values are written and read, under one type."""
+    """Writes and reads values of one type in one format."""
 
     @property
     def codec(self) -> Codec:
-        """The type."""
+        """The codec of the type."""
 
     @property
     def headers(self) -> list[Header]:
-        """What a record says about it."""
+        """The headers that name the format."""
 
     def encode(self, rows: pa.RecordBatch) -> list[bytes]:
-        """One value for each row."""
+        """Returns one value per row."""
 
     def decode(self, values: Sequence[bytes]) -> pa.RecordBatch:
         """Returns the rows of these values, under the codec's type.
 
         Raises:
-            BadEventError: One of them cannot be read.
+            BadEventError: A value cannot be read.
         """
 
 
 def create_serializer(values: ValueFormat, codec: Codec, name: str) -> Serializer:
-    """Returns the form of a topic's values, under one type.
+    """Returns the serializer of a value format, for one type of a topic.
 
     Example:
         >>> codec = Codec(pa.schema([pa.field("id", pa.int64())]))
-        >>> form = create_serializer(ValueFormat.ARROW, codec, "orders")
-        >>> form.decode(form.encode(codec.encode([{"id": 7}]))).to_pylist()
+        >>> serializer = create_serializer(ValueFormat.ARROW, codec, "orders")
+        >>> serializer.decode(serializer.encode(codec.encode([{"id": 7}]))).to_pylist()
         [{'id': 7}]
     """
     if values is ValueFormat.AVRO:
@@ -79,14 +79,14 @@ def create_serializer(values: ValueFormat, codec: Codec, name: str) -> Serialize
 
 
 class JsonSerializer:
-    """JSON objects."""
+    """Values as JSON objects."""
 
     def __init__(self, codec: Codec) -> None:
         self.codec = codec
         self.headers: list[Header] = []
 
     def encode(self, rows: pa.RecordBatch) -> list[bytes]:
-        """One object for each row."""
+        """Returns one object per row."""
         return self.codec.to_json(rows)
 
     def decode(self, values: Sequence[bytes]) -> pa.RecordBatch:
@@ -95,16 +95,20 @@ class JsonSerializer:
 
 
 class AvroSerializer:
-    """Avro in binary form. The schema is not in the record: it is with the definition, by its fingerprint.
+    """Values as Avro in binary encoding. The topic's definition holds the schemas by fingerprint.
 
     Args:
-        codec: What rows are read into.
+        codec: The codec of the type that rows are read into.
         name: The topic.
-        writer_schema: The type that values have; the codec's own, if left out.
+        writer_schema: The type of the values; the codec's own if left out.
     """
 
     def __init__(self, codec: Codec, name: str, writer_schema: pa.Schema | None = None) -> None:
-        avro = _load_fastavro()
+        try:
+            import fastavro as avro
+            import fastavro.schema
+        except ImportError as error:
+            raise MissingPackageError.of('value_format="avro"', "fastavro", "avro", error) from None
         self.codec = codec
         self.schema = to_avro(codec.schema if writer_schema is None else writer_schema, name)
         self._parsed_schema = avro.parse_schema(self.schema)
@@ -114,13 +118,13 @@ class AvroSerializer:
         self.headers: list[Header] = [(VALUE_FORMAT_HEADER, b"avro"), (FINGERPRINT_HEADER, self.fingerprint.encode())]
 
     def encode(self, rows: pa.RecordBatch) -> list[bytes]:
-        """One datum for each row."""
-        return [self._encode_row(row) for row in self.codec.rows(rows)]
-
-    def _encode_row(self, row: dict[str, Any]) -> bytes:
-        sink = io.BytesIO()
-        self._write(sink, self._parsed_schema, row)
-        return sink.getvalue()
+        """Returns one datum per row."""
+        values = []
+        for row in self.codec.rows(rows):
+            sink = io.BytesIO()
+            self._write(sink, self._parsed_schema, row)
+            values.append(sink.getvalue())
+        return values
 
     def decode(self, values: Sequence[bytes]) -> pa.RecordBatch:
         """Returns the rows of these data."""
@@ -130,24 +134,25 @@ class AvroSerializer:
         source = io.BytesIO(value)
         try:
             found = self._read(source, self._parsed_schema, None)
-        except Exception as error:  # any bytes can stand here, and the reader raises whatever they lead to
-            what = f"it is not Avro of this schema: {type(error).__name__}: {str(error)[:200]}"
-            raise BadEventError(what, detail=f"fingerprint {self.fingerprint}") from None
-        if source.tell() != len(value):
-            what = f"it is not Avro of this schema: {len(value) - source.tell()} bytes are left over"
-            raise BadEventError(what, detail=f"fingerprint {self.fingerprint}")
-        return found
+        except Exception as error:  # the bytes are foreign, and the reader raises errors of many classes
+            reason = f"{type(error).__name__}: {str(error)[:200]}"
+        else:
+            if source.tell() == len(value):
+                return found
+            reason = f"{len(value) - source.tell()} bytes are left over"
+        what = f"the value is not Avro of this schema: {reason}"
+        raise BadEventError(what, detail=f"fingerprint {self.fingerprint}")
 
 
 class ArrowSerializer:
-    """Arrow IPC streams of one row each, schema included: dear, but any Arrow library reads a record by itself."""
+    """Values as Arrow IPC streams of one row with its schema: large, but self-describing for any Arrow library."""
 
     def __init__(self, codec: Codec) -> None:
         self.codec = codec
         self.headers: list[Header] = [(VALUE_FORMAT_HEADER, b"arrow")]
 
     def encode(self, rows: pa.RecordBatch) -> list[bytes]:
-        """One stream for each row."""
+        """Returns one stream per row."""
         plain = rows.replace_schema_metadata(None)
         head = plain.schema.serialize().to_pybytes()
         return [b"".join((head, plain.slice(row, 1).serialize(), _END_OF_STREAM)) for row in range(plain.num_rows)]
@@ -161,7 +166,7 @@ class ArrowSerializer:
 
 
 class UnknownSerializer:
-    """What a record cannot be read by: it names a form or a schema that is not known here."""
+    """Refuses every value: the record names a format or schema that this topic does not know."""
 
     def __init__(self, codec: Codec, reason: str) -> None:
         self.codec = codec
@@ -169,11 +174,11 @@ class UnknownSerializer:
         self._reason = reason
 
     def encode(self, rows: pa.RecordBatch) -> list[bytes]:
-        """Nothing is written in it."""
+        """Raise: only records of others need this serializer."""
         raise NotImplementedError
 
     def decode(self, values: Sequence[bytes]) -> pa.RecordBatch:
-        """Nothing is read in it."""
+        """Raise `BadEventError` with the reason."""
         raise BadEventError(self._reason)
 
 
@@ -181,18 +186,9 @@ def _read_row(value: bytes) -> pa.Table:
     try:
         with pa.ipc.open_stream(value) as reader:
             table = reader.read_all()
-        table.validate(full=True)  # bytes of others: offsets may lead anywhere, and text may be none
+        table.validate(full=True)  # foreign bytes: offsets may be out of bounds, text may not be UTF-8
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise BadEventError(f"it is no stream of Arrow: {str(error)[:200]}") from None
+        raise BadEventError(f"the value is not an Arrow stream: {str(error)[:200]}") from None
     if table.num_rows != 1:
-        raise BadEventError(f"it has {table.num_rows} rows, and a record is one event")
+        raise BadEventError(f"the value has {table.num_rows} rows; a record is one event")
     return table
-
-
-def _load_fastavro() -> Any:
-    try:
-        import fastavro
-        import fastavro.schema
-    except ImportError as error:
-        raise MissingPackageError.of('value_format="avro"', "fastavro", "avro", error) from None
-    return fastavro

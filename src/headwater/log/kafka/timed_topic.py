@@ -1,9 +1,9 @@
-"""A Kafka topic as pipelines read it: event time is known at every offset range.
+"""A Kafka topic as pipelines read it, with the event time of every offset range.
 
 `TimedKafkaTopic` combines the event time index (event_time_index.py) with the topic's records. `BatchCache`
 keeps decoded offset ranges as Arrow files, written by the process that runs the `EventTimeIndexer`, so
-pipelines on the same machine decode each record once. It is only a cache: a reader that finds no file, on
-another machine or after removal, reads the records from the brokers.
+pipelines on the same machine decode each record once. A reader that finds no file, on another machine or after
+removal, reads the records from the brokers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import shutil
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -35,17 +35,18 @@ if TYPE_CHECKING:
 __all__ = ["BatchCache", "EventTimeWaiter", "TimedKafkaPartition", "TimedKafkaTopic"]
 
 logger = logging.getLogger("headwater.kafka")
-_MAX_BYTES: Final = 1 << 30  # bytes of all pages
+_MAX_BYTES: Final = 1 << 30  # of all files
 _FRAME_KEY: Final = b"frame"
 _ENVELOPE_PREFIX: Final = "_hw."
+_CHECK_INTERVAL: Final = 1.0  # seconds between checks of the topic id
 
 
 class BatchCache:
     """A folder of cached offset ranges; one process writes it, others read.
 
     Args:
-        folder: Where they are.
-        max_bytes: How many bytes they may take; the oldest go first.
+        folder: The folder.
+        max_bytes: Limit of all files together; the oldest are removed first.
     """
 
     def __init__(self, folder: Path, max_bytes: int = _MAX_BYTES) -> None:
@@ -55,9 +56,9 @@ class BatchCache:
         self._files: deque[tuple[Path, int]] = deque()
 
     def clear(self, topic: str = ".") -> None:
-        """Remove the files of a topic, or all files that an earlier process left.
+        """Remove the files of a topic, or of all topics.
 
-        A topic's name may have stood for another topic before.
+        Files of an earlier process may belong to a deleted topic of the same name.
         """
         with self._lock:
             gone = (self.folder / topic).resolve()
@@ -65,14 +66,19 @@ class BatchCache:
             self._files = deque(page for page in self._files if not page[0].is_relative_to(gone))
 
     def put(self, base: int, batch: LogBatch) -> None:
-        """Store the range that starts at an offset; if the disk is full, readers use Kafka."""
+        """Store the range that starts at an offset; if that fails, as on a full disk, readers use the brokers."""
         path = self._path(batch.topic, batch.partition, base)
         columns = dict(zip(batch.values.schema.names, batch.values.columns, strict=True)) | batch.envelope
         kept = pa.RecordBatch.from_arrays(list(columns.values()), list(columns))
+        kept = kept.replace_schema_metadata({_FRAME_KEY: msgspec.json.encode(batch.frame)})
+        unfinished = path.with_suffix(".new")
         try:
-            _write_file(path, kept.replace_schema_metadata({_FRAME_KEY: msgspec.json.encode(batch.frame)}))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with pa.ipc.new_file(str(unfinished), kept.schema) as file:
+                file.write_batch(kept)
+            unfinished.replace(path)  # atomic: readers of other processes never see a part of a file
         except OSError as error:
-            logger.warning("%s: a page was not kept: %s", batch.topic.name, error)
+            logger.warning("%s: a batch was not cached: %s", batch.topic.name, error)
             return
         with self._lock:
             self._files.append((path, kept.nbytes))
@@ -98,28 +104,16 @@ class BatchCache:
         return self.folder / topic.name / str(partition) / f"{base}-{topic.version}.arrow"
 
 
-def _write_file(path: Path, kept: pa.RecordBatch) -> None:
-    """Write a file atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(".new")
-    with pa.ipc.new_file(str(beside), kept.schema) as file:
-        file.write_batch(kept)
-    beside.replace(path)
-
-
-_CHECK_INTERVAL: Final = 1.0  # seconds between two looks whether it is still the same topic
-
-
 @dataclass(frozen=True)
 class TimedKafkaPartition:
-    """One partition, with the event time known when it was requested."""
+    """One partition, with its event time at the last refresh of the index."""
 
     number: int
     _index: EventTimeIndex
-    _indexer: Callable[[], EventTimeIndexer]
+    _indexer: EventTimeIndexer | None
 
     def state(self) -> EventTimeEnd:
-        """Returns where it ends, for readers that go by event time."""
+        """Returns the offset and max event time up to which the partition is indexed."""
         return self._index.end(self.number)
 
     def frame_headers(self, start: int, end: int) -> Iterator[Frame]:
@@ -128,16 +122,17 @@ class TimedKafkaPartition:
 
     def append_idle_marker(self, time: int) -> None:
         """Append an idle marker; only in a process that indexes event time."""
-        self._indexer().append_idle_marker(self.number, time)
+        assert self._indexer is not None, "this process does not index event time"
+        self._indexer.append_idle_marker(self.number, time)
         self._index.refresh()
 
 
 class TimedKafkaTopic:
-    """One topic.
+    """A topic with its event time index.
 
     Args:
-        log: Where it is.
-        name: Its name.
+        log: The log.
+        name: The topic.
         index_time: Whether this process indexes its event time.
     """
 
@@ -152,46 +147,36 @@ class TimedKafkaTopic:
 
     @property
     def definition(self) -> Topic:
-        """Its definition under its newest type."""
+        """The definition under the newest type."""
         return self._log.topic(self._name)
 
     @property
     def partitions(self) -> Sequence[TimedKafkaPartition]:
-        """Its partitions, with what is known of their time now.
+        """The partitions, with their event time refreshed.
 
         Raises:
-            UnknownTopicError: It was deleted.
-            DataGoneError: It was deleted, and made again under the same name.
+            UnknownTopicError: The topic was deleted.
+            DataGoneError: The topic was deleted and created again.
         """
-        self._check_topic_id()
-        self.index.refresh()
-        return [TimedKafkaPartition(p, self.index, self.indexer) for p in range(self.index.partitions)]
-
-    def _check_topic_id(self) -> None:
         if time.monotonic() - self._checked_at > _CHECK_INTERVAL:
             if self._log.topic_id(self._name) != self.topic_id:
-                what = f'topic "{self._name}" was deleted and made again'
-                raise DataGoneError(what, topic=self._name)
+                raise DataGoneError(f'topic "{self._name}" was deleted and created again', topic=self._name)
             self._checked_at = time.monotonic()
-
-    def indexer(self) -> EventTimeIndexer:
-        """Returns the event time indexer of this process."""
-        assert self._indexer is not None, "only the process that runs pipelines keeps time"
-        return self._indexer
+        self.index.refresh()
+        return [TimedKafkaPartition(p, self.index, self._indexer) for p in range(self.index.partitions)]
 
     def await_event_time(self) -> None:
-        """Wait until the event time of all present events is known."""
+        """Wait until the event time of all present events is known; returns at once if another process indexes."""
         if self._indexer is not None:
             self._indexer.await_event_time()
 
     def batches(self, partition: int, start: int, end: int) -> Iterator[LogBatch]:
         """Yields the events of offsets `[start, end)`, each with the max event time before it."""
         headers = frame_headers(self.index.ranges(partition, start, end), end)
-        # Behind all idle markers at the start.
-        first = next((frame for frame in headers if frame.count), None)
+        first = next((frame for frame in headers if frame.count), None)  # skips idle markers at the start
         if first is None:
             return
-        # Never from behind the start: what is missing there is gone, and the brokers say so.
+        # Not after the start: if retention removed events there, the fetch raises DataGoneError.
         at = min(start, first.base_offset)
         for batch in walk(self._log, self._name, partition, at, end, first.max_event_time_before):
             yield batch if batch.frame.base_offset >= start else batch.select(batch.offsets >= start)
@@ -204,17 +189,17 @@ class TimedKafkaTopic:
 
 
 class EventTimeWaiter:
-    """Waits until the event time of some topics advances; checks them in turn, one connection each.
+    """Waits until the event time of one of several topics advances; polls their side topics in turn.
 
     Args:
-        indexes: The side topics.
+        indexes: The indexes of the topics.
     """
 
     def __init__(self, indexes: Sequence[EventTimeIndex]) -> None:
         self._indexes = indexes
 
     def wait(self, timeout: float | None) -> bool:
-        """Returns True as soon as one of them has something new."""
+        """Returns True as soon as one index has a new record."""
         slice_ = (1.0 if timeout is None else timeout) / len(self._indexes)
         if len(self._indexes) > 1:
             slice_ = min(slice_, 0.02)
@@ -228,4 +213,4 @@ class EventTimeWaiter:
                 return False
 
     def close(self) -> None:
-        """Nothing: the connections are the topics'."""
+        """Do nothing: the connections belong to the topics."""

@@ -12,8 +12,7 @@ import contextlib
 import logging
 import threading
 import time
-from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import Any, Final
@@ -21,10 +20,11 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
-from headwater.errors import FencedError, RefusedError, UnreachableError
+from headwater.errors import BadTypeError, FencedError, RefusedError, UnreachableError
 from headwater.events import Codec
+from headwater.events.schema_export import from_arrow_base64, to_arrow_base64
 from headwater.log.event_log import PartitionRange
-from headwater.log.kafka.brokers import Brokers, close_quietly, driver, topic_partition
+from headwater.log.kafka.brokers import Brokers, close_quietly, topic_partition
 from headwater.log.kafka.serializers import AvroSerializer
 from headwater.log.storage.frame import LOWEST_TIME
 from headwater.log.topic import MAX_EVENT_BYTES, OPTION_NAMES, Topic, ValueFormat
@@ -39,12 +39,16 @@ __all__ = [
     "topic_config",
 ]
 
+logger = logging.getLogger("headwater.kafka")
+DEFINITIONS_TOPIC: Final = "__headwater.topics"
+_STORED_FIELDS: Final = {item.name for item in fields(Topic)} - {"schema", "location", "given"} | set(OPTION_NAMES)
+_MAX_ATTEMPTS: Final = 20  # to write a definition, while other processes write theirs
 _MILLISECOND = timedelta(milliseconds=1)
-_MIN_SEGMENT_BYTES: Final = 1 << 20  # brokers from 4.0 on take nothing smaller
-_HEADER_ALLOWANCE: Final = 64 << 10  # room for headers beside the largest event
-_URL_SAFE: Final = str.maketrans("+/", "-_")  # the driver writes ids with signs that no name may have
+_MIN_SEGMENT_BYTES: Final = 1 << 20  # brokers since 4.0 refuse smaller segments
+_HEADER_ALLOWANCE: Final = 64 << 10  # bytes for headers, beside the largest event
+_URL_SAFE: Final = str.maketrans("+/", "-_")  # topic ids are base64; names may not contain + and /
 
-# Side topics: of each key the newest record counts, and what is older goes soon.
+# Side topics keep the newest record of each key. A low dirty ratio and small segments compact them often.
 COMPACTED_CONFIG: Final = {
     "cleanup.policy": "compact",
     "min.cleanable.dirty.ratio": "0.1",
@@ -54,7 +58,7 @@ COMPACTED_CONFIG: Final = {
 
 
 def topic_config(topic: Topic) -> dict[str, str]:
-    """Returns what a topic's definition means to a broker.
+    """Returns the broker settings of a topic's definition.
 
     Example:
         >>> topic_config(Topic.declare("orders", "id int", retention="7 days"))["retention.ms"]
@@ -68,83 +72,78 @@ def topic_config(topic: Topic) -> dict[str, str]:
         "retention.bytes": "-1" if size is None else str(size),
         "segment.bytes": str(max(topic.segment_size, _MIN_SEGMENT_BYTES)),
         "max.message.bytes": str(MAX_EVENT_BYTES + _HEADER_ALLOWANCE),
-        # Arrival by the broker's clock: retention goes by it, and it is what an event's own time is measured against.
+        # Arrival time by the broker's clock. Retention uses it, and `ahead` limits event times relative to it.
         "message.timestamp.type": "LogAppendTime",
     }
 
 
 class KafkaTopics:
-    """Asks and tells the brokers about topics.
+    """Creates and describes topics.
 
     Args:
-        brokers: Whom to ask.
+        brokers: The brokers.
     """
 
     def __init__(self, brokers: Brokers) -> None:
         self.brokers = brokers
-        self._kafka = driver()
+        self._kafka = brokers.kafka
 
     def partition_counts(self, name: str | None = None) -> dict[str, int]:
-        """Returns how many partitions each topic has, or only this one; topics that do not exist are left out."""
-        found = self.brokers.retry(lambda seconds: self._list_topics(name, seconds))
+        """Returns the number of partitions of every topic, or of one; topics that do not exist are left out."""
+
+        def list_topics(seconds: float) -> Any:
+            found = self.brokers.admin.list_topics(name, timeout=seconds)
+            error = found.topics[name].error if name in found.topics else None
+            if error is not None and error.code() in self.brokers.retriable_codes:  # without a leader for a moment
+                raise self._kafka.KafkaException(error)
+            return found
+
+        described = self.brokers.retry(list_topics).topics
         return {
-            topic: len(about.partitions)
-            for topic, about in found.topics.items()
-            if about.error is None and about.partitions
+            topic: len(each.partitions) for topic, each in described.items() if each.error is None and each.partitions
         }
 
-    def _list_topics(self, name: str | None, seconds: float) -> Any:
-        found = self.brokers.admin.list_topics(name, timeout=seconds)
-        unsure = found.topics[name].error if name in found.topics else None
-        if unsure is not None and unsure.code() in self.brokers.retriable_codes:  # between two leaders, not gone
-            raise self._kafka.KafkaException(unsure)
-        return found
+    def partition_count(self, name: str) -> int:
+        """Returns the number of partitions of a topic; 0 if it does not exist."""
+        return self.partition_counts(name).get(name, 0)
 
     def describe(self, name: str) -> tuple[str, int]:
-        """Returns the id that a topic was given when it was made, and how many partitions it has.
+        """Returns the id that Kafka assigned to a topic, and its number of partitions.
 
         Raises:
             UnknownTopicError: There is no such topic.
         """
         names = self._kafka.TopicCollection([name])
-        found = self.brokers.call_admin(lambda admin, seconds: admin.describe_topics(names, request_timeout=seconds))[
-            name
-        ]
-        return str(found.topic_id).translate(_URL_SAFE), len(found.partitions)
+        found = self.brokers.call_admin(lambda admin, seconds: admin.describe_topics(names, request_timeout=seconds))
+        return str(found[name].topic_id).translate(_URL_SAFE), len(found[name].partitions)
 
-    def create(self, name: str, partitions: int, settings: dict[str, str]) -> bool:
-        """Create a topic and wait until the brokers have it; False when it was there already."""
-        wanted = dict(self.brokers.address.topic_settings)
-        copies = int(wanted.pop("replication.factor", -1))  # -1: as many as the brokers think right
-        config = settings | wanted
-        new = self._kafka.admin.NewTopic(name, num_partitions=partitions, replication_factor=copies, config=config)
+    def create(self, name: str, partitions: int, settings: dict[str, str]) -> None:
+        """Create a topic if it does not exist, and wait until every partition has a leader."""
+        config = settings | self.brokers.address.topic_settings
+        replicas = int(config.pop("replication.factor", -1))  # -1: the brokers' default.replication.factor
+        new = self._kafka.admin.NewTopic(name, num_partitions=partitions, replication_factor=replicas, config=config)
         try:
             self.brokers.call_admin(
                 lambda admin, seconds: admin.create_topics([new], operation_timeout=seconds, request_timeout=seconds)
             )
         except Exception as error:
-            if self.partition_counts(name).get(name):
-                return False
-            raise self._create_error(error, name) from None
+            if self.partition_count(name):
+                return
+            raise RefusedError(f'Kafka does not create topic "{name}"', detail=str(error), topic=name) from None
         self.brokers.retry(lambda seconds: self._check_created(name, seconds))
-        return True
 
     def _check_created(self, name: str, seconds: float) -> None:
         found = self.brokers.admin.list_topics(name, timeout=seconds).topics.get(name)
         if found is None or found.error is not None or any(p.leader < 0 for p in found.partitions.values()):
             raise self._kafka.KafkaException(self._kafka.KafkaError(self._kafka.KafkaError.LEADER_NOT_AVAILABLE))
 
-    @staticmethod
-    def _create_error(error: Exception, name: str) -> Exception:
-        return RefusedError(f'Kafka does not create the topic "{name}"', detail=str(error), topic=name)
-
     def add_partitions(self, name: str, partitions: int) -> None:
-        """Give a topic more partitions."""
+        """Raise the number of partitions of a topic to `partitions`."""
         more = self._kafka.admin.NewPartitions(name, partitions)
         self.brokers.call_admin(lambda admin, seconds: admin.create_partitions([more], request_timeout=seconds))
 
     def configure(self, name: str, settings: dict[str, str]) -> None:
-        """Change settings of a topic; others stay."""
+        """Change settings of a topic; other settings stay."""
         admin = self._kafka.admin
         entries = [
             admin.ConfigEntry(setting, value, incremental_operation=admin.AlterConfigOpType.SET)
@@ -156,13 +155,13 @@ class KafkaTopics:
         )
 
     def settings(self, name: str) -> dict[str, str]:
-        """The settings of a topic, with the number of its copies; of one that is not there, those it would have."""
+        """Returns the settings of a topic and its replication factor; only the default factor if it does not exist."""
         cluster = self.brokers.retry(lambda seconds: self.brokers.admin.list_topics(timeout=seconds))
         if name not in cluster.topics:
             broker = self._describe_config("BROKER", str(min(cluster.brokers)))
             return {"replication.factor": broker["default.replication.factor"]}
-        copies = len(cluster.topics[name].partitions[0].replicas)
-        return self._describe_config("TOPIC", name) | {"replication.factor": str(copies)}
+        replicas = len(cluster.topics[name].partitions[0].replicas)
+        return self._describe_config("TOPIC", name) | {"replication.factor": str(replicas)}
 
     def _describe_config(self, kind: str, name: str) -> dict[str, str]:
         admin = self._kafka.admin
@@ -173,65 +172,54 @@ class KafkaTopics:
         return {entry.name: str(entry.value) for entry in found[asked].values()}
 
     def partition_ranges(self, name: str, partitions: int) -> list[PartitionRange]:
-        """Returns what each partition holds for readers of committed events.
+        """Returns the offsets of each partition that readers of committed events see, and its last arrival time.
 
-        Kafka does not know event times: `running_max` is left open here, and walked where it is needed.
+        Kafka stores no event times: the max event time is `LOWEST_TIME` here.
         """
-        spec = self._kafka.admin.OffsetSpec
-        starts = self._list_offsets(name, partitions, spec.earliest())
-        ends = self._list_offsets(name, partitions, spec.latest())
-        newest = self._list_offsets(name, partitions, spec.max_timestamp())
-        return [
-            PartitionRange(
-                number,
-                starts[number].offset,
-                ends[number].offset,
-                LOWEST_TIME,
-                newest[number].timestamp * 1000 if newest[number].timestamp > 0 else 0,
-            )
-            for number in range(partitions)
-        ]
+        spec, numbers = self._kafka.admin.OffsetSpec, range(partitions)
+        starts, ends = self.start_offsets(name, numbers), self.end_offsets(name, numbers)
+        newest = self._list_offsets(name, numbers, spec.max_timestamp())
+        return [PartitionRange(n, starts[n], ends[n], LOWEST_TIME, max(0, newest[n].timestamp * 1000)) for n in numbers]
 
-    def end_offsets(self, name: str, partitions: list[int]) -> dict[int, int]:
-        """Returns where the committed events of these partitions end."""
+    def end_offsets(self, name: str, partitions: Sequence[int]) -> dict[int, int]:
+        """Returns the end offsets of committed events in these partitions."""
         found = self._list_offsets(name, partitions, self._kafka.admin.OffsetSpec.latest())
-        return {number: held.offset for number, held in found.items()}
+        return {number: result.offset for number, result in found.items()}
 
-    def start_offsets(self, name: str, partitions: list[int]) -> dict[int, int]:
-        """Returns where these partitions start."""
+    def start_offsets(self, name: str, partitions: Sequence[int]) -> dict[int, int]:
+        """Returns the start offsets of these partitions."""
         found = self._list_offsets(name, partitions, self._kafka.admin.OffsetSpec.earliest())
-        return {number: held.offset for number, held in found.items()}
+        return {number: result.offset for number, result in found.items()}
 
     def wait_until_visible(self, name: str, offsets: dict[int, int]) -> None:
-        """Come back when readers of committed events see these offsets: a commit is answered a moment before that."""
+        """Wait until readers of committed events see these offsets, which is shortly after the commit's reply."""
         deadline = time.monotonic() + self.brokers.patience
         while any(end <= offsets[p] for p, end in self.end_offsets(name, list(offsets)).items()):
             if time.monotonic() > deadline:
-                what = f"{self.brokers.address} has committed, but does not show it"
+                what = f"{self.brokers.address} has committed, but readers do not see the events"
                 raise UnreachableError(what, url=str(self.brokers.address), sent=True)
             time.sleep(0.002)
 
     def offset_for_time(self, name: str, partition: int, micros: int) -> int | None:
-        """Returns the first offset that arrived at this time or later; None when there is none."""
+        """Returns the first offset that arrived at this time or later; None if there is none."""
         spec = self._kafka.admin.OffsetSpec.for_timestamp(max(0, -(-micros // 1000)))
         offset = self._list_offsets(name, [partition], spec)[partition].offset
         return None if offset < 0 else int(offset)
 
-    def _list_offsets(self, name: str, partitions: list[int] | int, spec: Any) -> dict[int, Any]:
-        numbers = range(partitions) if isinstance(partitions, int) else partitions
-        wanted = {topic_partition(name, number): spec for number in numbers}
+    def _list_offsets(self, name: str, partitions: Sequence[int], spec: Any) -> dict[int, Any]:
+        wanted = {topic_partition(name, number): spec for number in partitions}
         committed = self._kafka.IsolationLevel.READ_COMMITTED
         found = self.brokers.call_admin(
             lambda admin, seconds: admin.list_offsets(wanted, isolation_level=committed, request_timeout=seconds)
         )
-        return {where.partition: held for where, held in found.items()}
+        return {each.partition: result for each, result in found.items()}
 
 
 class PartitionTail:
-    """Reads a partition up to its present end, and later what has come since; one thread at a time.
+    """Reads a partition to its present end; each later read continues from there. One thread at a time.
 
     Args:
-        topics: Knows where it ends.
+        topics: The topics, for start and end offsets.
         topic: The topic.
         partition: One of its partitions.
     """
@@ -239,13 +227,17 @@ class PartitionTail:
     def __init__(self, topics: KafkaTopics, topic: str, partition: int) -> None:
         self._topics = topics
         self._brokers = topics.brokers
-        self._kafka = driver()
+        self._kafka = topics.brokers.kafka
         self._topic_partition = (topic, partition)
         self._next_offset = -1
         self._consumer: Any = None
 
     def read(self, commit_markers: int = 0) -> Iterator[Any]:
-        """Messages that were not read yet; the last `commit_markers` offsets are known to be marks of a commit."""
+        """Yields messages that were not read yet.
+
+        Args:
+            commit_markers: How many offsets at the end are commit markers; the read does not wait for them.
+        """
         if self._consumer is None:
             self._consumer = self._brokers.create_consumer()
         topic, partition = self._topic_partition
@@ -264,101 +256,89 @@ class PartitionTail:
                     continue
                 self._next_offset = max(self._next_offset, message.offset() + (message.error() is None))
             if time.monotonic() - idle_since > self._brokers.patience:
-                what = f"no Kafka broker answers at {self._brokers.address}"
-                raise UnreachableError(what, url=str(self._brokers.address))
+                raise self._brokers.unreachable_error()
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         if self._consumer is not None:
             self._consumer.close()
             self._consumer = None
 
 
-logger = logging.getLogger("headwater.kafka")
-DEFINITIONS_TOPIC: Final = "__headwater.topics"
-_STORED_FIELDS: Final = {item.name for item in fields(Topic)} - {"schema", "location", "given"} | set(OPTION_NAMES)
-_MAX_ATTEMPTS: Final = 20
-
-
 @dataclass(frozen=True)
 class TopicDefinition:
-    """A topic's definition and every type it had, by version."""
+    """A topic's definition and all versions of its type."""
 
     topic: Topic
     schemas: dict[int, pa.Schema] = field(default_factory=dict)
 
     @classmethod
     def decode(cls, value: bytes) -> TopicDefinition:
-        """From a record's value."""
+        """Decode the value of a record."""
         document = msgspec.json.decode(value)
-        schemas = {
-            int(version): pa.ipc.read_schema(pa.py_buffer(b64decode(text)))
-            for version, text in document["schemas"].items()
-        }
+        schemas = {int(version): from_arrow_base64(text) for version, text in document["schemas"].items()}
         settings = {name: value for name, value in document.items() if name in _STORED_FIELDS}
         topic = Topic.from_json(msgspec.json.encode(settings), schemas[document["version"]])
         return cls(topic, schemas)
 
     def encode(self) -> bytes:
-        """Returns the value of its record."""
+        """Returns the value of the record."""
         document = msgspec.json.decode(self.topic.to_json())
-        document["schemas"] = {
-            str(version): b64encode(schema.serialize().to_pybytes()).decode()
-            for version, schema in self.schemas.items()
-        }
+        document["schemas"] = {str(version): to_arrow_base64(schema) for version, schema in self.schemas.items()}
         if self.topic.value_format is ValueFormat.AVRO:
             serializers = [AvroSerializer(Codec(schema), self.topic.name) for schema in self.schemas.values()]
-            document["avro"] = {form.fingerprint: form.schema for form in serializers}
+            document["avro"] = {serializer.fingerprint: serializer.schema for serializer in serializers}
         return msgspec.json.encode(document)
 
     def with_topic(self, topic: Topic) -> TopicDefinition:
-        """The same under a newer definition."""
+        """Returns a copy with a newer definition."""
         return TopicDefinition(topic, self.schemas | {topic.version: topic.schema})
 
 
 class TopicDefinitions:
-    """All definitions, as far as this process has read them.
+    """All definitions that this process has read.
 
     Args:
-        brokers: Where they are.
-        topics: Makes the side topic when it is missing.
+        brokers: The brokers.
+        topics: The topics; creates the side topic if it is missing.
     """
 
     def __init__(self, brokers: Brokers, topics: KafkaTopics) -> None:
         self._brokers = brokers
         self._topics = topics
-        self._kafka = driver()
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # held while reading and writing: one thread per consumer and producer
         self._known: dict[str, TopicDefinition] = {}
         self._tail = PartitionTail(topics, DEFINITIONS_TOPIC, 0)
         self._topic_exists = False
         self._producer: Any = None
 
     def get(self, name: str) -> TopicDefinition | None:
-        """A topic's definition, as last read."""
+        """Returns a topic's definition as last read."""
         return self._known.get(name)
 
     def all(self) -> dict[str, TopicDefinition]:
-        """Returns all definitions, up to now."""
+        """Read new definitions and return all."""
         with self._lock:
             self._refresh()
             return dict(self._known)
 
     def update(self, build: Callable[[], TopicDefinition | None]) -> None:
-        """Write what `build` gives while nobody else writes; it may be called again when somebody else was faster."""
+        """Write the definition that `build` returns, exclusively; `build` runs again if another writer was faster."""
         with self._lock:
             if not self._topic_exists:
                 self._topics.create(DEFINITIONS_TOPIC, 1, COMPACTED_CONFIG)
                 self._topic_exists = True
-            for attempt in range(_MAX_ATTEMPTS):
+            for _ in range(_MAX_ATTEMPTS):
                 with contextlib.suppress(FencedError):
                     self._attempt(build)
                     return
-                if attempt == _MAX_ATTEMPTS - 1:
-                    raise FencedError("other processes change topics all the time", fix="try again later")
+        raise FencedError("other processes keep changing topic definitions", fix="try again later")
 
     def _attempt(self, build: Callable[[], TopicDefinition | None]) -> None:
-        """One try. Whoever still has the id open when it commits has had the say since it opened it."""
+        """Take over the transactional id, read, build, commit.
+
+        In this order the commit succeeds only if no other process has taken over since the read.
+        """
         try:
             if self._producer is None:
                 producer = self._brokers.create_producer({"transactional.id": DEFINITIONS_TOPIC})
@@ -371,7 +351,7 @@ class TopicDefinitions:
             self._producer.begin_transaction()
             self._producer.produce(DEFINITIONS_TOPIC, key=new.topic.name.encode(), value=new.encode(), partition=0)
             self._brokers.retry(self._producer.commit_transaction)
-        except self._kafka.KafkaException as error:
+        except self._brokers.kafka.KafkaException as error:
             self._close_producer()
             raise self._brokers.translate_error(error) from None
         except (FencedError, UnreachableError):
@@ -379,7 +359,7 @@ class TopicDefinitions:
             raise
         deadline = time.monotonic() + self._brokers.patience
         while self._known.get(new.topic.name) != new and time.monotonic() < deadline:
-            self._refresh()  # a commit is answered a moment before readers see it
+            self._refresh()  # readers see a commit shortly after its reply
 
     def _close_producer(self) -> None:
         if self._producer is not None:
@@ -388,24 +368,20 @@ class TopicDefinitions:
 
     def _refresh(self) -> None:
         if not self._topic_exists:
-            self._topic_exists = DEFINITIONS_TOPIC in self._topics.partition_counts(DEFINITIONS_TOPIC)
+            self._topic_exists = self._topics.partition_count(DEFINITIONS_TOPIC) > 0
             if not self._topic_exists:
                 return
         for message in self._tail.read(commit_markers=1):
-            self._apply(message)
+            name, value = message.key().decode(), message.value()
+            if value is None:
+                self._known.pop(name, None)
+                continue
+            try:
+                self._known[name] = TopicDefinition.decode(value)
+            except (msgspec.MsgspecError, BadTypeError, LookupError, TypeError, ValueError) as error:
+                logger.warning("offset %d of %s is not a definition: %s", message.offset(), DEFINITIONS_TOPIC, error)
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connections."""
         self._close_producer()
         self._tail.close()
-
-    def _apply(self, message: Any) -> None:
-        name = message.key().decode()
-        value = message.value()
-        if value is None:
-            self._known.pop(name, None)
-            return
-        try:
-            self._known[name] = TopicDefinition.decode(value)
-        except (msgspec.MsgspecError, pa.ArrowException, LookupError, TypeError, ValueError) as error:
-            logger.warning("offset %d of %s is no definition: %s", message.offset(), DEFINITIONS_TOPIC, error)
