@@ -15,16 +15,15 @@ import msgspec
 import pyarrow as pa
 
 from headwater.backends import open_log, open_views
-from headwater.client.consumer import Consumer, Lag, OffsetReset, group_lag, reset_group
+from headwater.client.consumer import Consumer, Lag, OffsetReset, group_lags, open_reader, reset_group
 from headwater.client.producer import Producer
 from headwater.client.queue import QueueMethods
 from headwater.client.view import TableReader, View
-from headwater.errors import BadEventError, BadSettingError, HeadwaterError, SourceLocation, UnknownGroupError
+from headwater.errors import BadEventError, BadSettingError, HeadwaterError, SourceLocation
 from headwater.events import Clock, Event, Receipt, SystemClock, from_row
 from headwater.events.envelope import Receipts
 from headwater.log import EventLog, LogBatch, Start, Topic
 from headwater.log.protocol import Log
-from headwater.log.reader import TopicReader
 from headwater.log.write_batch import EventEncoder
 from headwater.profiles import Profile, read_profile, redact
 from headwater.store import SqlResult
@@ -219,11 +218,7 @@ class Client(QueueMethods):
     def _batches(
         self, topic: str, start: Start, stop: Start | None, partitions: Sequence[int] | None
     ) -> Iterator[LogBatch]:
-        numbers = range(self.log.topic(topic).partitions) if partitions is None else partitions
-        positions = {number: self.log.find_offset(topic, number, start) for number in numbers}
-        last = None if stop is None else "latest" if stop == "end" else stop
-        stops = None if last is None else {number: self.log.find_offset(topic, number, last) for number in numbers}
-        reader = TopicReader(self.log, topic, positions, stops)
+        reader = open_reader(self.log, topic, start, stop, partitions)
         try:
             yield from reader
         finally:
@@ -262,13 +257,7 @@ class Client(QueueMethods):
             ...     [lag.events for lag in client.lag("billing")]
             [1]
         """
-        states = self.log.groups.states()
-        wanted = [state for state in states if group in (None, state.group)]
-        if group is not None and not wanted:
-            known = sorted({state.group for state in states})
-            what = f'no group "{group}"'
-            raise UnknownGroupError(what, detail=f"groups: {', '.join(known) or 'none yet'}", group=group)
-        return [lag for state in wanted for lag in group_lag(self.log, self._clock, state)]
+        return group_lags(self.log, self._clock, group)
 
     def reset(self, group: str, topic: str, to: Start, *, dry_run: bool = False) -> list[OffsetReset]:
         """Set the committed offsets of a group; with `dry_run`, only return what would change.

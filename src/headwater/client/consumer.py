@@ -5,19 +5,19 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 from headwater.errors import DamagedError, UnknownGroupError
 from headwater.events import Clock, Event
-from headwater.log import GroupState, Start
+from headwater.log import Start
 from headwater.log.protocol import Log
 from headwater.log.reader import TopicReader, age_of_oldest
 from headwater.units import duration
 
-__all__ = ["Consumer", "Lag", "OffsetReset", "group_lag", "reset_group"]
+__all__ = ["Consumer", "Lag", "OffsetReset", "find_offsets", "group_lags", "open_reader", "reset_group"]
 
 _CHECK_INTERVAL = 0.1  # seconds between two looks at the group while events are at hand
 
@@ -183,33 +183,57 @@ class OffsetReset:
     new: int
 
 
-def group_lag(log: Log, clock: Clock, state: GroupState) -> list[Lag]:
-    """Returns the lag of a group in each partition of a topic."""
+def group_lags(log: Log, clock: Clock, group: str | None = None) -> list[Lag]:
+    """Returns the lag of one group, or of all groups, in each partition.
+
+    Raises:
+        UnknownGroupError: There is no such group.
+    """
+    states = log.groups.states()
+    wanted = [state for state in states if group in (None, state.group)]
+    if group is not None and not wanted:
+        known = sorted({state.group for state in states})
+        what = f'no group "{group[:100]}"'
+        raise UnknownGroupError(what, detail=f"groups: {', '.join(known) or 'none yet'}", group=group[:100])
     lags = []
-    for bounds in log.ends(state.topic):
-        committed = state.committed.get(bounds.partition, bounds.start)
-        lags.append(
-            Lag(
-                state.group,
-                state.topic,
-                bounds.partition,
-                committed,
-                bounds.end,
-                age_of_oldest(log, clock, state.topic, bounds.partition, max(committed, bounds.start)),
-                max(0, bounds.start - committed),
-                state.owners.get(bounds.partition),
-            )
-        )
+    for state in wanted:
+        for bounds in log.ends(state.topic):
+            partition, committed = bounds.partition, state.committed.get(bounds.partition, bounds.start)
+            behind = age_of_oldest(log, clock, state.topic, partition, max(committed, bounds.start))
+            gone, owner = max(0, bounds.start - committed), state.owners.get(partition)
+            lags.append(Lag(state.group, state.topic, partition, committed, bounds.end, behind, gone, owner))
     return lags
 
 
 def reset_group(log: Log, group: str, topic: str, to: Start, *, dry_run: bool = False) -> list[OffsetReset]:
-    """Move a group to a start; returns old and new offset per partition; changes nothing with `dry_run`."""
+    """Set the committed offsets of a group to a start; returns old and new offset per partition.
+
+    Args:
+        log: The log.
+        group: The group; none of its members may be running.
+        topic: The topic it reads.
+        to: "earliest", "latest", an offset or a time.
+        dry_run: Only return what would change.
+    """
     known: Mapping[int, int] = {}
-    with contextlib.suppress(UnknownGroupError, DamagedError):  # a reset makes the one and mends the other
+    with contextlib.suppress(UnknownGroupError, DamagedError):  # a reset creates the one and repairs the other
         known = log.groups.state(group, topic).committed
-    numbers = range(log.topic(topic).partitions)
-    resets = [OffsetReset(number, known.get(number), log.find_offset(topic, number, to)) for number in numbers]
+    resets = [OffsetReset(number, known.get(number), new) for number, new in find_offsets(log, topic, to).items()]
     if not dry_run:
         log.groups.reset(group, topic, {reset.partition: reset.new for reset in resets})
     return resets
+
+
+def find_offsets(log: Log, topic: str, start: Start, partitions: Sequence[int] | None = None) -> dict[int, int]:
+    """Returns the offset of a start in each of these partitions, or in all."""
+    numbers = range(log.topic(topic).partitions) if partitions is None else partitions
+    return {number: log.find_offset(topic, number, start) for number in numbers}
+
+
+def open_reader(
+    log: Log, topic: str, start: Start, stop: Start | None, partitions: Sequence[int] | None = None
+) -> TopicReader:
+    """Returns a reader from a start up to a stop: "end" for the events there are now, None to follow without an end."""
+    last = "latest" if stop == "end" else stop
+    positions = find_offsets(log, topic, start, partitions)
+    return TopicReader(log, topic, positions, None if last is None else find_offsets(log, topic, last, partitions))

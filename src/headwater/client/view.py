@@ -8,11 +8,11 @@ from typing import Any, Literal, TypedDict, Unpack, cast
 
 import pyarrow as pa
 
+from headwater.client.consumer import open_reader
 from headwater.events import Change, Event, Position, Receipt, Transaction, key_bytes
 from headwater.events.envelope import Receipts
 from headwater.log import Start
 from headwater.log.protocol import Log
-from headwater.log.reader import TopicReader
 from headwater.store import ViewTable
 from headwater.store.views.changes import ChangelogReader, read_snapshot, resolve_position, start_offset
 from headwater.store.views.view_query import ViewQuery, ViewSource, normalize_receipts
@@ -42,17 +42,17 @@ class TableReader:
 
     def rows(self) -> list[dict[str, Any]]:
         """Returns the current rows, in the order their keys first appeared."""
-        rows: dict[bytes, dict[str, Any]] = {}
-        for event in self._events("latest"):
-            _apply(rows, event)
-        return list(rows.values())
+        return list(self._read_rows().values())
 
     def get(self, key: Any) -> dict[str, Any] | None:
         """Returns the current row of a key; None when there is none."""
+        return self._read_rows().get(key_bytes(key))
+
+    def _read_rows(self) -> dict[bytes, dict[str, Any]]:
         rows: dict[bytes, dict[str, Any]] = {}
-        for event in self._events("latest"):
+        for event in self._events("end"):
             _apply(rows, event)
-        return rows.get(key_bytes(key))
+        return rows
 
     def changes(self, since: Position | None = None, stop: Start | None = "end") -> Iterator[Change]:
         """Yields every change as insert, update or delete with the row before and after.
@@ -64,7 +64,7 @@ class TableReader:
         rows: dict[bytes, dict[str, Any]] = {}
         seen: dict[int, int] = {}
         version = self._log.topic(self._topic).version
-        for event in self._events(None if stop is None else "latest" if stop == "end" else stop):
+        for event in self._events(stop):
             seen[event.partition] = event.offset
             change = self._to_change(rows, event, Position.of(self._topic, seen), version)
             here = Position.of(self._topic, {event.partition: event.offset})
@@ -96,10 +96,7 @@ class TableReader:
         )
 
     def _events(self, stop: Start | None) -> Iterator[Event]:
-        numbers = range(self._log.topic(self._topic).partitions)
-        positions = {number: self._log.find_offset(self._topic, number, "earliest") for number in numbers}
-        stops = None if stop is None else {n: self._log.find_offset(self._topic, n, stop) for n in numbers}
-        reader = TopicReader(self._log, self._topic, positions, stops)
+        reader = open_reader(self._log, self._topic, "earliest", stop)
         try:
             for batch in reader:
                 yield from (event for event in batch.events() if event.error is None)

@@ -32,13 +32,23 @@ from headwater.server.gateway import Gateway
 from headwater.server.limits import Limits
 from headwater.server.middleware import RequestGuard
 from headwater.server.problems import PROBLEM, headers_too_long, problem_bytes
-from headwater.server.routes import dashboard, events, frames, groups, node, openapi, topics, views
+from headwater.server.routes import openapi
+from headwater.server.routes.dashboard import DashboardRoutes
+from headwater.server.routes.events import EventRoutes
+from headwater.server.routes.frames import FrameRoutes
+from headwater.server.routes.groups import GroupRoutes
+from headwater.server.routes.node import NodeRoutes
+from headwater.server.routes.topics import TopicRoutes
+from headwater.server.routes.views import ViewRoutes
 
 __all__ = ["GuardedConnection", "WebServer", "connection_class", "make_app", "make_routes"]
 
 
+ROUTES: Final = [TopicRoutes, EventRoutes, FrameRoutes, GroupRoutes, ViewRoutes, DashboardRoutes, NodeRoutes]
+
+
 def make_routes(gateway: Gateway) -> FastAPI:
-    """Returns the routes without the middleware."""
+    """Returns an app with all routes, without the middleware."""
     app = FastAPI(
         title="Headwater",
         version=__version__,
@@ -47,20 +57,8 @@ def make_routes(gateway: Gateway) -> FastAPI:
         openapi_url="/api/openapi.json",
         redirect_slashes=False,
     )
-    for routes in (
-        topics.routes,
-        events.routes,
-        frames.routes,
-        events.follow_routes,
-        groups.routes,
-        views.routes,
-        views.change_routes,
-        views.sql_routes,
-        dashboard.routes,
-        node.routes,
-        node.page_routes,
-    ):
-        app.include_router(routes(gateway))
+    for routes in ROUTES:
+        app.include_router(routes(gateway).router())
     problems.install(app)
     openapi.install(app)
     return app

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -16,26 +15,25 @@ import pyarrow.parquet as pq
 from headwater.errors import BadOffsetError, UsageError
 from headwater.events import Event, values_of
 from headwater.events.values import format_moment, to_json_value
-from headwater.log import EventLog, LogBatch, Start
-from headwater.log.reader import TopicReader
+from headwater.log import LogBatch, Start
 from headwater.store.views.view_query import ViewResult, to_rows
 
 __all__ = [
     "ARROW",
     "CLOUD_EVENTS",
     "CSV",
-    "EVENT_STREAM",
     "JSON",
     "MEDIA_TYPES",
     "NDJSON",
     "PARQUET",
-    "ReadRange",
     "arrow_stream",
     "csv_lines",
     "encode_events",
     "encode_rows",
     "escape_newlines",
     "format_micros",
+    "parse_partitions",
+    "parse_positions",
     "parse_start",
 ]
 
@@ -43,7 +41,6 @@ JSON: Final = "application/json"
 NDJSON: Final = "application/x-ndjson"
 CLOUD_EVENTS: Final = "application/cloudevents-batch+json"
 ARROW: Final = "application/vnd.apache.arrow.stream"
-EVENT_STREAM: Final = "text/event-stream"
 _LINE_ENDS: Final = tuple((end.encode(), f"\\u{ord(end):04x}".encode()) for end in "\x85\u2028\u2029")
 _encode = msgspec.json.Encoder().encode
 
@@ -57,37 +54,19 @@ def parse_start(text: str) -> Start:
     return int(text)
 
 
-def parse_partitions(text: str | None, count: int) -> list[int]:
-    """Partitions out of a query such as "0,2"; all of them if it says nothing."""
+def parse_partitions(text: str | None) -> list[int] | None:
+    """Returns the partitions in a query such as "0,2"; None stands for all.
+
+    Raises:
+        UsageError: The text is not a list of numbers.
+    """
     if text is None:
-        return list(range(count))
+        return None
     parts = text.split(",")
     if not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
-        raise UsageError(f"{text[:40]!r} are no partitions", fix="partitions=0,2", parameter="partitions")
+        what = f"{text[:40]!r} is not a list of partitions"
+        raise UsageError(what, fix="partitions=0,2", parameter="partitions")
     return [int(part) for part in parts]
-
-
-@dataclass
-class ReadRange:
-    """What a request wants to read: from where, and up to where (None: for ever)."""
-
-    positions: dict[int, int]
-    stops: dict[int, int] | None
-
-    @classmethod
-    def parse(cls, log: EventLog, topic: str, start: str, stop: str | None, partitions: str | None) -> ReadRange:
-        """From the texts of a query."""
-        numbers = parse_partitions(partitions, log.topic(topic).partitions)
-        begin = parse_start(start)
-        positions = {number: log.find_offset(topic, number, begin) for number in numbers}
-        if stop is None:
-            return cls(positions, None)
-        end = parse_start("latest" if stop == "end" else stop)
-        return cls(positions, {number: log.find_offset(topic, number, end) for number in numbers})
-
-    def reader(self, log: EventLog, topic: str) -> TopicReader:
-        """Returns what reads it."""
-        return TopicReader(log, topic, self.positions, self.stops)
 
 
 def encode_events(batch: LogBatch) -> list[tuple[Event, bytes]]:

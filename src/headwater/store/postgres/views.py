@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from headwater.errors import SchemaConflictError, UnreachableError
-from headwater.log.notifier import Waiter
 from headwater.sql.postgres_pool import PostgresSession, literal, quote
 from headwater.store.columns import from_arrays, storage_columns
 from headwater.store.commit import ViewTable
@@ -121,9 +120,6 @@ class PostgresViewReader(ViewReader):
         if self._store.reader_pool is not None:
             return PostgresSandbox(self._store.reader_pool, limits, cancel, role=None)
         return PostgresSandbox(self._store.pool, limits, cancel, role=READER_ROLE)
-
-    def _watch(self) -> Waiter:
-        return self._store.watch()
 
     @contextlib.contextmanager
     def _session(self) -> Iterator[PostgresSession]:

@@ -11,7 +11,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from headwater.log.notifier import Waiter
 from headwater.store.columns import storage_columns
 from headwater.store.commit import ViewTable
 from headwater.store.protocol import QueryLimits, SqlResult, check_condition
@@ -95,9 +94,6 @@ class SqliteViewReader(ViewReader):
             parts.append("LIMIT ?")
             chunks = sandbox.query_chunks(" ".join(parts), (-1 if limit is None else limit,))
             return pa.concat_tables([table.schema.empty_table(), *(rows_to_table(table, rows) for rows in chunks)])
-
-    def _watch(self) -> Waiter:
-        return self._store.watch()
 
     @contextlib.contextmanager
     def _session(self) -> Iterator[sqlite3.Connection]:

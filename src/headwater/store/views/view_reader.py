@@ -1,4 +1,4 @@
-"""`ViewReader`: reads views in any store, reports their position, and waits for an event."""
+"""`ViewReader`: reads views in any store, their positions, and whether they include an event."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import pyarrow as pa
 
 from headwater.errors import BadQueryError, UnknownViewError
 from headwater.events import Position, values_of
-from headwater.log.notifier import Waiter
 from headwater.store.columns import storage_columns
 from headwater.store.commit import ViewTable
 from headwater.store.dialect import Session
@@ -132,23 +131,16 @@ class ViewReader(ABC):
             found[read.topic] = position if known is None else _slower_position(known, position)
         return found
 
-    def wait_for(
-        self,
-        name: str,
-        topic: str,
-        partition: int,
-        offset: int,
-        timeout: float,
-        producers: Mapping[str, str] | None = None,
+    def has_event(
+        self, name: str, topic: str, partition: int, offset: int, producers: Mapping[str, str] | None = None
     ) -> bool:
-        """Wait until a view includes an event; returns False after `timeout` seconds.
+        """Returns whether a view includes an event.
 
         Args:
             name: The view.
             topic: The event's topic, read by the view itself or by pipelines before it.
             partition: The event's partition.
             offset: The event's offset.
-            timeout: Seconds to wait.
             producers: Which pipeline writes which topic; without it, each writes the one of its own name.
 
         Raises:
@@ -156,12 +148,8 @@ class ViewReader(ABC):
             UnknownTopicError: Neither the view nor anything before it reads that topic.
         """
         path = EventPath(topic, partition, offset, producers)
-
-        def has_event() -> bool:
-            with self._session() as session:
-                return path.has_event(session, _require_view(session, name))
-
-        return path.wait(has_event, self._watch, timeout)
+        with self._session() as session:
+            return path.has_event(session, _require_view(session, name))
 
     @abstractmethod
     def close(self) -> None:
@@ -170,10 +158,6 @@ class ViewReader(ABC):
     @abstractmethod
     def _session(self) -> AbstractContextManager[Session]:
         """Yields a session that sees one snapshot of the store."""
-
-    @abstractmethod
-    def _watch(self) -> Waiter:
-        """Returns a notifier for every write to the store."""
 
 
 def _require_view(session: Session, name: str) -> ViewTable:
