@@ -19,15 +19,15 @@ from headwater.units import duration
 
 __all__ = ["Consumer", "Lag", "OffsetReset", "find_offsets", "group_lags", "open_reader", "reset_group"]
 
-_CHECK_INTERVAL = 0.1  # seconds between two looks at the group while events are at hand
+_CHECK_INTERVAL = 0.1  # seconds between checks of the group while events are buffered
 
 
 class Consumer:
     """A member of a consumer group; iterate over it, and `commit` after the events are processed.
 
-    Events that were delivered but not committed are delivered again after a crash or when their partition
-    moves to another member: at least once. The group's members share the partitions; one that dies is
-    noticed at once.
+    Events that were delivered but not committed are delivered again after a crash, or when their partition moves
+    to another member: at least once. The members of a group share the partitions. The partitions of a member that
+    dies are assigned to the others at once.
 
     Example:
         >>> import headwater as hw, tempfile
@@ -61,7 +61,7 @@ class Consumer:
         self._ready: deque[Event] = deque()
         self._uncommitted: dict[int, int] = {}
         self._checked_at = time.monotonic()
-        self._synced_at = -self._session  # the group may have changed before it was watched: look once
+        self._synced_at = -self._session  # sync once at first: the group may have changed before the watch began
         self._closed = False
 
     @property
@@ -115,7 +115,7 @@ class Consumer:
             if self._reader.positions:
                 for batch in self._reader.next(wait):
                     self._ready.extend(batch.events())
-            else:  # more members than partitions: only a change of the group brings something to read
+            else:  # more members than partitions: only a rebalance brings events
                 changed = self._group_changes.wait(wait)
                 if changed:
                     continue
@@ -155,8 +155,15 @@ class Consumer:
 class Lag:
     """The lag of one group in one partition.
 
-    `behind` is how long the oldest unread event has waited. `gone` is how many events it can no longer
-    read.
+    Attributes:
+        group: The group.
+        topic: The topic.
+        partition: The partition.
+        committed: The committed offset.
+        end: The next offset of the partition.
+        behind: How long the oldest unread event has waited.
+        gone: How many unread events retention has removed.
+        owner: The member that reads the partition.
     """
 
     group: str
@@ -170,7 +177,7 @@ class Lag:
 
     @property
     def events(self) -> int:
-        """Events (and idle markers) it has not read."""
+        """The number of unread events, idle markers included."""
         return self.end - self.committed
 
 
@@ -205,22 +212,25 @@ def group_lags(log: Log, clock: Clock, group: str | None = None) -> list[Lag]:
     return lags
 
 
-def reset_group(log: Log, group: str, topic: str, to: Start, *, dry_run: bool = False) -> list[OffsetReset]:
-    """Set the committed offsets of a group to a start; returns old and new offset per partition.
+def reset_group(
+    log: Log, group: str, topic: str, to: Start | Mapping[int, int], *, dry_run: bool = False
+) -> list[OffsetReset]:
+    """Set the committed offsets of a group; returns old and new offset per partition.
 
     Args:
         log: The log.
         group: The group; none of its members may be running.
         topic: The topic it reads.
-        to: "earliest", "latest", an offset or a time.
+        to: "earliest", "latest", an offset or a time; or an offset for each partition.
         dry_run: Only return what would change.
     """
     known: Mapping[int, int] = {}
     with contextlib.suppress(UnknownGroupError, DamagedError):  # a reset creates the one and repairs the other
         known = log.groups.state(group, topic).committed
-    resets = [OffsetReset(number, known.get(number), new) for number, new in find_offsets(log, topic, to).items()]
+    offsets = to if isinstance(to, Mapping) else find_offsets(log, topic, to)
+    resets = [OffsetReset(number, known.get(number), new) for number, new in offsets.items()]
     if not dry_run:
-        log.groups.reset(group, topic, {reset.partition: reset.new for reset in resets})
+        log.groups.reset(group, topic, dict(offsets))
     return resets
 
 

@@ -14,7 +14,7 @@ __all__ = ["NodeInfo", "PidFile", "find_node"]
 
 
 class NodeInfo(msgspec.Struct, frozen=True):
-    """A node as it describes itself in its folder's node.json."""
+    """The content of node.json: the running node of a data folder."""
 
     pid: int
     url: str
@@ -54,7 +54,7 @@ class PidFile:
 
 
 def find_node(folder: str | Path) -> NodeInfo | None:
-    """Returns the node that serves a folder now; None when there is none, or the last one died.
+    """Returns the node that serves a folder now; None if there is none.
 
     Example:
         >>> import tempfile

@@ -78,7 +78,7 @@ _PROBLEM_HEADERS: Final = [
 
 
 class GuardedConnection(H11Protocol):
-    """Uvicorn's connection with a timeout for headers; the application finds it in its scope's state."""
+    """Uvicorn's connection with a header timeout. The application finds it in `scope["state"]` and can abort it."""
 
     limits = Limits()
 
@@ -101,7 +101,7 @@ class GuardedConnection(H11Protocol):
             self._refuse(503, error)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget it."""
+        """Stop the header timeout."""
         self._stop_timer()
         super().connection_lost(exc)
 
@@ -114,13 +114,13 @@ class GuardedConnection(H11Protocol):
             self._start_timer()
 
     def on_response_complete(self) -> None:
-        """Wait for the next request of this client."""
+        """Start the header timeout if the next request has begun already."""
         super().on_response_complete()
         if self.conn.trailing_data[0]:
             self._start_timer()
 
     def send_400_response(self, msg: str) -> None:
-        """Say what was wrong with bytes that are no request."""
+        """Respond to bytes that are not a valid request."""
         error = sys.exc_info()[1]
         if isinstance(error, h11.RemoteProtocolError) and error.error_status_hint == 431:
             self._refuse(431, headers_too_long(self.limits.headers))
@@ -146,10 +146,10 @@ class GuardedConnection(H11Protocol):
     def _on_timeout(self) -> None:
         self._header_timer = None
         seconds = self.limits.header_timeout.total_seconds()
-        self._refuse(408, UsageError(f"no whole request came within {seconds:g} seconds"))
+        self._refuse(408, UsageError(f"no complete request arrived within {seconds:g} seconds"))
 
     def _refuse(self, status: int, error: HeadwaterError) -> None:
-        """Answer outside of the application and close; where an answer is not possible any more, just close."""
+        """Respond without the application and close the connection; abort if a response has begun."""
         if self.transport.is_closing():
             return
         body = problem_bytes(error, status)
@@ -164,20 +164,20 @@ class GuardedConnection(H11Protocol):
 
 
 def connection_class(limits: Limits) -> type[GuardedConnection]:
-    """Returns the connection class for these limits; uvicorn makes its instances itself."""
+    """Returns the connection class for these limits; uvicorn creates the instances."""
     return type("GuardedConnection", (GuardedConnection,), {"limits": limits})
 
 
-_DRAIN_TIMEOUT: Final = 8  # seconds for requests that are under way when the node stops
+_DRAIN_TIMEOUT: Final = 8  # seconds that running requests have when the node stops
 
 
 class WebServer(uvicorn.Server):
     """Serves a gateway on a socket.
 
     Args:
-        gateway: What is served.
-        hosts: Each `host:port` that requests may name.
-        on_ready: Called once it answers.
+        gateway: The gateway.
+        hosts: The values of the Host header that are accepted, as `host:port`.
+        on_ready: Called when the server accepts requests.
     """
 
     def __init__(self, gateway: Gateway, hosts: Iterable[str], on_ready: Callable[[], None]) -> None:
@@ -213,7 +213,7 @@ class WebServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def _handle_signals(self) -> Iterator[None]:
-        """Only the main thread can listen to signals."""
+        """Stop on SIGINT and SIGTERM; only the main thread can handle signals."""
         loop = asyncio.get_running_loop()
         mine = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
         for number in mine:
@@ -224,21 +224,21 @@ class WebServer(uvicorn.Server):
             for number in mine:
                 loop.remove_signal_handler(number)
 
-    # -- what uvicorn calls ----------------------------------------------------------------------------------------
+    # -- called by uvicorn -----------------------------------------------------------------------------------------
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to answer."""
+        """Accept requests."""
         await super().startup(sockets)
         self._on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End live streams first: uvicorn waits for every connection for a while, then closes the rest."""
+        """End live streams first, because uvicorn waits for every open request."""
         self._gateway.stop()
         await super().shutdown(sockets)
         for connection in list(self.server_state.connections):
             if isinstance(connection, GuardedConnection):
                 connection.abort()
-        await asyncio.sleep(0)  # only now they are closed
+        await asyncio.sleep(0)  # let the aborts take effect
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

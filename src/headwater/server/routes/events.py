@@ -154,13 +154,7 @@ class EventRoutes(Routes):
     def _open_reader(self, name: str, start: str, stop: str, partitions: str | None) -> TopicReader:
         return open_reader(self._log, name, parse_start(start), parse_start(stop), parse_partitions(partitions))
 
-    @Route(
-        "DELETE",
-        _PATH,
-        "Delete a key from a compacted topic",
-        body(Receipt),
-        (UnknownTopicError, BadKeyError),
-    )
+    @Route("DELETE", _PATH, "Delete a key from a compacted topic", body(Receipt), (UnknownTopicError, BadKeyError))
     async def delete(self, name: str, key: str) -> Response:
         """Appends a tombstone. A key of several columns is a JSON array."""
         return json_response(await self._threads.append(self._gateway.ingest.delete, name, key))

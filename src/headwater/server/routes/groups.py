@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from fastapi import Request, Response
 
-from headwater.client.consumer import Lag, group_lags, reset_group
+from headwater.client.consumer import OffsetReset, group_lags, reset_group
 from headwater.errors import (
     BadOffsetError,
     BadSettingError,
@@ -25,15 +25,7 @@ from headwater.server.gateway import Gateway, json_response
 from headwater.server.middleware import parse_json
 from headwater.server.notifier import Subscription
 from headwater.server.routes.openapi import Route, Routes, body, list_of
-from headwater.server.serializers.documents import (
-    CommitRequest,
-    GroupChangeDocument,
-    GroupChangeRequest,
-    JoinRequest,
-    LagDocument,
-    OffsetResetDocument,
-    ResetRequest,
-)
+from headwater.server.serializers import documents
 from headwater.server.serializers.responses import parse_start
 
 __all__ = ["GroupRoutes"]
@@ -60,11 +52,12 @@ class GroupRoutes(Routes):
         """Returns the owners and committed offsets per partition, for all groups on all topics."""
         return json_response({"groups": await self._threads.read(self._groups.states)})
 
-    @Route("GET", "/api/lag", "Get the lag of groups", list_of("lag", LagDocument), (UnknownGroupError,))
+    @Route("GET", "/api/lag", "Get the lag of groups", list_of("lag", documents.LagDocument), (UnknownGroupError,))
     async def lag(self, group: str | None = None) -> Response:
         """Returns per partition the number of unread events, and how long the oldest of them has waited."""
         lags = await self._threads.read(group_lags, self._log, self._log.clock, group)
-        return json_response({"lag": [_lag_document(lag) for lag in lags]})
+        rows = [vars(lag) | {"events": lag.events, "behind": lag.behind.total_seconds()} for lag in lags]
+        return json_response({"lag": [documents.LagDocument(**row) for row in rows]})
 
     @Route("GET", _PATH, "Get a group on a topic", body(GroupState), (UnknownGroupError,))
     async def state(self, group: str, topic: str) -> Response:
@@ -77,12 +70,12 @@ class GroupRoutes(Routes):
         "Join a group",
         body(Membership),
         (UnknownTopicError,),
-        request_body=body(JoinRequest),
+        request_body=body(documents.JoinRequest),
     )
     async def join(self, request: Request, group: str, topic: str) -> Response:
         """Returns the member's id, the group's generation, and the assigned partitions with their next offsets."""
         async with self._gateway.bodies.read(request) as data:
-            wanted = parse_json(data, JoinRequest)
+            wanted = parse_json(data, documents.JoinRequest)
         if not 0 < wanted.session <= _MAX_SESSION:
             what = f"session timeout {wanted.session:g} is out of range (more than 0, up to {_MAX_SESSION:g} seconds)"
             raise BadSettingError(what)
@@ -102,7 +95,7 @@ class GroupRoutes(Routes):
         "Renew a membership, and get its assignment",
         body(Membership),
         (UnknownGroupError, FencedError),
-        request_body=body(CommitRequest),
+        request_body=body(documents.CommitRequest),
     )
     async def sync(self, request: Request, group: str, topic: str, member: str) -> Response:
         """If the generation is unchanged, the assignment is too, and the response has no positions."""
@@ -114,7 +107,7 @@ class GroupRoutes(Routes):
         f"{_PATH}/members/{{member}}/commit",
         "Commit offsets",
         errors=(UnknownGroupError, FencedError, BadOffsetError),
-        request_body=body(CommitRequest),
+        request_body=body(documents.CommitRequest),
         status=204,
     )
     async def commit(self, request: Request, group: str, topic: str, member: str) -> Response:
@@ -135,7 +128,7 @@ class GroupRoutes(Routes):
         self, request: Request, group: str, topic: str, member: str
     ) -> tuple[Membership, dict[int, int]]:
         async with self._gateway.bodies.read(request) as data:
-            wanted = parse_json(data, CommitRequest)
+            wanted = parse_json(data, documents.CommitRequest)
         self._sessions.renew(member)
         return Membership(group, topic, member, wanted.generation, {}), wanted.offsets
 
@@ -157,20 +150,20 @@ class GroupRoutes(Routes):
         "POST",
         f"{_PATH}/changes",
         "Keep members alive, and wait for a change of the group",
-        body(GroupChangeDocument),
+        body(documents.GroupChangeDocument),
         (UnknownGroupError,),
-        request_body=body(GroupChangeRequest),
+        request_body=body(documents.GroupChangeRequest),
     )
     async def changes(self, request: Request, group: str, topic: str) -> Response:
         """Members whose connection is lost during the wait lose their partitions soon after."""
         async with self._gateway.bodies.read(request) as data:
-            wanted = parse_json(data, GroupChangeRequest)
+            wanted = parse_json(data, documents.GroupChangeRequest)
         await self._threads.read(self._groups.state, group, topic)
         self._sessions.renew(*wanted.members)
         with await self._notifier.watch_group(group, topic) as subscription:
             if wanted.mark == subscription.token and await self._wait_or_disconnect(request, subscription, wanted.wait):
                 self._sessions.expire_soon(*wanted.members)
-            return json_response(GroupChangeDocument(wanted.mark != subscription.token, subscription.token))
+            return json_response(documents.GroupChangeDocument(wanted.mark != subscription.token, subscription.token))
 
     async def _wait_or_disconnect(self, request: Request, subscription: Subscription, wait: float) -> bool:
         """Wait for a change; returns True if the client's connection was lost instead."""
@@ -191,46 +184,24 @@ class GroupRoutes(Routes):
         "POST",
         f"{_PATH}/offsets",
         "Set the committed offsets of a group",
-        list_of("moves", OffsetResetDocument),
+        list_of("moves", OffsetReset),
         (UnknownTopicError, RefusedError, BadOffsetError),
-        request_body=body(ResetRequest),
+        request_body=body(documents.ResetRequest),
     )
     async def reset(self, request: Request, group: str, topic: str) -> Response:
         """Refused while a member of the group is running. With `dry_run`, only returns what would change."""
         async with self._gateway.bodies.read(request) as data:
-            wanted = parse_json(data, ResetRequest)
+            wanted = parse_json(data, documents.ResetRequest)
         if (wanted.to is None) == (wanted.offsets is None):
             raise UsageError("a reset needs either to or offsets", fix='{"to": "earliest"} or {"offsets": {"0": 0}}')
+        to = parse_start(str(wanted.to)) if wanted.offsets is None else wanted.offsets
         if wanted.offsets is not None:
-            return await self._reset_offsets(group, topic, wanted.offsets, dry_run=wanted.dry_run)
-        to = parse_start(str(wanted.to))
+            await self._threads.read(self._check_offsets, topic, wanted.offsets)
         moves = await self._threads.append(reset_group, self._log, group, topic, to, dry_run=wanted.dry_run)
-        return json_response({"moves": [OffsetResetDocument(move.partition, move.old, move.new) for move in moves]})
-
-    async def _reset_offsets(self, group: str, topic: str, offsets: dict[int, int], *, dry_run: bool) -> Response:
-        await self._threads.read(self._check_offsets, topic, offsets)
-        states = await self._threads.read(self._groups.states)
-        known = next((s.committed for s in states if (s.group, s.topic) == (group, topic)), {})
-        if not dry_run:
-            await self._threads.append(self._groups.reset, group, topic, offsets)
-        return json_response({"moves": [OffsetResetDocument(p, known.get(p), new) for p, new in offsets.items()]})
+        return json_response({"moves": moves})
 
 
 async def _wait_for_disconnect(request: Request) -> None:
     """Return when the client's connection is lost."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-def _lag_document(lag: Lag) -> LagDocument:
-    return LagDocument(
-        lag.group,
-        lag.topic,
-        lag.partition,
-        lag.committed,
-        lag.end,
-        lag.events,
-        lag.behind.total_seconds(),
-        lag.gone,
-        lag.owner,
-    )

@@ -29,20 +29,7 @@ from headwater.server.gateway import json_response
 from headwater.server.middleware import parse_json
 from headwater.server.problems import http_problem
 from headwater.server.routes.openapi import Route, Routes, body, list_of
-from headwater.server.serializers.documents import (
-    CountsDocument,
-    DeviceClockDocument,
-    EndsDocument,
-    NewTopic,
-    OffsetDocument,
-    OverloadDocument,
-    RetentionDocument,
-    SchemaDocument,
-    SequencesDocument,
-    TopicDocument,
-    TopicSummary,
-    topic_document,
-)
+from headwater.server.serializers import documents
 from headwater.server.serializers.responses import parse_positions, parse_start
 from headwater.units import duration, size
 
@@ -61,17 +48,17 @@ class TopicRoutes(Routes):
 
     tag = "topics"
 
-    @Route("GET", "/api/topics", "List topics", list_of("topics", TopicSummary))
+    @Route("GET", "/api/topics", "List topics", list_of("topics", documents.TopicSummary))
     async def all(self) -> Response:
         """Returns all topics with the number of offsets they hold."""
         return json_response({"topics": await self._threads.read(self._read_summaries)})
 
-    def _read_summaries(self) -> list[TopicSummary]:
+    def _read_summaries(self) -> list[documents.TopicSummary]:
         summaries = []
         for name in self._log.topics():
             held = self._log.ends(name)
             summaries.append(
-                TopicSummary(
+                documents.TopicSummary(
                     name,
                     len(held),
                     sum(part.end - part.start for part in held),
@@ -85,31 +72,31 @@ class TopicRoutes(Routes):
         "POST",
         "/api/topics",
         "Create a topic, or update it to a definition",
-        body(TopicDocument),
+        body(documents.TopicDocument),
         (BadNameError, BadTypeError, SchemaConflictError, TopicExistsError),
-        request_body=body(NewTopic),
+        request_body=body(documents.NewTopic),
     )
     async def create(self, request: Request) -> Response:
         """An existing topic gets the given options and, if old events stay readable, the new type."""
         async with self._gateway.bodies.read(request) as data:
-            wanted = parse_json(data, NewTopic)
+            wanted = parse_json(data, documents.NewTopic)
             most = self._gateway.limits.partitions
             if wanted.partitions is not UNSET and wanted.partitions > most:
                 what = f"{wanted.partitions} partitions are more than this node allows"
                 raise BadSettingError(what, detail=f"a topic has at most {most}", limit=most)
             topic = await self._threads.append(lambda: self._log.create(topic_from_request(wanted)))
-        return json_response(topic_document(topic))
+        return json_response(documents.topic_document(topic))
 
-    @Route("GET", _PATH, "Get a topic's definition", body(TopicDocument), (UnknownTopicError,))
+    @Route("GET", _PATH, "Get a topic's definition", body(documents.TopicDocument), (UnknownTopicError,))
     async def get(self, name: str) -> Response:
         """Returns the options and the newest type."""
-        return json_response(topic_document(await self._threads.read(self._log.topic, name)))
+        return json_response(documents.topic_document(await self._threads.read(self._log.topic, name)))
 
     @Route(
         "GET",
         f"{_PATH}/schema",
         "Get a topic's type, the newest or of a version",
-        body(SchemaDocument) | body(None, JSON_SCHEMA) | body(None, ARROW_SCHEMA) | body(None, DDL),
+        body(documents.SchemaDocument) | body(None, JSON_SCHEMA) | body(None, ARROW_SCHEMA) | body(None, DDL),
         (UnknownTopicError,),
     )
     async def schema(self, request: Request, name: str, version: int | None = None) -> Response:
@@ -132,7 +119,7 @@ class TopicRoutes(Routes):
         "GET",
         f"{_PATH}/ends",
         "Get the offset range of each partition, now or after a change",
-        list_of("partitions", EndsDocument),
+        list_of("partitions", documents.EndsDocument),
         (UnknownTopicError,),
     )
     async def ends(self, name: str, known: str | None = None, wait: Annotated[float, Query(ge=0)] = 0) -> Response:
@@ -154,33 +141,39 @@ class TopicRoutes(Routes):
         "GET",
         f"{_PATH}/find",
         "Find the offset of a start in a partition",
-        body(OffsetDocument),
+        body(documents.OffsetDocument),
         (UnknownTopicError, BadOffsetError, BadTimeError),
     )
     async def find(self, name: str, partition: int = 0, start: str = "earliest") -> Response:
         """`start` is "earliest", "latest", an offset, or a time such as 2026-01-01T00:00:00Z or -10m."""
         offset = await self._threads.read(self._log.find_offset, name, partition, parse_start(start))
-        return json_response(OffsetDocument(partition, offset))
+        return json_response(documents.OffsetDocument(partition, offset))
 
-    @Route("GET", f"{_PATH}/counts", "Get the append counters of a topic", body(CountsDocument), (UnknownTopicError,))
+    @Route(
+        "GET",
+        f"{_PATH}/counts",
+        "Get the append counters of a topic",
+        body(documents.CountsDocument),
+        (UnknownTopicError,),
+    )
     async def counts(self, name: str) -> Response:
         """The counters are sums over all processes: offered = appended + duplicate + refused + dropped."""
-        return json_response(CountsDocument(await self._threads.read(self._log.counts, name)))
+        return json_response(documents.CountsDocument(await self._threads.read(self._log.counts, name)))
 
     @Route(
         "GET",
         f"{_PATH}/sequences",
         "Get the highest sequence of a producer per partition",
-        body(SequencesDocument),
+        body(documents.SequencesDocument),
         (UnknownTopicError,),
     )
     async def sequences(self, name: str, producer: str) -> Response:
         """The sequence is -1 in partitions to which the producer has appended nothing."""
         found = await self._threads.read(self._log.last_sequences, name, producer)
-        return json_response(SequencesDocument(producer, found))
+        return json_response(documents.SequencesDocument(producer, found))
 
 
-def topic_from_request(wanted: NewTopic) -> Topic:
+def topic_from_request(wanted: documents.NewTopic) -> Topic:
     """Returns the topic that a request describes, checked like one declared in Python."""
     schema = wanted.schema if isinstance(wanted.schema, str) else from_arrow_base64(wanted.schema.arrow)
     options: dict[str, Any] = {}
@@ -198,11 +191,11 @@ def topic_from_request(wanted: NewTopic) -> Topic:
 def _parse_option(name: str, value: Any) -> Any:
     if name in ("lateness", "idle", "ahead"):
         return _parse_duration(value)
-    if isinstance(value, DeviceClockDocument):
+    if isinstance(value, documents.DeviceClockDocument):
         return DeviceClock(value.column, value.sent, tuple(value.device), _parse_duration(value.limit))
-    if isinstance(value, RetentionDocument):
+    if isinstance(value, documents.RetentionDocument):
         return Retention(_parse_duration(value.time), None if value.size is None else size(value.size), value.force)
-    if isinstance(value, OverloadDocument):
+    if isinstance(value, documents.OverloadDocument):
         known = [policy.value for policy in WhenFull]
         if value.when_full not in known:
             what = f"unknown overload policy {value.when_full!r}"

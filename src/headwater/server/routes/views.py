@@ -280,18 +280,9 @@ def _row_headers(result: ViewResult, form: str) -> dict[str, str]:
 
 
 def _view_document(info: ViewInfo) -> ViewDocument:
-    return ViewDocument(
-        info.name,
-        info.kind,
-        info.version,
-        list(info.key),
-        to_ddl(info.schema),
-        info.window,
-        info.rows,
-        format_micros(info.watermark),
-        info.changes_topic,
-        b64encode(info.schema.serialize().to_pybytes()).decode(),
-    )
+    arrow = b64encode(info.schema.serialize().to_pybytes()).decode()
+    texts = {"schema": to_ddl(info.schema), "arrow": arrow, "watermark": format_micros(info.watermark)}
+    return ViewDocument(**vars(info) | {"key": list(info.key)} | texts)
 
 
 def _parse_limit(text: str) -> int:

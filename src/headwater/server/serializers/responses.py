@@ -1,4 +1,7 @@
-"""Encodes answers: rows of views as JSON, NDJSON, CSV, Arrow or Parquet; events as JSON, CloudEvents or Arrow."""
+"""Encodes responses: rows of views as JSON, NDJSON, CSV, Arrow or Parquet; events as JSON, CloudEvents or Arrow.
+
+Also parses the offsets and partitions in queries.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def parse_start(text: str) -> Start:
-    """Returns a start out of a query: "earliest", "latest", an offset or a time."""
+    """Returns the start in a query: "earliest", "latest", an offset or a time."""
     if not text.isdigit():
         return text
     if not text.isascii() or len(text) > 18:
@@ -70,7 +73,7 @@ def parse_partitions(text: str | None) -> list[int] | None:
 
 
 def encode_events(batch: LogBatch) -> list[tuple[Event, bytes]]:
-    """Each event of a batch, and the same as one line of JSON."""
+    """Returns each event of a batch with its JSON document, which is a single line."""
     if not batch.values.num_rows:
         return []
     values = batch.codec.to_json(batch.values)
@@ -81,7 +84,7 @@ def encode_events(batch: LogBatch) -> list[tuple[Event, bytes]]:
 
 
 def escape_newlines(document: bytes) -> bytes:
-    """Escape characters that some readers take for a line end (U+0085, U+2028, U+2029)."""
+    """Escape characters that some readers treat as line ends (U+0085, U+2028, U+2029)."""
     if b"\xc2\x85" in document or b"\xe2\x80" in document:
         for raw, escaped in _LINE_ENDS:
             document = document.replace(raw, escaped)
@@ -120,7 +123,7 @@ def arrow_stream(schema: pa.Schema, batches: Iterator[LogBatch]) -> Iterator[byt
 
 
 class _ChunkSink:
-    """A file that hands on what was written to it."""
+    """A file object that returns what was written to it, chunk by chunk."""
 
     closed = False
 
@@ -143,10 +146,10 @@ class _ChunkSink:
 
 
 def parse_positions(text: str) -> Mapping[int, int]:
-    """Next offset per partition out of an event id such as "0:13,1:7".
+    """Returns the next offset per partition from an event id such as "0:13,1:7".
 
     Raises:
-        BadOffsetError: It is something else.
+        BadOffsetError: The text is not such an id.
     """
     try:
         pairs = [part.split(":") for part in text.split(",")]
@@ -164,7 +167,7 @@ def parse_positions(text: str) -> Mapping[int, int]:
 CSV: Final = "text/csv; charset=utf-8"
 PARQUET: Final = "application/vnd.apache.parquet"
 MEDIA_TYPES: Final = {"json": JSON, "ndjson": NDJSON, "csv": CSV, "arrow": ARROW, "parquet": PARQUET}
-"""The media type of each ending."""
+"""The media type of each file name extension."""
 
 _CHUNK_ROWS: Final = 5_000  # rows
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "\n")
@@ -172,7 +175,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def format_micros(micros: int | None) -> str | None:
-    """Microseconds since 1970 as RFC 3339 text; None for a time beyond what can be written.
+    """Returns microseconds since 1970 as RFC 3339 text; None for a time after the year 9999.
 
     Example:
         >>> format_micros(0), format_micros(None)
@@ -185,7 +188,7 @@ def format_micros(micros: int | None) -> str | None:
 
 
 def encode_rows(result: ViewResult, form: str) -> Iterator[bytes]:
-    """Yields the rows as the bytes of a form, in pieces."""
+    """Yields the rows in a format of `MEDIA_TYPES`, in chunks."""
     return _ENCODERS[form](result)
 
 
@@ -208,7 +211,7 @@ def _encode_ndjson(result: ViewResult) -> Iterator[bytes]:
 
 
 def csv_lines(table: pa.Table, window: str | None = None) -> Iterator[str]:
-    r"""A table as CSV text; no text of it is taken for a formula by a program that opens it.
+    r"""Yields a table as CSV text. Text that a spreadsheet would read as a formula gets an apostrophe in front.
 
     Example:
         >>> "".join(csv_lines(pa.table({"name": ["=1+1", "ink"], "n": [-1, 2]})))
@@ -222,7 +225,7 @@ def csv_lines(table: pa.Table, window: str | None = None) -> Iterator[str]:
 
 
 def _flatten_window(table: pa.Table, window: str | None) -> pa.Table:
-    """Returns a window as two columns of their own."""
+    """Returns the table with the window as two columns: start and end."""
     columns: dict[str, Any] = {}
     for name in table.column_names:
         column = table.column(name).combine_chunks()
