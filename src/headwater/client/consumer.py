@@ -131,6 +131,8 @@ class Consumer:
         self._membership = self._log.groups.sync(known)
         if self._membership.generation == known.generation:
             return
+        # Partitions that stay keep the read position, which is ahead of the committed offset. Buffered events of lost
+        # partitions are dropped: their new owner delivers them.
         mine, was = self._membership.positions, self._reader.positions
         self._reader.positions = {p: was.get(p, offset) for p, offset in mine.items()}
         self._uncommitted = {p: offset for p, offset in self._uncommitted.items() if p in mine}

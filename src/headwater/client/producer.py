@@ -80,6 +80,7 @@ class Producer:
         row = self._encoder.encode_one(value, self._clock.micros(), key, **attributes)
         if self.id:
             self._assign_sequence(row, sequence)
+        # Appends are awaited in the order of their sends, so that the receipts of `flush` are in that order, too.
         if len(self._in_flight) >= _MAX_IN_FLIGHT:
             self._receipts.append(self._log.await_append(self._name, self._in_flight.popleft()))
         self._in_flight.append(self._log.begin_append(self._name, row))

@@ -220,7 +220,7 @@ class QueueMethods:
         self._clock = clock
         self._broker: Broker | None = None
         self._requester: Requester | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # held while broker or requester open, so that each opens once
 
     def create_queue(self, name: str, type_: object = None, /, **options: Unpack[QueueOptions]) -> Queue:
         """Create a queue, or update an existing one to this type and these options.
@@ -346,9 +346,7 @@ class QueueMethods:
     def close_queues(self) -> None:
         """Close the broker and the requester, if they were used."""
         with self._lock:
-            if self._requester is not None:
-                self._requester.close()
-                self._requester = None
-            if self._broker is not None:
-                self._broker.close()
-                self._broker = None
+            for opened in (self._requester, self._broker):
+                if opened is not None:
+                    opened.close()
+            self._requester = self._broker = None

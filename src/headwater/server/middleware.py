@@ -34,7 +34,7 @@ class RequestBodies:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self.buffered = 0
+        self.buffered = 0  # bytes; changed on the event loop only, so it needs no lock
 
     @contextlib.asynccontextmanager
     async def read(self, request: Request, limit: int | None = None) -> AsyncIterator[bytes]:
@@ -235,7 +235,7 @@ class _Exchange:
             given = message.setdefault("headers", [])
             names = {name for name, _ in given}
             message["headers"] = [*given, *(pair for pair in _ENCODED_HEADERS if pair[0] not in names)]
-            if self._body_pending:
+            if self._body_pending:  # a request on this connection would begin inside the unread body
                 message["headers"].append((b"connection", b"close"))
         elif not message.get("more_body", False):
             if self._body_pending:

@@ -82,6 +82,7 @@ class Node:
         self.limits = limits or Limits()
         self._store = store
         self.log = EventLog(folder, clock=clock, disk=disk)
+        # Lock before listening: a second node on the folder fails before it takes a port from anyone.
         with contextlib.ExitStack() as undo:
             undo.callback(self.log.close)
             self._pid_file = PidFile(self.log.disk, self.log.folder)
@@ -131,7 +132,7 @@ class Node:
 
         self._loop = asyncio.get_running_loop()
         self._server = WebServer(gateway, self._hosts, announce)
-        if self._stop_requested:
+        if self._stop_requested:  # `stop` was called before there was a server
             self._server.request_stop()
         await self._server.serve_until_stopped(self._socket)
 

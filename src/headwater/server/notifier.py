@@ -75,6 +75,7 @@ class Subscription:
 
     def _notify(self) -> None:
         self.changes += 1
+        # The new future comes first: a waiter that wakes up and takes `next_change` must not get the one that is done.
         change, self._next_change = self._next_change, self._loop.create_future()
         change.set_result(None)
 
@@ -110,9 +111,8 @@ class Notifier:
         return await self._get(("/store", None), make)
 
     async def _get(self, what: tuple[str, str | None], make: Callable[[], PollableWaiter]) -> Subscription:
-        return self._subscriptions.get(what) or await self._subscribe(what, make)
-
-    async def _subscribe(self, what: tuple[str, str | None], make: Callable[[], PollableWaiter]) -> Subscription:
+        if what in self._subscriptions:
+            return self._subscriptions[what]
         try:
             waiter = await self._threads.read(make)
         except FileNotFoundError:

@@ -65,35 +65,28 @@ def internal_error() -> HeadwaterError:
 
 def install(app: FastAPI) -> None:
     """Let the app render all errors as problem documents."""
-    app.add_exception_handler(HeadwaterError, _handle_headwater_error)
-    app.add_exception_handler(AnyHTTPException, _handle_http_error)
-    app.add_exception_handler(RequestValidationError, _handle_validation_error)
-    app.add_exception_handler(Exception, _handle_unexpected)
 
+    @app.exception_handler(HeadwaterError)
+    async def handle_headwater_error(_: Request, error: HeadwaterError) -> Response:
+        return problem_response(error)
 
-async def _handle_headwater_error(_: Request, error: Exception) -> Response:
-    assert isinstance(error, HeadwaterError)
-    return problem_response(error)
+    @app.exception_handler(AnyHTTPException)
+    async def handle_http_error(request: Request, error: AnyHTTPException) -> Response:
+        reported: Any = error.detail  # a `HeadwaterError` if it comes from `http_problem`
+        if not isinstance(reported, HeadwaterError):
+            what = _MESSAGES.get(error.status_code, str(error.detail))
+            reported = UsageError(what, detail=f"{request.method} {request.url.path}", fix="see /api/openapi.json")
+        return problem_response(reported, error.status_code, error.headers)
 
+    @app.exception_handler(RequestValidationError)
+    async def handle_validation_error(_: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"][1:])
+        what = f"invalid parameter {field!r}: {first['msg']}"
+        return problem_response(UsageError(what, fix="see /api/openapi.json", parameter=field))
 
-async def _handle_http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, AnyHTTPException)
-    reported: Any = error.detail
-    if not isinstance(reported, HeadwaterError):
-        what = _MESSAGES.get(error.status_code, str(error.detail))
-        reported = UsageError(what, detail=f"{request.method} {request.url.path}", fix="see /api/openapi.json")
-    return problem_response(reported, error.status_code, error.headers)
-
-
-async def _handle_validation_error(_: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    field = ".".join(str(part) for part in first["loc"][1:])
-    what = f"invalid parameter {field!r}: {first['msg']}"
-    return problem_response(UsageError(what, fix="see /api/openapi.json", parameter=field))
-
-
-async def _handle_unexpected(request: Request, error: Exception) -> Response:
-    # The path comes from the client: repr keeps control characters out of the diagnostics.
-    logger.error("%s %r failed", request.method, request.url.path, exc_info=error)
-    return problem_response(internal_error())
+    @app.exception_handler(Exception)
+    async def handle_unexpected(request: Request, error: Exception) -> Response:
+        # The path comes from the client: repr keeps control characters out of the diagnostics.
+        logger.error("%s %r failed", request.method, request.url.path, exc_info=error)
+        return problem_response(internal_error())

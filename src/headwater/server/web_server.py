@@ -235,6 +235,7 @@ class WebServer(uvicorn.Server):
         """End live streams first, because uvicorn waits for every open request."""
         self._gateway.stop()
         await super().shutdown(sockets)
+        # Connections that outlast the drain timeout would keep the process alive.
         for connection in list(self.server_state.connections):
             if isinstance(connection, GuardedConnection):
                 connection.abort()

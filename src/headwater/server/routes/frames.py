@@ -21,7 +21,6 @@ from headwater.errors import (
 )
 from headwater.events import Codec
 from headwater.events.envelope import Receipts
-from headwater.log import WriteBatch
 from headwater.log.open_topic import OpenTopic
 from headwater.log.wire import FRAMES_MEDIA_TYPE, RECEIPTS_MEDIA_TYPE, pack_frames, pack_receipts, unpack_batch
 from headwater.server.middleware import media_type, parse_json
@@ -62,7 +61,11 @@ class FrameRoutes(Routes):
     def _append(self, name: str, data: bytes) -> Receipts:
         topic = self._log.open_topic(name)
         rows = unpack_batch(data, lambda version: _codec_for(topic, version))
-        _check_rows(topic, rows)
+        if rows.partition is not None:
+            _check_partition(topic, rows.partition)
+        elif rows.producer and len(topic.partitions) > 1:
+            what = "a frame of a producer must name its partition"
+            raise BadEventError(what, detail="sequences are counted per partition; nothing was appended")
         return self._log.append(name, rows)
 
     @Route(
@@ -131,14 +134,6 @@ def _codec_for(topic: OpenTopic, version: int) -> Codec:
         what = f'topic "{topic.definition.name}" has no schema {version}'
         raise BadEventError(what, detail=f"it has 1 to {topic.definition.version}")
     return topic.codec_of(version)
-
-
-def _check_rows(topic: OpenTopic, rows: WriteBatch) -> None:
-    if rows.partition is not None:
-        _check_partition(topic, rows.partition)
-    elif rows.producer and len(topic.partitions) > 1:
-        what = "a frame of a producer must name its partition"
-        raise BadEventError(what, detail="sequences are counted per partition; nothing was appended")
 
 
 def _check_partition(topic: OpenTopic, partition: int) -> None:

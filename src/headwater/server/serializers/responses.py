@@ -170,6 +170,7 @@ MEDIA_TYPES: Final = {"json": JSON, "ndjson": NDJSON, "csv": CSV, "arrow": ARROW
 """The media type of each file name extension."""
 
 _CHUNK_ROWS: Final = 5_000  # rows
+# Spreadsheets read a cell that begins with one of these as a formula or skip the character.
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "\n")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
