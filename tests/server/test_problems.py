@@ -16,8 +16,7 @@ import headwater as hw
 from headwater import errors
 from headwater.errors import HeadwaterError, by_code
 from headwater.server import Node
-from headwater.server.gateway import Gateway
-from headwater.server.routes import node as node_routes
+from headwater.server.routes.node import NodeRoutes
 from tests.client.shop import fresh
 from tests.faults.faulty_disk import FailingDisk
 
@@ -57,13 +56,13 @@ def raising(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
             raise RuntimeError("password=hunter2")
         raise by_code()[code]("it failed", detail="because", fix="do this", number=7)
 
-    def routes(_: Gateway) -> APIRouter:
+    def router(_: NodeRoutes) -> APIRouter:
         router = APIRouter()
         router.add_api_route("/fail/{code}", fail)
         return router
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(node_routes, "routes", routes)
+        patch.setattr(NodeRoutes, "router", router)
         with (
             Node(tmp_path_factory.mktemp("raising"), port=0) as node,
             httpx.Client(base_url=node.url, trust_env=False) as web,

@@ -5,11 +5,17 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
-from headwater.errors import UnknownTopicError, UnknownViewError
+from headwater.errors import UnknownTopicError, UnknownViewError, ViewBehindError
+from headwater.events import Receipt
+from headwater.log import EventLog
 from headwater.store import InputRange, PipelineReport
+from headwater.store.views.store_views import StoreViews
+from headwater.store.views.view_query import ViewQuery
+from headwater.store.views.wait import EventWait
 from tests.store.given import BOTH, TOTALS, Runner
 
 STORES = BOTH
@@ -20,7 +26,18 @@ def upto(topic, end, start=0):
 
 
 def there(views, offset, **options):
-    return views.wait_for("totals", "orders", 0, offset, 0, **options)
+    return views.has_event("totals", "orders", 0, offset, **options)
+
+
+def event_wait(store, views, log, offset, timeout):
+    query = ViewQuery("totals", after=(Receipt("orders", 0, offset),), timeout=timeout)
+    return EventWait(StoreViews(log, lambda: (store, views), "here"), query)
+
+
+@pytest.fixture
+def log(tmp_path):
+    with EventLog(tmp_path / "log") as log:
+        yield log
 
 
 def test_a_view_that_read_past_the_event_has_it(store, views):
@@ -30,23 +47,61 @@ def test_a_view_that_read_past_the_event_has_it(store, views):
 
 def test_another_partition_is_not_there_yet(store, views):
     Runner(store).commit(inputs=upto("orders", 5))
-    assert not views.wait_for("totals", "orders", 1, 0, 0)
+    assert not views.has_event("totals", "orders", 1, 0)
 
 
-def test_the_commit_ends_the_wait(store, views):
+def test_a_poll_returns_the_seconds_left_until_the_view_has_the_event(store, views, log):
+    runner = Runner(store)
+    runner.commit(inputs=upto("orders", 5))
+    wait = event_wait(store, views, log, 5, timeout=30)
+    assert 0 < wait.poll() <= 30
+    runner.commit(inputs=upto("orders", 6, 5))
+    assert wait.poll() == 0
+
+
+def test_the_commit_ends_the_wait(store, views, log):
     runner = Runner(store)
     runner.commit(inputs=upto("orders", 5))
     threading.Timer(0.2, runner.commit, kwargs={"inputs": upto("orders", 10, 5)}).start()
     start = time.monotonic()
-    assert views.wait_for("totals", "orders", 0, 7, 30)
+    event_wait(store, views, log, 7, timeout=30).run()
     assert time.monotonic() - start < 10
 
 
-def test_a_wait_ends_with_its_time(store, views):
+def test_a_commit_before_the_watch_begins_ends_the_wait(store, views, log, monkeypatch):
+    runner, watch = Runner(store), store.watch
+    runner.commit(inputs=upto("orders", 5))
+
+    def commit_then_watch():
+        runner.commit(inputs=upto("orders", 10, 5))
+        return watch()
+
+    monkeypatch.setattr(store, "watch", commit_then_watch)
+    start = time.monotonic()
+    event_wait(store, views, log, 7, timeout=30).run()
+    assert time.monotonic() - start < 10
+
+
+def test_a_wait_begins_before_there_is_a_store(store, views, log):
+    Runner(store).commit(inputs=upto("orders", 5))
+    opened = []
+    threading.Timer(0.3, opened.append, [(store, views)]).start()
+    source = StoreViews(log, lambda: opened[0] if opened else None, "here")
+    monitored = SimpleNamespace(
+        store=None, has_events=lambda query: bool(opened) and source.has_events(query), behind_error=None
+    )
+    start = time.monotonic()
+    EventWait(monitored, ViewQuery("totals", after=(Receipt("orders", 0, 4),), timeout=30)).run()
+    assert 0.2 < time.monotonic() - start < 10
+
+
+def test_a_wait_ends_with_its_time(store, views, log):
     Runner(store).commit(inputs=upto("orders", 5))
     start = time.monotonic()
-    assert not views.wait_for("totals", "orders", 0, 5, 0.2)
+    with pytest.raises(ViewBehindError) as caught:
+        event_wait(store, views, log, 5, timeout=0.2).run()
     assert 0.15 < time.monotonic() - start < 5
+    assert (caught.value.data["view"], caught.value.data["after"]) == ("totals", "orders/0/5")
 
 
 def test_a_view_without_batches_is_known_by_its_report(store, views):
@@ -58,7 +113,7 @@ def test_a_view_without_batches_is_known_by_its_report(store, views):
 def test_a_topic_that_nobody_reads_is_told(store, views):
     Runner(store).commit(inputs=upto("orders", 5))
     with pytest.raises(UnknownTopicError):
-        views.wait_for("totals", "users", 0, 0, 0)
+        views.has_event("totals", "users", 0, 0)
 
 
 def test_an_unknown_view_is_told(store, views):

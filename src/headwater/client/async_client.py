@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar
 
 from headwater.client.client import Client, connect
 from headwater.client.consumer import Consumer
@@ -23,11 +23,18 @@ __all__ = ["AsyncClient", "AsyncConsumer", "AsyncProducer", "AsyncQueue", "conne
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+H = TypeVar("H", Consumer, Producer, OpenQueue)
 _CHUNK_SIZE = 500
 
 
+class _Run(Protocol):
+    """Runs a blocking call in a thread of the client."""
+
+    async def __call__(self, call: Callable[P, R], *args: P.args, **options: P.kwargs) -> R: ...
+
+
 def connect_async(where: str | Path | None = None, **options: Any) -> AsyncClient:
-    """Returns an asyncio client for the log in a folder, or for a node.
+    """Returns an asyncio client; parameters as in `connect`.
 
     Example:
         >>> import asyncio, tempfile
@@ -43,7 +50,7 @@ def connect_async(where: str | Path | None = None, **options: Any) -> AsyncClien
 
 
 class AsyncClient:
-    """`Client` for asyncio; has its own threads, so that waiting readers do not starve other code."""
+    """`Client` for asyncio. It has threads of its own: waiting readers do not block the loop's default executor."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
@@ -57,7 +64,7 @@ class AsyncClient:
         return await self._run(self.client.create_topic, name, type_, **options)
 
     async def send(self, topic: str, value: Any, *, key: Any = None, **attributes: Any) -> Receipt:
-        """Send one event; returns when it is safe."""
+        """Send one event and wait until it is as safe as the topic's durability promises."""
         return await self._run(self.client.send, topic, value, key=key, **attributes)
 
     async def send_many(self, topic: str, rows: Any, *, keys: Any = None) -> Receipts:
@@ -73,10 +80,9 @@ class AsyncClient:
     ) -> AsyncIterator[Event]:
         """Yields the events of a topic; with `stop=None` it follows without an end."""
         events = self.client.read(topic, start, stop, **options)
-        most = 1 if stop is None else _CHUNK_SIZE  # a follower must not wait for a full hand
-        while chunk := await self._run(_next_chunk, events, most):
-            for event in chunk:
-                yield event
+        # A follower takes events one by one: it would wait until a larger chunk is full.
+        async for event in _iterate(self._run, events, 1 if stop is None else _CHUNK_SIZE):
+            yield event
 
     def consumer(self, topic: str, *, group: str, **options: Any) -> AsyncConsumer:
         """Returns a member of a consumer group, for `async with`."""
@@ -87,11 +93,11 @@ class AsyncClient:
         return AsyncProducer(self._run, lambda: self.client.producer(topic, id=id))
 
     def queue(self, name: str, **options: Any) -> AsyncQueue:
-        """Returns a queue, for `async with`; options as of `Client.queue`."""
+        """Returns a queue, for `async with`; options as in `Client.queue`."""
         return AsyncQueue(self._run, lambda: self.client.queue(name, **options))
 
     async def create_queue(self, name: str, type_: object = None, /, **options: Any) -> Queue:
-        """Create a queue, or bring it up to this type and these options."""
+        """Create a queue, or update it to this type and these options."""
         return await self._run(self.client.create_queue, name, type_, **options)
 
     async def ask(self, subject: str, value: Any = None, **options: Any) -> Any:
@@ -116,88 +122,68 @@ class AsyncClient:
         await self.close()
 
 
-class AsyncConsumer:
-    """Like `Consumer`: `async for event in consumer`, `await consumer.commit()`."""
+class _AsyncHandle(Generic[H]):
+    """A consumer, producer or queue that is opened by `async with`; opening and closing run in threads, too."""
 
-    def __init__(self, run: Callable[..., Any], make: Callable[[], Consumer]) -> None:
+    def __init__(self, run: _Run, open_: Callable[[], H]) -> None:
         self._run = run
-        self._make = make
+        self._open: Callable[[], H] = open_
 
-    async def __aenter__(self) -> AsyncConsumer:
-        self._consumer: Consumer = await self._run(self._make)
+    async def __aenter__(self) -> Self:
+        self._opened: H = await self._run(self._open)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._run(self._consumer.close)
+        await self._run(self._opened.close)
 
-    async def __aiter__(self) -> AsyncIterator[Event]:
-        events = iter(self._consumer)
-        while chunk := await self._run(_next_chunk, events, 1):
-            yield chunk[0]
+
+class AsyncConsumer(_AsyncHandle[Consumer]):
+    """Like `Consumer`: `async for event in consumer`, `await consumer.commit()`."""
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return _iterate(self._run, iter(self._opened))
 
     async def poll(self, timeout: float = 0, most: int = _CHUNK_SIZE) -> list[Event]:
         """Returns up to `most` events; waits up to `timeout` seconds for the first."""
-        events: list[Event] = await self._run(self._consumer.poll, timeout, most)
-        return events
+        return await self._run(self._opened.poll, timeout, most)
 
     async def commit(self) -> None:
         """Commit everything delivered so far."""
-        await self._run(self._consumer.commit)
+        await self._run(self._opened.commit)
 
 
-class AsyncProducer:
+class AsyncProducer(_AsyncHandle[Producer]):
     """Like `Producer`: `await producer.send(...)`, `await producer.flush()`."""
-
-    def __init__(self, run: Callable[..., Any], make: Callable[[], Producer]) -> None:
-        self._run = run
-        self._make = make
-
-    async def __aenter__(self) -> AsyncProducer:
-        self._producer: Producer = await self._run(self._make)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._run(self._producer.close)
 
     async def send(self, value: Any, **attributes: Any) -> None:
         """Send one event; waits only when the append buffer is full."""
-        await self._run(self._producer.send, value, **attributes)
+        await self._run(self._opened.send, value, **attributes)
 
     async def flush(self) -> list[Receipt]:
-        """Wait until everything sent so far is safe."""
-        receipts: list[Receipt] = await self._run(self._producer.flush)
-        return receipts
+        """Wait until everything sent so far is as safe as the topic's durability promises."""
+        return await self._run(self._opened.flush)
 
 
-class AsyncQueue:
-    """Like `OpenQueue`: `await queue.publish(...)`, `async for message in queue`; a message's calls are short."""
+class AsyncQueue(_AsyncHandle[OpenQueue]):
+    """Like `OpenQueue`: `await queue.publish(...)`, `async for message in queue`.
 
-    def __init__(self, run: Callable[..., Any], make: Callable[[], OpenQueue]) -> None:
-        self._run = run
-        self._make = make
-
-    async def __aenter__(self) -> AsyncQueue:
-        self._queue: OpenQueue = await self._run(self._make)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._run(self._queue.close)
+    A message is the same object as in `OpenQueue`. Its `ack`, `nack` and `reject` are synchronous and short.
+    """
 
     async def publish(self, value: Any, **options: Any) -> PublishConfirm:
-        """Publish one message; done when it is safe."""
-        confirmed: PublishConfirm = await self._run(self._queue.publish, value, **options)
-        return confirmed
+        """Publish one message and wait until it is as safe as the queue's durability promises."""
+        return await self._run(self._opened.publish, value, **options)
 
     async def receive(self, timeout: float | None = 0) -> Message | None:
-        """Returns the next message; None after `timeout` seconds without any."""
-        message: Message | None = await self._run(self._queue.receive, timeout)
-        return message
+        """Returns the next message; None after `timeout` seconds without one."""
+        return await self._run(self._opened.receive, timeout)
 
-    async def __aiter__(self) -> AsyncIterator[Message]:
-        messages = iter(self._queue)
-        while chunk := await self._run(_next_chunk, messages, 1):
-            yield chunk[0]
+    def __aiter__(self) -> AsyncIterator[Message]:
+        return _iterate(self._run, iter(self._opened))
 
 
-def _next_chunk(events: Iterator[T], most: int) -> list[T]:
-    return list(islice(events, most))
+async def _iterate(run: _Run, items: Iterator[T], most: int = 1) -> AsyncIterator[T]:
+    """Yields the items of a blocking iterator; `most` items are taken per call of a thread."""
+    while chunk := await run(lambda: list(islice(items, most))):
+        for item in chunk:
+            yield item

@@ -6,26 +6,24 @@ implementations.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import pyarrow as pa
 
 from headwater.backends import open_log, open_views
-from headwater.client.consumer import Consumer, Lag, OffsetReset, group_lag, reset_group
-from headwater.client.producer import Producer
+from headwater.client.consumer import Consumer, Lag, OffsetReset, group_lags, open_reader, reset_group
+from headwater.client.producer import EncoderCache, Producer
 from headwater.client.queue import QueueMethods
 from headwater.client.view import TableReader, View
-from headwater.errors import BadEventError, BadSettingError, HeadwaterError, SourceLocation, UnknownGroupError
+from headwater.errors import BadSettingError, HeadwaterError, SourceLocation
 from headwater.events import Clock, Event, Receipt, SystemClock, from_row
 from headwater.events.envelope import Receipts
 from headwater.log import EventLog, LogBatch, Start, Topic
 from headwater.log.protocol import Log
-from headwater.log.reader import TopicReader
-from headwater.log.write_batch import EventEncoder
 from headwater.profiles import Profile, read_profile, redact
 from headwater.store import SqlResult
 from headwater.store.views.lag import PipelineLag, pipeline_lags
@@ -34,11 +32,9 @@ from headwater.units import duration
 
 __all__ = ["Client", "connect"]
 
-R = TypeVar("R")
-
 
 class Client(QueueMethods):
-    """Sends to and reads from topics; safe to share between threads. Made by `hw.connect`."""
+    """Sends to and reads from topics, views and queues; thread-safe. Created by `hw.connect`."""
 
     def __init__(
         self,
@@ -52,7 +48,7 @@ class Client(QueueMethods):
         folder = log.folder if isinstance(log, EventLog) else folder
         super().__init__(folder, queues, clock)
         self.log = log
-        self._encoders: dict[str, EventEncoder] = {}
+        self._encoders = EncoderCache(log, clock)
         self._views = views
 
     # -- topics --------------------------------------------------------------------------------------------------
@@ -79,7 +75,7 @@ class Client(QueueMethods):
         except HeadwaterError as error:
             error.location = error.location or location
             raise
-        self._encoders.pop(name, None)
+        self._encoders.remove(name)
         return topic
 
     def topics(self) -> list[str]:
@@ -90,15 +86,15 @@ class Client(QueueMethods):
         """Returns a topic's definition."""
         return self.log.topic(name)
 
-    # -- in ------------------------------------------------------------------------------------------------------
+    # -- write ---------------------------------------------------------------------------------------------------
 
     def send(self, topic: str, value: Any, *, key: Any = None, **attributes: Any) -> Receipt:
         """Send one event and wait until it is as safe as the topic's durability promises.
 
         Args:
-            topic: Where to.
+            topic: The topic.
             value: A dict, or an instance of the topic's type.
-            key: For topics without a key column; otherwise it fills the key column or must equal it.
+            key: The key, for topics without a key column; otherwise it fills the key column or must equal it.
             attributes: `id`, `occurred_at`, `sent_at`, `headers`, `traceparent`, `source`.
 
         Example:
@@ -108,16 +104,16 @@ class Client(QueueMethods):
             >>> client.send("orders", {"order_id": "a"}).offset
             0
         """
-        row = self._encode(topic, lambda incoming, now: incoming.encode_one(value, now, key, **attributes))
+        row = self._encoders.encode(topic, lambda encoder, now: encoder.encode_one(value, now, key, **attributes))
         return self.log.append_one(topic, row)
 
     def send_many(self, topic: str, rows: Any, *, keys: Sequence[Any] | None = None) -> Receipts:
         """Send many events at once; those of one partition are appended completely or not at all.
 
         Args:
-            topic: Where to.
+            topic: The topic.
             rows: Dicts or instances of the topic's type; an Arrow table or batch; a pandas or Polars frame.
-            keys: For topics without a key column: one per row.
+            keys: One key per row, for topics without a key column.
 
         Example:
             >>> import headwater as hw, tempfile
@@ -126,11 +122,15 @@ class Client(QueueMethods):
             >>> len(client.send_many("orders", [{"order_id": "a"}, {"order_id": "b"}]))
             2
         """
-        return self.log.append(topic, self._encode(topic, lambda incoming, now: incoming.encode_many(rows, keys, now)))
+        return self.log.append(
+            topic, self._encoders.encode(topic, lambda encoder, now: encoder.encode_many(rows, keys, now))
+        )
 
     def send_json(self, topic: str, lines: Sequence[bytes]) -> Receipts:
         """Send events given as JSON objects, one per line."""
-        return self.log.append(topic, self._encode(topic, lambda incoming, now: incoming.encode_json(lines, now)))
+        return self.log.append(
+            topic, self._encoders.encode(topic, lambda encoder, now: encoder.encode_json(lines, now))
+        )
 
     def delete(self, topic: str, key: Any) -> Receipt:
         """Delete a key from a compacted topic by appending a tombstone.
@@ -144,30 +144,14 @@ class Client(QueueMethods):
             >>> client.table("products").rows()
             []
         """
-        rows = self._encode(topic, lambda incoming, now: incoming.encode_tombstone(key, now))
+        rows = self._encoders.encode(topic, lambda encoder, now: encoder.encode_tombstone(key, now))
         return self.log.append(topic, rows)[0]
 
     def producer(self, topic: str, *, id: str | None = None) -> Producer:
         """Returns a producer that sends in the background; with an `id`, repeated sends are recognised."""
-        return Producer(self.log, self._clock, self._encoder(topic), id)
+        return Producer(self.log, self._clock, self._encoders.get(topic), id)
 
-    def _encode(self, topic: str, make: Callable[[EventEncoder, int], R]) -> R:
-        encoder = self._encoder(topic)
-        try:
-            return make(encoder, self._clock.micros())
-        except BadEventError:  # the type may have grown since this client looked
-            newest = self._encoder(topic, fresh=True)
-            if newest.topic.version == encoder.topic.version:
-                raise
-            return make(newest, self._clock.micros())
-
-    def _encoder(self, topic: str, *, fresh: bool = False) -> EventEncoder:
-        found = self._encoders.get(topic)
-        if found is None or fresh:
-            found = self._encoders[topic] = EventEncoder(self.log.topic(topic))
-        return found
-
-    # -- out -----------------------------------------------------------------------------------------------------
+    # -- read ----------------------------------------------------------------------------------------------------
 
     def read(
         self,
@@ -181,11 +165,11 @@ class Client(QueueMethods):
         """Yields the events of a topic, in order within each partition.
 
         Args:
-            topic: What to read.
+            topic: The topic.
             start: "earliest", "latest", an offset, or a time (the first offset at which event time reaches it).
-            stop: "end" for what is there now, an offset or a time (exclusive), or None to follow for ever.
-            partitions: Only these.
-            as_: The class to make of each value; dicts if left out.
+            stop: "end" for the events there are now, an offset or a time (exclusive), or None to follow without an end.
+            partitions: The partitions to read; all if left out.
+            as_: The class of the values; dicts if left out.
 
         Example:
             >>> import headwater as hw, tempfile
@@ -219,11 +203,7 @@ class Client(QueueMethods):
     def _batches(
         self, topic: str, start: Start, stop: Start | None, partitions: Sequence[int] | None
     ) -> Iterator[LogBatch]:
-        numbers = range(self.log.topic(topic).partitions) if partitions is None else partitions
-        positions = {number: self.log.find_offset(topic, number, start) for number in numbers}
-        last = None if stop is None else "latest" if stop == "end" else stop
-        stops = None if last is None else {number: self.log.find_offset(topic, number, last) for number in numbers}
-        reader = TopicReader(self.log, topic, positions, stops)
+        reader = open_reader(self.log, topic, start, stop, partitions)
         try:
             yield from reader
         finally:
@@ -241,11 +221,11 @@ class Client(QueueMethods):
         """Returns a member of a consumer group.
 
         Args:
-            topic: What to read.
-            group: Members of one group share the partitions.
-            start: Where a new group begins.
-            timeout: Iteration ends after this long without events; it waits for ever if left out.
-            session: A member that does not come back for more within this time loses its partitions.
+            topic: The topic.
+            group: The group's name; its members share the partitions.
+            start: Where a new group begins: "earliest", "latest", an offset or a time.
+            timeout: The time without events after which iteration ends; never if left out.
+            session: The session timeout. A member that does not read for this long loses its partitions.
         """
         wait = None if timeout is None else duration(timeout)
         return Consumer(self.log, topic, group, start=start, timeout=wait, session=duration(session))
@@ -262,20 +242,14 @@ class Client(QueueMethods):
             ...     [lag.events for lag in client.lag("billing")]
             [1]
         """
-        states = self.log.groups.states()
-        wanted = [state for state in states if group in (None, state.group)]
-        if group is not None and not wanted:
-            known = sorted({state.group for state in states})
-            what = f'no group "{group}"'
-            raise UnknownGroupError(what, detail=f"groups: {', '.join(known) or 'none yet'}", group=group)
-        return [lag for state in wanted for lag in group_lag(self.log, self._clock, state)]
+        return group_lags(self.log, self._clock, group)
 
     def reset(self, group: str, topic: str, to: Start, *, dry_run: bool = False) -> list[OffsetReset]:
         """Set the committed offsets of a group; with `dry_run`, only return what would change.
 
         Args:
-            group: None of its consumers may be running.
-            topic: What it reads.
+            group: The group; none of its consumers may be running.
+            topic: The topic it reads.
             to: "earliest", "latest", an offset or a time.
             dry_run: Change nothing.
         """
@@ -306,12 +280,12 @@ class Client(QueueMethods):
         """Run one SELECT over views and the system views hw_pipelines, hw_batches, hw_late, hw_quarantine.
 
         Args:
-            text: A query as SQLite takes it; it cannot write, and is ended when it takes too much.
-            parameters: Values for the question marks in it.
-            limit: So many rows at most; `complete` of the answer is false when there are more.
+            text: A query in the SQL of the store (SQLite, PostgreSQL). It cannot write; time and memory are limited.
+            parameters: The values of its `?` placeholders.
+            limit: The maximum number of rows; `complete` of the result is False if there are more.
 
         Raises:
-            BadQueryError: The text is wrong, does what it may not, or takes too much.
+            BadQueryError: The query is invalid, uses something forbidden, or exceeds a limit.
         """
         return self.view_source.sql(text, parameters, limit)
 
@@ -327,7 +301,7 @@ class Client(QueueMethods):
 
     @property
     def view_source(self) -> ViewSource:
-        """Where the views are: in the folder, or at the node."""
+        """The views: in the data folder, in a database, or at a node."""
         if self._views is None:
             self._views = _find_views(self.log)
         return self._views
@@ -353,7 +327,7 @@ def _find_views(log: Log) -> ViewSource:
     from headwater.log.http import HttpLog
 
     if not isinstance(log, HttpLog):
-        what = "it is not known where the views of this Kafka are kept"
+        what = "a Kafka URL does not say where the views are stored"
         raise BadSettingError(what, fix='hw.connect(profile="…"), with a profile that names log and store')
     return HttpViews(log.transport)
 
@@ -366,10 +340,11 @@ def connect(where: str | Path | None = None, *, profile: str | None = None, cloc
     """Returns a client for the log in a folder, on a node or on Kafka.
 
     Args:
-        where: A folder, a node's "http://127.0.0.1:8642", or "kafka://host:port"; if left out, the log of the profile.
+        where: A folder, a node's URL such as "http://127.0.0.1:8642", or "kafka://host:port"; the profile's log if left
+            out.
         profile: A profile of headwater.toml or pyproject.toml (default: `HEADWATER_PROFILE`; without one, the log is
             in the folder `HEADWATER_DATA`, else in ".headwater" here).
-        clock: What time it is, for tests.
+        clock: The clock, for tests.
 
     Example:
         >>> import tempfile
@@ -380,7 +355,7 @@ def connect(where: str | Path | None = None, *, profile: str | None = None, cloc
     if where in (None, ""):
         return _connect_profile(read_profile(profile), clock or SystemClock())
     if profile is not None:
-        what = "both a place and a profile are given, and each says where the log is"
+        what = "both an address and a profile are given, and each says where the log is"
         raise BadSettingError(what, fix=f'hw.connect(profile="{profile}")')
     address = str(where)
     if address.startswith(("http://", "https://")):
@@ -393,13 +368,13 @@ def connect(where: str | Path | None = None, *, profile: str | None = None, cloc
         return Client(KafkaLog(address, clock=clock), clock or SystemClock())
     if "://" in address:
         what = f"cannot connect to {redact(address)!r}"
-        forms = "it can be a folder, http://host:port or kafka://host:port"
+        forms = "the address is a folder, http://host:port or kafka://host:port"
         raise BadSettingError(what, detail=forms, fix='hw.connect(".headwater")')
     return Client(EventLog(address, clock=clock), clock or SystemClock())
 
 
 def _connect_profile(profile: Profile, clock: Clock) -> Client:
-    """A client for the log and the views of a profile."""
+    """Returns a client for the log, views and queues of a profile."""
     if profile.log is None and profile.store is None and profile.queues is None:
         return connect(profile.data_folder(), clock=clock)
     folder = Path(profile.data_folder())

@@ -5,29 +5,29 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 from headwater.errors import DamagedError, UnknownGroupError
 from headwater.events import Clock, Event
-from headwater.log import GroupState, Start
+from headwater.log import Start
 from headwater.log.protocol import Log
 from headwater.log.reader import TopicReader, age_of_oldest
 from headwater.units import duration
 
-__all__ = ["Consumer", "Lag", "OffsetReset", "group_lag", "reset_group"]
+__all__ = ["Consumer", "Lag", "OffsetReset", "find_offsets", "group_lags", "open_reader", "reset_group"]
 
-_CHECK_INTERVAL = 0.1  # seconds between two looks at the group while events are at hand
+_CHECK_INTERVAL = 0.1  # seconds between checks of the group while events are buffered
 
 
 class Consumer:
     """A member of a consumer group; iterate over it, and `commit` after the events are processed.
 
-    Events that were delivered but not committed are delivered again after a crash or when their partition
-    moves to another member: at least once. The group's members share the partitions; one that dies is
-    noticed at once.
+    Events that were delivered but not committed are delivered again after a crash, or when their partition moves
+    to another member: at least once. The members of a group share the partitions. The partitions of a member that
+    dies are assigned to the others at once.
 
     Example:
         >>> import headwater as hw, tempfile
@@ -61,7 +61,7 @@ class Consumer:
         self._ready: deque[Event] = deque()
         self._uncommitted: dict[int, int] = {}
         self._checked_at = time.monotonic()
-        self._synced_at = -self._session  # the group may have changed before it was watched: look once
+        self._synced_at = -self._session  # sync once at first: the group may have changed before the watch began
         self._closed = False
 
     @property
@@ -115,7 +115,7 @@ class Consumer:
             if self._reader.positions:
                 for batch in self._reader.next(wait):
                     self._ready.extend(batch.events())
-            else:  # more members than partitions: only a change of the group brings something to read
+            else:  # more members than partitions: only a rebalance brings events
                 changed = self._group_changes.wait(wait)
                 if changed:
                     continue
@@ -131,6 +131,8 @@ class Consumer:
         self._membership = self._log.groups.sync(known)
         if self._membership.generation == known.generation:
             return
+        # Partitions that stay keep the read position, which is ahead of the committed offset. Buffered events of lost
+        # partitions are dropped: their new owner delivers them.
         mine, was = self._membership.positions, self._reader.positions
         self._reader.positions = {p: was.get(p, offset) for p, offset in mine.items()}
         self._uncommitted = {p: offset for p, offset in self._uncommitted.items() if p in mine}
@@ -155,8 +157,15 @@ class Consumer:
 class Lag:
     """The lag of one group in one partition.
 
-    `behind` is how long the oldest unread event has waited. `gone` is how many events it can no longer
-    read.
+    Attributes:
+        group: The group.
+        topic: The topic.
+        partition: The partition.
+        committed: The committed offset.
+        end: The next offset of the partition.
+        behind: How long the oldest unread event has waited.
+        gone: How many unread events retention has removed.
+        owner: The member that reads the partition.
     """
 
     group: str
@@ -170,7 +179,7 @@ class Lag:
 
     @property
     def events(self) -> int:
-        """Events (and idle markers) it has not read."""
+        """The number of unread events, idle markers included."""
         return self.end - self.committed
 
 
@@ -183,33 +192,60 @@ class OffsetReset:
     new: int
 
 
-def group_lag(log: Log, clock: Clock, state: GroupState) -> list[Lag]:
-    """Returns the lag of a group in each partition of a topic."""
+def group_lags(log: Log, clock: Clock, group: str | None = None) -> list[Lag]:
+    """Returns the lag of one group, or of all groups, in each partition.
+
+    Raises:
+        UnknownGroupError: There is no such group.
+    """
+    states = log.groups.states()
+    wanted = [state for state in states if group in (None, state.group)]
+    if group is not None and not wanted:
+        known = sorted({state.group for state in states})
+        what = f'no group "{group[:100]}"'
+        raise UnknownGroupError(what, detail=f"groups: {', '.join(known) or 'none yet'}", group=group[:100])
     lags = []
-    for bounds in log.ends(state.topic):
-        committed = state.committed.get(bounds.partition, bounds.start)
-        lags.append(
-            Lag(
-                state.group,
-                state.topic,
-                bounds.partition,
-                committed,
-                bounds.end,
-                age_of_oldest(log, clock, state.topic, bounds.partition, max(committed, bounds.start)),
-                max(0, bounds.start - committed),
-                state.owners.get(bounds.partition),
-            )
-        )
+    for state in wanted:
+        for bounds in log.ends(state.topic):
+            partition, committed = bounds.partition, state.committed.get(bounds.partition, bounds.start)
+            behind = age_of_oldest(log, clock, state.topic, partition, max(committed, bounds.start))
+            gone, owner = max(0, bounds.start - committed), state.owners.get(partition)
+            lags.append(Lag(state.group, state.topic, partition, committed, bounds.end, behind, gone, owner))
     return lags
 
 
-def reset_group(log: Log, group: str, topic: str, to: Start, *, dry_run: bool = False) -> list[OffsetReset]:
-    """Move a group to a start; returns old and new offset per partition; changes nothing with `dry_run`."""
+def reset_group(
+    log: Log, group: str, topic: str, to: Start | Mapping[int, int], *, dry_run: bool = False
+) -> list[OffsetReset]:
+    """Set the committed offsets of a group; returns old and new offset per partition.
+
+    Args:
+        log: The log.
+        group: The group; none of its members may be running.
+        topic: The topic it reads.
+        to: "earliest", "latest", an offset or a time; or an offset for each partition.
+        dry_run: Only return what would change.
+    """
     known: Mapping[int, int] = {}
-    with contextlib.suppress(UnknownGroupError, DamagedError):  # a reset makes the one and mends the other
+    with contextlib.suppress(UnknownGroupError, DamagedError):  # a reset creates the one and repairs the other
         known = log.groups.state(group, topic).committed
-    numbers = range(log.topic(topic).partitions)
-    resets = [OffsetReset(number, known.get(number), log.find_offset(topic, number, to)) for number in numbers]
+    offsets = to if isinstance(to, Mapping) else find_offsets(log, topic, to)
+    resets = [OffsetReset(number, known.get(number), new) for number, new in offsets.items()]
     if not dry_run:
-        log.groups.reset(group, topic, {reset.partition: reset.new for reset in resets})
+        log.groups.reset(group, topic, dict(offsets))
     return resets
+
+
+def find_offsets(log: Log, topic: str, start: Start, partitions: Sequence[int] | None = None) -> dict[int, int]:
+    """Returns the offset of a start in each of these partitions, or in all."""
+    numbers = range(log.topic(topic).partitions) if partitions is None else partitions
+    return {number: log.find_offset(topic, number, start) for number in numbers}
+
+
+def open_reader(
+    log: Log, topic: str, start: Start, stop: Start | None, partitions: Sequence[int] | None = None
+) -> TopicReader:
+    """Returns a reader from a start up to a stop: "end" for the events there are now, None to follow without an end."""
+    last = "latest" if stop == "end" else stop
+    positions = find_offsets(log, topic, start, partitions)
+    return TopicReader(log, topic, positions, None if last is None else find_offsets(log, topic, last, partitions))

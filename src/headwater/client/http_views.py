@@ -22,25 +22,25 @@ from headwater.units import micros, moment
 __all__ = ["HttpViews"]
 
 _MSGPACK: Final = "application/msgpack"
-_MAX_WAIT: Final = 20.0  # seconds one request waits
+_MAX_WAIT: Final = 20.0  # seconds that one request waits; below the node's limit of 30
 
 
 class HttpViews:
-    """Behaves like `FolderViews`, at a node's address.
+    """Implements `ViewSource` over HTTP.
 
     Args:
-        transport: What carries requests to the node.
+        transport: Sends requests to the node; the node's log owns it.
     """
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
     def views(self) -> list[ViewInfo]:
-        """Returns all views, the system's own last."""
+        """Returns all views, system views last."""
         return [_parse_info(document) for document in self._transport.json("GET", "/api/views")["views"]]
 
     def read(self, query: ViewQuery) -> ViewResult:
-        """Rows of a view; the node waits for what they are to be after."""
+        """Returns rows of a view; the node waits until the view includes the events of `after`."""
         deadline = time.monotonic() + query.timeout
         while True:
             left = max(0.0, deadline - time.monotonic())
@@ -48,7 +48,7 @@ class HttpViews:
                 return self._read_once(replace(query, timeout=min(left, _MAX_WAIT)))
             except ViewBehindError as error:
                 if time.monotonic() < deadline:
-                    continue  # the node waits only so long for one request
+                    continue  # the node limits the wait of one request
                 error.what = error.what.rpartition(" after ")[0] + f" after {query.timeout:g} s"
                 raise
 
@@ -76,7 +76,7 @@ class HttpViews:
         return self._read_once(ViewQuery(name, limit=0)).definition
 
     def sql(self, text: str, parameters: Sequence[Any] = (), limit: int = 1000) -> SqlResult:
-        """Returns the answer to one SELECT over views and system views."""
+        """Returns the result of one SELECT over views and system views."""
         wanted = {"sql": text, "parameters": list(parameters), "limit": limit}
         answer = self._transport.call(
             "POST", "/api/sql", content=msgspec.msgpack.encode(wanted), media=_MSGPACK, wait=10
@@ -85,7 +85,7 @@ class HttpViews:
         return SqlResult(tuple(found["columns"]), [tuple(row) for row in found["rows"]], not found["truncated"])
 
     def close(self) -> None:
-        """Nothing: the log of the node has the connections."""
+        """Do nothing: the log owns the connections."""
 
 
 def _parse_info(document: dict[str, Any]) -> ViewInfo:

@@ -23,28 +23,28 @@ __all__ = ["OpenQueue", "PublishOptions", "QueueMethods", "to_seconds"]
 
 
 class PublishOptions(TypedDict, total=False):
-    """Options of a message."""
+    """The options of a published message."""
 
     id: str
-    """Says which message it is: a second one of the same id is not taken."""
+    """The message's id; a second message with the same id is dropped."""
     key: Any
-    """What it is about; if left out, it is taken from the queue's key field."""
+    """The key; the value of the queue's key field if left out."""
     routing_key: str
-    """What it is about, in words separated by dots, for groups that choose by pattern."""
+    """Words separated by dots, for groups that select messages by pattern."""
     headers: dict[str, str]
-    """Short texts by name."""
+    """Strings by name."""
     priority: int
-    """0 to 9; higher ones are handed out first."""
+    """0 to 9; messages with a higher priority are delivered first."""
     delay: str | timedelta
-    """Not handed out before this time has passed."""
+    """The time before the first delivery."""
     ttl: str | timedelta
-    """Dead after this time, if nobody has taken it."""
+    """The time to live; an undelivered message then becomes a dead letter."""
     traceparent: str
-    """The trace it belongs to."""
+    """The W3C trace that the message belongs to."""
 
 
 class OpenQueue:
-    """A queue, open for publishing and receiving. Made by `client.queue`; closing it requeues unsettled messages.
+    """A queue, open for publishing and receiving. Created by `client.queue`; closing it requeues unsettled messages.
 
     Example:
         >>> import headwater as hw, tempfile
@@ -83,7 +83,7 @@ class OpenQueue:
         """The queue's name."""
         return self.definition.name
 
-    # -- in ------------------------------------------------------------------------------------------------------
+    # -- publish---------------------------------------------------------------------------------------------------
 
     def publish(self, value: Any, **options: Unpack[PublishOptions]) -> PublishConfirm:
         """Publish one message and wait until it is as safe as the queue's durability promises.
@@ -94,7 +94,7 @@ class OpenQueue:
                 `traceparent`.
 
         Raises:
-            BadEventError: The value does not fit the queue's type; nothing was published.
+            BadEventError: The value does not match the queue's type; nothing was published.
             OverloadedError: The queue is full.
         """
         return self._broker.publish(self.name, self._to_messages([value], options))[0]
@@ -102,13 +102,13 @@ class OpenQueue:
     def publish_many(self, values: Iterable[Any], **options: Unpack[PublishOptions]) -> list[PublishConfirm]:
         """Publish many messages at once, much faster than one by one; `options` apply to each."""
         if "id" in options:
-            what = "several messages cannot have one id"
+            what = "several messages cannot have the same id"
             raise BadEventError(what, fix="queue.publish(value, id=…) for each", field="id")
         return self._broker.publish(self.name, self._to_messages(list(values), options))
 
     def _to_messages(self, values: Sequence[Any], options: PublishOptions) -> list[OutgoingMessage]:
         if unknown := sorted(set(options) - set(PublishOptions.__annotations__)):
-            known = f"it can have: {', '.join(PublishOptions.__annotations__)}"
+            known = f"attributes: {', '.join(PublishOptions.__annotations__)}"
             raise BadEventError(f"a message has no attribute {unknown[0]!r}", detail=known, field=unknown[0])
         delay, ttl, trace = options.get("delay"), options.get("ttl"), options.get("traceparent")
         same: dict[str, Any] = {
@@ -131,13 +131,13 @@ class OpenQueue:
         found = to_row(value).get(field) if given is None and field is not None else given
         return None if found is None else key_text(found)
 
-    # -- out -----------------------------------------------------------------------------------------------------
+    # -- receive--------------------------------------------------------------------------------------------------
 
     def receive(self, timeout: float | str | timedelta | None = 0) -> Message | None:
         """Returns the next message; None after `timeout` (in seconds, if it is a number).
 
         Args:
-            timeout: How long to wait; None waits for ever.
+            timeout: How long to wait; None waits without a limit.
         """
         found = self._open_receiver().receive(to_seconds(timeout), 1)
         return Message(self._open_receiver(), found[0], self._codec) if found else None
@@ -155,7 +155,7 @@ class OpenQueue:
             self._receiver = self._broker.receiver(self.name, self._group, worker=worker, prefetch=self._prefetch)
         return self._receiver
 
-    # -- around --------------------------------------------------------------------------------------------------
+    # -- inspect -------------------------------------------------------------------------------------------------
 
     def counts(self) -> list[GroupCounts]:
         """Returns the counts of each group."""
@@ -166,14 +166,14 @@ class OpenQueue:
         return self._broker.dead_letters(self.name, group)
 
     def redrive(self, letters: Iterable[DeadLetter] | None = None, *, edit: Mapping[str, Any] | None = None) -> int:
-        """Redrive dead letters for another round of attempts; returns how many there were.
+        """Return dead letters to their groups for another round of attempts; returns how many.
 
         Args:
-            letters: Which; all of them, if left out.
-            edit: New values for fields of their messages; `a.b` is the field `b` in `a`.
+            letters: The dead letters; all of them if left out.
+            edit: New values for fields of the messages; `a.b` is the field `b` in `a`.
 
         Raises:
-            BadEventError: A message would not fit the queue's type after the edit; none was put back.
+            BadEventError: A message does not match the queue's type after the edit; none was redriven.
         """
         chosen = list(self.dead_letters() if letters is None else letters)
         return self._broker.redrive(self.name, [edit_message(self.definition, letter, edit or {}) for letter in chosen])
@@ -211,7 +211,7 @@ class QueueMethods:
     Args:
         folder: The data folder; None for a client that has none.
         queues: The broker's URL; None for queues in the data folder.
-        clock: What time it is.
+        clock: The clock.
     """
 
     def __init__(self, folder: Path | None, queues: str | None, clock: Clock) -> None:
@@ -220,14 +220,14 @@ class QueueMethods:
         self._clock = clock
         self._broker: Broker | None = None
         self._requester: Requester | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # held while broker or requester open, so that each opens once
 
     def create_queue(self, name: str, type_: object = None, /, **options: Unpack[QueueOptions]) -> Queue:
         """Create a queue, or update an existing one to this type and these options.
 
         Args:
             name: Letters, digits, `.`, `_`, `-`.
-            type_: The type of its values; without one, any dict that JSON can hold is taken.
+            type_: The type of the values; any dict that JSON can represent if left out.
             options: See `QueueOptions`.
 
         Example:
@@ -261,10 +261,10 @@ class QueueMethods:
 
         Args:
             name: Which one.
-            group: For which group to receive; the first, if left out.
-            as_: The class to make of each value; dicts if left out.
-            prefetch: How many messages may be received and not yet settled at a time.
-            timeout: Iteration ends after this long without messages; it waits for ever if left out.
+            group: The group to receive for; the first if left out.
+            as_: The class of the values; dicts if left out.
+            prefetch: The maximum number of unsettled messages.
+            timeout: The time without messages after which iteration ends; never if left out.
 
         Raises:
             UnknownQueueError: There is no such queue.
@@ -272,27 +272,26 @@ class QueueMethods:
         wait = None if timeout is None else duration(timeout)
         return OpenQueue(self.broker, name, group=group, as_=as_, prefetch=prefetch, timeout=wait)
 
-    # -- questions -----------------------------------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------------------------
 
     def ask(
         self, subject: str, value: Any = None, *, timeout: float | str | timedelta = 5, as_: type | None = None
     ) -> Any:
-        """Send a request and wait for the answer; `@app.answer(subject)` declares the function.
+        """Send a request and wait for the reply of the function declared with `@app.answer(subject)`.
 
-        Nothing is kept: the function is called at most once, and not at all when the time is over before
-        its turn.
+        Requests are not stored: the function is called at most once, and not at all if the timeout passes first.
 
         Args:
-            subject: What the question is about, such as "prices.quote".
-            value: What the function is called with.
-            timeout: How long to wait, in seconds if it is a number.
-            as_: The class to make of the answer.
+            subject: The subject, such as "prices.quote".
+            value: The argument of the function.
+            timeout: How long to wait; a number is in seconds.
+            as_: The class of the reply; plain values if left out.
 
         Raises:
-            NoAnswerError: There was no answer in time.
-            AnswerFailedError: The function that answers raised an error; `data` has its type, message and stack.
-            OverloadedError: Too many questions wait.
-            UnreachableError: The RabbitMQ through which questions go is away; the function may have run.
+            NoAnswerError: No reply came within the timeout.
+            AnswerFailedError: The function raised an error; `data` has its type, message and stack.
+            OverloadedError: Too many requests are waiting.
+            UnreachableError: The connection to RabbitMQ was lost; the function may have run.
 
         Example:
             >>> import headwater as hw, tempfile
@@ -307,13 +306,13 @@ class QueueMethods:
     def ask_all(
         self, subject: str, values: Iterable[Any], *, timeout: float | str | timedelta = 5, as_: type | None = None
     ) -> Replies:
-        """Send several requests at the same time and collect the answers.
+        """Send several requests at the same time and collect the replies.
 
         Args:
-            subject: What the questions are about.
-            values: What the function is called with, for each question.
-            timeout: How long to wait for all of them, in seconds if it is a number.
-            as_: The class to make of each answer.
+            subject: The subject of all requests.
+            values: The argument of the function, for each request.
+            timeout: How long to wait for all replies; a number is in seconds.
+            as_: The class of the replies; plain values if left out.
         """
         return ask_all(self._open_requester(), subject, list(values), to_seconds(timeout) or 0.0, as_)
 
@@ -331,7 +330,7 @@ class QueueMethods:
 
     @property
     def broker(self) -> Broker:
-        """The broker: that of the folder, or of the profile."""
+        """The broker of the data folder or of the profile."""
         with self._lock:
             if self._broker is None:
                 self._broker = open_broker(self._queues or str(self._require_folder()), self._clock)
@@ -339,7 +338,7 @@ class QueueMethods:
 
     def _require_folder(self) -> Path:
         if self._folder is None:
-            what = "queues and questions are not served over this connection"
+            what = "this connection has no queues and requests"
             detail = "a node serves topics and views; queues are in the data folder, or at the broker of a profile"
             raise BadSettingError(what, detail=detail, fix='hw.connect(".headwater"), with the data folder')
         return self._folder
@@ -347,9 +346,7 @@ class QueueMethods:
     def close_queues(self) -> None:
         """Close the broker and the requester, if they were used."""
         with self._lock:
-            if self._requester is not None:
-                self._requester.close()
-                self._requester = None
-            if self._broker is not None:
-                self._broker.close()
-                self._broker = None
+            for opened in (self._requester, self._broker):
+                if opened is not None:
+                    opened.close()
+            self._requester = self._broker = None

@@ -8,11 +8,11 @@ from typing import Any, Literal, TypedDict, Unpack, cast
 
 import pyarrow as pa
 
+from headwater.client.consumer import open_reader
 from headwater.events import Change, Event, Position, Receipt, Transaction, key_bytes
 from headwater.events.envelope import Receipts
 from headwater.log import Start
 from headwater.log.protocol import Log
-from headwater.log.reader import TopicReader
 from headwater.store import ViewTable
 from headwater.store.views.changes import ChangelogReader, read_snapshot, resolve_position, start_offset
 from headwater.store.views.view_query import ViewQuery, ViewSource, normalize_receipts
@@ -42,29 +42,29 @@ class TableReader:
 
     def rows(self) -> list[dict[str, Any]]:
         """Returns the current rows, in the order their keys first appeared."""
-        rows: dict[bytes, dict[str, Any]] = {}
-        for event in self._events("latest"):
-            _apply(rows, event)
-        return list(rows.values())
+        return list(self._read_rows().values())
 
     def get(self, key: Any) -> dict[str, Any] | None:
         """Returns the current row of a key; None when there is none."""
+        return self._read_rows().get(key_bytes(key))
+
+    def _read_rows(self) -> dict[bytes, dict[str, Any]]:
         rows: dict[bytes, dict[str, Any]] = {}
-        for event in self._events("latest"):
+        for event in self._events("end"):
             _apply(rows, event)
-        return rows.get(key_bytes(key))
+        return rows
 
     def changes(self, since: Position | None = None, stop: Start | None = "end") -> Iterator[Change]:
         """Yields every change as insert, update or delete with the row before and after.
 
         Args:
-            since: The position of the last change seen; from the beginning if left out.
-            stop: "end" for the changes there are now, None to follow for ever.
+            since: The position of the last change seen; all changes if left out.
+            stop: "end" for the changes there are now, None to follow without an end.
         """
         rows: dict[bytes, dict[str, Any]] = {}
         seen: dict[int, int] = {}
         version = self._log.topic(self._topic).version
-        for event in self._events(None if stop is None else "latest" if stop == "end" else stop):
+        for event in self._events(stop):
             seen[event.partition] = event.offset
             change = self._to_change(rows, event, Position.of(self._topic, seen), version)
             here = Position.of(self._topic, {event.partition: event.offset})
@@ -96,10 +96,7 @@ class TableReader:
         )
 
     def _events(self, stop: Start | None) -> Iterator[Event]:
-        numbers = range(self._log.topic(self._topic).partitions)
-        positions = {number: self._log.find_offset(self._topic, number, "earliest") for number in numbers}
-        stops = None if stop is None else {n: self._log.find_offset(self._topic, n, stop) for n in numbers}
-        reader = TopicReader(self._log, self._topic, positions, stops)
+        reader = open_reader(self._log, self._topic, "earliest", stop)
         try:
             for batch in reader:
                 yield from (event for event in batch.events() if event.error is None)
@@ -115,31 +112,31 @@ def _apply(rows: dict[bytes, dict[str, Any]], event: Event) -> None:
 
 
 class ReadOptions(TypedDict, total=False):
-    """Options of a read of a view."""
+    """The options of a read of a view."""
 
     after: Receipt | Receipts | Iterable[Receipt] | str | None
-    """Wait until the view has taken in this event, or these; text is topic/partition/offset."""
+    """Wait until the view includes this event, or these; text is topic/partition/offset."""
     timeout: float | str | timedelta
-    """How long to wait for that: seconds, or text such as "1 minute"; 10 seconds if left out."""
+    """How long to wait for `after`: seconds, or text such as "1 minute"; 10 seconds if left out."""
     where: str | None
-    """Only rows that meet this condition in SQL, such as "n > 10 and category = 'books'"."""
+    """A condition in SQL that the rows meet, such as "n > 10 and category = 'books'"."""
     key: Any
-    """Only the row with this key: a value, several in the order of the view's key, or a dict."""
+    """The key of one row: a value, several in the order of the view's key, or a dict."""
     limit: int | None
-    """So many rows at most."""
+    """The maximum number of rows."""
     as_of: datetime | str | None
-    """As the view was then: a time, or text such as "-10m"."""
+    """A moment in the past, or text such as "-10m"; the rows are those of that moment."""
     open: bool | None
-    """Only rows of windows that are still open (True), or of closed ones (False)."""
+    """Rows of open windows (True) or of closed ones (False)."""
     order: Iterable[str] | None
-    """Columns to sort by, with "-" before one that falls; the order of the key, if left out."""
+    """Columns to sort by, with "-" before a descending one; the key's columns if left out."""
 
 
 class View:
-    """A table with one row per key, kept up to date by a pipeline. Made by `client.view`.
+    """A table with one row per key, kept up to date by a pipeline. Created by `client.view`.
 
-    A view of a window has rows of windows that are still open, too: they may change. `open_windows` has only those, and
-    `rows(open=False)` only those that are done.
+    A windowed view also has rows of open windows, which may still change. `open_windows` returns only these,
+    `rows(open=False)` only final ones.
 
     Example:
         >>> import headwater as hw, tempfile
@@ -165,9 +162,9 @@ class View:
 
         Raises:
             UnknownViewError: There is no such view.
-            BadQueryError: The condition is wrong or takes too much, or a column is not there.
-            UnknownTopicError: The view does not read the topic of the event it is to wait for.
-            ViewBehindError: It had not taken that event in when the time was over.
+            BadQueryError: The condition is invalid or exceeds a limit, or a column does not exist.
+            UnknownTopicError: The view does not read the topic of an event of `after`.
+            ViewBehindError: The view did not include the events of `after` within the timeout.
         """
         return self._source.read(self._query(options)).rows()
 
@@ -186,7 +183,7 @@ class View:
         return found[0] if found else None
 
     def open_windows(self) -> list[dict[str, Any]]:
-        """Returns the rows whose windows are open: more events may arrive for them."""
+        """Returns the rows whose windows are open: they may still change."""
         return self.rows(open=True)
 
     def changes(
@@ -195,13 +192,13 @@ class View:
         """Yields each change with the row before and after, in commit order.
 
         Args:
-            since: The position of the last change seen, or "latest"; from the beginning if left out.
-            follow: Go on for ever; else stop at the changes there are now.
-            snapshot: Begin with all rows as they are, as changes with the op "read", and go on behind them.
+            since: The position of the last change seen, or "latest"; all changes if left out.
+            follow: Wait for further changes without an end; otherwise stop after the changes there are now.
+            snapshot: Begin with the current rows, as changes with the op "read"; later changes follow.
 
         Raises:
             UnknownViewError: There is no such view.
-            RefusedError: The view was built anew since: its changes do not go on from there.
+            RefusedError: The view was rebuilt since that position, so its changes do not continue there.
         """
         table = self._definition()
         if snapshot:

@@ -1,8 +1,7 @@
 """The gateway: the log and the views over HTTP, for programs and browsers on this machine.
 
-Requests come in through middleware that checks origin, host and size. Events, receipts, live streams and
-problem documents go out. `Node` (node.py) is the process around it; enter there, then gateway.py,
-web_server.py and `routes`.
+Requests pass middleware that checks origin, host and size. Responses are events, receipts, live streams and problem
+documents. Enter at `Node` (node.py), then read gateway.py, web_server.py and `routes`.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _MODULES = {"DEFAULT_PORT": "node", "Node": "node", "NodeInfo": "pid_file", "fin
 
 
 def __getattr__(name: str) -> Any:
-    """Loaded on first use: who only asks whether a node runs needs no web server."""
+    """Load names on first use: a process that only looks for a running node needs no web server."""
     if name not in _MODULES:
         message = f"module 'headwater.server' has no attribute {name!r}"
         raise AttributeError(message)

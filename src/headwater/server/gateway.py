@@ -1,13 +1,11 @@
-"""The gateway: what the routes share, and group members of remote clients.
-
-A remote member that sends no heartbeat loses its partitions.
-"""
+"""The gateway: what the routes share, and the group members of remote clients."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -15,6 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 from fastapi import Response
+from fastapi.responses import StreamingResponse
 
 from headwater.backends import open_views
 from headwater.errors import HeadwaterError
@@ -25,9 +24,10 @@ from headwater.server.limits import Limits, ThreadLimits
 from headwater.server.middleware import RequestBodies
 from headwater.server.notifier import Notifier
 from headwater.server.serializers.requests import EventIngest
+from headwater.server.sse import EventStream
 from headwater.store.status import read_engine_status
 
-__all__ = ["Gateway", "GroupSessions", "json_response"]
+__all__ = ["Gateway", "GroupSessions", "json_response", "stream_response"]
 
 logger = logging.getLogger("headwater.server")
 _CHECK_INTERVAL = 0.5  # seconds
@@ -40,7 +40,10 @@ class _Session:
 
 
 class GroupSessions:
-    """The members that joined over HTTP; the log's own session timeout applies in addition."""
+    """The group members that joined over HTTP. A member that sends no heartbeat loses its partitions.
+
+    All calls run on the event loop, so there is no lock. The log's own session timeout applies in addition.
+    """
 
     def __init__(self, log: EventLog, threads: ThreadLimits, limits: Limits) -> None:
         self._log = log
@@ -54,22 +57,22 @@ class GroupSessions:
         return len(self._sessions)
 
     def add(self, membership: Membership) -> None:
-        """Keep a new member alive for one session."""
+        """Start the session of a new member."""
         self._sessions[membership.member] = _Session(membership, time.monotonic() + self._timeout)
         if self._expiry_task is None or self._expiry_task.done():
             self._expiry_task = asyncio.create_task(self._expire())
 
-    def renew(self, member: str) -> None:
-        """Renew the session of this member."""
-        known = self._sessions.get(member)
-        if known is not None:
-            known.expires_at = time.monotonic() + self._timeout
+    def renew(self, *members: str) -> None:
+        """Restart the session timeout of these members; unknown ones are ignored."""
+        for member in members:
+            if session := self._sessions.get(member):
+                session.expires_at = time.monotonic() + self._timeout
 
-    def expire_soon(self, member: str) -> None:
-        """Shorten the session after a lost connection."""
-        known = self._sessions.get(member)
-        if known is not None:
-            known.expires_at = min(known.expires_at, time.monotonic() + self._grace)
+    def expire_soon(self, *members: str) -> None:
+        """Shorten the sessions of these members to the grace period, after their connection was lost."""
+        for member in members:
+            if session := self._sessions.get(member):
+                session.expires_at = min(session.expires_at, time.monotonic() + self._grace)
 
     def remove(self, member: str) -> None:
         """Remove a member."""
@@ -79,20 +82,20 @@ class GroupSessions:
         while self._sessions:
             await asyncio.sleep(_CHECK_INTERVAL)
             now = time.monotonic()
-            for member in [member for member, known in self._sessions.items() if known.expires_at < now]:
-                gone = self._sessions.pop(member).membership
-                logger.info("member %s of group %s is gone", member, gone.group)
+            for member in [member for member, session in self._sessions.items() if session.expires_at < now]:
+                expired = self._sessions.pop(member).membership
+                logger.info("session of member %s of group %s expired", member, expired.group)
                 try:
-                    await self._threads.read(self._log.groups.leave, gone)
+                    await self._threads.read(self._log.groups.leave, expired)
                 except (HeadwaterError, OSError):
                     logger.exception("member %s could not be removed", member)
 
     async def close(self) -> None:
-        """Release the partitions of all members, because no heartbeat can reach this node any more."""
+        """Remove all members from their groups: this node will not receive their heartbeats any more."""
         if self._expiry_task is not None:
             self._expiry_task.cancel()
-        for known in list(self._sessions.values()):
-            await self._threads.read(self._log.groups.leave, known.membership)
+        for session in list(self._sessions.values()):
+            await self._threads.read(self._log.groups.leave, session.membership)
         self._sessions.clear()
 
 
@@ -100,9 +103,9 @@ class Gateway:
     """The state that all routes of a node share.
 
     Args:
-        log: What is served.
-        limits: What clients may ask of it.
-        store: The database that has the views, if they are not in the log's folder.
+        log: The log to serve.
+        limits: The limits per client and request.
+        store: The URL of the database with the views; None if they are in the log's folder.
     """
 
     def __init__(self, log: EventLog, limits: Limits, store: str | None = None) -> None:
@@ -113,12 +116,13 @@ class Gateway:
         self.ingest = EventIngest(log, limits.line)
         self.views = open_views(log, store)
         self.notifier = Notifier(log, self.threads)
+        self.streams = EventStream(self.notifier, limits)
         self.sessions = GroupSessions(log, self.threads, limits)
         self.started_at = datetime.now(UTC)
         self.started = time.monotonic()
 
     def engine(self) -> dict[str, Any] | None:
-        """Returns the state of the engine, as {"state", "detail", "since"}; None when none ever ran on this folder."""
+        """Returns the engine's state, detail and since when; None if no engine ever ran on this folder."""
         known = read_engine_status(self.log.folder)
         if known is None:
             return None
@@ -126,7 +130,7 @@ class Gateway:
         return {"state": known.state, "detail": known.detail, "since": since}
 
     def cap_wait(self, wanted: float) -> float:
-        """Returns the wait a request is granted, in seconds."""
+        """Returns how many seconds a request may wait: what it asks for, up to the limit."""
         return max(0.0, min(wanted, self.limits.max_wait.total_seconds()))
 
     def stop(self) -> None:
@@ -134,7 +138,7 @@ class Gateway:
         self.notifier.stop()
 
     async def close(self) -> None:
-        """Close members and watches."""
+        """Remove the remote group members and close the watches and views."""
         await self.sessions.close()
         self.notifier.close()
         self.views.close()
@@ -143,3 +147,30 @@ class Gateway:
 def json_response(document: Any, status: int = 200) -> Response:
     """Returns a document as JSON."""
     return Response(msgspec.json.encode(document), status, media_type="application/json")
+
+
+async def stream_response(
+    run: Callable[..., Awaitable[bytes | None]],
+    chunks: Iterator[bytes],
+    media: str,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """Returns a response that makes its chunks one by one, in threads.
+
+    The first chunk is made before the response begins, so that an error in it still gets its own status.
+
+    Args:
+        run: Runs a call in a thread: a method of `ThreadLimits`.
+        chunks: Makes the chunks; each may block.
+        media: The media type.
+        headers: Further headers.
+    """
+    first = await run(next, chunks, None)
+
+    async def send_chunks() -> AsyncIterator[bytes]:
+        chunk = first
+        while chunk is not None:
+            yield chunk
+            chunk = await run(next, chunks, None)
+
+    return StreamingResponse(send_chunks(), headers=headers, media_type=media)

@@ -1,7 +1,7 @@
-"""Limits per client, and the thread pools that run calls of the log.
+"""Limits of requests and clients, and of the threads that run calls of the log.
 
-Calls of the log block, so they run in threads and never on the event loop. Each kind of call has its own
-bound, so one client or one kind of call cannot exhaust the node.
+Calls of the log block, so they run in threads and never on the event loop. Each kind of call has a limit of its own,
+so that one kind cannot exhaust the node.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ __all__ = ["Limits", "ThreadLimits"]
 
 @dataclass(frozen=True)
 class Limits:
-    """Sizes in bytes; a request beyond one of them is refused before memory grows.
+    """The limits of requests and clients. A request beyond one is refused before memory grows. Sizes are in bytes.
 
     Attributes:
-        body: One request's JSON or NDJSON.
-        frames: One append of typed rows, as our own client sends them.
-        buffered: The bodies of all requests that are being worked on, together; beyond it: 429.
-        line: One JSON event.
-        headers: A request's line and headers; beyond it: 431.
-        connections: Clients at the same time; beyond it: 503.
-        partitions: Of one topic.
-        header_timeout: How long a client may take to send its headers.
-        body_timeout: How long a client may pause inside a body.
-        body_rate: Bytes per second a body must come in with, on average, once the first `body_timeout` is over.
-        keep_alive_timeout: How long a connection may lie still between requests; longer than our own clients keep
-            theirs.
-        send_timeout: A client that takes nothing of its answer for this long is cut off; it resumes where it was.
-        heartbeat: A live stream without events sends a comment this often.
-        max_wait: The longest a request may ask to wait for events.
-        session_timeout: A group member of which nothing was heard for this long loses its partitions.
-        grace: The same, once its connection was lost.
+        body: The size of a JSON or NDJSON body.
+        frames: The size of an append in the binary format of our own client.
+        buffered: The size of all bodies in memory together; beyond it: 429.
+        line: The size of one JSON event.
+        headers: The size of the request line and headers; beyond it: 431.
+        connections: The number of open connections; beyond it: 503.
+        partitions: The number of partitions of a topic.
+        header_timeout: The time in which a client must send its headers.
+        body_timeout: The longest pause within a body.
+        body_rate: The lowest average rate of a body in bytes per second, after the first `body_timeout`.
+        keep_alive_timeout: The longest time between two requests on a connection; longer than our own clients keep an
+            idle one.
+        send_timeout: The time after which a client that reads nothing is disconnected; it can resume its stream.
+        heartbeat: The longest time without a byte on a live stream; then it sends a comment.
+        max_wait: The longest time that a request may wait for events.
+        session_timeout: The time after which a group member without a heartbeat loses its partitions.
+        grace: The same, after its connection was lost.
     """
 
     body: int = 16 << 20
@@ -64,12 +64,12 @@ R = TypeVar("R")
 
 
 class ThreadLimits:
-    """Thread pools by kind of call: blocked appends do not keep readers from a thread, nor the reverse.
+    """Thread limits by kind of call: blocked appends leave threads for readers, and the reverse.
 
     Args:
-        appends: As many senders share one sync of the disk.
-        reads: Reading is work for the processor; more threads would not make it faster.
-        queries: Reading views may take seconds; then other views wait, and nothing else.
+        appends: The number of concurrent appends; they share one sync of the disk.
+        reads: The number of concurrent reads. They use the processor; more threads would not make them faster.
+        queries: The number of concurrent reads of views. One may take seconds; only other views wait for it.
     """
 
     def __init__(self, appends: int = 64, reads: int = 16, queries: int = 6) -> None:

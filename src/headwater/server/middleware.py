@@ -1,8 +1,8 @@
 """Middleware in front of every route: access checks, body limits, and security headers.
 
-The node listens on this machine only, but a browser on this machine visits foreign pages. Such a page must
-not reach the node, neither by its address (checked by Origin) nor under a foreign name that resolves to it
-(checked by Host). Request bodies are counted while they arrive and refused before memory grows.
+The node listens on this machine only, but a browser on this machine also opens foreign pages, which must not reach the
+node. The Origin check stops cross-site requests, the Host check stops DNS rebinding. Request bodies are counted while
+they arrive and refused before memory grows.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ class RequestBodies:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self.buffered = 0
+        self.buffered = 0  # bytes; changed on the event loop only, so it needs no lock
 
     @contextlib.asynccontextmanager
     async def read(self, request: Request, limit: int | None = None) -> AsyncIterator[bytes]:
-        """Returns the whole body of a request; its bytes count as held until the block ends.
+        """Returns the body of a request; its bytes count as buffered until the block ends.
 
         Raises:
-            TooLargeError: It is longer than `limit` (the general one if left out), as announced or as counted.
-            OverloadedError: The bodies of other requests fill the memory meant for them.
+            TooLargeError: The body is longer than `limit`, by its Content-Length or by count.
+            OverloadedError: The bodies of all requests exceed the limit for buffered bytes.
         """
         most = self._limits.body if limit is None else limit
         announced = request.headers.get("content-length", "")
@@ -58,9 +58,9 @@ class RequestBodies:
                     raise _body_too_large(most)
                 if self.buffered > self._limits.buffered:
                     raise OverloadedError(
-                        "the node holds as many bytes of requests as it may",
-                        detail="nothing of this request was done",
-                        fix="send again later",
+                        "the node buffers too many request bodies",
+                        detail="the request was not processed",
+                        fix="send it again later",
                         limit=self._limits.buffered,
                     )
                 parts.append(part)
@@ -80,42 +80,42 @@ class RequestBodies:
             except StopAsyncIteration:
                 return
             except TimeoutError:
-                raise http_problem(408, f"nothing of the body came for {timeout:g} seconds") from None
+                raise http_problem(408, f"no bytes of the body arrived for {timeout:g} seconds") from None
             except ClientDisconnect:
-                raise http_problem(400, "the client went away before its body was whole") from None
+                raise http_problem(400, "the client disconnected before the body was complete") from None
             if part:
                 yield part
             taken += len(part)
             spent = time.monotonic() - began
             if spent > timeout and taken < self._limits.body_rate * (spent - timeout):
-                raise http_problem(408, f"the body comes more slowly than {self._limits.body_rate} bytes a second")
+                raise http_problem(408, f"the body arrives at less than {self._limits.body_rate} bytes per second")
 
 
 def _body_too_large(limit: int) -> TooLargeError:
     return TooLargeError(
-        f"the body is longer than {limit:,} bytes", detail="nothing of it was done", fix="send it in parts", limit=limit
+        f"the body is longer than {limit:,} bytes", detail="nothing was processed", fix="send it in parts", limit=limit
     )
 
 
 def media_type(request: Request) -> str:
-    """Returns the content type without its parameters, in lower case."""
+    """Returns the media type of the body, in lower case and without parameters."""
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 def parse_json(data: bytes, type_: type[T]) -> T:
-    """Returns the body as a document of this type.
+    """Returns the document in a body.
 
     Raises:
-        BadJsonError: It is not JSON.
-        UsageError: It is another document.
+        BadJsonError: The body is not JSON.
+        UsageError: The document has another schema.
     """
     try:
         return msgspec.json.decode(data, type=type_)
     except msgspec.ValidationError as error:
-        what = f"the request does not fit: {error}"
+        what = f"the body does not match the schema: {error}"
         raise UsageError(what, fix="see /api/openapi.json") from None
     except (msgspec.DecodeError, RecursionError, UnicodeError, ValueError) as error:
-        reason: Any = "it is nested too deep" if isinstance(error, RecursionError) else error
+        reason: Any = "it is nested too deeply" if isinstance(error, RecursionError) else error
         what = f"the body is not JSON: {reason}"
         raise BadJsonError(what, row=0) from None
 
@@ -132,18 +132,18 @@ SECURITY_HEADERS: Final = {
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
 }
 _ENCODED_HEADERS: Final = [(name.encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
-# For so many seconds and bytes a refused body is still read away, so that the client sees the refusal.
-_LINGER: Final = 2.0
+# How long and how much of a refused body is still read, so that the client sees the response.
+_LINGER: Final = 2.0  # seconds
 _LINGER_BYTES: Final = 64 << 20
 
 
 class RequestGuard:
-    """The outermost middleware of the app.
+    """The outermost middleware: refuses foreign requests, adds security headers, disconnects clients that stall.
 
     Args:
-        app: What is guarded.
-        hosts: Each `host:port` that requests may name.
-        limits: How long a client may stall.
+        app: The application.
+        hosts: The values of the Host header that are accepted, as `host:port`.
+        limits: The limits of headers and of the time to send.
     """
 
     def __init__(self, app: ASGIApp, hosts: Iterable[str], limits: Limits) -> None:
@@ -154,7 +154,7 @@ class RequestGuard:
         self._send_timeout = limits.send_timeout.total_seconds()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request, or refuse it."""
+        """Pass a request to the application, or refuse it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -168,7 +168,7 @@ class RequestGuard:
                 await self._app(scope, exchange.receive, exchange.send)
         except Exception:
             if not exchange.finished:
-                logger.exception("%s %r broke off", scope["method"], scope["path"])
+                logger.exception("%s %r failed", scope["method"], scope["path"])
                 await exchange.fail()
 
     def _refusal(self, scope: Scope) -> tuple[HeadwaterError, int] | None:
@@ -178,7 +178,7 @@ class RequestGuard:
             named[name] = value
             hosts += name == b"host"
             size += len(name) + len(value)
-        if size > self._headers:  # they may have come in one piece, before the connection counted them
+        if size > self._headers:  # headers in a single packet are not counted by the connection
             return headers_too_long(self._headers), 431
         host = named.get(b"host", b"").lower()
         if hosts != 1 or host not in self._hosts:
@@ -189,12 +189,12 @@ class RequestGuard:
         if _is_cross_site(scope, named):
             return _forbidden_error("site", named[b"sec-fetch-site"]), 403
         if named.get(b"content-encoding", b"identity").lower() != b"identity":
-            return UsageError("compressed bodies are not taken", fix="send it as it is"), 415
+            return UsageError("compressed bodies are not supported", fix="send the body without Content-Encoding"), 415
         return None
 
 
 def _is_cross_site(scope: Scope, named: dict[bytes, bytes]) -> bool:
-    """Whether the browser reports a cross-site request; following a link to the page is allowed."""
+    """Returns whether the browser reports a cross-site request; a link to the console is allowed."""
     site = named.get(b"sec-fetch-site", b"none")
     navigation = scope["path"] == "/" and scope["method"] == "GET" and named.get(b"sec-fetch-mode") == b"navigate"
     return site not in (b"none", b"same-origin") and not navigation
@@ -202,14 +202,14 @@ def _is_cross_site(scope: Scope, named: dict[bytes, bytes]) -> bool:
 
 def _forbidden_error(what: str, value: bytes) -> ForbiddenError:
     return ForbiddenError(
-        f"the node does not answer to the {what} {preview(value.decode('latin-1'))}",
-        detail="it serves this machine only, under 127.0.0.1, localhost or [::1] and its own port",
+        f"requests with the {what} {preview(value.decode('latin-1'))} are forbidden",
+        detail="the node serves this machine only, as 127.0.0.1, localhost or [::1] with its own port",
         fix="use the address that `headwater status` shows",
     )
 
 
 class _Exchange:
-    """One request and its answer on their way through the guard."""
+    """One request and its response; counts what is left of the request body."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, send_timeout: float) -> None:
         self._scope = scope
@@ -235,7 +235,7 @@ class _Exchange:
             given = message.setdefault("headers", [])
             names = {name for name, _ in given}
             message["headers"] = [*given, *(pair for pair in _ENCODED_HEADERS if pair[0] not in names)]
-            if self._body_pending:
+            if self._body_pending:  # a request on this connection would begin inside the unread body
                 message["headers"].append((b"connection", b"close"))
         elif not message.get("more_body", False):
             if self._body_pending:
@@ -250,12 +250,12 @@ class _Exchange:
             async with asyncio.timeout(self._send_timeout):
                 await self._send(message)
         except TimeoutError:
-            # What streams here hears of the lost connection and ends by itself.
-            logger.info("a client of %r took nothing for too long and was cut off", self._scope["path"])
+            # The application learns of the lost connection and ends its stream.
+            logger.info("a client of %r read nothing for too long and was disconnected", self._scope["path"])
             self._abort()
 
     async def _drain_body(self) -> None:
-        """Read the remaining body: closing a connection with unread bytes would lose the answer."""
+        """Read the rest of the body: closing a connection with unread bytes resets it, and the response is lost."""
         left = _LINGER_BYTES
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LINGER):
@@ -264,7 +264,7 @@ class _Exchange:
         self._body_pending = False
 
     async def fail(self) -> None:
-        """Answer 500 if nothing was sent yet; otherwise break the connection, so the client sees a partial answer."""
+        """Respond 500 if nothing was sent yet; otherwise abort, so that the client sees an incomplete response."""
         if self.started:
             self._abort()
         else:

@@ -38,16 +38,17 @@ class Node:
     """Serves a folder's log over HTTP and runs its maintenance.
 
     Args:
-        folder: The data folder; created when it does not exist.
-        port: 0 takes a free one.
-        host: 127.0.0.1; any other address is refused, until there are keys and rights.
-        hosts: Further `host:port` that requests may name, for instance of a tunnel to this machine.
-        limits: What clients may ask for.
-        store: The database that has the views, if they are not in the folder.
-        clock: What time it is, for tests.
+        folder: The data folder; created if it does not exist.
+        port: The port; 0 chooses a free one.
+        host: 127.0.0.1 or localhost. Other addresses are refused, because the node has no authentication.
+        hosts: Further values of the Host header to accept, as `host:port`, such as that of a tunnel.
+        limits: The limits of requests and clients.
+        store: The URL of the database with the views; None if they are in the folder.
+        clock: The clock, for tests.
+        disk: The access to the file system, for tests.
 
     Raises:
-        ForbiddenError: Another address than this machine's.
+        ForbiddenError: `host` is not an address of this machine.
         LockedError: Another node serves the folder.
         PortTakenError: Another program listens on the port.
 
@@ -74,13 +75,14 @@ class Node:
         if host not in _LOCAL_HOSTS:
             raise ForbiddenError(
                 f"the node does not listen on {host}",
-                detail="it has no keys and rights yet, so it serves this machine only",
+                detail="it has no authentication yet, so it serves this machine only",
                 fix="--host 127.0.0.1",
                 host=host,
             )
         self.limits = limits or Limits()
         self._store = store
         self.log = EventLog(folder, clock=clock, disk=disk)
+        # Lock before listening: a second node on the folder fails before it takes a port from anyone.
         with contextlib.ExitStack() as undo:
             undo.callback(self.log.close)
             self._pid_file = PidFile(self.log.disk, self.log.folder)
@@ -104,7 +106,7 @@ class Node:
         """Serve until SIGTERM, Ctrl-C or `stop`; requests under way get a few seconds to finish.
 
         Args:
-            ready: Called once the node answers.
+            ready: Called when the node accepts requests.
         """
         _raise_file_limit()
         try:
@@ -115,7 +117,7 @@ class Node:
             self._pid_file.release()
 
     async def _serve(self, ready: Callable[[], None] | None) -> None:
-        # The web server takes longer to load than all the rest; until it is there, clients wait at the open port.
+        # The web server takes longest to import. The port is open already: early clients wait instead of failing.
         from headwater.server.gateway import Gateway
         from headwater.server.web_server import WebServer
 
@@ -130,14 +132,14 @@ class Node:
 
         self._loop = asyncio.get_running_loop()
         self._server = WebServer(gateway, self._hosts, announce)
-        if self._stop_requested:
+        if self._stop_requested:  # `stop` was called before there was a server
             self._server.request_stop()
         await self._server.serve_until_stopped(self._socket)
 
-    # -- in this process, beside other work ------------------------------------------------------------------------
+    # -- within another process ------------------------------------------------------------------------------------
 
     def start(self) -> Node:
-        """Serve in a thread of this process; returns when the node answers."""
+        """Serve in a thread of this process; returns when the node accepts requests."""
         ready = threading.Event()
         failed: list[BaseException] = []
 
@@ -157,11 +159,11 @@ class Node:
         return self
 
     def stop(self) -> None:
-        """End `serve`, wherever it runs."""
+        """End `serve`, from any thread; waits for the thread of `start`."""
         self._stop_requested = True
         server, loop = self._server, self._loop
         if server is not None and loop is not None and not loop.is_closed():
-            with contextlib.suppress(RuntimeError):  # the loop ended by itself in between
+            with contextlib.suppress(RuntimeError):  # the loop has ended in between
                 loop.call_soon_threadsafe(server.request_stop)
         if self._thread is not None:
             self._thread.join()
@@ -176,7 +178,7 @@ class Node:
 
 
 def _listen(port: int) -> socket.socket:
-    # With the protocol named, asyncio turns off Nagle's delay, which costs 40 ms an answer.
+    # asyncio disables Nagle's algorithm only if the protocol is named; it delays responses by 40 ms.
     listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -201,7 +203,7 @@ def _bind_error(error: OSError | OverflowError, port: int) -> Exception:
 
 
 def _raise_file_limit() -> None:
-    """Raise the limit of open files: each topic and client needs some, and 1,024 is too few."""
+    """Raise the limit of open files: topics and clients need more than the usual 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
     if soft < wanted:

@@ -1,4 +1,7 @@
-"""Waiting requests: one watch is shared by all requests that wait for the same topic or group."""
+"""`Notifier`: wakes waiting requests on the event loop.
+
+All requests that wait for the same topic, group or store share one watch.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +17,14 @@ from headwater.server.limits import ThreadLimits
 
 __all__ = ["Notifier", "Subscription"]
 
-_IDLE_TIMEOUT: Final = 30.0  # seconds after the last request that waited
-_POLL_INTERVAL: Final = 0.05  # seconds, where the operating system tells nothing
+_IDLE_TIMEOUT: Final = 30.0  # seconds after the last waiting request until the watch is closed
+_POLL_INTERVAL: Final = 0.05  # seconds, where the operating system has no notifications
 
 
 class Subscription:
-    """Notifications for one topic or group.
+    """Notifications of one topic, group or store.
 
-    Take `next_change` first, then look at the log, then wait for the change you took: a change between the
-    look and the wait is not lost.
+    Take `next_change` first, then read, then wait for it: a change between the read and the wait is not lost.
     """
 
     def __init__(self, waiter: PollableWaiter, on_idle: Callable[[], None]) -> None:
@@ -55,12 +57,12 @@ class Subscription:
 
     @property
     def next_change(self) -> asyncio.Future[None]:
-        """Returns a future that is done at the next change."""
+        """A future that is done at the next change."""
         return self._next_change
 
     @property
     def token(self) -> str:
-        """A token that differs after each change, so a client can detect a missed one."""
+        """A token that differs after each change, so that a client can detect changes between two requests."""
         return f"{self._name}-{self.changes}"
 
     def _on_readable(self) -> None:
@@ -73,6 +75,7 @@ class Subscription:
 
     def _notify(self) -> None:
         self.changes += 1
+        # The new future comes first: a waiter that wakes up and takes `next_change` must not get the one that is done.
         change, self._next_change = self._next_change, self._loop.create_future()
         change.set_result(None)
 
@@ -104,13 +107,12 @@ class Notifier:
         return await self._get((topic, group), lambda: self._log.groups.watch(group, topic))
 
     async def watch_store(self, make: Callable[[], PollableWaiter]) -> Subscription:
-        """Watch everything that pipelines commit, inside a `with` block."""
+        """Watch the commits of all pipelines, inside a `with` block."""
         return await self._get(("/store", None), make)
 
     async def _get(self, what: tuple[str, str | None], make: Callable[[], PollableWaiter]) -> Subscription:
-        return self._subscriptions.get(what) or await self._subscribe(what, make)
-
-    async def _subscribe(self, what: tuple[str, str | None], make: Callable[[], PollableWaiter]) -> Subscription:
+        if what in self._subscriptions:
+            return self._subscriptions[what]
         try:
             waiter = await self._threads.read(make)
         except FileNotFoundError:
@@ -118,11 +120,9 @@ class Notifier:
             raise UnknownGroupError(f'no group "{group}" on topic "{topic}"', group=group) from None
         except OSError as error:
             raise EnvironmentFaultError(
-                "the operating system has no more watches for this user",
-                detail=str(error),
-                fix="sysctl fs.inotify.max_user_instances=1024",
+                "this user has no file watches left", detail=str(error), fix="sysctl fs.inotify.max_user_instances=1024"
             ) from None
-        if what in self._subscriptions:  # another request was faster
+        if what in self._subscriptions:  # another request subscribed while the thread ran
             waiter.close()
         else:
             self._subscriptions[what] = Subscription(waiter, lambda: self._unsubscribe(what))
@@ -134,7 +134,7 @@ class Notifier:
             subscription.close()
 
     async def wait(self, *changes: asyncio.Future[None], timeout: float) -> bool:
-        """Returns True on a change; False after `timeout` seconds, or when the node stops."""
+        """Wait for one of the changes; returns False after `timeout` seconds or when the node stops."""
         if not self.stopping:
             await asyncio.wait(
                 {*changes, self.stop_future}, timeout=max(0.0, timeout), return_when=asyncio.FIRST_COMPLETED
@@ -143,14 +143,14 @@ class Notifier:
 
     @property
     def stop_future(self) -> asyncio.Future[None]:
-        """Done when the node is about to stop: waiters are released."""
+        """A future that is done when the node begins to stop."""
         if self._stop_future is None:
             self._stop_future = asyncio.get_running_loop().create_future()
         return self._stop_future
 
     @property
     def stopping(self) -> bool:
-        """Whether the node is about to stop."""
+        """Whether the node has begun to stop."""
         return self._stop_future is not None and self._stop_future.done()
 
     def stop(self) -> None:

@@ -14,7 +14,7 @@ __all__ = ["NodeInfo", "PidFile", "find_node"]
 
 
 class NodeInfo(msgspec.Struct, frozen=True):
-    """A node as it describes itself in its folder's node.json."""
+    """The content of node.json: the running node of a data folder."""
 
     pid: int
     url: str
@@ -30,7 +30,8 @@ class PidFile:
         self._folder = folder
         self._handle = disk.open(folder / "node.lock")
         if not disk.lock(self._handle, wait=False):
-            pid = _parse_pid(disk.read(self._handle, 0, 32))
+            content = disk.read(self._handle, 0, 32)
+            pid = int(content) if content.isdigit() else 0
             disk.close(self._handle)
             known = _read_info(disk, folder)
             raise LockedError(
@@ -40,6 +41,7 @@ class PidFile:
                 pid=pid,
                 url=known.url if known else None,
             )
+        # node.lock keeps its content after a crash. The lock alone says whether a node runs.
         disk.truncate(self._handle, 0)
         disk.write(self._handle, 0, str(os.getpid()).encode())
 
@@ -54,7 +56,7 @@ class PidFile:
 
 
 def find_node(folder: str | Path) -> NodeInfo | None:
-    """Returns the node that serves a folder now; None when there is none, or the last one died.
+    """Returns the node that serves a folder now; None if there is none.
 
     Example:
         >>> import tempfile
@@ -78,7 +80,3 @@ def _read_info(disk: Disk, folder: Path) -> NodeInfo | None:
         return None if data is None else msgspec.json.decode(data, type=NodeInfo)
     except msgspec.MsgspecError:
         return None
-
-
-def _parse_pid(data: bytes) -> int:
-    return int(data) if data.isdigit() else 0

@@ -32,13 +32,23 @@ from headwater.server.gateway import Gateway
 from headwater.server.limits import Limits
 from headwater.server.middleware import RequestGuard
 from headwater.server.problems import PROBLEM, headers_too_long, problem_bytes
-from headwater.server.routes import dashboard, events, frames, groups, node, openapi, topics, views
+from headwater.server.routes import openapi
+from headwater.server.routes.dashboard import DashboardRoutes
+from headwater.server.routes.events import EventRoutes
+from headwater.server.routes.frames import FrameRoutes
+from headwater.server.routes.groups import GroupRoutes
+from headwater.server.routes.node import NodeRoutes
+from headwater.server.routes.topics import TopicRoutes
+from headwater.server.routes.views import ViewRoutes
 
 __all__ = ["GuardedConnection", "WebServer", "connection_class", "make_app", "make_routes"]
 
 
+ROUTES: Final = [TopicRoutes, EventRoutes, FrameRoutes, GroupRoutes, ViewRoutes, DashboardRoutes, NodeRoutes]
+
+
 def make_routes(gateway: Gateway) -> FastAPI:
-    """Returns the routes without the middleware."""
+    """Returns an app with all routes, without the middleware."""
     app = FastAPI(
         title="Headwater",
         version=__version__,
@@ -47,20 +57,8 @@ def make_routes(gateway: Gateway) -> FastAPI:
         openapi_url="/api/openapi.json",
         redirect_slashes=False,
     )
-    for routes in (
-        topics.routes,
-        events.routes,
-        frames.routes,
-        events.follow_routes,
-        groups.routes,
-        views.routes,
-        views.change_routes,
-        views.sql_routes,
-        dashboard.routes,
-        node.routes,
-        node.page_routes,
-    ):
-        app.include_router(routes(gateway))
+    for routes in ROUTES:
+        app.include_router(routes(gateway).router())
     problems.install(app)
     openapi.install(app)
     return app
@@ -80,7 +78,7 @@ _PROBLEM_HEADERS: Final = [
 
 
 class GuardedConnection(H11Protocol):
-    """Uvicorn's connection with a timeout for headers; the application finds it in its scope's state."""
+    """Uvicorn's connection with a header timeout. The application finds it in `scope["state"]` and can abort it."""
 
     limits = Limits()
 
@@ -103,7 +101,7 @@ class GuardedConnection(H11Protocol):
             self._refuse(503, error)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget it."""
+        """Stop the header timeout."""
         self._stop_timer()
         super().connection_lost(exc)
 
@@ -116,13 +114,13 @@ class GuardedConnection(H11Protocol):
             self._start_timer()
 
     def on_response_complete(self) -> None:
-        """Wait for the next request of this client."""
+        """Start the header timeout if the next request has begun already."""
         super().on_response_complete()
         if self.conn.trailing_data[0]:
             self._start_timer()
 
     def send_400_response(self, msg: str) -> None:
-        """Say what was wrong with bytes that are no request."""
+        """Respond to bytes that are not a valid request."""
         error = sys.exc_info()[1]
         if isinstance(error, h11.RemoteProtocolError) and error.error_status_hint == 431:
             self._refuse(431, headers_too_long(self.limits.headers))
@@ -148,10 +146,10 @@ class GuardedConnection(H11Protocol):
     def _on_timeout(self) -> None:
         self._header_timer = None
         seconds = self.limits.header_timeout.total_seconds()
-        self._refuse(408, UsageError(f"no whole request came within {seconds:g} seconds"))
+        self._refuse(408, UsageError(f"no complete request arrived within {seconds:g} seconds"))
 
     def _refuse(self, status: int, error: HeadwaterError) -> None:
-        """Answer outside of the application and close; where an answer is not possible any more, just close."""
+        """Respond without the application and close the connection; abort if a response has begun."""
         if self.transport.is_closing():
             return
         body = problem_bytes(error, status)
@@ -166,20 +164,20 @@ class GuardedConnection(H11Protocol):
 
 
 def connection_class(limits: Limits) -> type[GuardedConnection]:
-    """Returns the connection class for these limits; uvicorn makes its instances itself."""
+    """Returns the connection class for these limits; uvicorn creates the instances."""
     return type("GuardedConnection", (GuardedConnection,), {"limits": limits})
 
 
-_DRAIN_TIMEOUT: Final = 8  # seconds for requests that are under way when the node stops
+_DRAIN_TIMEOUT: Final = 8  # seconds that running requests have when the node stops
 
 
 class WebServer(uvicorn.Server):
     """Serves a gateway on a socket.
 
     Args:
-        gateway: What is served.
-        hosts: Each `host:port` that requests may name.
-        on_ready: Called once it answers.
+        gateway: The gateway.
+        hosts: The values of the Host header that are accepted, as `host:port`.
+        on_ready: Called when the server accepts requests.
     """
 
     def __init__(self, gateway: Gateway, hosts: Iterable[str], on_ready: Callable[[], None]) -> None:
@@ -215,7 +213,7 @@ class WebServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def _handle_signals(self) -> Iterator[None]:
-        """Only the main thread can listen to signals."""
+        """Stop on SIGINT and SIGTERM; only the main thread can handle signals."""
         loop = asyncio.get_running_loop()
         mine = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
         for number in mine:
@@ -226,21 +224,22 @@ class WebServer(uvicorn.Server):
             for number in mine:
                 loop.remove_signal_handler(number)
 
-    # -- what uvicorn calls ----------------------------------------------------------------------------------------
+    # -- called by uvicorn -----------------------------------------------------------------------------------------
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to answer."""
+        """Accept requests."""
         await super().startup(sockets)
         self._on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End live streams first: uvicorn waits for every connection for a while, then closes the rest."""
+        """End live streams first, because uvicorn waits for every open request."""
         self._gateway.stop()
         await super().shutdown(sockets)
+        # Connections that outlast the drain timeout would keep the process alive.
         for connection in list(self.server_state.connections):
             if isinstance(connection, GuardedConnection):
                 connection.abort()
-        await asyncio.sleep(0)  # only now they are closed
+        await asyncio.sleep(0)  # let the aborts take effect
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -8,22 +8,21 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias
 
 import msgspec
-from fastapi import APIRouter, Response
-from fastapi.responses import StreamingResponse
+from fastapi import Response
 
-from headwater.errors import DataGoneError, HeadwaterError, UnknownTopicError, UnknownViewError, UsageError
+from headwater.errors import DataGoneError, UnknownTopicError, UnknownViewError, UsageError
 from headwater.events import Change
 from headwater.events.values import to_json_value
 from headwater.log import EventLog
 from headwater.server.gateway import Gateway
-from headwater.server.problems import problem_bytes
-from headwater.server.routes.openapi import Route, body, router_of
-from headwater.server.serializers.responses import EVENT_STREAM, escape_newlines
+from headwater.server.routes.openapi import Route, Routes, body
+from headwater.server.serializers.responses import escape_newlines
+from headwater.server.sse import EVENT_STREAM, format_event
 from headwater.store import ViewTable
 from headwater.store.changelog import changelog_topic
 from headwater.store.views.changes import TransactionAssembler, start_offset
@@ -32,22 +31,25 @@ from headwater.store.views.store_views import StoreViews
 from headwater.store.views.view_query import ViewQuery
 from headwater.units import micros
 
-__all__ = ["PipelineSnapshot", "RowSnapshot", "routes", "summarize_engine"]
+__all__ = ["DashboardRoutes", "PipelineSnapshot", "RowSnapshot", "summarize_engine"]
 
 Document: TypeAlias = dict[str, Any]
 
-_MAX_ROWS: Final = 500  # of a view in its first picture
-_MAX_BYTES: Final = 1 << 20  # of changes read at once
+_MAX_VIEWS: Final = 20
+_MAX_ROWS: Final = 500  # rows of a view in its first message
+_MAX_BYTES: Final = 1 << 20  # bytes of changes read at once
 _RATE_WINDOW: Final = 5.0  # seconds
+_MIN_INTERVAL: Final = 0.25  # seconds between two rounds of messages
+_MAX_INTERVAL: Final = 1.0  # seconds; lag grows even when nothing is committed
 _PIPELINES_QUERY: Final = ViewQuery("hw_pipelines")
 
 
 class PipelineSnapshot:
-    """The pipelines with their rates and lags, as one page has last seen them.
+    """The pipelines with their rates and lags, as one page shows them.
 
     Args:
-        log: Where their topics are.
-        views: Where their state is.
+        log: The log with their topics.
+        views: The views; hw_pipelines has their states and counts.
     """
 
     def __init__(self, log: EventLog, views: StoreViews) -> None:
@@ -58,11 +60,11 @@ class PipelineSnapshot:
 
     @property
     def latest(self) -> list[Document]:
-        """All of them at the last look."""
+        """The pipelines at the last poll."""
         return self._latest or []
 
     def poll(self) -> list[Document] | None:
-        """All of them; None when nothing is other than it was."""
+        """Returns all pipelines; None if nothing changed."""
         found = self._read()
         if found == self._latest:
             return None
@@ -78,7 +80,7 @@ class PipelineSnapshot:
         return [row | {"rate": rates.get(row["name"], 0.0)} | _lag_fields(row["name"], lags) for row in rows]
 
     def _rates(self, counts: dict[str, int]) -> dict[str, float]:
-        """Events per second that each has read, over the last seconds."""
+        """Returns the events per second that each pipeline has read, over the rate window."""
         now = time.monotonic()
         self._samples.append((now, counts))
         while len(self._samples) > 1 and now - self._samples[0][0] > _RATE_WINDOW:
@@ -96,7 +98,7 @@ def _lag_fields(pipeline: str, lags: Sequence[PipelineLag]) -> Document:
 
 
 def summarize_engine(pipelines: Sequence[Document]) -> Document:
-    """What the engine does, as far as its pipelines tell.
+    """Returns the engine's state as derived from its pipelines, for an engine that reports none itself.
 
     Example:
         >>> summarize_engine([{"name": "revenue", "state": "starting", "detail": "", "since": None}])
@@ -116,12 +118,12 @@ def summarize_engine(pipelines: Sequence[Document]) -> Document:
 
 
 class RowSnapshot:
-    """The rows of one view, as one page has last seen them.
+    """The rows of one view, as one page shows them.
 
     Args:
-        log: Where its changes are.
-        views: Where its rows are.
-        name: The view.
+        log: The log with the view's changelog.
+        views: The views.
+        name: The view's name.
     """
 
     def __init__(self, log: EventLog, views: StoreViews, name: str) -> None:
@@ -131,10 +133,10 @@ class RowSnapshot:
         self._table: ViewTable | None = None
         self._assembler: TransactionAssembler | None = None
         self._offset = 0
-        self._open: dict[str, tuple[int, Document]] = {}
+        self._open: dict[str, tuple[int, Document]] = {}  # by key: end of the open window, and the row
 
     def poll(self) -> Document | None:
-        """A message for the page: all rows at first and when the view was built anew, then those that changed."""
+        """Returns all rows at first and after a rebuild, then the rows that changed; None if there are none."""
         try:
             table = self._views.definition(self._name)
         except UnknownViewError:
@@ -145,7 +147,7 @@ class RowSnapshot:
             return self._full_message(table)
         try:
             changes = self._read_changes(table)
-        except DataGoneError:  # the page was away for longer than changes are kept
+        except DataGoneError:  # the page read nothing for longer than changes are kept
             return self._full_message(table)
         except UnknownTopicError:
             return None
@@ -153,31 +155,29 @@ class RowSnapshot:
 
     def _full_message(self, table: ViewTable) -> Document:
         self._table, self._assembler, self._open = table, TransactionAssembler(table), {}
-        # The place first: what is committed in between comes once more as a change, and is then the same.
+        # The offset is read before the rows: a commit in between is sent again as a change, which does no harm.
         self._offset = start_offset(self._log, table, "latest")
         newest = (f"-{table.window}",) if table.window else None
         found = self._views.read_now(ViewQuery(self._name, order=newest, limit=_MAX_ROWS))
         upserts: list[Document] = []
         opened: dict[str, bool] = {}
-        for row, open_ in zip(found.rows(), found.open, strict=True):
-            document = self._document(row)
-            upserts.append(document)
-            opened |= self._track_open(row, document, open_)
+        for row in found.rows():
+            upserts.append(self._document(row))
+            opened |= self._track_window(row, upserts[-1], found.watermark)
         message = {"view": self._name, "whole": True, "upserts": upserts, "deletes": [], "open": opened}
         return message | {"truncated": len(upserts) == _MAX_ROWS}
 
     def _read_changes(self, table: ViewTable) -> list[Change]:
-        topic, assembler = changelog_topic(table.name, table.version), self._assembler
-        assert assembler is not None
-        positions = {0: self._offset}
+        topic = changelog_topic(table.name, table.version)
         found: list[Change] = []
-        for batch in self._log.fetch(topic, positions, max_bytes=_MAX_BYTES, timeout=0, waiter=None):
-            found += assembler.add(batch)
+        assert self._assembler is not None
+        for batch in self._log.fetch(topic, {0: self._offset}, max_bytes=_MAX_BYTES, timeout=0, waiter=None):
+            found += self._assembler.add(batch)
             self._offset = batch.next_offset
         return found
 
     def _delta_message(self, changes: Sequence[Change]) -> Document | None:
-        """The last state of each row that changed, and rows whose windows have closed meanwhile."""
+        """Returns the last state of each changed row, and the rows whose windows have closed."""
         watermark = self._views.watermark(self._name)
         upserts: dict[str, Document] = {}
         deletes: dict[str, None] = {}
@@ -193,7 +193,7 @@ class RowSnapshot:
             else:
                 deletes.pop(key, None)
                 upserts[key] = document
-                opened |= self._track_open(change.after, document, self._is_open(change.after, watermark))
+                opened |= self._track_window(change.after, document, watermark)
         for key, (end, document) in list(self._open.items()):
             if watermark is not None and end <= watermark:
                 del self._open[key]
@@ -209,120 +209,85 @@ class RowSnapshot:
         key = [shown[name] for name in self._table.key]
         return shown | {"_key": msgspec.json.encode(key).decode()}
 
-    def _is_open(self, row: Document, watermark: int | None) -> bool | None:
-        end = self._window_end(row)
-        return None if end is None else watermark is None or end > watermark
-
     def _window_end(self, row: Document) -> int | None:
         window = row.get(self._table.window or "") if self._table else None
         end = window["end"] if window else None
         return micros(end if end.tzinfo else end.replace(tzinfo=UTC)) if isinstance(end, datetime) else None
 
-    def _track_open(self, row: Document, document: Document, open_: bool | None) -> dict[str, bool]:
+    def _track_window(self, row: Document, document: Document, watermark: int | None) -> dict[str, bool]:
+        """Returns by key whether the row's window may still change; an open one is remembered until it closes."""
         key, end = document["_key"], self._window_end(row)
-        if open_ and end is not None:
+        self._open.pop(key, None)
+        if end is None:
+            return {}
+        is_open = watermark is None or end > watermark
+        if is_open:
             self._open[key] = (end, document)
-        else:
-            self._open.pop(key, None)
-        return {} if open_ is None else {key: open_}
+        return {key: is_open}
 
 
-_MIN_INTERVAL: Final = 0.25  # seconds between two rounds of messages
-_MAX_INTERVAL: Final = 1.0  # seconds; lag grows without anything being written
-_MAX_VIEWS: Final = 20
+class DashboardRoutes(Routes):
+    """Serves the live stream of the dashboard."""
 
-_ROUTES: Final = (
-    Route(
-        "GET",
-        "/api/live",
-        "live",
-        "Pipelines and rows of views, live, as server-sent events",
-        body(None, EVENT_STREAM),
-        (UnknownViewError,),
-    ),
-)
+    tag = "views"
 
-
-def routes(gateway: Gateway) -> APIRouter:
-    """The route of the live stream."""
-    return router_of(_DashboardRoutes(gateway), "views", _ROUTES)
-
-
-class _DashboardRoutes:
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-
+    @Route("GET", "/api/live", "Follow pipelines and rows of views live", body(None, EVENT_STREAM), (UnknownViewError,))
     async def live(self, views: str = "") -> Response:
-        """For views, named with commas between. Everything comes once, then what changes, at most four times a second.
+        """`views` is a list of names with commas. The stream sends everything once, then only what changes.
 
         Events are `pipelines` (all of them, with rate and lag), `engine`, and `rows` with the upserts and deletes of
-        one view; each row has its key as text in `_key`, and `open` says by key whether its window may still change. A
-        slow page gets fewer and newer messages; one that takes nothing at all is cut off.
+        one view. Each row has its key as text in `_key`; `open` says by key whether the row's window may still change.
+        There are at most four rounds of events per second. A slow client gets fewer, newer events; one that reads
+        nothing is disconnected.
         """
         names = [name for name in views.split(",") if name]
         if len(names) > _MAX_VIEWS:
-            raise UsageError(f"a live stream has up to {_MAX_VIEWS} views", limit=_MAX_VIEWS)
+            what = f"{len(names)} views are more than a live stream can have ({_MAX_VIEWS})"
+            raise UsageError(what, limit=_MAX_VIEWS)
         for name in names:
-            await self._gateway.threads.query(self._gateway.views.definition, name)
-        return StreamingResponse(self._stream(names), media_type=EVENT_STREAM)
-
-    async def _stream(self, names: list[str]) -> AsyncIterator[bytes]:
-        gateway, notifier = self._gateway, self._gateway.notifier
-        dashboard = _Dashboard(gateway, names)
-        last_sent = time.monotonic()
-        yield b"retry: 1000\n: live\n\n"
-        try:
-            while not notifier.stopping:
-                begun = time.monotonic()
-                messages = await gateway.threads.query(dashboard.messages)
-                for message in messages:
-                    yield message
-                if messages:
-                    last_sent = time.monotonic()
-                elif time.monotonic() - last_sent >= gateway.limits.heartbeat.total_seconds():
-                    last_sent = time.monotonic()
-                    yield b": heartbeat\n\n"
-                await self._wait(begun, busy=bool(messages))
-        except HeadwaterError as error:
-            yield b"event: problem\ndata: " + problem_bytes(error) + b"\n\n"
-
-    async def _wait(self, begun: float, *, busy: bool) -> None:
-        """Until something was committed, but never less than a quarter of a second and hardly more than a second."""
-        gateway, notifier = self._gateway, self._gateway.notifier
-        store = gateway.views.store
-        if store is None:
-            await notifier.wait(timeout=_MAX_INTERVAL)
-            return
-        with await notifier.watch_store(store.watch) as subscription:
-            change = subscription.next_change
-            await notifier.wait(timeout=_MIN_INTERVAL - (time.monotonic() - begun))
-            if not change.done() and not busy:
-                await notifier.wait(change, timeout=_MAX_INTERVAL - _MIN_INTERVAL)
-        await asyncio.sleep(0)
+            await self._threads.query(self._views.definition, name)
+        return self._gateway.streams.response(_DashboardSource(self._gateway, names))
 
 
-class _Dashboard:
-    """What one page has been told, and what it has to be told now."""
+class _DashboardSource:
+    """The snapshots of one dashboard; each call sends what changed since the previous one."""
 
     def __init__(self, gateway: Gateway, names: list[str]) -> None:
+        self._gateway = gateway
+        self._notifier = gateway.notifier
         self._pipelines = PipelineSnapshot(gateway.log, gateway.views)
         self._rows = [RowSnapshot(gateway.log, gateway.views, name) for name in names]
-        self._read_engine: Callable[[], dict[str, Any] | None] = gateway.engine
-        self._engine: dict[str, Any] | None = None
+        self._engine: Document | None = None
+        self._commits: tuple[asyncio.Future[None], ...] = ()  # done at the next commit; empty without a store
+        self._polled_at = -_MAX_INTERVAL
+        self._idle = False
 
-    def messages(self) -> list[bytes]:
-        """All messages that are due."""
-        found = []
+    async def next(self, timeout: float) -> list[bytes]:
+        """Returns what changed; an idle dashboard waits for a commit, each one for the shortest interval."""
+        await self._notifier.wait(timeout=self._polled_at + _MIN_INTERVAL - time.monotonic())
+        if self._idle:
+            await self._notifier.wait(*self._commits, timeout=min(timeout, _MAX_INTERVAL - _MIN_INTERVAL))
+        self._polled_at = time.monotonic()
+        store = self._gateway.views.store
+        if store is not None:  # taken before the poll: a commit in between is not lost
+            with await self._notifier.watch_store(store.watch) as subscription:
+                self._commits = (subscription.next_change,)
+        messages = await self._gateway.threads.query(self._poll)
+        self._idle = not messages
+        return messages
+
+    def _poll(self) -> list[bytes]:
+        messages = []
         pipelines = self._pipelines.poll()
         if pipelines is not None:
-            found.append(_encode_message("pipelines", pipelines))
-        engine = self._read_engine() or summarize_engine(self._pipelines.latest)
+            messages.append(_encode_message("pipelines", pipelines))
+        engine = self._gateway.engine() or summarize_engine(self._pipelines.latest)
         if engine != self._engine:
             self._engine = engine
-            found.append(_encode_message("engine", engine))
+            messages.append(_encode_message("engine", engine))
         changed = (rows.poll() for rows in self._rows)
-        return found + [_encode_message("rows", message) for message in changed if message is not None]
+        return messages + [_encode_message("rows", message) for message in changed if message is not None]
 
 
 def _encode_message(event: str, document: Any) -> bytes:
-    return b"event: " + event.encode() + b"\ndata: " + escape_newlines(msgspec.json.encode(document)) + b"\n\n"
+    return format_event(escape_newlines(msgspec.json.encode(document)), event=event)

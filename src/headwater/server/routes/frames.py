@@ -1,4 +1,4 @@
-"""Routes of Headwater's own clients: typed rows in, stored batches out, as the bytes of the log."""
+"""Routes of Headwater's own clients: typed rows and stored frames, in the binary format of the log."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Final
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 
 from headwater.errors import (
     BadEventError,
@@ -21,78 +21,66 @@ from headwater.errors import (
 )
 from headwater.events import Codec
 from headwater.events.envelope import Receipts
-from headwater.log import WriteBatch
 from headwater.log.open_topic import OpenTopic
 from headwater.log.wire import FRAMES_MEDIA_TYPE, RECEIPTS_MEDIA_TYPE, pack_frames, pack_receipts, unpack_batch
-from headwater.server.gateway import Gateway
 from headwater.server.middleware import media_type, parse_json
 from headwater.server.problems import http_problem
-from headwater.server.routes.openapi import Route, body, router_of
+from headwater.server.routes.openapi import Route, Routes, body
 from headwater.server.serializers.documents import FetchRequest
 
-__all__ = ["GROUP_CHANGED", "routes"]
+__all__ = ["GROUP_CHANGED", "FrameRoutes"]
 
 GROUP_CHANGED: Final = "headwater-group-changed"
 _MAX_PARTITION_BYTES: Final = 16 << 20
-_MAX_BYTES: Final = 32 << 20  # bytes of one answer, about
+_MAX_BYTES: Final = 32 << 20  # approximate bytes of one response
 
 
-_ROUTES: Final = (
-    Route(
+class FrameRoutes(Routes):
+    """Appends and fetches frames of the log."""
+
+    tag = "frames"
+
+    @Route(
         "POST",
         "/api/topics/{name}/frames",
-        "append",
         "Append typed rows as one frame",
         body(None, RECEIPTS_MEDIA_TYPE),
         (UnknownTopicError, BadEventError, BadKeyError, TooLargeError, OverloadedError, DiskFullError),
         request_body=body(None, FRAMES_MEDIA_TYPE),
         query={},
-    ),
-    Route(
-        "POST",
-        "/api/topics/{name}/fetch",
-        "fetch",
-        "Fetch stored frames from offsets on; may wait for the first",
-        body(None, FRAMES_MEDIA_TYPE),
-        (UnknownTopicError, BadOffsetError, DataGoneError),
-        request_body=body(FetchRequest),
-        query={},
-    ),
-)
-
-
-def routes(gateway: Gateway) -> APIRouter:
-    """The routes of frames."""
-    return router_of(_FrameRoutes(gateway), "frames", _ROUTES)
-
-
-class _FrameRoutes:
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-        self._log = gateway.log
-        self._threads = gateway.threads
-
+    )
     async def append(self, request: Request) -> Response:
-        """With a producer and sequence in the frame's header a repeated send is told apart and not written again."""
+        """With a producer and sequence in the frame's header, a repeated send is recognised and not appended again."""
         if media_type(request) != FRAMES_MEDIA_TYPE:
-            raise http_problem(
-                415, f"a body of {media_type(request) or 'no type'} is not a frame", detail=f"send {FRAMES_MEDIA_TYPE}"
-            )
+            what = f"a body of {media_type(request) or 'no media type'} is not a frame"
+            raise http_problem(415, what, detail=f"the media type must be {FRAMES_MEDIA_TYPE}")
         async with self._gateway.bodies.read(request, self._gateway.limits.frames) as data:
-            name = request.path_params["name"]
-            receipts = await self._threads.append(self._append, name, data)
+            receipts = await self._threads.append(self._append, request.path_params["name"], data)
         return Response(pack_receipts(receipts), media_type=RECEIPTS_MEDIA_TYPE)
 
     def _append(self, name: str, data: bytes) -> Receipts:
         topic = self._log.open_topic(name)
         rows = unpack_batch(data, lambda version: _codec_for(topic, version))
-        _check_rows(topic, rows)
+        if rows.partition is not None:
+            _check_partition(topic, rows.partition)
+        elif rows.producer and len(topic.partitions) > 1:
+            what = "a frame of a producer must name its partition"
+            raise BadEventError(what, detail="sequences are counted per partition; nothing was appended")
         return self._log.append(name, rows)
 
+    @Route(
+        "POST",
+        "/api/topics/{name}/fetch",
+        "Fetch stored frames from offsets on, now or when there are some",
+        body(None, FRAMES_MEDIA_TYPE),
+        (UnknownTopicError, BadOffsetError, DataGoneError),
+        request_body=body(FetchRequest),
+        query={},
+    )
     async def fetch(self, request: Request) -> Response:
-        """Frames of several partitions, at least one whole frame of each that has any, up to a bound for all.
+        """Returns at least one frame of each partition that has any, up to a size limit for all.
 
-        A change of `watch_group` ends the wait, too; the answer then has the header headwater-group-changed.
+        A change of `group` ends the wait, too. The response then has the header headwater-group-changed.
         """
         async with self._gateway.bodies.read(request) as data:
             wanted = parse_json(data, FetchRequest)
@@ -103,7 +91,7 @@ class _FrameRoutes:
         return await self._fetch_waiting(name, wanted, time.monotonic() + left)
 
     async def _fetch_waiting(self, name: str, wanted: FetchRequest, deadline: float) -> Response:
-        notifier = self._gateway.notifier
+        notifier = self._notifier
         with ExitStack() as stack:
             subscriptions = [stack.enter_context(await notifier.watch_topic(name))]
             if wanted.group is not None:
@@ -146,14 +134,6 @@ def _codec_for(topic: OpenTopic, version: int) -> Codec:
         what = f'topic "{topic.definition.name}" has no schema {version}'
         raise BadEventError(what, detail=f"it has 1 to {topic.definition.version}")
     return topic.codec_of(version)
-
-
-def _check_rows(topic: OpenTopic, rows: WriteBatch) -> None:
-    if rows.partition is not None:
-        _check_partition(topic, rows.partition)
-    elif rows.producer and len(topic.partitions) > 1:
-        what = "rows of a producer name their partition"
-        raise BadEventError(what, detail="its sequences are kept per partition; nothing was appended")
 
 
 def _check_partition(topic: OpenTopic, partition: int) -> None:

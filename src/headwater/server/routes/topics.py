@@ -7,7 +7,8 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request, Response
+import msgspec
+from fastapi import Query, Request, Response
 from msgspec import UNSET
 
 from headwater.errors import (
@@ -24,111 +25,40 @@ from headwater.events import DeviceClock, to_ddl
 from headwater.events.schema_export import from_arrow_base64, schema_document, to_json_schema
 from headwater.log import Overload, Retention, Topic
 from headwater.log.topic import OPTION_NAMES, WhenFull
-from headwater.server.gateway import Gateway, json_response
+from headwater.server.gateway import json_response
 from headwater.server.middleware import parse_json
 from headwater.server.problems import http_problem
-from headwater.server.routes.openapi import Route, body, list_of, router_of
-from headwater.server.serializers.documents import (
-    CountsDocument,
-    DeviceClockDocument,
-    EndsDocument,
-    NewTopic,
-    OffsetDocument,
-    OverloadDocument,
-    RetentionDocument,
-    SchemaDocument,
-    SequencesDocument,
-    TopicDocument,
-    TopicSummary,
-    topic_document,
-)
+from headwater.server.routes.openapi import Route, Routes, body, list_of
+from headwater.server.serializers import documents
 from headwater.server.serializers.responses import parse_positions, parse_start
 from headwater.units import duration, size
 
-__all__ = ["routes"]
+__all__ = ["TopicRoutes"]
 
 ARROW_SCHEMA = "application/vnd.apache.arrow.schema"
 DDL = "text/plain"
 JSON_SCHEMA = "application/schema+json"
 
 
-_TOPIC_PATH = "/api/topics/{name}"
-_ROUTES = (
-    Route("GET", "/api/topics", "all", "List topics", list_of("topics", TopicSummary)),
-    Route(
-        "POST",
-        "/api/topics",
-        "create",
-        "Create a topic, or bring it up to a definition",
-        body(TopicDocument),
-        (BadNameError, BadTypeError, SchemaConflictError, TopicExistsError),
-        request_body=body(NewTopic),
-    ),
-    Route("GET", _TOPIC_PATH, "get", "A topic's definition", body(TopicDocument), (UnknownTopicError,)),
-    Route(
-        "GET",
-        f"{_TOPIC_PATH}/schema",
-        "schema",
-        "A topic's type, newest or at a version",
-        body(SchemaDocument) | body(None, JSON_SCHEMA) | body(None, ARROW_SCHEMA) | body(None, DDL),
-        (UnknownTopicError,),
-    ),
-    Route(
-        "GET",
-        f"{_TOPIC_PATH}/ends",
-        "ends",
-        "What each partition holds; may wait for a change",
-        list_of("partitions", EndsDocument),
-        (UnknownTopicError,),
-    ),
-    Route(
-        "GET",
-        f"{_TOPIC_PATH}/find",
-        "find",
-        "The offset of a start in a partition",
-        body(OffsetDocument),
-        (UnknownTopicError, BadOffsetError, BadTimeError),
-    ),
-    Route(
-        "GET",
-        f"{_TOPIC_PATH}/counts",
-        "counts",
-        "Append counters of the topic",
-        body(CountsDocument),
-        (UnknownTopicError,),
-    ),
-    Route(
-        "GET",
-        f"{_TOPIC_PATH}/sequences",
-        "sequences",
-        "Highest sequence of a producer per partition",
-        body(SequencesDocument),
-        (UnknownTopicError,),
-    ),
-)
+_PATH = "/api/topics/{name}"
 
 
-def routes(gateway: Gateway) -> APIRouter:
-    """The routes of topics."""
-    return router_of(_TopicRoutes(gateway), "topics", _ROUTES)
+class TopicRoutes(Routes):
+    """Creates and describes topics."""
 
+    tag = "topics"
 
-class _TopicRoutes:
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-        self._log = gateway.log
-        self._threads = gateway.threads
-
+    @Route("GET", "/api/topics", "List topics", list_of("topics", documents.TopicSummary))
     async def all(self) -> Response:
-        """All topics, with how many offsets they hold."""
+        """Returns all topics with the number of offsets they hold."""
         return json_response({"topics": await self._threads.read(self._read_summaries)})
 
-    def _read_summaries(self) -> list[TopicSummary]:
+    def _read_summaries(self) -> list[documents.TopicSummary]:
         summaries = []
         for name in self._log.topics():
             held = self._log.ends(name)
             summaries.append(
-                TopicSummary(
+                documents.TopicSummary(
                     name,
                     len(held),
                     sum(part.end - part.start for part in held),
@@ -138,26 +68,39 @@ class _TopicRoutes:
             )
         return summaries
 
+    @Route(
+        "POST",
+        "/api/topics",
+        "Create a topic, or update it to a definition",
+        body(documents.TopicDocument),
+        (BadNameError, BadTypeError, SchemaConflictError, TopicExistsError),
+        request_body=body(documents.NewTopic),
+    )
     async def create(self, request: Request) -> Response:
-        """Creates the topic; one that exists gets the given options and, if old events stay readable, the new type."""
+        """An existing topic gets the given options and, if old events stay readable, the new type."""
         async with self._gateway.bodies.read(request) as data:
-            wanted = parse_json(data, NewTopic)
-            topic = await self._threads.append(self._create, wanted)
-        return json_response(topic_document(topic))
+            wanted = parse_json(data, documents.NewTopic)
+            most = self._gateway.limits.partitions
+            if wanted.partitions is not UNSET and wanted.partitions > most:
+                what = f"{wanted.partitions} partitions are more than this node allows"
+                raise BadSettingError(what, detail=f"a topic has at most {most}", limit=most)
+            topic = await self._threads.append(lambda: self._log.create(topic_from_request(wanted)))
+        return json_response(documents.topic_document(topic))
 
-    def _create(self, wanted: NewTopic) -> Topic:
-        most = self._gateway.limits.partitions
-        if wanted.partitions is not UNSET and wanted.partitions > most:
-            what = f"{wanted.partitions} partitions are more than the node serves"
-            raise BadSettingError(what, detail=f"up to {most}", limit=most)
-        return self._log.create(topic_from_request(wanted))
-
+    @Route("GET", _PATH, "Get a topic's definition", body(documents.TopicDocument), (UnknownTopicError,))
     async def get(self, name: str) -> Response:
-        """Settings and newest type."""
-        return json_response(topic_document(await self._threads.read(self._log.topic, name)))
+        """Returns the options and the newest type."""
+        return json_response(documents.topic_document(await self._threads.read(self._log.topic, name)))
 
+    @Route(
+        "GET",
+        f"{_PATH}/schema",
+        "Get a topic's type, the newest or of a version",
+        body(documents.SchemaDocument) | body(None, JSON_SCHEMA) | body(None, ARROW_SCHEMA) | body(None, DDL),
+        (UnknownTopicError,),
+    )
     async def schema(self, request: Request, name: str, version: int | None = None) -> Response:
-        """As JSON with all forms; or, by the Accept header, JSON Schema, Spark DDL or an Arrow schema message."""
+        """The Accept header chooses JSON Schema, Spark DDL or an Arrow schema message; JSON (the default) has all."""
         topic = await self._threads.read(self._log.topic, name)
         number = topic.version if version is None else version
         if not 1 <= number <= topic.version:
@@ -169,43 +112,69 @@ class _TopicRoutes:
         if DDL in accept:
             return Response(to_ddl(schema), media_type=DDL)
         if JSON_SCHEMA in accept:
-            answer = json_response(to_json_schema(schema, name))
-            answer.headers["content-type"] = JSON_SCHEMA
-            return answer
+            return Response(msgspec.json.encode(to_json_schema(schema, name)), media_type=JSON_SCHEMA)
         return json_response(schema_document(schema, number, name))
 
+    @Route(
+        "GET",
+        f"{_PATH}/ends",
+        "Get the offset range of each partition, now or after a change",
+        list_of("partitions", documents.EndsDocument),
+        (UnknownTopicError,),
+    )
     async def ends(self, name: str, known: str | None = None, wait: Annotated[float, Query(ge=0)] = 0) -> Response:
-        """With `known`, such as 0:13,1:7, waits up to `wait` seconds until an end is another one."""
+        """With `known`, such as 0:13,1:7, waits up to `wait` seconds until an end differs from it."""
         if known is None or not wait:
             return json_response({"partitions": await self._threads.read(self._log.ends, name)})
         expected = parse_positions(known)
-        with await self._gateway.notifier.watch_topic(name) as subscription:
+        with await self._notifier.watch_topic(name) as subscription:
             deadline = time.monotonic() + self._gateway.cap_wait(wait)
             while True:
                 change = subscription.next_change
                 held = await self._threads.read(self._log.ends, name)
                 left = deadline - time.monotonic()
                 same = all(part.end == expected.get(part.partition, part.end) for part in held)
-                if not same or left <= 0 or not await self._gateway.notifier.wait(change, timeout=left):
+                if not same or left <= 0 or not await self._notifier.wait(change, timeout=left):
                     return json_response({"partitions": held})
 
+    @Route(
+        "GET",
+        f"{_PATH}/find",
+        "Find the offset of a start in a partition",
+        body(documents.OffsetDocument),
+        (UnknownTopicError, BadOffsetError, BadTimeError),
+    )
     async def find(self, name: str, partition: int = 0, start: str = "earliest") -> Response:
         """`start` is "earliest", "latest", an offset, or a time such as 2026-01-01T00:00:00Z or -10m."""
         offset = await self._threads.read(self._log.find_offset, name, partition, parse_start(start))
-        return json_response(OffsetDocument(partition, offset))
+        return json_response(documents.OffsetDocument(partition, offset))
 
+    @Route(
+        "GET",
+        f"{_PATH}/counts",
+        "Get the append counters of a topic",
+        body(documents.CountsDocument),
+        (UnknownTopicError,),
+    )
     async def counts(self, name: str) -> Response:
-        """Over all processes: offered = appended + duplicate + refused + dropped."""
-        return json_response(CountsDocument(await self._threads.read(self._log.counts, name)))
+        """The counters are sums over all processes: offered = appended + duplicate + refused + dropped."""
+        return json_response(documents.CountsDocument(await self._threads.read(self._log.counts, name)))
 
+    @Route(
+        "GET",
+        f"{_PATH}/sequences",
+        "Get the highest sequence of a producer per partition",
+        body(documents.SequencesDocument),
+        (UnknownTopicError,),
+    )
     async def sequences(self, name: str, producer: str) -> Response:
-        """-1 where the producer has appended nothing."""
+        """The sequence is -1 in partitions to which the producer has appended nothing."""
         found = await self._threads.read(self._log.last_sequences, name, producer)
-        return json_response(SequencesDocument(producer, found))
+        return json_response(documents.SequencesDocument(producer, found))
 
 
-def topic_from_request(wanted: NewTopic) -> Topic:
-    """The topic that a request describes, checked like one written in Python."""
+def topic_from_request(wanted: documents.NewTopic) -> Topic:
+    """Returns the topic that a request describes, checked like one declared in Python."""
     schema = wanted.schema if isinstance(wanted.schema, str) else from_arrow_base64(wanted.schema.arrow)
     options: dict[str, Any] = {}
     for name in wanted.__struct_fields__:
@@ -222,19 +191,19 @@ def topic_from_request(wanted: NewTopic) -> Topic:
 def _parse_option(name: str, value: Any) -> Any:
     if name in ("lateness", "idle", "ahead"):
         return _parse_duration(value)
-    if isinstance(value, DeviceClockDocument):
+    if isinstance(value, documents.DeviceClockDocument):
         return DeviceClock(value.column, value.sent, tuple(value.device), _parse_duration(value.limit))
-    if isinstance(value, RetentionDocument):
+    if isinstance(value, documents.RetentionDocument):
         return Retention(_parse_duration(value.time), None if value.size is None else size(value.size), value.force)
-    if isinstance(value, OverloadDocument):
+    if isinstance(value, documents.OverloadDocument):
         known = [policy.value for policy in WhenFull]
         if value.when_full not in known:
             what = f"unknown overload policy {value.when_full!r}"
-            raise BadSettingError(what, detail=f"it can be: {', '.join(known)}")
+            raise BadSettingError(what, detail=f"policies: {', '.join(known)}")
         return Overload(WhenFull(value.when_full), value.events, _parse_duration(value.timeout), value.one_in)
     return value
 
 
 def _parse_duration(value: float | str | None) -> timedelta | None:
-    """Seconds, or text such as "10 minutes"."""
+    """Returns a duration given in seconds or as text such as "10 minutes"."""
     return None if value is None else duration(value if isinstance(value, str) else f"{value:f} s")

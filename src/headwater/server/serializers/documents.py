@@ -1,4 +1,4 @@
-"""The JSON documents of the API: requests and answers; the OpenAPI description is generated from them."""
+"""The JSON documents of the API. The OpenAPI description is generated from them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from headwater.client.consumer import OffsetReset
 from headwater.events import Receipt
 from headwater.events.schema_export import schema_document
 from headwater.log import GroupState, Membership, Topic
@@ -26,7 +27,7 @@ __all__ = [
     "Membership",
     "NewTopic",
     "OffsetDocument",
-    "OffsetResetDocument",
+    "OffsetReset",
     "Problem",
     "Receipt",
     "ResetRequest",
@@ -84,7 +85,7 @@ class OverloadDocument(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class DeviceClockDocument(msgspec.Struct, forbid_unknown_fields=True):
-    """Whose clock says when events happened; `limit` in seconds."""
+    """The device clock that event times come from; `limit` in seconds."""
 
     column: str
     sent: str
@@ -128,10 +129,10 @@ class ArrowSchema(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class NewTopic(msgspec.Struct, forbid_unknown_fields=True):
-    """A topic to be created, or brought up to this definition.
+    """A topic to create, or to update to this definition.
 
     `schema` is Spark DDL text or an Arrow schema; durations and sizes may be text such as "10 minutes" and "64 MB".
-    `given` names the options that change a topic which exists; all that are there if left out.
+    `given` names the options that change an existing topic; all options of the document if left out.
     """
 
     name: str
@@ -154,7 +155,7 @@ class NewTopic(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class TopicSummary(msgspec.Struct):
-    """A topic in the list of all: how many offsets it holds, and when the last batch came (microseconds since 1970)."""
+    """A topic in a list: its number of offsets, and when the last batch was appended (microseconds since 1970)."""
 
     name: str
     partitions: int
@@ -164,7 +165,7 @@ class TopicSummary(msgspec.Struct):
 
 
 class EndsDocument(msgspec.Struct):
-    """What a partition holds: offsets [start, end); times in microseconds since 1970."""
+    """The offset range [start, end) of a partition; times in microseconds since 1970."""
 
     partition: int
     start: int
@@ -174,14 +175,14 @@ class EndsDocument(msgspec.Struct):
 
 
 class OffsetDocument(msgspec.Struct):
-    """The offset of a start."""
+    """The offset of a start in a partition."""
 
     partition: int
     offset: int
 
 
 class SequencesDocument(msgspec.Struct):
-    """Highest sequence of a producer in each partition, -1 where it has none."""
+    """The highest sequence of a producer in each partition; -1 where it has none."""
 
     producer: str
     sequences: list[int]
@@ -194,7 +195,7 @@ class CountsDocument(msgspec.Struct):
 
 
 class AppendDocument(msgspec.Struct):
-    """Where the events of a body went, in their order."""
+    """The partitions and offsets of the events of a body, in their order."""
 
     topic: str
     events: int
@@ -205,7 +206,7 @@ class AppendDocument(msgspec.Struct):
 
 
 class FetchRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """What to fetch: offset per partition, about how many bytes of each, and how many seconds to wait for the first."""
+    """A fetch: the offset per partition, the approximate bytes of each, and the seconds to wait for the first frame."""
 
     positions: dict[int, int]
     max_bytes: int = 1 << 20
@@ -214,21 +215,21 @@ class FetchRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class JoinRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """How to join: where a new group begins, and after how many seconds without a sync a member is expelled."""
+    """A join: where a new group begins, and the session timeout in seconds."""
 
     start: str | int = "earliest"
     session: float = 300.0
 
 
 class CommitRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """What a member says: its generation and, for a commit, the next offset per partition."""
+    """A sync or commit of a member: its generation and, for a commit, the next offset per partition."""
 
     generation: int
     offsets: dict[int, int] = {}
 
 
 class GroupChangeRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Members that are alive, the mark of the last answer, and how many seconds to wait for a change of the group."""
+    """A heartbeat: the living members, the mark of the last response, and the seconds to wait for a change."""
 
     members: list[str] = []
     mark: str | None = None
@@ -236,30 +237,22 @@ class GroupChangeRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class GroupChangeDocument(msgspec.Struct):
-    """Whether the group changed since the mark that was sent; without one, it is taken to have changed."""
+    """Whether the group changed since the mark of the request; true for a request without a mark."""
 
     changed: bool
     mark: str
 
 
 class ResetRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Where a group is to go on: at a start for all partitions, or at an offset for each."""
+    """A reset: to a start in all partitions, or to an offset in each."""
 
     to: str | int | None = None
     offsets: dict[int, int] | None = None
     dry_run: bool = False
 
 
-class OffsetResetDocument(msgspec.Struct):
-    """A committed offset before and after."""
-
-    partition: int
-    old: int | None
-    new: int
-
-
 class LagDocument(msgspec.Struct):
-    """How far a group is behind in a partition: events, and seconds the oldest of them has waited."""
+    """The lag of a group in a partition: unread events, and the seconds that the oldest has waited."""
 
     group: str
     topic: str
@@ -273,9 +266,9 @@ class LagDocument(msgspec.Struct):
 
 
 class ViewDocument(msgspec.Struct):
-    """A view: its key and columns, how many rows it has, and the event time up to which it is complete.
+    """A view: its key and columns, its number of rows, and the event time up to which it is complete.
 
-    `schema` is Spark DDL text, `arrow` an Arrow IPC schema message in base64. System views count no rows.
+    `schema` is Spark DDL text, `arrow` an Arrow IPC schema message in base64. `rows` is null for system views.
     """
 
     name: str
@@ -291,7 +284,7 @@ class ViewDocument(msgspec.Struct):
 
 
 class RowsDocument(msgspec.Struct):
-    """Rows of a view; `open` says of each whether its window may still change, null where nothing closes."""
+    """Rows of a view; `open` says of each whether its window may still change, null for a view without windows."""
 
     name: str
     columns: list[str]
@@ -302,7 +295,7 @@ class RowsDocument(msgspec.Struct):
 
 
 class SqlRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """One SELECT over views, values for its question marks, and how many rows at most."""
+    """One SELECT over views, the values of its `?` placeholders, and the maximum number of rows."""
 
     sql: str
     parameters: list[Any] = []
@@ -310,7 +303,7 @@ class SqlRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SqlResponse(msgspec.Struct):
-    """The rows of a query; `truncated` when there are more than were asked for or fit."""
+    """The result of a query; `truncated` if there are more rows than the limit or the size allow."""
 
     columns: list[str]
     rows: list[list[Any]]
@@ -318,7 +311,7 @@ class SqlResponse(msgspec.Struct):
 
 
 class Health(msgspec.Struct):
-    """How the node is."""
+    """The health of the node."""
 
     status: str
     pid: int
@@ -330,7 +323,7 @@ class Health(msgspec.Struct):
 
 
 class Version(msgspec.Struct):
-    """Which Headwater answers."""
+    """The version of the node."""
 
     name: str
     version: str

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 from urllib.parse import unquote
 
 import msgspec
 import pyarrow as pa
 
+from headwater.client.producer import EncoderCache
 from headwater.errors import BadEventError, BadJsonError, BadKeyError, TooLargeError, UsageError
 from headwater.events import Receipt, partition_of, values_of
 from headwater.events.envelope import Receipts
@@ -19,8 +20,7 @@ from headwater.log.write_batch import EventEncoder
 
 __all__ = ["EventAttributes", "EventIngest"]
 
-R = TypeVar("R")
-# Where the attributes of a CloudEvent have a place of their own here.
+# CloudEvents attributes and the attributes of our events that they become.
 _ATTRIBUTE_NAMES: Final = {
     "id": "id",
     "source": "source",
@@ -34,7 +34,7 @@ _IGNORED: Final = frozenset({"specversion", "datacontenttype"})
 
 @dataclass
 class EventAttributes:
-    """What a request says about an event besides its value; the key is text."""
+    """The attributes of an event in a request; the key is text, and is parsed when the topic is known."""
 
     key: str | None = None
     producer: str = ""
@@ -44,7 +44,7 @@ class EventAttributes:
     deleted: bool = False
 
     def update_from_query(self, query: Mapping[str, str]) -> None:
-        """Take over what the query says; it goes before what headers or a document say."""
+        """Set the attributes given in the query; they take precedence over headers and document."""
         for name, value in query.items():
             if name == "headers":
                 self.headers |= parse_headers(value)
@@ -56,7 +56,7 @@ class EventAttributes:
                 self.attributes[name] = value
 
     def set_attribute(self, name: str, value: str, topic: str) -> None:
-        """Take over an attribute of a CloudEvent; one without a place here is kept as a header."""
+        """Set an attribute of a CloudEvent; one that events do not have becomes a header."""
         field_name = _ATTRIBUTE_NAMES.get(name)
         if field_name == "key":
             self.key = value
@@ -69,16 +69,16 @@ class EventAttributes:
 
 
 def parse_headers(text: str) -> dict[str, str]:
-    """Headers written as one JSON object of texts."""
+    """Returns the headers in a JSON object of strings."""
     try:
         return msgspec.json.decode(text.encode(), type=dict[str, str])
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        what = f"the headers are not a JSON object of texts: {error}"
+        what = f"the headers are not a JSON object of strings: {error}"
         raise BadEventError(what, field="headers") from None
 
 
 def parse_ce_headers(headers: Mapping[str, str], topic: str) -> EventAttributes:
-    """Returns the attributes of a CloudEvent in binary mode; other requests have none."""
+    """Returns the attributes in the `ce-` headers of a request (CloudEvents, binary mode)."""
     attributes = EventAttributes()
     for name, value in headers.items():
         if name.startswith("ce-"):
@@ -89,7 +89,7 @@ def parse_ce_headers(headers: Mapping[str, str], topic: str) -> EventAttributes:
 
 
 def parse_cloud_event(body: bytes, topic: str) -> tuple[EventAttributes, bytes]:
-    """Returns the attributes and the value of a CloudEvent in structured mode."""
+    """Returns the attributes and the value of a CloudEvent (structured mode)."""
     try:
         document = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
@@ -108,12 +108,17 @@ def parse_cloud_event(body: bytes, topic: str) -> tuple[EventAttributes, bytes]:
 
 
 class EventIngest:
-    """Appends JSON events, checked against the newest type of their topic."""
+    """Appends JSON events, validated against the newest type of their topic.
+
+    Args:
+        log: The log.
+        max_line: The maximum size of one event in bytes.
+    """
 
     def __init__(self, log: EventLog, max_line: int) -> None:
         self._log = log
         self._max_line = max_line
-        self._encoders: dict[str, EventEncoder] = {}
+        self._encoders = EncoderCache(log, log.clock)
 
     def append_one(self, topic: str, body: bytes, attributes: EventAttributes) -> Receipt:
         """Append a single event."""
@@ -123,21 +128,21 @@ class EventIngest:
             what = f"the event has {len(body):,} bytes, more than {self._max_line:,}"
             raise TooLargeError(what, limit=self._max_line, size=len(body))
         return self._log.append_one(
-            topic, self._encode(topic, lambda incoming, now: _encode_event(incoming, body, attributes, now))
+            topic, self._encoders.encode(topic, lambda encoder, now: _encode_event(encoder, body, attributes, now))
         )
 
     def append_lines(self, topic: str, body: bytes) -> Receipts:
-        """Append NDJSON; those of one partition whole or not at all.
+        """Append the events of an NDJSON body; those of one partition completely or not at all.
 
         Raises:
-            BadEventError: `data` has the `max_line`, counted from 1; nothing was appended.
+            BadEventError: An event is invalid; `line` in its data is the line, counted from 1. Nothing was appended.
         """
         numbered = [(number, line) for number, line in enumerate(body.splitlines(), 1) if line.strip()]
         if not numbered:
             raise BadJsonError("the body has no lines", fix="one JSON object on each line", row=0)
         lines = [line for _, line in numbered]
         try:
-            rows = self._encode(topic, lambda incoming, now: incoming.encode_json(lines, now))
+            rows = self._encoders.encode(topic, lambda encoder, now: encoder.encode_json(lines, now))
         except (BadEventError, TooLargeError) as error:
             row = error.data.get("row")
             if row is not None:
@@ -149,23 +154,12 @@ class EventIngest:
     def delete(self, topic: str, key: str | None) -> Receipt:
         """Append the tombstone of a key."""
         if key is None:
-            raise BadKeyError("which key is to be deleted?", fix="?key=...", topic=topic)
+            raise BadKeyError("a delete needs a key", fix="?key=...", topic=topic)
 
         def tombstone(encoder: EventEncoder, now: int) -> Any:
             return encoder.encode_tombstone(_parse_key(encoder, key), now)
 
-        return self._log.append(topic, self._encode(topic, tombstone))[0]
-
-    def _encode(self, topic: str, encode: Callable[[EventEncoder, int], R]) -> R:
-        encoder = self._encoders.get(topic)
-        if encoder is not None:
-            try:
-                return encode(encoder, self._log.clock.micros())
-            except BadEventError:  # the type may have grown since
-                if self._log.topic(topic).version == encoder.topic.version:
-                    raise
-        encoder = self._encoders[topic] = EventEncoder(self._log.topic(topic))
-        return encode(encoder, self._log.clock.micros())
+        return self._log.append(topic, self._encoders.encode(topic, tombstone))[0]
 
 
 def _encode_event(encoder: EventEncoder, body: bytes, attributes: EventAttributes, now: int) -> PendingEvent:
@@ -181,31 +175,33 @@ def _encode_event(encoder: EventEncoder, body: bytes, attributes: EventAttribute
 
 
 def _set_sequence(encoder: EventEncoder, row: PendingEvent, attributes: EventAttributes) -> None:
-    """Give the row its producer's number; a repeated send must find the same partition."""
+    """Set producer, sequence and partition of a row; a repeated send must reach the same partition."""
     if attributes.sequence is None or not 0 <= attributes.sequence < 2**62:
-        raise UsageError("a producer numbers its events", fix="?producer=till-7&sequence=0, then 1, 2, ...")
+        raise UsageError(
+            "an event of a producer needs a sequence from 0 on", fix="?producer=till-7&sequence=0, then 1, 2, ..."
+        )
     key = encoder.key_of(row)
     partitions = encoder.topic.partitions
     if key is None and partitions > 1:
-        what = f'topic "{encoder.topic.name}" has {partitions} partitions: an event of a producer needs a key there'
+        what = f'topic "{encoder.topic.name}" has {partitions} partitions, so an event of a producer needs a key'
         raise BadKeyError(what, fix="?key=...", topic=encoder.topic.name)
     row.producer, row.sequence = attributes.producer, attributes.sequence
     row.partition = 0 if key is None else partition_of(key, partitions)
 
 
 def _parse_key(encoder: EventEncoder, text: str) -> Any:
-    """Returns a key as text, such as "7", in the type of its column; several columns as a JSON array."""
+    """Returns a key given as text in the types of its columns; several columns are a JSON array."""
     names = encoder.topic.key
     if not names:
         return text
     parts: Sequence[Any] = [text] if len(names) == 1 else _parse_key_parts(text)
     columns = [encoder.topic.schema.field(name).type for name in names]
     if len(parts) != len(columns):
-        raise BadKeyError(f"{text!r} is no key of ({', '.join(names)})", topic=encoder.topic.name)
+        raise BadKeyError(f"{text!r} is not a key of ({', '.join(names)})", topic=encoder.topic.name)
     try:
         values = [values_of(pa.array([str(part)]).cast(kind))[0] for part, kind in zip(parts, columns, strict=True)]
     except (pa.ArrowException, ValueError, OverflowError) as error:
-        what = f"{text!r} cannot be a key of topic {encoder.topic.name!r}"
+        what = f"{text!r} is not a key of topic {encoder.topic.name!r}"
         raise BadKeyError(what, detail=str(error), topic=encoder.topic.name) from None
     return values[0] if len(values) == 1 else tuple(values)
 
@@ -218,11 +214,11 @@ def _parse_key_parts(text: str) -> list[Any]:
 
 
 def _add_key(body: bytes, names: Sequence[str], key: Any) -> bytes:
-    """Returns the body with the key's fields where it does not have them."""
+    """Returns the body with the fields of the key added, if it does not have them."""
     try:
         members = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        return body  # what is wrong with it is said when it is decoded
+        return body  # the decoder reports the error
     missing = [name for name in names if name not in members]
     if not missing:
         return body

@@ -1,11 +1,13 @@
-"""Encodes answers: rows of views as JSON, NDJSON, CSV, Arrow or Parquet; events as JSON, CloudEvents or Arrow."""
+"""Encodes responses: rows of views as JSON, NDJSON, CSV, Arrow or Parquet; events as JSON, CloudEvents or Arrow.
+
+Also parses the offsets and partitions in queries.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -16,26 +18,25 @@ import pyarrow.parquet as pq
 from headwater.errors import BadOffsetError, UsageError
 from headwater.events import Event, values_of
 from headwater.events.values import format_moment, to_json_value
-from headwater.log import EventLog, LogBatch, Start
-from headwater.log.reader import TopicReader
+from headwater.log import LogBatch, Start
 from headwater.store.views.view_query import ViewResult, to_rows
 
 __all__ = [
     "ARROW",
     "CLOUD_EVENTS",
     "CSV",
-    "EVENT_STREAM",
     "JSON",
     "MEDIA_TYPES",
     "NDJSON",
     "PARQUET",
-    "ReadRange",
     "arrow_stream",
     "csv_lines",
     "encode_events",
     "encode_rows",
     "escape_newlines",
     "format_micros",
+    "parse_partitions",
+    "parse_positions",
     "parse_start",
 ]
 
@@ -43,13 +44,12 @@ JSON: Final = "application/json"
 NDJSON: Final = "application/x-ndjson"
 CLOUD_EVENTS: Final = "application/cloudevents-batch+json"
 ARROW: Final = "application/vnd.apache.arrow.stream"
-EVENT_STREAM: Final = "text/event-stream"
 _LINE_ENDS: Final = tuple((end.encode(), f"\\u{ord(end):04x}".encode()) for end in "\x85\u2028\u2029")
 _encode = msgspec.json.Encoder().encode
 
 
 def parse_start(text: str) -> Start:
-    """Returns a start out of a query: "earliest", "latest", an offset or a time."""
+    """Returns the start in a query: "earliest", "latest", an offset or a time."""
     if not text.isdigit():
         return text
     if not text.isascii() or len(text) > 18:
@@ -57,41 +57,23 @@ def parse_start(text: str) -> Start:
     return int(text)
 
 
-def parse_partitions(text: str | None, count: int) -> list[int]:
-    """Partitions out of a query such as "0,2"; all of them if it says nothing."""
+def parse_partitions(text: str | None) -> list[int] | None:
+    """Returns the partitions in a query such as "0,2"; None stands for all.
+
+    Raises:
+        UsageError: The text is not a list of numbers.
+    """
     if text is None:
-        return list(range(count))
+        return None
     parts = text.split(",")
     if not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
-        raise UsageError(f"{text[:40]!r} are no partitions", fix="partitions=0,2", parameter="partitions")
+        what = f"{text[:40]!r} is not a list of partitions"
+        raise UsageError(what, fix="partitions=0,2", parameter="partitions")
     return [int(part) for part in parts]
 
 
-@dataclass
-class ReadRange:
-    """What a request wants to read: from where, and up to where (None: for ever)."""
-
-    positions: dict[int, int]
-    stops: dict[int, int] | None
-
-    @classmethod
-    def parse(cls, log: EventLog, topic: str, start: str, stop: str | None, partitions: str | None) -> ReadRange:
-        """From the texts of a query."""
-        numbers = parse_partitions(partitions, log.topic(topic).partitions)
-        begin = parse_start(start)
-        positions = {number: log.find_offset(topic, number, begin) for number in numbers}
-        if stop is None:
-            return cls(positions, None)
-        end = parse_start("latest" if stop == "end" else stop)
-        return cls(positions, {number: log.find_offset(topic, number, end) for number in numbers})
-
-    def reader(self, log: EventLog, topic: str) -> TopicReader:
-        """Returns what reads it."""
-        return TopicReader(log, topic, self.positions, self.stops)
-
-
 def encode_events(batch: LogBatch) -> list[tuple[Event, bytes]]:
-    """Each event of a batch, and the same as one line of JSON."""
+    """Returns each event of a batch with its JSON document, which is a single line."""
     if not batch.values.num_rows:
         return []
     values = batch.codec.to_json(batch.values)
@@ -102,7 +84,7 @@ def encode_events(batch: LogBatch) -> list[tuple[Event, bytes]]:
 
 
 def escape_newlines(document: bytes) -> bytes:
-    """Escape characters that some readers take for a line end (U+0085, U+2028, U+2029)."""
+    """Escape characters that some readers treat as line ends (U+0085, U+2028, U+2029)."""
     if b"\xc2\x85" in document or b"\xe2\x80" in document:
         for raw, escaped in _LINE_ENDS:
             document = document.replace(raw, escaped)
@@ -141,7 +123,7 @@ def arrow_stream(schema: pa.Schema, batches: Iterator[LogBatch]) -> Iterator[byt
 
 
 class _ChunkSink:
-    """A file that hands on what was written to it."""
+    """A file object that returns what was written to it, chunk by chunk."""
 
     closed = False
 
@@ -164,10 +146,10 @@ class _ChunkSink:
 
 
 def parse_positions(text: str) -> Mapping[int, int]:
-    """Next offset per partition out of an event id such as "0:13,1:7".
+    """Returns the next offset per partition from an event id such as "0:13,1:7".
 
     Raises:
-        BadOffsetError: It is something else.
+        BadOffsetError: The text is not such an id.
     """
     try:
         pairs = [part.split(":") for part in text.split(",")]
@@ -185,15 +167,16 @@ def parse_positions(text: str) -> Mapping[int, int]:
 CSV: Final = "text/csv; charset=utf-8"
 PARQUET: Final = "application/vnd.apache.parquet"
 MEDIA_TYPES: Final = {"json": JSON, "ndjson": NDJSON, "csv": CSV, "arrow": ARROW, "parquet": PARQUET}
-"""The media type of each ending."""
+"""The media type of each file name extension."""
 
 _CHUNK_ROWS: Final = 5_000  # rows
+# Spreadsheets read a cell that begins with one of these as a formula or skip the character.
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "\n")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def format_micros(micros: int | None) -> str | None:
-    """Microseconds since 1970 as RFC 3339 text; None for a time beyond what can be written.
+    """Returns microseconds since 1970 as RFC 3339 text; None for a time after the year 9999.
 
     Example:
         >>> format_micros(0), format_micros(None)
@@ -206,7 +189,7 @@ def format_micros(micros: int | None) -> str | None:
 
 
 def encode_rows(result: ViewResult, form: str) -> Iterator[bytes]:
-    """Yields the rows as the bytes of a form, in pieces."""
+    """Yields the rows in a format of `MEDIA_TYPES`, in chunks."""
     return _ENCODERS[form](result)
 
 
@@ -229,7 +212,7 @@ def _encode_ndjson(result: ViewResult) -> Iterator[bytes]:
 
 
 def csv_lines(table: pa.Table, window: str | None = None) -> Iterator[str]:
-    r"""A table as CSV text; no text of it is taken for a formula by a program that opens it.
+    r"""Yields a table as CSV text. Text that a spreadsheet would read as a formula gets an apostrophe in front.
 
     Example:
         >>> "".join(csv_lines(pa.table({"name": ["=1+1", "ink"], "n": [-1, 2]})))
@@ -243,7 +226,7 @@ def csv_lines(table: pa.Table, window: str | None = None) -> Iterator[str]:
 
 
 def _flatten_window(table: pa.Table, window: str | None) -> pa.Table:
-    """Returns a window as two columns of their own."""
+    """Returns the table with the window as two columns: start and end."""
     columns: dict[str, Any] = {}
     for name in table.column_names:
         column = table.column(name).combine_chunks()

@@ -37,21 +37,21 @@ def resolve_position(table: ViewTable, position: Position) -> int:
     """Returns the offset of a position in the changes of this version of the view.
 
     Raises:
-        RefusedError: The position is one of an older version, whose changes lead nowhere.
-        BadOffsetError: It is a position in something else.
+        RefusedError: The position is in an older version of the view, whose changes do not continue in this one.
+        BadOffsetError: The position is not in the changes of this view.
     """
     topic = changelog_topic(table.name, table.version)
     if position.source == topic and len(position.lanes) == 1 and position.lanes[0][0] == 0:
         return position.lanes[0][1][0]
     if position.source.startswith(f"{table.name}.changes"):
         raise RefusedError(
-            f'view "{table.name}" was built anew since that position',
+            f'view "{table.name}" was rebuilt since that position',
             detail=f"the position is in {position.source}, the changes are in {topic} now",
             fix="read its rows again: changes(snapshot=True)",
             view=table.name,
             version=table.version,
         )
-    what = f'{position} is no position in the changes of view "{table.name}"'
+    what = f'{position} is not a position in the changes of view "{table.name}"'
     raise BadOffsetError(what, detail="use the position of one of its changes", view=table.name)
 
 
@@ -70,9 +70,9 @@ class ChangelogReader:
     """Reads the changes of one version of a view.
 
     Attributes:
-        log: Where the topic is.
-        table: The view.
-        start: The offset to begin with.
+        log: The log with the changelog topic.
+        table: The version of the view.
+        start: The first offset to read.
     """
 
     log: Log
@@ -81,11 +81,11 @@ class ChangelogReader:
 
     @property
     def topic(self) -> str:
-        """The topic they are in."""
+        """The changelog topic."""
         return changelog_topic(self.table.name, self.table.version)
 
     def batches(self, follow: bool) -> Iterator[list[LogBatch]]:
-        """Yields batches as they arrive, and an empty list after some idle seconds; ends with the topic, or never."""
+        """Yields batches as they arrive, and an empty list after some idle seconds; with `follow`, never ends."""
         while follow and self.topic not in self.log.topics():
             yield []
             time.sleep(_POLL_INTERVAL)
@@ -141,7 +141,7 @@ class TransactionAssembler:
             if self._pending is not None:
                 yield self._pending
             self._pending = change
-        # While the transaction goes on in the next batch of the log, nobody knows which change is its last.
+        # While the transaction continues in the next batch of the log, its last change is not known yet.
         if self._pending is not None and not batch.frame.unfinished:
             last, self._pending = self._pending, None
             yield replace(last, transaction=replace(last.transaction, last=True))
@@ -184,6 +184,6 @@ def _decode_rows(batch: LogBatch) -> Iterator[tuple[Any, Any, Any, int]]:
 
 
 def commit_micros(batch: LogBatch) -> int:
-    """When a batch of changes was committed, in microseconds since 1970."""
+    """Returns when a batch of changes was committed, in microseconds since 1970."""
     sent = batch.send_times
     return batch.frame.appended_at if sent is None or not len(sent) else int(sent.cast("int64")[0].as_py())

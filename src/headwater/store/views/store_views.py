@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -13,7 +12,6 @@ import pyarrow.compute as pc
 
 from headwater.errors import BadQueryError, UnknownTopicError, UnknownViewError, ViewBehindError, near_names
 from headwater.events import Receipt
-from headwater.log.notifier import Waiter
 from headwater.log.protocol import TimedLog
 from headwater.sql.identifiers import quote
 from headwater.store.changelog import changelog_topic
@@ -25,12 +23,12 @@ from headwater.store.system_views import SYSTEM_VIEWS, system_table, system_view
 from headwater.store.views.as_of import read_rows_as_of, select_rows, version_as_of
 from headwater.store.views.view_query import ViewInfo, ViewQuery, ViewResult, key_dict, open_window_mask
 from headwater.store.views.view_reader import ViewReader
+from headwater.store.views.wait import EventWait
 from headwater.units import micros, moment
 
 __all__ = ["StoreViews"]
 
 _MAX_SYSTEM_ROWS: Final = 100_000
-_POLL_INTERVAL: Final = 0.2  # seconds between checks for a store that does not exist yet
 
 
 class StoreViews:
@@ -129,29 +127,8 @@ class StoreViews:
 
     def read(self, query: ViewQuery) -> ViewResult:
         """Returns rows of a view, after waiting until it includes the events of `after`."""
-        if not self.has_events(query):
-            self._wait_for_events(query)
+        EventWait(self, query).run()
         return self.read_now(query)
-
-    def _wait_for_events(self, query: ViewQuery) -> None:
-        deadline = time.monotonic() + query.timeout
-        watch: Waiter | None = None
-        try:
-            while True:
-                if watch is None and self.store is not None:
-                    watch = self.store.watch()
-                if self.has_events(query):
-                    return
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    raise self.behind_error(query)
-                if watch is None:
-                    time.sleep(min(left, _POLL_INTERVAL))
-                else:
-                    watch.wait(left)
-        finally:
-            if watch is not None:
-                watch.close()
 
     def has_events(self, query: ViewQuery) -> bool:
         """Returns whether the view includes all events to wait for.
@@ -170,7 +147,7 @@ class StoreViews:
     def _has_event(self, views: ViewReader, name: str, receipt: Receipt, producers: dict[str, str]) -> bool:
         event = (receipt.topic, receipt.partition, receipt.offset)
         try:
-            return views.wait_for(name, *event, timeout=0, producers=producers)
+            return views.has_event(name, *event, producers)
         except UnknownTopicError:
             if views.position(name) or receipt.topic not in self._log.topics():
                 raise

@@ -1,4 +1,4 @@
-"""`ViewReader`: reads the views of a store in any database, reports their position, and waits for an event."""
+"""`ViewReader`: reads the views of a store in any database, their positions, and whether they include an event."""
 
 from __future__ import annotations
 
@@ -184,23 +184,16 @@ class ViewReader:
             found[read.topic] = position if known is None else _slower_position(known, position)
         return found
 
-    def wait_for(
-        self,
-        name: str,
-        topic: str,
-        partition: int,
-        offset: int,
-        timeout: float,
-        producers: Mapping[str, str] | None = None,
+    def has_event(
+        self, name: str, topic: str, partition: int, offset: int, producers: Mapping[str, str] | None = None
     ) -> bool:
-        """Wait until a view includes an event; returns False after `timeout` seconds.
+        """Returns whether a view includes an event.
 
         Args:
             name: The view.
             topic: The event's topic, read by the view itself or by pipelines before it.
             partition: The event's partition.
             offset: The event's offset.
-            timeout: Seconds to wait.
             producers: Which pipeline writes which topic; without it, each writes the one of its own name.
 
         Raises:
@@ -208,11 +201,7 @@ class ViewReader:
             UnknownTopicError: Neither the view nor anything before it reads that topic.
         """
         path = EventPath(topic, partition, offset, producers)
-
-        def has_event() -> bool:
-            return self._dialect.read_snapshot(lambda session: path.has_event(session, require_view(session, name)))
-
-        return path.wait(has_event, self._dialect.watch, timeout)
+        return self._dialect.read_snapshot(lambda session: path.has_event(session, require_view(session, name)))
 
 
 def _order_by(table: ViewTable, column: str) -> str:

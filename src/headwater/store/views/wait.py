@@ -4,15 +4,82 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from typing import Final, Protocol
 
-from headwater.errors import UnknownTopicError
+from headwater.errors import UnknownTopicError, ViewBehindError
 from headwater.log.notifier import Waiter
 from headwater.store.commit import ViewTable
 from headwater.store.dialect import Session
 from headwater.store.ledger import LedgerEntry, find_first_entry, last_entry
+from headwater.store.protocol import Store
+from headwater.store.views.view_query import ViewQuery
 
-__all__ = ["EventPath"]
+__all__ = ["STORE_POLL", "EventPath", "EventWait", "WaitableViews"]
+
+STORE_POLL: Final = 0.2  # seconds between checks for a store that does not exist yet
+
+
+class WaitableViews(Protocol):
+    """Views that can tell whether they include an event; `StoreViews` implements it."""
+
+    @property
+    def store(self) -> Store | None:
+        """The store; None until something has been committed."""
+
+    def has_events(self, query: ViewQuery) -> bool:
+        """Returns whether the view includes all events of `after`."""
+
+    def behind_error(self, query: ViewQuery) -> ViewBehindError:
+        """Returns the error for a view that did not include the events in time."""
+
+
+class EventWait:
+    """Waits until a view includes the events of `query.after`, at most `query.timeout` seconds from now.
+
+    A thread calls `run`. The server calls `poll` in a thread and waits for the next commit on its event loop.
+
+    Args:
+        views: The views.
+        query: The view's name, the events and the timeout.
+    """
+
+    def __init__(self, views: WaitableViews, query: ViewQuery) -> None:
+        self._views = views
+        self._query = query
+        self._deadline = time.monotonic() + query.timeout
+
+    def poll(self) -> float:
+        """Returns 0 if the view includes all events, otherwise the seconds that are left.
+
+        Raises:
+            ViewBehindError: The time is over.
+        """
+        if self._views.has_events(self._query):
+            return 0.0
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise self._views.behind_error(self._query)
+        return left
+
+    def run(self) -> None:
+        """Poll after every commit, until the view includes all events.
+
+        Raises:
+            ViewBehindError: The time is over.
+        """
+        watch: Waiter | None = None
+        try:
+            while left := self.poll():
+                if watch is not None:
+                    watch.wait(left)
+                elif (store := self._views.store) is not None:
+                    watch = store.watch()  # then poll again: a commit before the watch began wakes nobody
+                else:
+                    time.sleep(min(left, STORE_POLL))
+        finally:
+            if watch is not None:
+                watch.close()
 
 
 class EventPath:
@@ -27,22 +94,6 @@ class EventPath:
         self._partition = partition
         self._offset = offset
         self._producers = producers
-
-    def wait(self, has_event: Callable[[], bool], watch_store: Callable[[], Waiter], timeout: float) -> bool:
-        """Check after every commit until the view includes the event or the time is over."""
-        end = time.monotonic() + timeout
-        if has_event():
-            return True
-        watch = watch_store()
-        try:
-            while not has_event():
-                left = end - time.monotonic()
-                if left <= 0:
-                    return False
-                watch.wait(left)
-            return True
-        finally:
-            watch.close()
 
     def has_event(self, session: Session, table: ViewTable) -> bool:
         """Returns whether the view includes the event.
