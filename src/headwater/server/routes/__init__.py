@@ -1,7 +1,7 @@
 """The routes of the gateway, one module for each family of URLs.
 
-Each module has a function `routes` that takes the gateway and returns the family's routes. Enter at
-events.py.
+Each module has one class, such as `EventRoutes`. Its methods answer requests; the decorator `Route` (openapi.py)
+declares their addresses. Enter at events.py.
 """
 
 __all__: list[str] = []
