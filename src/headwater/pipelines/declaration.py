@@ -100,7 +100,7 @@ class PipelineDeclaration:
         policy: LatePolicy = KeepLate() if late is None else parse_late(late, location=location)
         columns = _parse_key(kind, name, key, location)
         retention = timedelta.max if history is True else duration(history) if history else None
-        if retention is not None:
+        if retention is not None:  # a view with history has one row per key and version
             columns += (VALID_FROM,)
         return cls(kind, name, columns, policy, path, latency, retention, location)
 

@@ -49,7 +49,7 @@ def code_facts(function: Any, source: str) -> dict[str, str]:
     """
     facts = {"code": _normalize(function, source)}
     visited = {id(inspect.unwrap(function))}
-    waiting = [inspect.unwrap(function)]
+    waiting = [inspect.unwrap(function)]  # functions that refer to each other are visited once
     while waiting:
         current = waiting.pop()
         for name, value in _references(current):

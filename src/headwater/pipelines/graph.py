@@ -153,7 +153,7 @@ def _topological_order(pipelines: Mapping[str, Pipeline]) -> list[str]:
     sorter = TopologicalSorter(
         {name: [source for source in pipeline.inputs if source in pipelines] for name, pipeline in pipelines.items()}
     )
-    sorter.prepare()
+    sorter.prepare()  # raises graphlib's CycleError
     position = {name: number for number, name in enumerate(pipelines)}
     ordered: list[str] = []
     ready: list[str] = []

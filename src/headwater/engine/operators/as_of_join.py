@@ -103,13 +103,14 @@ class AsOfJoin:
         events, versions = select_events(inputs[0], self.events), inputs[1]
         pop_timers(state, watermark)
         if self.final:
+            # Versions first: an event must find the versions of its own batch.
             insert_versions(state, versions, self.keys[1], self._contents)
             ready = release_complete(state, _WAITING, events, watermark)
             result = self._join(ready, self._look_up(state, ready), 1)
         else:
             by_key = group_by_key(versions, self.keys[1], nulls=False)
             affected = read_affected(state, by_key, event_times(versions), with_position(self.events))
-            before = self._look_up(state, affected)
+            before = self._look_up(state, affected)  # what was emitted, so the state must not have changed yet
             insert_versions(state, versions, self.keys[1], self._contents)
             result = self._corrections(state, affected, before, events)
             track_emitted(state, group_by_key(events, self.keys[0], nulls=False), events, watermark)

@@ -92,5 +92,6 @@ class Deduplicate:
         changed = [code for code, time in last.items() if known.get(code) != time]
         keys = [by_key.keys[code] for code in changed]
         state.put(_LAST_TIMES, keys, None, [encode_time(last[code]) for code in changed])
+        # `pop_expired` returns keys below the watermark: this key when the watermark reaches its last time + `within`.
         set_expiry(state, keys, np.array([last[code] for code in changed], np.int64) + self.within - 1)
         return events.take(pa.array(kept, pa.int64()))

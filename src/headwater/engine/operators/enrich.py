@@ -109,6 +109,7 @@ class Enrich:
         """Process the table's rows, then the events; emit joined events and those whose wait is over."""
         events = select_events(inputs[0], self.events)
         updated = self._update_table(state, inputs[1])
+        # A row that arrives in the batch in which the wait ends still counts: the table is updated first.
         expired = list(dict.fromkeys(key for _, key in pop_timers(state, watermark)))
         if self.wait:
             matched = self._pop_waiting(state, updated, None)

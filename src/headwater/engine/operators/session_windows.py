@@ -111,6 +111,7 @@ class SessionWindows:
         events = self._add_gap(select_events(inputs[0], self.events))
         keys = group_by_key(events, self.key).row_keys()
         touched = insert_entries(state, _EVENTS, keys, encode_positions(events), encode_rows(self._contents, events))
+        # The session of an event ends at this time or later; `_expire` checks again.
         set_expiry(state, keys, event_times(events) + to_int64(events.column(_GAP)))
         before = self._session_rows({key: old for key, (old, _) in touched.items()}, -1)
         after = self._session_rows({key: new for key, (_, new) in touched.items()}, 1)

@@ -125,6 +125,7 @@ class SlidingWindows:
     def _insert(self, state: State, events: pa.Table, by_key: RowsByKey) -> None:
         keys = by_key.row_keys()
         insert_entries(state, _EVENTS, keys, encode_positions(events), encode_rows(self._aggregate_columns, events))
+        # An event at t - length is outside of (t - length, t] and inside of [t - length, t).
         set_expiry(state, keys, event_times(events) + self.length - self.itself)
 
     def _aggregate_rows(self, state: State, events: pa.Table, weight: int) -> pa.Table:

@@ -204,6 +204,7 @@ class Stateful(_FunctionOperator):
             except Exception as error:  # the user's code may raise anything
                 if not self._quarantine:
                     raise
+                # The state stays as it was before the call; all events of the call are rejected.
                 rejected.append(quarantine_rows(ordered.slice(start, end - start), error))
         self._save(state, by_key.keys, states)
 
@@ -385,6 +386,7 @@ class VectorizedStateful(_FunctionOperator):
         zeros = bytes(self._record_type.itemsize)
         stored = b"".join([value or zeros for value in state.values(_SPACE, by_key.keys)])
         records = np.frombuffer(bytearray(stored), self._record_type)
+        # Copies, because the function may fail after it has changed some of them.
         states = {name: records[name].copy() for name in self._state.names}
         visible = events.drop_columns([name for name in POSITION_SCHEMA.names if name in events.column_names])
         try:

@@ -255,6 +255,7 @@ def find_versions(state: State, keys: list[bytes], codes: Numbers, times: Number
         return VersionLookup([], at, since)
     (after,) = search_times(versions, codes[known], (times[known], "right"))
     found = after - 1
+    # An index before the first entry of a key belongs to the key before it.
     found[(found >= 0) & (versions.owners[found] != codes[known])] = -1
     deleted = np.fromiter(map(len, versions.contents), np.int64, len(versions.contents)) == len(TOMBSTONE)
     found[deleted[found]] = -1

@@ -245,6 +245,7 @@ class HashPages:
 
     def on_commit(self) -> None:
         """Record that the result of `build_write` was committed."""
+        # From the first commit of pages on, every page has an entry in the store.
         self._has_pages = self._has_pages or bool(self._dirty)
         self._dirty.clear()
         if sum(self._page_sizes.values()) > self._cache_bytes:
@@ -288,6 +289,7 @@ class HashPages:
     def _split_pages(self, count: int) -> set[int]:
         """Split pages until there are this many; returns the changed pages."""
         new = np.arange(self._page_count, count, dtype=np.uint32)
+        # Linear hashing: only these pages have keys that belong to the new pages.
         old = set(_page_of(new, self._page_count).tolist())
         self._load_pages(old)
         moved = {key: value for page in old for key, value in self._contents[page].items()}

@@ -99,6 +99,7 @@ def _add_position(frame: DataFrame, time: str) -> DataFrame:
     if OFFSET not in frame.columns:
         kinds = {field.name: field.dataType.simpleString() for field in frame.schema}
         hashed = [F.col(f"`{name}`") for name, kind in kinds.items() if "map<" not in kind]
+        # Spark's hash functions refuse maps.
         hidden |= {PARTITION: F.lit(0), OFFSET: F.xxhash64(*hashed)}
     return frame.withColumns(hidden)
 
@@ -149,6 +150,7 @@ class SparkHost:
         result = self._operator.step(state, inputs, times.getCurrentWatermarkInMs() * 1_000)
         timer = self._set_timer(next_timer(state), timer, fired)
         group = pack_key_group(state, self._key_groups, form)
+        # State and timer are one value, so a restart finds them together; an empty group must not stay for ever.
         if state:
             self._state.update((group.data, timer))
         elif stored:

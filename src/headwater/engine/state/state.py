@@ -280,6 +280,7 @@ def pop_timers(state: State, watermark: int) -> list[tuple[int, bytes]]:
         >>> pop_timers(state, 20), next_timer(state)
         ([(10, b'a'), (20, b'b')], 30)
     """
+    # A timer at t fires when the watermark reaches t; `high` is exclusive.
     timers = [timer for timer, _ in state.entries(TIMERS, b"", high=encode_time(watermark + 1))]
     state.put(TIMERS, [b""] * len(timers), timers, [None] * len(timers))
     return [(decode_time(timer), timer[8:]) for timer in timers]

@@ -123,7 +123,7 @@ class StoreState:
             self._kinds[space] = kinds
         changes, loaded = self._map_changes.setdefault(space, {}), self._prefetched_keys.get(space, ())
         for key, name, value in zip(keys, names, values, strict=True):
-            changes.setdefault(key, {})[name] = value
+            changes.setdefault(key, {})[name] = value  # None stays here: it deletes the entry with the commit
             if key in loaded:
                 self._prefetched.put(space, [key], [name], [value])
 

@@ -246,6 +246,7 @@ class ApplyChanges:
             raise _UnusableError(message)
         else:
             key = changes.after.key(number, op)
+            # `before` of an insert or read is ignored; an update without `before` keeps its key.
             moves = op == "update" and changes.before.present[number]
             old = changes.before.key(number, op) if moves else key
             row = changes.after.rows[number]

@@ -151,6 +151,7 @@ class Compiler:
         sql = rows.sql
         for index, number in enumerate(rows.inputs):
             sql = sql.replace(f'"\x01{number}\x01"', f"i{index}")
+        # Equal statements share a node: a relation that is used twice is computed once.
         node = DataflowNode(Statement(sql, rows.schema, rows.columns), rows.inputs)
         if node in self.nodes:
             return len(self.tables) + self.nodes.index(node)

@@ -27,6 +27,7 @@ __all__ = [
     "utc_schema",
 ]
 
+# One thread: queries are small, and several pipelines run in one process. No file, network or extension access.
 _SETTINGS = {
     "threads": "1",
     "enable_external_access": "false",

@@ -83,7 +83,7 @@ class ZSetGroup:
         fresh = _ENCODE([self._initial_value(what, name) for what, name in self._slot_plan])
         old = decode_columns([fresh if value is None else value for value in stored], len(self._slot_plan))
         new = [self._add_delta(values, number, delta) for number, values in enumerate(old)]
-        self._update_values(state, rows, keys, new)
+        self._update_values(state, rows, keys, new)  # before the slots are encoded: min, max and distinct are slots
         # Slot 0 is the number of rows: a group without rows is deleted, except the only group of all rows.
         groups = zip(*new, strict=True)
         packed = [_ENCODE(slots) if slots[0] or not self.by else None for slots in groups]

@@ -82,6 +82,7 @@ class ZSetTop:
             return self.schema.empty_table()
         keys = encode_keys([changed.column(name) for name in self.per]) if self.per else [b""] * len(changed)
         groups = list(dict.fromkeys(keys))
+        # The difference of the first rows before and after: rows that stay cancel out.
         moved: RankedRows = Counter()
         for key in groups:
             moved.subtract(self._top_rows(state, key))

@@ -95,7 +95,7 @@ class _Dependencies:
 
     def closure(self, names: Iterable[str]) -> Names:
         found = frozenset(names)
-        while True:
+        while True:  # until no rule adds a name
             more = found.union(*(then for given, then in self.rules if given <= found))
             if more == found:
                 return found
@@ -213,7 +213,7 @@ class _DependencyAnalysis:
 
     def _top(self, relation: Top) -> _Dependencies:
         known = self.analyze(relation.input)
-        if relation.count == 1:
+        if relation.count == 1:  # the group has one row
             known = known.with_rules((relation.per, known.row_ids))
         if relation.rank is not None:
             known = known.with_rules(([*relation.per, relation.rank], known.row_ids), (known.row_ids, [relation.rank]))

@@ -79,6 +79,7 @@ def parse_relation(
             refusal.refuse(name, "there is no table of this name", fix=", ".join(sorted(tables)))
     try:
         schema: dict[str, object] = {name: dict.fromkeys(found, "string") for name, found in columns.items()}
+        # The types do not matter for resolving names; DuckDB derives them later.
         tree = qualify(tree, dialect="spark", schema=schema, quote_identifiers=False)
     except SqlglotError as error:
         data = {"part": str(error)} if isinstance(error, OptimizeError) else {}
