@@ -69,10 +69,10 @@ class Address:
     """One address of a profile; `str` and `repr` show no secret.
 
     Args:
-        text: As it was written.
-        kind: What is there: "log", "store", "queues", "spark" or "checkpoints".
-        base: What a folder and a file that is referred to are relative to.
-        location: Where it was written, for errors.
+        text: The text of the address, with references.
+        kind: "log", "store", "queues", "spark" or "checkpoints".
+        base: The folder to which relative paths refer.
+        location: Where the user wrote it.
 
     Example:
         >>> address = Address("postgresql://shop:${SHOP_PASSWORD}@db/shop", "store")
@@ -101,13 +101,13 @@ class Address:
         return head if found else ""
 
     def validate(self, *, plain_secrets: bool) -> Address:
-        """The same address, known to have a form that its kind can have.
+        """Check the form of the address and return it.
 
         Args:
-            plain_secrets: Whether a password may be written out, as it may in the environment but not in a file.
+            plain_secrets: Whether a plain password is allowed, as in the environment, but not in a file.
 
         Raises:
-            BadProfileError: It has not.
+            BadProfileError: The form is not one of its kind, or it contains a plain password.
         """
         for start, end in [] if plain_secrets else _secret_spans(self.text):
             if start < end and not _REFERENCE.fullmatch(self.text, start, end):
@@ -118,16 +118,16 @@ class Address:
                     location=self.location,
                     key=self.kind,
                 )
-        if not self.text.startswith("${"):  # otherwise its form is known when it is used
+        if not self.text.startswith("${"):  # otherwise `resolve` checks the form
             self._check_form(_mask_references(self.text))
         return self
 
     def resolve(self) -> str:
-        """Returns the address with its references looked up now; values that stand in a URL are quoted for it.
+        """Returns the address with its references resolved now; values in a URL are percent-encoded.
 
         Raises:
             MissingSecretError: A variable is not set, or a file cannot be read.
-            BadProfileError: What came out is no address of this kind.
+            BadProfileError: The result is not an address of this kind.
         """
         masked = _mask_references(self.text)
 
@@ -154,7 +154,7 @@ class Address:
                 reason = getattr(error, "strerror", None) or "not text"
                 what, fix = f"which cannot be read: {reason}", f"write the secret of {self.kind} to that file"
         else:
-            what, fix = "which is no reference", "${NAME} for a variable of the environment, or ${file:/path}"
+            what, fix = "which is not a reference", "${NAME} for a variable of the environment, or ${file:/path}"
         raise MissingSecretError(
             f"the profile refers to {reference}, {what}", fix=fix, location=self.location, reference=reference
         )
@@ -164,17 +164,17 @@ class Address:
         authority = re.split(r"[/?]", text.partition("://")[2].rpartition("@")[2])[0]
         too_high = any(int(port) > 65535 for port in re.findall(r":(\d+)(?=,|$)", authority))
         if too_high or not re.fullmatch(pattern, text):
-            what = f"{self.kind} is {str(self)!r}, which it cannot be"
+            what = f"{self.kind} is {str(self)!r}, which is not a valid address"
             raise BadProfileError(what, fix=f"it can be {forms}", location=self.location, key=self.kind)
 
 
 def _mask_references(text: str) -> str:
-    """The text with its references as digits of the same length, so that they are hosts, ports and passwords."""
+    """Returns the text with each reference as zeros of the same length, which are valid in any part of a URL."""
     return _REFERENCE.sub(lambda found: "0" * len(found[0]), text)
 
 
 def _secret_spans(text: str) -> list[tuple[int, int]]:
-    """Returns where in a text secrets stand, in order."""
+    """Returns the spans of the secrets in a text, in order."""
     masked = _mask_references(text)
     query = _QUERY.search(masked)
     password = _PASSWORD.search(masked, 0, query.start() if query else len(masked))
@@ -182,7 +182,7 @@ def _secret_spans(text: str) -> list[tuple[int, int]]:
 
 
 def _needs_quoting(masked: str, at: int) -> bool:
-    """Whether a value that stands there is part of the user, the password or the query of a URL."""
+    """Whether a position is in the user, the password or the query of a URL."""
     query = _QUERY.search(masked)
     end = query.start() if query else len(masked)
     return "://" in masked[:at] and (at < masked.rfind("@", 0, end) or at > end)
@@ -191,24 +191,24 @@ def _needs_quoting(masked: str, at: int) -> bool:
 _TEXT_KEYS: Final = ("python", "jars")
 _KEYS: Final = (*(setting.name for setting in ADDRESSES), *_TEXT_KEYS)
 ARCHIVE_SUFFIXES: Final = (".tar.gz", ".tgz", ".zip")
-"""How the name of an archive ends that Spark unpacks on its workers."""
+"""The suffixes of archives that Spark unpacks on its workers."""
 _LOCAL_SPARK: Final = Address(SPARK.default, "spark")
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Where the parts are. An address gives its text, secrets included, with `resolve()`, and nothing of them else.
+    """The addresses of log, store, queues and Spark. Only `Address.resolve` returns secrets.
 
     Args:
-        name: "embedded" for the one that needs no file.
+        name: The name; "embedded" is the profile without a file.
         log: A folder or `kafka://…`; None is the data folder.
         store: `postgresql://…`; None is SQLite in the data folder.
         queues: `amqp://…`; None is SQLite in the data folder.
         spark: Spark's master.
         checkpoints: A folder or URL that driver and workers reach; None is the data folder.
-        python: The Python of Spark's workers, or an archive with one; None is this one.
-        jars: A folder with the jars of Spark's Kafka connector; None fetches them when they are needed.
-        location: Where it was written.
+        python: The Python of Spark's workers, or an archive with one; None is the running one.
+        jars: A folder with the jars of Spark's Kafka connector; None downloads them when needed.
+        location: Where the user wrote it.
 
     Example:
         >>> Profile("embedded").data_folder("shop-data")
@@ -227,13 +227,13 @@ class Profile:
 
     @property
     def kafka(self) -> bool:
-        """Whether the log is a Kafka rather than a folder."""
+        """Whether the log is on Kafka."""
         return self.log is not None and self.log.scheme == "kafka"
 
     def data_folder(self, given: object = None) -> str:
-        """Returns the data folder: the one given, else the log's if it is a folder, else that of the settings.
+        """Returns the data folder: the given one, else the log if it is a folder, else that of the settings.
 
-        With the log on Kafka, it still has what belongs to this machine: node.json, and checkpoints by default.
+        With the log on Kafka it still holds what belongs to this machine: node.json, and checkpoints by default.
         """
         if given in (None, "") and self.log is not None and not self.kafka:
             return self.log.resolve()
@@ -248,7 +248,7 @@ class _ProfileFile(NamedTuple):
     tables: dict[str, Any]
 
     def location(self, profile: str, key: str = "") -> SourceLocation:
-        """Returns the line of a profile's table, or of a key in it. The line is not quoted: it may hold a secret."""
+        """Returns the line of a profile's table, or of a key in it, without its text, which may contain a secret."""
         lines = self.text.splitlines()
         name = rf"""["']?{re.escape(profile)}["']?"""
         header = _first_match(lines, rf"\s*\[\s*(tool\.headwater\.)?profiles\.{name}\s*\]")
@@ -257,15 +257,15 @@ class _ProfileFile(NamedTuple):
 
 
 def read_profile(name: str | None = None, start: Path | None = None) -> Profile:
-    """Returns the profile of a name, from the nearest file that has profiles.
+    """Returns a profile from the nearest file with profiles.
 
     Args:
-        name: Which one [default: HEADWATER_PROFILE, else embedded].
-        start: The folder where the search upwards begins; the current one if left out.
+        name: The name [default: HEADWATER_PROFILE, else embedded].
+        start: The folder where the search upwards starts; by default the current one.
 
     Raises:
-        UnknownProfileError: There is none of that name.
-        BadProfileError: The file is not TOML, a key is unknown, an address is malformed or has a password in it.
+        UnknownProfileError: No profile has this name.
+        BadProfileError: The file is not TOML, a key is unknown, or an address is malformed or contains a password.
 
     Example:
         >>> read_profile().spark
@@ -283,7 +283,7 @@ def read_profile(name: str | None = None, start: Path | None = None) -> Profile:
 
 
 def describe(profile: Profile, data: str | None = None) -> list[str]:
-    """Returns where log, store, queues and Spark are, in lines that show no secret; nothing is looked up or opened.
+    """Returns the addresses of a profile as lines without secrets; nothing is resolved or opened.
 
     Example:
         >>> describe(Profile("embedded"), "shop-data")[:2]
@@ -355,7 +355,7 @@ def _find_file(start: Path) -> _ProfileFile | None:
 
 
 def _parse_file(path: Path, text: str) -> Any:
-    """Returns the part of a file that is ours; None for a pyproject.toml that has no such part."""
+    """Returns the document, or the table tool.headwater of a pyproject.toml; None if that is missing."""
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -374,9 +374,9 @@ def _profile_tables(path: Path, found: Any) -> dict[str, Any]:
     wrong = [key for key in document if key != "profiles"]
     wrong += [name for name, table in tables.items() if not isinstance(table, dict)]
     if wrong:
-        what = f'{path.name} has "{wrong[0]}" where only tables [profiles.NAME] can be'
+        what = f'{path.name} has "{wrong[0]}" where only tables [profiles.NAME] are allowed'
     elif PROFILE.default in tables:
-        what = f'{path.name} declares the profile "{PROFILE.default}", which is the one that needs no file'
+        what = f'{path.name} declares the profile "{PROFILE.default}", which is reserved for the profile without a file'
     else:
         return tables
     location = SourceLocation.at(str(path), 1)
@@ -384,5 +384,5 @@ def _profile_tables(path: Path, found: Any) -> dict[str, Any]:
 
 
 def _first_match(lines: list[str], pattern: str, start: int = 0) -> int:
-    """Returns the number of the first line that fits, from `start` on; `start` when none does."""
+    """Returns the index of the first matching line from `start`; `start` if none matches."""
     return next((n for n in range(start, len(lines)) if re.match(pattern, lines[n])), start)

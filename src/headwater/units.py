@@ -1,4 +1,4 @@
-"""Durations, sizes and moments as people write them; one parser for Python, HTTP and the command line."""
+"""Durations, sizes and times as text; one parser for Python, HTTP and the command line."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NUMBER_AND_UNIT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]+)\s*")
 
 
 def duration(text: str | timedelta) -> timedelta:
-    """Returns a length of time from "10 minutes", "10m", "1h 30m" or a `timedelta`.
+    """Returns a duration from "10 minutes", "10m", "1h 30m" or a `timedelta`.
 
     Example:
         >>> duration("10 minutes"), duration("1h 30m")
@@ -48,7 +48,7 @@ def duration(text: str | timedelta) -> timedelta:
     try:
         return timedelta(seconds=seconds)
     except OverflowError:
-        raise _parse_error("duration", text, "it is longer than any time can be") from None
+        raise _parse_error("duration", text, "it is longer than a timedelta can hold") from None
 
 
 def size(text: str | int) -> int:
@@ -92,7 +92,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def micros(at: datetime) -> int:
-    """Microseconds since 1970, exact (a float of seconds would round).
+    """Returns microseconds since 1970, exactly; a float of seconds would round.
 
     Example:
         >>> micros(moment("1970-01-01T00:00:01Z"))
@@ -106,7 +106,7 @@ def _parse_error(what: str, text: object, hint: str) -> BadTimeError:
 
 
 def format_duration(length: timedelta) -> str:
-    """Returns a length of time as a person would write it, exact.
+    """Returns a duration as text, without rounding.
 
     Example:
         >>> format_duration(timedelta(minutes=10)), format_duration(timedelta(seconds=5400))

@@ -1,9 +1,9 @@
-"""Message queues: each message goes to one worker of a group, again until it is acknowledged.
+"""Message queues: a group delivers each message to one worker, and again until it is acknowledged.
 
-Messages come in and are confirmed once they are safe. Deliveries go out and are acknowledged, nacked or
-rejected. Enter at protocol.py, which declares `Broker`; `embedded` implements it in the data folder and
-`rabbitmq` on RabbitMQ. queue.py and declarations.py have what an app declares, message.py what a receiver
-gets, `request_reply` questions and answers.
+Published messages are confirmed once they are durable. Deliveries are acknowledged, nacked or rejected. Enter at
+protocol.py, which declares `Broker`; `embedded` implements it in the data folder and `rabbitmq` on RabbitMQ.
+queue.py and declarations.py hold what an app declares, message.py what a receiver gets; `request_reply` is for
+requests and answers.
 """
 
 from headwater.queues.declarations import Bridge, DeclaredQueue, QueueOptions, TargetKind, Worker

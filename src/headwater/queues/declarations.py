@@ -36,10 +36,10 @@ class Bridge:
     """Copies what arrives at the source to the target. Made by `app.bridge`.
 
     Args:
-        source: The topic's name, or the queue's.
-        target: The queue's name, or the topic's.
-        target_kind: Which of the two the target is.
-        location: The line of the app.
+        source: The name of the topic or queue to read.
+        target: The name of the queue or topic to write.
+        target_kind: Whether the target is a queue or a topic.
+        location: Where the user wrote it.
 
     Example:
         >>> Bridge("orders", "parcels", TargetKind.QUEUE).name
@@ -68,10 +68,10 @@ _ASYNC_PREFETCH: Final = 10
 
 @dataclass(frozen=True)
 class WorkerArguments:
-    """What a function is called with: the value, the message or both, and the class of the value.
+    """The arguments of a function: the value, the message or both, and the class of the value.
 
     Args:
-        parameters: "value" and "message", as the function's parameters stand.
+        parameters: "value" and "message", in the order of the function's parameters.
         as_: The class of the value; None for a dict.
     """
 
@@ -79,10 +79,10 @@ class WorkerArguments:
     as_: type | None = None
 
     def bind(self, message: Message) -> list[Any]:
-        """Returns what to call the function with.
+        """Returns the arguments for a message.
 
         Raises:
-            BadEventError: The value does not fit the class.
+            BadEventError: The value does not match the class.
         """
         return [message.value if one == "value" else message for one in self.parameters]
 
@@ -92,14 +92,14 @@ class Worker:
     """A function that works on the messages of a group of a queue. Made by `@queue.worker`.
 
     Args:
-        name: The function's, unless another was given.
-        queue: Whose messages.
-        group: Which group of the queue.
-        function: What is called for each message.
-        arguments: What it is called with.
-        threads: How many work at a time in each process.
-        processes: How many processes there are for it alone; 0 shares one with the other workers.
-        prefetch: How many messages a thread takes at a time; an async function works on all of them at once.
+        name: The name of the worker; by default that of the function.
+        queue: The name of the queue.
+        group: The group of the queue.
+        function: Called for each message.
+        arguments: The arguments of the function.
+        threads: The number of threads in each process.
+        processes: The number of processes of its own; 0 shares one with the other workers.
+        prefetch: The number of messages a thread receives at a time; an async function processes them concurrently.
         location: Where the user wrote it.
     """
 
@@ -117,7 +117,7 @@ class Worker:
     def from_function(
         cls, function: Callable[..., Any], queue: str, type_: type | None = None, **options: Any
     ) -> Worker:
-        """Check what the user wrote.
+        """Returns the worker declared by a function.
 
         Raises:
             BadWorkerError: The function cannot be called with a message, or a number is below one.
@@ -141,7 +141,7 @@ class Worker:
 
     @property
     def is_async(self) -> bool:
-        """Whether its function is to be awaited."""
+        """Whether the function is a coroutine function."""
         return inspect.iscoroutinefunction(self.function)
 
     def __str__(self) -> str:
@@ -152,15 +152,15 @@ class Worker:
 def inspect_arguments(
     function: Any, type_: type | None = None, *, location: SourceLocation | None = None
 ) -> WorkerArguments:
-    """Returns what a function over messages is to be called with, by the annotations of its parameters.
+    """Returns the arguments of a worker's function, from the annotations of its parameters.
 
     Args:
         function: One parameter gets the value; one annotated `hw.Message` gets the message.
-        type_: The class of the values, if the queue has one.
+        type_: The class of the queue's values, if it has one.
         location: Where the user wrote it.
 
     Raises:
-        BadWorkerError: It is not such a function.
+        BadWorkerError: The function takes other arguments.
 
     Example:
         >>> def send(email, message: Message): ...
@@ -191,7 +191,7 @@ def _check_function(function: Any, location: SourceLocation | None) -> None:
     if not callable(function) or inspect.isclass(function):
         raise BadWorkerError(f"a worker is a function, not {function!r:.40}", fix=_FIX, location=location)
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        what = f'the worker "{function.__name__}" yields, and nobody takes what it yields'
+        what = f'the worker "{function.__name__}" is a generator; nothing would consume its values'
         raise BadWorkerError(what, fix=_FIX, location=location)
 
 
@@ -207,7 +207,7 @@ def _type_hints(function: Any, location: SourceLocation | None) -> dict[str, Any
 
 
 def location_of(function: Any) -> SourceLocation | None:
-    """Returns the line where a function begins; None where there is none."""
+    """Returns the first line of a function; None for a callable without code."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is None:
         return None
@@ -219,28 +219,28 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class QueueOptions(TypedDict, total=False):
-    """What may be said about a queue besides its name and type; durations may be text such as "30 seconds"."""
+    """The options of a queue besides its name and type; durations may be text such as "30 seconds"."""
 
     groups: Sequence[str | Group]
-    """Who gets its messages: each group gets every message that it chooses. By default, the groups of its workers."""
+    """The groups; each gets every message that it selects. By default, the groups of its workers."""
     key: str
-    """The field whose value says what a message is about."""
+    """The field that holds the key of a message."""
     ordered: bool
-    """Keep the order per key, also through retries: one message of a key is out at a time."""
+    """Deliver the messages of a key in order, one at a time, also through retries."""
     retry: Retry
-    """How often a message is tried, and how long it rests in between: `hw.retry(5, backoff="2s")`."""
+    """Attempts and the delay between them: `hw.retry(5, backoff="2s")`."""
     visibility_timeout: str | timedelta
-    """How long a receiver may keep a message without a word; workers extend it while they work."""
+    """The time in which a receiver must settle a delivery; workers extend it while they run."""
     ttl: str | timedelta
-    """Messages that nobody took die after this time."""
+    """The time to live of a message that is not delivered."""
     deduplication_window: str | timedelta
-    """How long the id of a message is remembered, so that a second one is not taken."""
+    """How long the id of a message is remembered to discard duplicates."""
     limit: int
-    """At most so many messages wait."""
+    """The largest number of waiting messages in each group."""
     overload: str | Overload
-    """What happens to more than that: "backpressure", "buffer", "drop" or `hw.drop(…)`."""
+    """The policy for messages over the limit: "backpressure", "buffer", "drop" or `hw.drop(…)`."""
     durability: str | Durability
-    """What a confirmation promises: "durable", "fast" or "memory"."""
+    """What a publish confirm promises: "durable", "fast" or "memory"."""
 
 
 class DeclaredQueue:
@@ -277,9 +277,9 @@ class DeclaredQueue:
 
     @property
     def definition(self) -> Queue:
-        """What the broker is told; the groups are those of workers and feeds, unless the user named groups."""
+        """The definition for the broker; its groups are those of workers and bridges, and those the user named."""
         named = {group.name: group for group in self._definition.groups if self._groups_given}
-        own = [worker.group for worker in self._workers] + [feed.group for feed in self._bridges]
+        own = [worker.group for worker in self._workers] + [bridge.group for bridge in self._bridges]
         named = {name: Group(name) for name in own} | named
         if not own:
             return self._definition
@@ -287,7 +287,7 @@ class DeclaredQueue:
         return replace(self._definition, groups=tuple(named.values()), given=given)
 
     def add_bridge(self, bridge: Bridge) -> None:
-        """Also give every message to a topic, through a group of its own."""
+        """Add a bridge that copies every message to a topic, through a group of its own."""
         self._bridges.append(bridge)
 
     @overload
@@ -317,20 +317,20 @@ class DeclaredQueue:
     ) -> F | Callable[[F], F]:
         """Declare a function that is called for each message; it may be used as a bare decorator.
 
-        The message is acknowledged when the function returns, and comes again when it raises. `hw.Reject` says that it
-        can never succeed. The function stays as it is: tests may call it.
+        The message is acknowledged when the function returns and redelivered when it raises. `hw.Reject` makes it a
+        dead letter at once. The decorator returns the function unchanged, so tests can call it.
 
         Args:
-            function: It is given the value; a parameter annotated `hw.Message` is given the message. It may be async.
-            name: Its name; that of the function, if left out.
-            group: Which group of the queue it belongs to.
-            threads: How many messages are worked on at a time in each process.
-            processes: How many processes it gets for itself; if left out, it shares one with the app's other workers.
-            prefetch: How many messages a thread takes at a time [default: 1; for an async function, which works on all
-                of them at once, 10].
+            function: Called with the value; a parameter annotated `hw.Message` gets the message. It may be async.
+            name: The name of the worker; by default that of the function.
+            group: The group of the queue.
+            threads: The number of messages processed at a time in each process.
+            processes: The number of processes of its own; by default it shares one with the app's other workers.
+            prefetch: The number of messages a thread receives at a time [default: 1; 10 for an async function, which
+                processes them concurrently].
 
         Raises:
-            BadWorkerError: The function cannot be a worker, or there is no such group.
+            BadWorkerError: The function takes other arguments, or the queue has no such group.
         """
         options = {"name": name, "threads": threads, "processes": processes, "prefetch": prefetch}
 
@@ -355,7 +355,7 @@ class DeclaredQueue:
 
     def _add_worker(self, worker: Worker) -> None:
         if any(before.name == worker.name for before in self._workers):
-            what = f'queue "{self.name}" has two workers of the name "{worker.name}"'
+            what = f'queue "{self.name}" has two workers named "{worker.name}"'
             raise BadWorkerError(what, fix='name="another"', location=worker.location, queue=self.name)
         self._workers.append(worker)
 

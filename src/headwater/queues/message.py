@@ -67,12 +67,12 @@ class MessageCodec:
         """Returns a dict, or an instance of the type, as JSON.
 
         Raises:
-            BadEventError: It does not fit the type, or holds what JSON cannot.
+            BadEventError: The value does not match the type or has no JSON form.
         """
         return self.encode_many([value])[0]
 
     def encode_many(self, values: Sequence[Any]) -> list[bytes]:
-        """The same for many at once; one that does not fit keeps all out."""
+        """Returns several values as JSON; raises if one of them is invalid."""
         if self._codec is not None:
             return self._codec.to_json(self._codec.encode(values))
         return list(map(_encode_json, values))
@@ -81,7 +81,7 @@ class MessageCodec:
         """Returns the value of a body.
 
         Raises:
-            BadEventError: The body is not JSON, does not fit the type, or the class refuses it.
+            BadEventError: The body is not JSON, does not match the type, or the class refuses it.
         """
         if self._codec is not None:
             (row,) = self._codec.rows(self._codec.decode_json([body]))
@@ -112,7 +112,7 @@ def key_text(value: Any) -> str:
         ('7', 'ada', '["de",7]')
 
     Raises:
-        BadKeyError: It is missing, or of no usable type.
+        BadKeyError: The value is None or of a type that cannot be a key.
     """
     try:
         return key_bytes(value).decode()
@@ -120,26 +120,26 @@ def key_text(value: Any) -> str:
         raise BadKeyError(f"the key {preview(value)} is not text", fix="give it as text") from None
 
 
-_MAX_TEXT_BYTES = 255  # bytes: what AMQP has room for in ids and routing keys
+_MAX_TEXT_BYTES = 255  # the limit of AMQP for ids and routing keys
 _MAX_DURATION = timedelta(days=36_500)
 
 
 def check_message(message: OutgoingMessage, row: int) -> None:
-    """Raises if a message cannot be as it is; `row` says which of a call it is.
+    """Raises if a message is invalid; `row` is its index in the call.
 
     Example:
         >>> check_message(OutgoingMessage(b"{}", priority=10), 3)
         Traceback (most recent call last):
         headwater.errors.BadEventError: BAD_EVENT: message 3 has priority 10, which is not from 0 to 9
-          nothing of this call was taken
+          nothing of this call was published
     """
     if not isinstance(message.body, bytes):
         raise _bad_message(row, "a body that is not bytes", "body")
     if len(message.body) > MAX_EVENT_BYTES:
         raise TooLargeError(
             f"message {row} has {len(message.body):,} bytes, more than {MAX_EVENT_BYTES:,}",
-            detail="nothing of this call was taken",
-            fix="keep large objects elsewhere and send where they are",
+            detail="nothing of this call was published",
+            fix="store large objects elsewhere and send a reference",
             limit=MAX_EVENT_BYTES,
             row=row,
         )
@@ -175,12 +175,12 @@ def _is_valid_text(text: str) -> bool:
 
 
 def _bad_message(row: int, what: str, field: str) -> BadEventError:
-    detail = "nothing of this call was taken"
+    detail = "nothing of this call was published"
     return BadEventError(f"message {row} has {what}", detail=detail, row=row, field=field)
 
 
 class Reject(Exception):
-    """Raised by a worker's function: this message can never succeed. It is dead at once, with this reason.
+    """Raised by a worker's function for a message that can never succeed; it becomes a dead letter at once.
 
     Example:
         >>> str(Reject("no such customer"))
@@ -213,10 +213,10 @@ class Message:
 
     @property
     def value(self) -> Any:
-        """What was published: a dict, or an instance of the class that was asked for.
+        """The published value: a dict, or an instance of the requested class.
 
         Raises:
-            BadEventError: It does not fit the type.
+            BadEventError: The value does not match the type.
         """
         return self._codec.decode(self._delivery.message.body)
 
@@ -227,7 +227,7 @@ class Message:
 
     @property
     def key(self) -> str | None:
-        """The key, in queues that keep the order per key."""
+        """The key of the message."""
         return self._delivery.message.key
 
     @property
@@ -242,22 +242,22 @@ class Message:
 
     @property
     def published_at(self) -> datetime:
-        """When it was published."""
+        """The time of publishing."""
         return self._delivery.published_at
 
     @property
     def attempt(self) -> int:
-        """1 for the first delivery."""
+        """The number of this delivery, from 1."""
         return self._delivery.attempt
 
     @property
     def redelivered(self) -> bool:
-        """Whether it was delivered before: its work may be done already, in part or in full."""
+        """Whether it was delivered before, so that its work may be done already."""
         return self._delivery.is_redelivery
 
     @property
     def visible_until(self) -> datetime:
-        """When it is delivered to another receiver, as known when it was received."""
+        """The end of the visibility timeout, as of the delivery."""
         return self._delivery.visible_until
 
     @property
@@ -273,9 +273,9 @@ class Message:
         """Report a failure: it is redelivered after the queue's backoff or `delay`; dead after the last attempt.
 
         Args:
-            why: The reason, for whoever looks at it later.
-            stack: Where the code failed.
-            delay: How long to wait before it comes again.
+            why: The reason, kept in the message's history.
+            stack: The traceback, kept in the message's history.
+            delay: The time until the next delivery; the queue's backoff by default.
         """
         wait = None if delay is None else duration(delay)
         return self._settle(self._receiver.nack(self._delivery, why, stack=stack, delay=wait))
@@ -322,7 +322,7 @@ def format_traceback(error: BaseException) -> str:
 
 
 def parse_edits(texts: Sequence[str]) -> dict[str, Any]:
-    """What is to be set, from texts such as `customer.country=DE`; a value is JSON if it can be read so, else text.
+    """Returns edits from texts such as `customer.country=DE`; a value that is not JSON is text.
 
     Example:
         >>> parse_edits(["amount=12.5", "to=ada@example.com", "sent=null", 'code="7"'])
@@ -344,15 +344,15 @@ def parse_edits(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def edit_message(queue: Queue, letter: DeadLetter, edits: Mapping[str, Any]) -> DeadLetter:
-    """Returns the letter with fields of its message set to other values; its key follows.
+    """Returns a dead letter with edited fields, and with its key if that changed.
 
     Args:
-        queue: The letter's queue.
-        letter: What died.
+        queue: The queue of the dead letter.
+        letter: The dead letter.
         edits: New values by field; `a.b` is the field `b` in `a`.
 
     Raises:
-        BadEventError: There is nothing of that name to go into, or the message does not fit the queue's type now.
+        BadEventError: A path leads to no object, or the edited message does not match the queue's type.
 
     Example:
         >>> from headwater.queues.protocol import OutgoingMessage

@@ -35,14 +35,14 @@ class OutgoingMessage:
 
     Args:
         body: The value as JSON.
-        id: The message id; a second message of the same id is discarded.
+        id: The message id; a second message with the same id is discarded within the deduplication window.
         routing_key: Words separated by dots; groups select messages by patterns over it.
-        key: Messages of one key are handed out in order, one at a time, in queues that are ordered.
+        key: Ordered queues deliver the messages of a key in order, one at a time.
         headers: Short texts by name.
-        priority: 0 to 9; higher ones are handed out first.
-        delay: Not handed out before this time has passed.
-        ttl: Dead after this time, if nobody has taken it.
-        traceparent: The trace it belongs to.
+        priority: 0 to 9; higher priorities are delivered first.
+        delay: The time before the first delivery.
+        ttl: The time to live: a message not delivered by then becomes a dead letter.
+        traceparent: The trace context (W3C).
     """
 
     body: bytes
@@ -58,13 +58,13 @@ class OutgoingMessage:
 
 @dataclass(frozen=True)
 class PublishConfirm:
-    """The broker has the message, as safely as the queue's durability says.
+    """The broker has stored the message, as durably as the queue is declared.
 
     Args:
-        id: The message's id; made by us if none was given.
-        duplicate: It was there already; nothing was added.
-        dropped: The queue was full and its policy dropped this one.
-        groups: How many groups it waits for; 0 when it fits none.
+        id: The message id; generated if none was given.
+        duplicate: A message with this id exists; nothing was added.
+        dropped: A full group has dropped the message.
+        groups: The number of groups that got the message.
     """
 
     id: str
@@ -75,14 +75,14 @@ class PublishConfirm:
 
 @dataclass(frozen=True)
 class Delivery:
-    """One message delivered to one receiver; after `visible_until` it is delivered again.
+    """One delivery of a message to a receiver; after `visible_until` the message is delivered again.
 
     Args:
-        message: What was published.
-        published_at: When.
-        attempt: 1 for the first delivery to this group.
-        visible_until: When it goes to another receiver, unless it is settled or extended before.
-        tag: How the broker knows this very delivery.
+        message: The published message.
+        published_at: The time of publishing.
+        attempt: The number of this delivery to the group, from 1.
+        visible_until: The end of the visibility timeout, unless the delivery is settled or extended before.
+        tag: The broker's id of this delivery.
     """
 
     message: OutgoingMessage
@@ -93,16 +93,16 @@ class Delivery:
 
     @property
     def is_redelivery(self) -> bool:
-        """Whether it was handed out before."""
+        """Whether the message was delivered before."""
         return self.attempt > 1
 
 
 class AckResult(StrEnum):
-    """What came of settling a delivery."""
+    """The result of settling a delivery."""
 
     DONE = "done"
     STALE = "stale"
-    """The delivery was not this receiver's any more: nothing was changed."""
+    """The delivery had expired or was settled before; nothing was changed."""
 
 
 @dataclass(frozen=True)
@@ -110,11 +110,11 @@ class Attempt:
     """One delivery that did not succeed.
 
     Args:
-        number: 1 for the first.
-        at: When it ended.
-        why: Reason in words.
-        worker: Who had it.
-        stack: Where the worker's code failed.
+        number: The number of the delivery, from 1.
+        at: When it failed.
+        why: The reason.
+        worker: The name of the receiver.
+        stack: The traceback of the worker's function.
     """
 
     number: int
@@ -126,16 +126,16 @@ class Attempt:
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """A message that was given up, with everything that is known about it.
+    """A message that a group could not process, with its history.
 
     Args:
-        number: Names it among the dead letters of its queue.
-        group: Whose delivery failed.
-        message: What was published.
-        published_at: When.
-        died_at: When it was given up.
-        why: "rejected", "failed" (too often), "expired" or "full".
-        attempts: Its whole history.
+        number: The number of the dead letter in its queue.
+        group: The group whose deliveries failed.
+        message: The published message.
+        published_at: The time of publishing.
+        died_at: When it became a dead letter.
+        why: "rejected", "failed" (all attempts), "expired" or "full".
+        attempts: The failed deliveries.
     """
 
     number: int
@@ -149,21 +149,21 @@ class DeadLetter:
 
 @dataclass(frozen=True)
 class GroupCounts:
-    """Counts of one group of a queue; those after `dead` count since the queue was created.
+    """Counts of one group of a queue; those after `dead` are totals since the queue was created.
 
-    Every message is somewhere: published = waiting + delayed + in_flight + dead + acked + dropped.
+    They add up: published = waiting + delayed + in_flight + dead + acked + dropped.
 
     Args:
-        group: Its name; "" is the one that every queue has unless it names groups.
-        waiting: Can be taken now, or as soon as another of its key is settled in a queue that is ordered.
-        delayed: Can be taken later: delayed, or between two attempts.
-        in_flight: With receivers.
+        group: The name of the group; "" for the group of a queue that declares none.
+        waiting: Messages ready for delivery, or blocked by an earlier message of their key.
+        delayed: Messages published with a delay, or between two attempts.
+        in_flight: Deliveries that are not settled.
         dead: Dead letters.
-        published: Messages that came to this group.
-        acked: Done.
-        redelivered: Handed out once more.
-        expired: Dead because nobody took them in time.
-        dropped: By an overload policy.
+        published: Messages that the group selected.
+        acked: Acknowledged messages.
+        redelivered: Deliveries after the first one of a message.
+        expired: Messages that reached their time to live before a delivery.
+        dropped: Messages dropped by the overload policy.
     """
 
     group: str
@@ -183,9 +183,9 @@ class BridgeBatch:
     """Messages on their way from a queue to a topic.
 
     Args:
-        bridge: Who carries them.
-        first_sequence: The number of the first; the others follow without gaps.
-        messages: The same, under the same numbers, until they are done.
+        bridge: The name of the bridge.
+        first_sequence: The sequence number of the first message; the others follow without gaps.
+        messages: The messages; they keep their sequence numbers until they are confirmed.
     """
 
     bridge: str

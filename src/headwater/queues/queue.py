@@ -45,9 +45,9 @@ class Retry:
 
     def __post_init__(self) -> None:
         if not isinstance(self.attempts, int) or self.attempts < 1:
-            raise BadSettingError(f"{self.attempts!r} attempts", detail="a message is tried at least once")
+            raise BadSettingError(f"{self.attempts!r} attempts", detail="use 1 or more")
         if self.factor < 1 or not 0 <= self.jitter <= 1 or self.backoff < timedelta(0):
-            what = f"a backoff of {self.backoff} by {self.factor} with jitter {self.jitter} cannot be"
+            what = f"a backoff of {self.backoff} by {self.factor} with jitter {self.jitter} is invalid"
             raise BadSettingError(what, detail="the factor is 1 or more, the jitter from 0 to 1")
 
     def delay(self, attempt: int, rng: random.Random | None = None) -> timedelta:
@@ -71,12 +71,12 @@ def retry(
     """Returns how often a message is tried, and the delay between attempts.
 
     Args:
-        attempts: After so many failures it is a dead letter.
-        backoff: Rest after the first failure.
-        factor: Each rest is so many times the one before.
+        attempts: The number of failures after which a message becomes a dead letter.
+        backoff: The delay after the first failure.
+        factor: The ratio of a delay to the previous one.
         longest: The largest delay, before jitter.
-        jitter: Each rest is longer or shorter by up to this share, so that messages that failed together do not come
-            back together.
+        jitter: The share by which a delay is randomly longer or shorter, so that messages that failed together are not
+            retried together.
 
     Example:
         >>> retry(3, backoff="2s").backoff
@@ -87,14 +87,13 @@ def retry(
 
 @dataclass(frozen=True)
 class Group:
-    """Receivers that share the messages of a queue; every group gets each message that it chooses.
+    """Receivers that share the messages of a queue; every group gets each message that it selects.
 
     Args:
-        name: Its name.
-        routing_key: Patterns over a message's words, such as `orders.*.eu` (`*` one word, `#` any number); one must
-            fit.
+        name: The name of the group.
+        routing_key: Patterns such as `orders.*.eu` (`*` one word, `#` any number of words); one must match.
         headers: Headers that must all have these values.
-        where: A condition in SQL over the message's fields.
+        where: An SQL condition over the message's fields.
     """
 
     name: str
@@ -110,13 +109,13 @@ def group(
     headers: Mapping[str, str] | None = None,
     where: str | None = None,
 ) -> Group:
-    """Receivers that share messages, and which of them they get: all, or those that meet every condition given.
+    """Returns a group of receivers that share the messages meeting all given conditions.
 
     Args:
-        name: Its name.
+        name: The name of the group.
         routing_key: One pattern or several, such as `orders.*.eu`; `*` is one word, `#` any number of words.
         headers: Headers that must all have these values.
-        where: A condition in SQL over the message's fields, such as `amount > 100`.
+        where: An SQL condition over the message's fields, such as `amount > 100`.
 
     Example:
         >>> group("eu", routing_key="orders.*.eu").routing_key
@@ -132,18 +131,18 @@ class Queue:
 
     Args:
         name: Letters, digits, `.`, `_`, `-`.
-        groups: Who gets its messages; one group without a name if there are none.
-        key: The field whose value orders messages; with `ordered`, one message of a key is out at a time.
-        ordered: Keep the order per key, also through retries.
+        groups: The groups that get its messages; one unnamed group by default.
+        key: The field that holds the key of a message.
+        ordered: Deliver the messages of a key in order, one at a time, also through retries.
         retry: Attempts and backoff.
-        visibility_timeout: How long a receiver may keep a message without a word.
-        ttl: Messages that nobody took die after this time.
-        deduplication_window: How long the id of a message is remembered, so that a second one is not taken.
-        limit: At most so many messages wait in each group; those that receivers have do not count.
-        overload: What happens to more than that.
-        durability: What a confirmation promises.
-        schema: The type of its messages; None takes any JSON.
-        given: The options the user wrote: only those change a queue that exists. None means all.
+        visibility_timeout: The time in which a receiver must settle or extend a delivery.
+        ttl: The time to live of a message that is not delivered.
+        deduplication_window: How long the id of a message is remembered to discard duplicates.
+        limit: The largest number of waiting messages in each group; deliveries in flight do not count.
+        overload: The policy for messages over the limit.
+        durability: What a publish confirm promises.
+        schema: The type of its messages; None accepts any JSON.
+        given: The options the user wrote: only those change an existing queue. None means all.
     """
 
     name: str
@@ -165,15 +164,14 @@ class Queue:
     def declare(
         cls, name: str, type_: object = None, *, location: SourceLocation | None = None, **options: Any
     ) -> Queue:
-        """Check and complete what a user wrote.
+        """Returns the definition of a queue from the options of a user.
 
         Args:
             name: Letters, digits, `.`, `_`, `-`.
-            type_: Dataclass, pydantic model, msgspec struct, Spark DDL text or Arrow schema; None takes any JSON.
+            type_: Dataclass, pydantic model, msgspec struct, Spark DDL text or Arrow schema; None accepts any JSON.
             location: Where the user wrote it.
             options: `groups` (names, or `hw.group(...)`), `key`, `ordered`, `retry`, `visibility_timeout`, `ttl`,
-                `deduplication_window`,
-                `limit`, `overload`, `durability`; durations may be text.
+                `deduplication_window`, `limit`, `overload`, `durability`; durations may be text.
 
         Example:
             >>> queue = Queue.declare("emails", retry=retry(3), groups=["send", "count"], visibility_timeout="1 minute")
@@ -181,7 +179,7 @@ class Queue:
             (['send', 'count'], datetime.timedelta(seconds=60))
 
         Raises:
-            BadSettingError: An option that does not exist, or with a value it cannot have.
+            BadSettingError: An option is unknown or has an invalid value.
         """
         known = {each.name for each in fields(cls)} - {"name", "schema", "location", "given"}
         if unknown := sorted(set(options) - known):
@@ -199,10 +197,10 @@ class Queue:
         return made
 
     def check(self) -> None:
-        """Raises if parts do not go together."""
+        """Raises if options are invalid or contradict each other."""
         names = [each.name for each in self.groups]
         if not names or len(names) > _MAX_GROUPS or len(set(names)) < len(names):
-            raise self._setting_error(f"groups {names[:10]}", "give each group a name of its own, up to a thousand")
+            raise self._setting_error(f"groups {names[:10]}", "declare 1 to 1,000 groups with different names")
         for each in self.groups:
             if each.name:
                 check_name(each.name, what="group")
@@ -210,7 +208,9 @@ class Queue:
         if self.limit is not None and self.limit < 1:
             raise self._setting_error(f"a limit of {self.limit}", "use 1 or more, or None for no limit")
         if self.visibility_timeout <= timedelta(0):
-            raise self._setting_error("no time to work on a message", 'say how long: visibility_timeout="30s"')
+            raise self._setting_error(
+                f"a visibility timeout of {self.visibility_timeout}", 'use more than 0: visibility_timeout="30s"'
+            )
         if self.key is not None and self.schema is not None and self.key not in self.schema.names:
             raise self._setting_error(f"no key column {self.key!r}", f"columns: {', '.join(self.schema.names)}")
 
@@ -279,8 +279,8 @@ def merge_definition(existing: Queue, declared: Queue) -> Queue:
         datetime.timedelta(days=1)
 
     Raises:
-        QueueExistsError: Messages that wait could not be kept as it says.
-        SchemaConflictError: Messages that wait could not be read under the new type.
+        QueueExistsError: An option cannot be changed in place.
+        SchemaConflictError: Waiting messages could not be read under the new type.
     """
     every = {each.name for each in fields(Queue)} - {"name", "location", "given"}
     changed = {name: getattr(declared, name) for name in (every if declared.given is None else declared.given)}
@@ -328,7 +328,7 @@ def _parse_options(options: dict[str, Any]) -> dict[str, Any]:
         read["overload"] = parse_overload(read["overload"])
         if read.get("limit") is None:
             read["limit"] = read["overload"].events
-    clearing = {"key", "ttl", "limit"}  # None is a value that these can be set to
+    clearing = {"key", "ttl", "limit"}  # options for which None is a value
     return {name: value for name, value in read.items() if value is not None or name in clearing}
 
 

@@ -49,12 +49,11 @@ def _expand_hashes(reachable: list[bool], parts: list[str]) -> list[bool]:
 
 
 class Router:
-    """Decides for one queue.
+    """Selects the groups for the messages of one queue.
 
-    A condition in SQL sees the fields of the message's value; a value without fields is the field `value`. If the queue
-    has a type, they have its types. Otherwise they are as JSON has them; a field that a message does not have is null,
-    and a message on which the condition cannot be evaluated, such as `amount > 100` where the amount is text, does not
-    meet it.
+    An SQL condition sees the fields of the message's value; a value without fields is the field `value`. The fields
+    have the types of the queue's schema, or else those of JSON. A missing field is null. A message on which the
+    condition cannot be evaluated, such as `amount > 100` for a text, does not meet it.
 
     Example:
         >>> from headwater.queues.queue import group
@@ -91,7 +90,7 @@ class Router:
         try:
             return [bool(good) for good in condition.mask(self._to_batch(condition, bodies))]
         except (BadFilterError, BadEventError, msgspec.DecodeError, pa.ArrowException, OverflowError):
-            # One message may spoil the types of all: each by itself, then.
+            # One message with other types fails the whole batch: evaluate each by itself.
             if len(bodies) == 1:
                 return [False]
             return [good for body in bodies for good in self._evaluate(condition, [body])]

@@ -27,7 +27,7 @@ __all__ = ["claim_for_topic", "confirm_in_topic", "publish_from"]
 def publish_from(
     transaction: QueueTransaction, request: PublishRequest, bridge: str, offsets: Sequence[int]
 ) -> list[PublishConfirm] | QueueFull | None:
-    """Take messages made of events at these rising offsets, except those that were taken before."""
+    """Publish messages made from events at rising offsets, except those published before."""
     begun = _position(transaction, bridge)
     new = [at for at, offset in enumerate(offsets) if offset >= begun]
     kept = replace(request, messages=[request.messages[at] for at in new], routes=[request.routes[at] for at in new])
@@ -40,7 +40,7 @@ def publish_from(
 def claim_for_topic(
     transaction: QueueTransaction, group: int, bridge: str, max_messages: int, min_sequence: int
 ) -> BridgeBatch | None:
-    """The messages that are to go to a topic next: those that were given out and are not done, else new ones."""
+    """Returns the claimed messages that are not confirmed, or else claims new ones."""
     sql = (
         f"SELECT h.number, {MESSAGE_COLUMNS} FROM handover h CROSS JOIN message m ON m.id = h.id"
         " WHERE h.feed = ? ORDER BY h.number"
@@ -53,7 +53,7 @@ def claim_for_topic(
         return None
     first = max(_position(transaction, bridge), min_sequence)
     for number, delivery in enumerate(taken, first):
-        # It stays in flight by the counts, but no visibility time runs: only this feed can be done with it.
+        # Counted as in flight, but without a visibility timeout: only this bridge can settle it.
         (key,) = transaction.fetch_one(
             "DELETE FROM delivery WHERE grp = ? AND state = ? AND rank = ? AND at = ? AND id = ? AND claims = ?"
             " RETURNING key",

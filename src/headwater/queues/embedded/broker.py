@@ -38,8 +38,8 @@ class EmbeddedBroker:
     """Queues in a folder; threads may share it, other processes open their own.
 
     Args:
-        folder: Where queues are kept, `queues` in the data folder.
-        clock: Tells the time.
+        folder: The folder of all queues, `queues` in the data folder.
+        clock: The clock; the system's by default.
 
     Example:
         >>> import tempfile
@@ -62,7 +62,7 @@ class EmbeddedBroker:
 
     @property
     def counts_all_processes(self) -> bool:
-        """They are in the queue's file."""
+        """The counts are in the queue's file."""
         return True
 
     # -- definitions -------------------------------------------------------------------------------------------
@@ -72,7 +72,7 @@ class EmbeddedBroker:
 
         Raises:
             QueueExistsError: It exists with settings that cannot be changed in place.
-            BadNameError: The name is too close to another's.
+            BadNameError: The name clashes with that of another queue.
         """
         check_name(queue.name, what="queue")
         queue.check()
@@ -123,7 +123,7 @@ class EmbeddedBroker:
             return found
 
     def _find_open(self, name: str) -> QueueFile | None:
-        """Returns the queue if it is open; one that was deleted meanwhile is let go."""
+        """Returns the queue if it is open; closes it if it was deleted meanwhile."""
         found = self._files.get(name)
         if found is None or not found.is_deleted:
             return found
@@ -141,8 +141,8 @@ class EmbeddedBroker:
         """Publish messages; returns when all are confirmed.
 
         Raises:
-            OverloadedError: The queue stayed full for the time that its policy gives; nothing was taken.
-            BadEventError: A message cannot be as it is; nothing was taken.
+            OverloadedError: The queue stayed full until the timeout of its policy; nothing was published.
+            BadEventError: A message is invalid; nothing was published.
         """
         return self._publish(name, messages, lambda request: partial(publish, request=request))
 
@@ -229,12 +229,12 @@ class EmbeddedBroker:
         """Returns messages for a topic; the same ones until `confirm_in_topic`. None after `timeout`.
 
         Args:
-            name: The queue.
-            group: Whose messages.
-            bridge: Who carries them; one at a time.
-            max_messages: How many at most.
-            min_sequence: New ones are numbered from here at least: behind what the topic has.
-            timeout: Seconds to wait for the first.
+            name: The name of the queue.
+            group: The group to read.
+            bridge: The name of the bridge; it has one batch at a time.
+            max_messages: The largest number of messages.
+            min_sequence: The smallest sequence number for new messages: after the last one in the topic.
+            timeout: Seconds to wait for the first message.
         """
         file = self._file(name)
         deadline = time.monotonic() + timeout
@@ -250,11 +250,11 @@ class EmbeddedBroker:
             found = file.run(step, rows=max_messages)
             left = deadline - time.monotonic()
             if found is not None:
-                file.sync()  # before the topic has them, or a power cut could number them anew
+                file.sync()  # before the topic gets them: after a power cut they must have the same numbers
                 return found
             if left <= 0:
                 return None
-            file.notifier.wait(generation, min(left, 1.0))  # a delayed one may become due meanwhile
+            file.notifier.wait(generation, min(left, 1.0))  # a delayed message may become due meanwhile
 
     def confirm_in_topic(
         self, name: str, batch: BridgeBatch, refused: Mapping[int, str] = MappingProxyType({})
@@ -262,13 +262,13 @@ class EmbeddedBroker:
         """Confirm that messages are in the topic; those it refused become dead letters with the reason."""
         self._file(name).run(partial(confirm_in_topic, batch=batch, refused=refused))
 
-    # -- what there is -----------------------------------------------------------------------------------------
+    # -- counts and dead letters -------------------------------------------------------------------------------------
 
     def counts(self, name: str) -> list[GroupCounts]:
         """Returns the counts of each group; undeclared groups are included while they have messages."""
 
         def step(transaction: QueueTransaction) -> list[GroupCounts] | None:
-            # Not a generator: each group is to be put in line.
+            # A list, not a generator: `release_due` has to run for each group.
             if any([release_due(transaction, group) for group in transaction.groups.values()]):
                 return None
             transaction.write_counts()
@@ -282,7 +282,7 @@ class EmbeddedBroker:
         return found
 
     def dead_letters(self, name: str, group: str | None = None) -> Iterator[DeadLetter]:
-        """Dead letters, oldest first."""
+        """Returns dead letters, oldest first."""
         file, after = self._file(name), 0
         while True:
             page = file.run(partial(read_dead_letters, group=group, after=after))
@@ -325,7 +325,7 @@ def _wait_for_room(file: QueueFile, full: QueueFull, number: int, started: float
     if number > full.limit or (left is not None and left <= 0):
         raise OverloadedError(
             f'{full.waiting:,} messages wait in queue "{file.queue.name}" and it holds {full.limit:,}',
-            detail="its overload policy is backpressure; nothing of this call was taken",
+            detail="its overload policy is backpressure; nothing of this call was published",
             fix="publish fewer at a time" if number > full.limit else "publish again later",
             waiting=full.waiting,
             limit=full.limit,

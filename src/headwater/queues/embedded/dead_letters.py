@@ -53,7 +53,7 @@ def redrive(transaction: QueueTransaction, letters: Sequence[DeadLetter]) -> int
         if row is None:
             continue
         group, old, claims = row
-        # It has waited long enough: a delay that it was published with is not waited for again.
+        # The delay of the first publish does not apply again.
         message = replace(letter.message, delay=timedelta(0))
         new = insert_message(transaction, message.id, message, micros(letter.published_at), 1)
         transaction.execute("UPDATE attempt SET id = ? WHERE grp = ? AND id = ?", (new, group, old))

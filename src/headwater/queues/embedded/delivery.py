@@ -1,8 +1,9 @@
 """Deliveries: claim due messages for a receiver, and settle them.
 
-`claim` first releases what has become due, then gives the first messages to a receiver. `acknowledge`,
-`fail`, `requeue` and `extend` end or prolong a delivery; in an ordered queue, settling one message unblocks
-the next of its key.
+`claim` assigns the first messages to a receiver and sets their visibility timeout. Before that, `release_due` enforces
+all timers: it fails deliveries whose visibility timeout has passed, releases delayed messages and expires messages.
+`acknowledge`, `fail`, `requeue` and `extend` end or prolong a delivery; in an ordered queue, settling one message
+unblocks the next of its key.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ __all__ = [
 ]
 
 _rng = random.Random()
-_MAX_TEXT = 64 << 10  # characters of a reason or stack that are kept
+_MAX_TEXT = 64 << 10  # characters kept of a reason or stack
 _BY_PRIMARY_KEY = "WHERE grp = ? AND state = ? AND rank = ? AND at = ? AND id = ?"
 
 
@@ -52,13 +53,13 @@ class DeliveryTag(NamedTuple):
 
     @property
     def row_key(self) -> tuple[int, ...]:
-        """Finds its row: the primary key, and the number of times it was taken."""
+        """The primary key of its row, and the number of deliveries."""
         return (self.group, IN_FLIGHT, 0, self.until, self.id, self.claims)
 
 
 @dataclass(frozen=True)
 class DeliveryFailure:
-    """Why a delivery did not succeed; `delay` is how long to wait, None for the queue's backoff."""
+    """Why a delivery failed; `delay` is the time to the next attempt, None for the queue's backoff."""
 
     why: str
     stack: str = ""
@@ -125,7 +126,7 @@ def fail(transaction: QueueTransaction, tag: DeliveryTag, failure: DeliveryFailu
 def make_dead_letter(
     transaction: QueueTransaction, group: int, id: int, key: str | None, claims: int, why: str
 ) -> None:
-    """Make a dead letter of a message whose row is gone already; body and history stay where they are."""
+    """Make a dead letter of a message whose delivery row is deleted; body and history stay."""
     transaction.execute(
         "INSERT INTO dead (grp, id, died_at, why, claims) VALUES (?, ?, ?, ?, ?)",
         (group, id, transaction.wall, why, claims),
@@ -135,7 +136,7 @@ def make_dead_letter(
 
 
 def remove_from_group(transaction: QueueTransaction, group: int, id: int, key: str | None, tried: bool) -> None:
-    """A group is done with a message whose row is gone already; without another group, so is its body."""
+    """Remove a message from a group after its delivery row; the last group also removes the body."""
     if tried:
         transaction.execute("DELETE FROM attempt WHERE grp = ? AND id = ?", (group, id))
     unblock_next(transaction, group, key, id)
@@ -175,7 +176,7 @@ def unblock_next(transaction: QueueTransaction, group: int, key: str | None, id:
 
 
 def drop_oldest(transaction: QueueTransaction, group: int) -> bool:
-    """Drop the oldest of the messages with the lowest priority that could be taken now; False if there is none."""
+    """Drop the oldest ready message of the lowest priority; returns False if there is none."""
     sql = "SELECT rank FROM delivery WHERE grp = ? AND state = ? ORDER BY rank DESC LIMIT 1"
     last = transaction.fetch_one(sql, (group, READY))
     if last is None:
@@ -194,12 +195,11 @@ def drop_oldest(transaction: QueueTransaction, group: int) -> bool:
     return True
 
 
-# So many messages that became due at the same time are moved in one transaction, so that none lasts long.
-_BATCH_SIZE = 500
+_BATCH_SIZE = 500  # messages moved by one `release_due`, so that no transaction lasts long
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_TIMED_OUT = DeliveryFailure("not settled in its visibility time", delay=timedelta(0))
+_TIMED_OUT = DeliveryFailure("not settled within the visibility timeout", delay=timedelta(0))
 MESSAGE_COLUMNS = "m.uid, m.body, m.words, m.key, m.headers, m.priority, m.delay, m.ttl, m.traceparent, m.published_at"
-"""Columns of a message, for `message_of`."""
+"""The columns of a message, for `decode_message`."""
 _SELECT_NEXT = (
     f"SELECT d.rank, d.id, d.claims, d.expires, {MESSAGE_COLUMNS} FROM delivery d CROSS JOIN message m ON m.id = d.id"
     " WHERE d.grp = ? AND d.state = ? ORDER BY d.rank, d.at, d.id LIMIT ?"
@@ -222,14 +222,12 @@ def claim(transaction: QueueTransaction, group: int, owner: str, limit: int) -> 
     now = transaction.now
     until = now + transaction.queue.visibility_timeout // timedelta(microseconds=1)
     found = transaction.execute(_SELECT_NEXT, (group, READY, limit)).fetchall()
-    rows = [row for row in found if row[3] is None or row[3] > now]  # many may have expired at the same time
+    rows = [row for row in found if row[3] is None or row[3] > now]  # more may expire than one release moves
     if not rows:
         return []
-    changes = [(IN_FLIGHT, until, owner, group, READY, rank, id) for rank, id, *_ in rows]
-    transaction.executemany(_CLAIM, changes)
+    transaction.executemany(_CLAIM, [(IN_FLIGHT, until, owner, group, READY, rank, id) for rank, id, *_ in rows])
     transaction.count_move(group, READY, IN_FLIGHT, len(rows))
-    again = sum(claims > 0 for _, _, claims, *_ in rows)
-    transaction.count(group, "redelivered", again)
+    transaction.count(group, "redelivered", sum(claims > 0 for _, _, claims, *_ in rows))
     in_time = [(expires, group, id) for _, id, _, expires, *_ in rows if expires is not None]
     if in_time:
         transaction.executemany("DELETE FROM expiry WHERE at = ? AND grp = ? AND id = ?", in_time)
@@ -239,7 +237,7 @@ def claim(transaction: QueueTransaction, group: int, owner: str, limit: int) -> 
 def _to_delivery(transaction: QueueTransaction, group: int, until: int, row: tuple[Any, ...]) -> Delivery:
     _, id, claims, _, *columns = row
     message, published_at = decode_message(columns)
-    # By the wall clock, whatever it was set to since the queue's time began.
+    # Shown by the wall clock, from which the queue's clock may differ.
     ends_at = to_datetime(transaction.wall + until - transaction.now)
     return Delivery(message, published_at, claims + 1, ends_at, DeliveryTag(group, id, until, claims + 1))
 
@@ -272,10 +270,7 @@ def to_datetime(micros: int) -> datetime:
 
 
 def release_due(transaction: QueueTransaction, group: int) -> bool:
-    """Move what is due: delayed messages, expired deliveries, expired messages.
-
-    True if there may be more than one transaction should move.
-    """
+    """Release delayed messages, fail overdue deliveries and expire messages; returns whether more may be due."""
     now = transaction.now
     rested, overdue, expired = transaction.fetch_one(_ANY_DUE, (group, DELAYED, now, group, IN_FLIGHT, now, now))
     moved = (
@@ -299,6 +294,7 @@ def _release_delayed(transaction: QueueTransaction, group: int) -> int:
 
 
 def _fail_overdue(transaction: QueueTransaction, group: int) -> int:
+    """Fail deliveries whose visibility timeout has passed."""
     bound = (group, IN_FLIGHT, transaction.now, _BATCH_SIZE)
     rows = transaction.execute(f"SELECT id, at, claims {_DUE_ROWS}", bound).fetchall()
     for id, at, claims in rows:
@@ -307,17 +303,14 @@ def _fail_overdue(transaction: QueueTransaction, group: int) -> int:
 
 
 def _expire(transaction: QueueTransaction) -> int:
-    """Give up messages of all groups that nobody took in time."""
+    """Make dead letters of messages, in all groups, whose time to live has passed before a delivery."""
     sql = "SELECT at, grp, id, priority, due FROM expiry WHERE at <= ? ORDER BY at LIMIT ?"
     rows = transaction.execute(sql, (transaction.now, _BATCH_SIZE)).fetchall()
     for at, group, id, priority, due in rows:
         transaction.execute("DELETE FROM expiry WHERE at = ? AND grp = ? AND id = ?", (at, group, id))
         for state, rank, time in ((READY, 9 - priority, 0), (DELAYED, 0, due), (BLOCKED, 0, 0)):
-            found = transaction.fetch_one(
-                "DELETE FROM delivery WHERE grp = ? AND state = ? AND rank = ? AND at = ? AND id = ?"
-                " RETURNING key, claims",
-                (group, state, rank, time, id),
-            )
+            row_key = (group, state, rank, time, id)
+            found = transaction.fetch_one(f"DELETE FROM delivery {_BY_PRIMARY_KEY} RETURNING key, claims", row_key)
             if found is not None:
                 transaction.count_move(group, state, None)
                 transaction.count(group, "expired")

@@ -1,4 +1,4 @@
-"""Publishing: known ids are skipped, the overload policy applies, then each selected group gets a row."""
+"""Publishes messages: skips duplicates, applies the overload policy, then adds a row for each selected group."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _INSERT_DELIVERY = (
 
 @dataclass(frozen=True)
 class PublishRequest:
-    """Messages of one call, and for each the numbers of the groups of `queue` that choose it."""
+    """The messages of one call, and for each the indexes of the groups of `queue` that get it."""
 
     queue: Queue
     messages: Sequence[OutgoingMessage]
@@ -36,7 +36,7 @@ class PublishRequest:
 
 @dataclass(frozen=True)
 class QueueFull:
-    """There is no room for all messages of a call; nothing was taken."""
+    """A group has no room for all messages of a call; nothing was published."""
 
     group: str
     waiting: int
@@ -44,7 +44,7 @@ class QueueFull:
 
 
 def publish(transaction: QueueTransaction, request: PublishRequest) -> list[PublishConfirm] | QueueFull | None:
-    """Take the messages of one call; None when the queue's definition has changed since the groups were chosen."""
+    """Publish the messages of one call; returns None if the definition has changed since they were routed."""
     queue = transaction.queue
     if queue is not request.queue:
         return None
@@ -75,7 +75,7 @@ def _find_duplicates(transaction: QueueTransaction, messages: Sequence[OutgoingM
 
 
 def _record_id(transaction: QueueTransaction, uid: str) -> None:
-    delete_expired_ids(transaction, 3)  # more than comes in
+    delete_expired_ids(transaction, 3)  # more than one, so that the table shrinks
     until = transaction.now + to_micros(transaction.queue.deduplication_window)
     transaction.execute("INSERT OR REPLACE INTO seen (uid, until) VALUES (?, ?)", (uid, until))
 
@@ -83,7 +83,7 @@ def _record_id(transaction: QueueTransaction, uid: str) -> None:
 def _find_full_group(
     transaction: QueueTransaction, request: PublishRequest, duplicates: set[str], limit: int
 ) -> QueueFull | None:
-    """Whether a group that must take messages of this call cannot take all of them."""
+    """Returns the first group without room for its messages of this call."""
     wanted: dict[int, int] = {}
     for message, chosen in zip(request.messages, request.routes, strict=True):
         for at in () if message.id in duplicates else chosen:
@@ -97,7 +97,7 @@ def _find_full_group(
 
 
 def _admit(transaction: QueueTransaction, group: int) -> bool:
-    """Whether a group has room for one more message, or makes room; what it loses is counted."""
+    """Apply the overload policy to one more message; returns whether the group takes it."""
     limit, policy = transaction.queue.limit, transaction.queue.overload
     transaction.count(group, "published")
     if limit is None or policy.when_full is WhenFull.WAIT:
@@ -124,7 +124,7 @@ def _insert(transaction: QueueTransaction, message: OutgoingMessage, groups: Seq
 def add_to_group(
     transaction: QueueTransaction, group: int, number: int, message: OutgoingMessage, claims: int = 0
 ) -> None:
-    """Put a message that is stored into the line of a group; `claims` is how often the group has had it before."""
+    """Add a stored message to a group; `claims` is the number of its earlier deliveries."""
     queue = transaction.queue
     key = message.key if queue.ordered else None
     due = transaction.now + to_micros(message.delay)
@@ -143,7 +143,7 @@ def add_to_group(
 def insert_message(
     transaction: QueueTransaction, uid: str | None, message: OutgoingMessage, published_at: int, refs: int
 ) -> int:
-    """Store a message that so many groups are to get; its number."""
+    """Store a message for `refs` groups; returns its number."""
     headers = msgspec.json.encode(message.headers) if message.headers else None
     ttl = None if message.ttl is None else to_micros(message.ttl)
     values = (uid, message.body, message.routing_key, message.key, headers, message.priority)
@@ -158,7 +158,7 @@ def insert_message(
 
 
 def to_micros(span: timedelta) -> int:
-    """Returns a length of time in microseconds.
+    """Returns a duration in microseconds.
 
     Example:
         >>> to_micros(timedelta(milliseconds=2))

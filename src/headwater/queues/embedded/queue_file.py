@@ -81,12 +81,12 @@ class QueueClock:
         return round(self._clock.monotonic() * 1e6)
 
     def micros(self) -> int:
-        """Now."""
+        """Returns the queue's time."""
         return self._offset + self._monotonic()
 
 
 T = TypeVar("T")
-# SQLite's locks belong to a process: a child that is forked has their records, but not the locks.
+# SQLite's locks belong to a process: a forked child inherits its records of them, but not the locks.
 _open_files: weakref.WeakSet[QueueFile] = weakref.WeakSet()
 _paths_open_in_parent: set[Path] = set()
 _FILE_NAME: Final = "messages.db"
@@ -96,7 +96,7 @@ _CHECKPOINT_PAGES: Final = 2_000
 
 
 class QueueFile:
-    """A queue that is open; safe to share between threads.
+    """The open file of one queue; safe to share between threads.
 
     Example:
         >>> import tempfile
@@ -142,7 +142,7 @@ class QueueFile:
         if self.path in _paths_open_in_parent:
             raise UsageError(
                 "this process was forked from one that has the queue open",
-                detail="its file is locked by process: a copy of a process would damage it",
+                detail="SQLite locks do not survive a fork: the child would damage the file",
                 fix='start it afresh, such as multiprocessing.get_context("spawn")',
             )
 
@@ -153,13 +153,13 @@ class QueueFile:
 
     @property
     def queue(self) -> Queue:
-        """The definition, as this process has last seen it."""
+        """The definition, as last read by this process."""
         return self._queue
 
     # -- definition --------------------------------------------------------------------------------------------
 
     def declare(self, definition: Queue) -> Queue:
-        """Bring the queue up to a definition."""
+        """Update the queue to a definition."""
 
         def step(transaction: QueueTransaction) -> Queue:
             transaction.queue, transaction.notify_receivers = self._update_definition(definition), True
@@ -169,7 +169,7 @@ class QueueFile:
         return self.run(step)
 
     def _update_definition(self, definition: Queue | None) -> Queue:
-        """The definition that is stored, after bringing it up to the one that is wanted; inside a transaction."""
+        """Update the stored definition, if one is given, and return it; inside a transaction."""
         if definition is not None:
             migrate(self._connection, self.path)
             known = self._read_definition()
@@ -204,7 +204,7 @@ class QueueFile:
     def run(self, step: Callable[[QueueTransaction], T], *, rows: int = 1) -> T:
         """Run a step in a transaction, possibly together with others; returns when it is committed.
 
-        A step that raises an error of ours must not have changed anything before.
+        A step must not change anything before it raises a `HeadwaterError`: the transaction commits all the same.
         """
         if self._closed:
             raise UsageError(f'queue "{self.path.parent.name}" is closed', fix="open the broker again")
@@ -263,7 +263,7 @@ class QueueFile:
             fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
 
     def _sync_wal(self, entries: list[PendingAppend]) -> None:
-        """Make safe what is committed: it is in the write-ahead log, or was synced when it was taken out of it."""
+        """Sync the write-ahead log. It has all commits that no checkpoint has synced into the main file."""
         try:
             if self._sync_failed:
                 # After a failed sync a later one proves nothing: write everything to the main file and sync that.
@@ -276,20 +276,20 @@ class QueueFile:
             os.fdatasync(self._wal_fd)
         except OSError as error:
             self._sync_failed = True
-            what = "messages could not be made safe"
+            what = "messages could not be synced to disk"
             raise DiskFailedError(what, detail=f"{self.path}: {error}", fix="publish them again") from error
 
     @property
     def is_deleted(self) -> bool:
-        """Whether somebody has deleted the queue."""
+        """Whether the queue was deleted, by any process."""
         return os.fstat(self._lock_fd).st_nlink == 0
 
     def delete(self) -> None:
-        """Remove the queue and all that is in it; for other processes it is gone at once. Close it afterwards."""
+        """Delete the queue for all processes; the caller closes this file afterwards."""
 
         def step(transaction: QueueTransaction) -> None:
             folder, target = self.path.parent, self.path.resolve()
-            # Renamed first, so that it is gone as a whole however far this comes.
+            # Renamed first: after a crash at any point, the queue is there as a whole or not at all.
             removed = folder.rename(folder.with_name(f"{folder.name}~{secrets.token_hex(4)}"))
             for path in (target, Path(f"{target}-wal"), Path(f"{target}-shm")):
                 path.unlink(missing_ok=True)
@@ -319,7 +319,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def _create_folder(folder: Path, queue: Queue) -> None:
-    """The folder of a queue; one in memory is a link to a file there, which a restart of the machine removes."""
+    """Create the folder of a queue; with durability "memory" the file is a link into shared memory."""
     path = folder / _FILE_NAME
     with _translate_errors(path):
         folder.mkdir(parents=True, exist_ok=True)
@@ -332,7 +332,7 @@ def _create_folder(folder: Path, queue: Queue) -> None:
 _PRAGMAS: Final = (
     "auto_vacuum = INCREMENTAL",
     "journal_mode = WAL",
-    # Commits are in order in the log; `_sync` makes those safe that were promised to be.
+    # A commit does not sync; `QueueFile.sync` does, for queues that promise it.
     "synchronous = NORMAL",
     "secure_delete = FAST",
     "temp_store = MEMORY",
@@ -355,7 +355,7 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 @contextlib.contextmanager
 def _translate_errors(path: Path) -> Iterator[None]:
-    """Errors of SQLite and of the operating system as ours."""
+    """Translate errors of SQLite and of the operating system."""
     try:
         with translate_sqlite_errors(path, "queue"):
             yield

@@ -54,7 +54,7 @@ class EmbeddedReceiver:
         self._worker = worker or f"process {os.getpid()}"
         self._prefetch = prefetch
         self._changed = threading.Condition()
-        self._unacked: dict[tuple[int, int], DeliveryTag] = {}  # what it has, by message and number of the delivery
+        self._unacked: dict[tuple[int, int], DeliveryTag] = {}  # unsettled deliveries, by message and delivery number
         self._reserved = 0
         self._closed = False
 
@@ -79,7 +79,7 @@ class EmbeddedReceiver:
             found, wait = self._claim(reserved)
             if found:
                 return found
-            if not wait:  # more has become due than one transaction moves: go on with it
+            if not wait:  # more is due than one transaction moves
                 continue
             left = wait if deadline is None else min(wait, deadline - time.monotonic())
             if left <= 0:
@@ -88,7 +88,7 @@ class EmbeddedReceiver:
         return []
 
     def _reserve(self, max_messages: int, deadline: float | None) -> int:
-        """Returns how many messages may be taken now; waits while it has all that it may have."""
+        """Reserve room within the prefetch; waits while there is none, and returns 0 at the deadline."""
         with self._changed:
             while not self._closed:
                 self._drop_overdue()
@@ -116,7 +116,7 @@ class EmbeddedReceiver:
             found = claim(transaction, self._group, self._worker, max_messages)
             if found:
                 return found, 0.0
-            # A message that another receiver takes from now on cannot be overdue before the visibility time is over.
+            # A delivery to another receiver from now on cannot be overdue before a whole visibility timeout.
             wait = min(_MAX_WAIT, transaction.queue.visibility_timeout.total_seconds())
             timer = next_timer(transaction, self._group)
             return [], wait if timer is None else max(0.0, min(wait, (timer - transaction.now) / 1e6))
@@ -128,7 +128,7 @@ class EmbeddedReceiver:
             with self._changed:
                 self._reserved -= max_messages
                 self._unacked |= {_tag_key(delivery): delivery.tag for delivery in found}
-        if self._closed and found:  # closed meanwhile: nobody will settle these
+        if self._closed and found:  # closed meanwhile, so nobody will settle these
             self._requeue([delivery.tag for delivery in found])
             return [], 0.0
         return found, wait

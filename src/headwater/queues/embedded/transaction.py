@@ -6,8 +6,8 @@ wait:
 
     READY     rank = 9 - priority, at = 0       deliverable, by priority, then in publish order
     DELAYED   rank = 0, at = when it is due     published with a delay, or between two attempts
-    FLIGHT    rank = 0, at = until when         with a receiver
-    BEHIND    rank = 0, at = 0                  ordered queues: another message of its key comes first
+    IN_FLIGHT rank = 0, at = visible until      delivered to a receiver, not settled
+    BLOCKED   rank = 0, at = 0                  ordered queues: another message of its key comes first
 
 The tables `fed` and `handover` hold the progress of bridges (bridge.py). Times are microseconds of the
 queue's clock (`QueueClock` in queue_file.py), except `published_at` and other times shown to people. A
@@ -103,10 +103,10 @@ _MIGRATIONS = (_SCHEMA_V1,)
 
 
 def migrate(connection: sqlite3.Connection, path: Path) -> None:
-    """Bring the tables to the present form; inside the caller's transaction.
+    """Create or migrate the tables; inside the caller's transaction.
 
     Raises:
-        NewerFormatError: A newer version of Headwater has written the file; nothing was touched.
+        NewerFormatError: A newer version of Headwater has written the file; nothing was changed.
     """
     apply_migrations(connection, path, "queue", _MIGRATIONS)
 
@@ -116,14 +116,14 @@ _STATE_COLUMNS = {READY: "waiting", BLOCKED: "waiting", DELAYED: "delayed", IN_F
 
 
 class QueueTransaction:
-    """What the steps of one transaction share.
+    """The state that the steps of one transaction share.
 
     Args:
-        connection: Inside a transaction.
-        queue: The queue's definition, as it is now.
-        groups: Their numbers by name, those that are no longer declared included.
+        connection: A connection with an open transaction.
+        queue: The definition of the queue.
+        groups: The numbers of the groups by name, including those no longer declared.
         now: The queue's time in microseconds.
-        wall: The wall clock's.
+        wall: The wall clock's time in microseconds.
     """
 
     def __init__(
@@ -136,13 +136,13 @@ class QueueTransaction:
         self.execute = connection.execute
         self.executemany = connection.executemany
         self.notify_receivers = False
-        """Receivers that wait must look again: there is something to take, or a timer they do not know of."""
+        """Wake waiting receivers: a message is ready, or a timer is earlier than the one they wait for."""
         self.notify_publishers = False
-        """Publishers that wait for room must look again."""
+        """Wake publishers that wait for room."""
         self._changes: Counter[tuple[int, str]] = Counter()
 
     def fetch_one(self, sql: str, values: tuple[Any, ...]) -> Any:
-        """Returns the first row of an answer, or None."""
+        """Returns the first row, or None."""
         return self.execute(sql, values).fetchone()
 
     def count(self, group: int, name: str, by: int = 1) -> None:
@@ -164,7 +164,7 @@ class QueueTransaction:
         return stored + self._changes[group, "waiting"] + self._changes[group, "delayed"]
 
     def write_counts(self) -> None:
-        """Write what was counted."""
+        """Write the counts to the groups' rows."""
         changed: dict[int, dict[str, int]] = {}
         for (group, name), by in self._changes.items():
             if by:
@@ -176,13 +176,12 @@ class QueueTransaction:
         self._changes.clear()
 
 
-# Free pages are given back to the file system once they are this many (8 MB) and more than half of the file.
-_VACUUM_PAGES: Final = 2_048
+_VACUUM_PAGES: Final = 2_048  # pages (8 MB) that must be free, and half of the file, before it shrinks
 _IDS_PER_RUN: Final = 256
 
 
 def clean_up(transaction: QueueTransaction) -> None:
-    """A little of all that is to be done; called every so many transactions."""
+    """Do a small part of the clean-up; called every 64 transactions."""
     delete_expired_ids(transaction, _IDS_PER_RUN)
     vacuum_pages(transaction)
 
@@ -199,7 +198,7 @@ def delete_expired_ids(transaction: QueueTransaction, limit: int) -> None:
 
 
 def vacuum_pages(transaction: QueueTransaction) -> None:
-    """Give pages that acknowledged messages have left back to the file system, a few at a time."""
+    """Return some of the free pages of acknowledged messages to the file system."""
     (free,) = transaction.fetch_one("PRAGMA freelist_count", ())
     if free >= _VACUUM_PAGES and free * 2 > transaction.fetch_one("PRAGMA page_count", ())[0]:
         for _ in range(_VACUUM_PAGES // 4):  # Python runs only the first step of this statement, which is one page
