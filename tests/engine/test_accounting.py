@@ -80,19 +80,19 @@ def test_rejected_events_are_quarantined_once(log: EventLog):
     accounting = account(log)
     rejections = [(0, 2, "negative"), (0, 2, "negative"), (7 << 48, 3, "too large")]
     assert accounting.input_ranges(rejections)[0].counts == EventCounts(in_=10, used=6, late=1, quarantined=3)
-    found = [(one.offset, one.reason) for one in accounting.quarantined(rejections)]
+    found = [(one.offset, one.reason) for one in accounting.events_to_quarantine(rejections)]
     assert found == [(4, "it fails"), (2, "negative"), (3, "too large")]
 
 
 @pytest.mark.parametrize(("start", "end", "offsets"), [(0, 5, [4]), (5, 10, []), (0, 4, [])])
 def test_a_batch_quarantines_the_skipped_events_of_its_range(log: EventLog, start: int, end: int, offsets: list[int]):
-    assert [one.offset for one in account(log, start, end).quarantined()] == offsets
+    assert [one.offset for one in account(log, start, end).events_to_quarantine()] == offsets
 
 
 def test_a_skipped_event_that_is_late_is_late(log: EventLog):
     accounting = replace(account(log), skipped=[replace(SKIPPED, offset=9)])
     assert [one.offset for one in accounting.late] == [9]
-    assert accounting.quarantined() == ()
+    assert accounting.events_to_quarantine() == ()
     assert accounting.input_ranges()[0].counts == EventCounts(in_=10, used=9, late=1)
 
 

@@ -17,6 +17,7 @@ from headwater.engine.query import OffsetBounds, Query
 from headwater.errors import StateChangedError
 from headwater.log import Start
 from headwater.pipelines import Pipeline, PipelineKind
+from headwater.plan import StateVerdict
 
 __all__ = ["Compatibility", "Rebuild", "ViewVersions", "check_compatibility", "choose_start", "require_compatible"]
 
@@ -32,7 +33,7 @@ class Compatibility:
     "refused" (the pipeline can neither continue nor be rebuilt). `notes` name the differences.
     """
 
-    verdict: Literal["new", "kept", "rebuild", "refused"]
+    verdict: StateVerdict
     notes: tuple[str, ...] = ()
 
     @property

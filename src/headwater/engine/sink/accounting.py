@@ -282,7 +282,7 @@ class BatchAccounting:
                 found.append(InputRange(input_.topic.name, planned.start, planned.end, counts))
         return tuple(found)
 
-    def quarantined(self, rejections: Sequence[Rejection] = ()) -> tuple[SideOutput, ...]:
+    def events_to_quarantine(self, rejections: Sequence[Rejection] = ()) -> tuple[SideOutput, ...]:
         """Returns the events to quarantine: skipped ones that are not late as well, rejected and unreadable ones."""
         late = {(one.topic, one.partition, one.offset) for one in self.late}
         ranges = {i.topic.name: self.planned[i.name] for i in self.built.inputs if i.name in self.planned}

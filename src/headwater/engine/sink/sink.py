@@ -302,7 +302,7 @@ class Sink:
             self._table,
             upserts.cast(self._built.schema) if self._files is None else upserts.slice(0, 0),
             late=() if isinstance(self._built.pipeline.late, DropLate) else accounting.late,
-            quarantined=accounting.quarantined(rejections),
+            quarantined=accounting.events_to_quarantine(rejections),
             finals=self._built.marks_final_rows,
             deletes=deletes,
             states=result.states,
