@@ -11,7 +11,9 @@ import pytest
 from headwater.errors import BadEventError, BadKeyError, TooLargeError
 from headwater.events import key_bytes, partition_of
 from headwater.log import backpressure, drop
+from headwater.log.append_buffer import PendingAppend
 from headwater.log.topic import MAX_EVENT_BYTES
+from headwater.log.topic_writer import group_by_producer, group_runs, write_run
 from tests.log.given import amounts, declared, events, row_of, rows_of
 
 BLOB = "id string, body string, amount int"
@@ -307,3 +309,49 @@ def test_a_fault_in_one_partition_leaves_the_others_alone(log, monkeypatch):
     counts = log.counts("orders")
     lost = sum(partition_of(value["id"].encode(), 4) == 2 for value in values)
     assert (counts["offered"], counts["refused"], identity(counts)) == (40, lost, True)
+
+
+def pending(*rows):
+    return [PendingAppend(each, each.row_count) for each in rows]
+
+
+def sequences(runs) -> list[list[tuple[str, int]]]:
+    return [[(rows.producer, rows.sequence) for _, rows in run] for run in runs]
+
+
+def event(producer: str, sequence: int, **about):
+    return row_of(declared(), {"amount": sequence}, partition=0, producer=producer, sequence=sequence, **about)
+
+
+def test_producers_that_alternate_have_a_run_each():
+    alternating = pending(event("a", 0), event("b", 5), event("a", 1), event("b", 6), event("a", 9))
+    runs = [[("a", 0), ("a", 1)], [("a", 9)], [("b", 5), ("b", 6)]]
+    assert sequences(group_by_producer(alternating)) == runs
+
+
+def test_one_partition_keeps_the_order_of_all_producers():
+    members = [(append, append.content) for append in pending(event("a", 0), event("b", 5), event("a", 1))]
+    assert sequences(group_runs(members)) == [[("a", 0)], [("b", 5)], [("a", 1)]]
+
+
+def test_a_batch_is_a_run_of_its_own():
+    batch = rows_of(declared(), [{"amount": 7}], partition=0, producer="a", sequence=2)
+    mixed = pending(event("a", 0), event("a", 1), batch, event("a", 3))
+    assert sequences(group_by_producer(mixed)) == [[("a", 0), ("a", 1)], [("a", 2)], [("a", 3)]]
+
+
+@pytest.mark.parametrize("bad", [{0}, {3}, {1, 6}, set(range(7))])
+def test_events_beside_a_refused_one_are_written_in_order(bad):
+    appends = pending(*(event("a", number) for number in range(7)))
+    written: list[int] = []
+
+    def write(run) -> None:
+        numbers = [rows.sequence for _, rows in run]
+        if bad.intersection(numbers):
+            raise BadEventError("refused")
+        written.extend(numbers)
+
+    (run,) = group_by_producer(appends)
+    write_run(run, write)
+    assert written == [number for number in range(7) if number not in bad]
+    assert {number for number, append in enumerate(appends) if append.error} == bad

@@ -245,8 +245,8 @@ class FolderGroups:
         self._clock = clock
         self._folder = folder
         self._log = log
-        self._member_files: dict[str, int] = {}
-        self._mutex = threading.RLock()
+        self._member_files: dict[str, int] = {}  # locked handles of this process's members
+        self._mutex = threading.RLock()  # one thread of this process at a time; the file lock is for other processes
 
     def join(
         self, group: str, topic: str, *, start: Start = "earliest", session: timedelta = timedelta(minutes=5)

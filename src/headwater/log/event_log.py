@@ -82,21 +82,17 @@ class EventLog:
 
     def __init__(self, folder: str | Path, *, disk: Disk | None = None, clock: Clock | None = None) -> None:
         self.folder = Path(folder).absolute()
+        self.url = str(self.folder)  # by which another process opens the same log
         self.disk = disk or Disk()
         self.clock = clock or SystemClock()
         self._open_topics: dict[str, OpenTopic] = {}
-        self._mutex = threading.RLock()
+        self._mutex = threading.RLock()  # guards `_open_topics`; re-entrant, since `create` opens topics
         self.disk.make_folder(self.folder / "topics")
         self.id = self._load_id()
         shared = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else self.folder / "memory"
         self._memory_folder = shared / f"headwater-{self.id}"
         self.groups = FolderGroups(self.disk, self.clock, self.folder / "groups", self)
         _OPEN_LOGS.add(self)
-
-    @property
-    def url(self) -> str:
-        """The address by which another process opens the same log."""
-        return str(self.folder)
 
     def _load_id(self) -> str:
         path = self.folder / "log.json"

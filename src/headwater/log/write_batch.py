@@ -256,7 +256,7 @@ class EventEncoder:
                 raise BadKeyError(
                     f'the key {part!r} is not the event\'s "{name}", which is {row[name]!r}',
                     detail=f'topic "{self.topic.name}" is keyed by {", ".join(self.topic.key)}',
-                    fix="leave the key out: it is taken from the event",
+                    fix="omit the key: it is read from the event",
                     topic=self.topic.name,
                 )
         return row | {
@@ -266,14 +266,14 @@ class EventEncoder:
     def _key_parts(self, key: Any) -> tuple[Any, ...]:
         parts = tuple(key) if isinstance(key, tuple | list) else (key,)
         if len(parts) != len(self.topic.key) or any(part is None for part in parts):
-            what = f"{key!r} is no key of topic {self.topic.name!r}"
+            what = f"{key!r} is not a key of topic {self.topic.name!r}"
             raise BadKeyError(what, detail=f"its key is ({', '.join(self.topic.key)})", topic=self.topic.name)
         return parts
 
     def _key_column(self, keys: Sequence[Any], rows: int) -> pa.Array:
         if self.topic.key:
-            what = f'topic "{self.topic.name}" takes its keys from {", ".join(self.topic.key)}'
-            raise BadKeyError(what, fix="leave keys= out", topic=self.topic.name)
+            what = f'topic "{self.topic.name}" reads its keys from {", ".join(self.topic.key)}'
+            raise BadKeyError(what, fix="omit keys=", topic=self.topic.name)
         if len(keys) != rows:
             raise BadKeyError(f"{len(keys)} keys for {rows} events", topic=self.topic.name)
         return pa.array([None if key is None else key_bytes(key) for key in keys], pa.binary())

@@ -96,7 +96,7 @@ class GroupHeartbeat:
                 self.notify()
                 self.stopped.wait(_RETRY_PAUSE)
             else:
-                mark = answer["mark"]
+                mark = answer["mark"]  # the state of the group that this process knows
                 if answer["changed"]:
                     self.notify()
 
@@ -106,8 +106,8 @@ class HttpGroups:
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
-        self._heartbeats: dict[tuple[str, str], GroupHeartbeat] = {}
-        self._lock = threading.Lock()
+        self._heartbeats: dict[tuple[str, str], GroupHeartbeat] = {}  # by group and topic
+        self._lock = threading.Lock()  # guards `_heartbeats`
 
     def join(
         self, group: str, topic: str, *, start: Start = "earliest", session: timedelta = timedelta(minutes=5)

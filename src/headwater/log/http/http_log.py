@@ -64,32 +64,23 @@ class HttpLog:
     def __init__(
         self, url: str, *, patience: timedelta = timedelta(seconds=15), timeout: timedelta = timedelta(seconds=60)
     ) -> None:
-        self._transport = Transport(url, patience, timeout)
-        self.groups = HttpGroups(self._transport)
+        self.transport = Transport(url, patience, timeout)
+        self.url = self.transport.url
+        self.groups = HttpGroups(self.transport)
         self._decoders: dict[str, FrameDecoder] = {}
         self._buffers: dict[str, AppendBuffer] = {}
         self._lock = threading.Lock()  # guards `_buffers`
         self._rotation = 0
 
-    @property
-    def url(self) -> str:
-        """The node's address."""
-        return self._transport.url
-
-    @property
-    def transport(self) -> Transport:
-        """The transport that sends requests to the node."""
-        return self._transport
-
     # -- topics --------------------------------------------------------------------------------------------------
 
     def topics(self) -> list[str]:
         """Returns the names of all topics."""
-        return [topic["name"] for topic in self._transport.json("GET", "/api/topics")["topics"]]
+        return [topic["name"] for topic in self.transport.json("GET", "/api/topics")["topics"]]
 
     def topic(self, name: str) -> Topic:
         """Returns a topic's definition under its newest type."""
-        return self._remember_topic(self._transport.json("GET", _topic_path(name))).topic
+        return self._remember_topic(self.transport.json("GET", _topic_path(name))).topic
 
     def create(self, topic: Topic) -> Topic:
         """Create a topic, or update an existing one to this definition."""
@@ -99,7 +90,7 @@ class HttpLog:
         stored = {option: name for name, option in OPTION_NAMES.items()}
         wanted["given"] = sorted(stored.get(option, option) for option in topic.given)
         try:
-            return self._remember_topic(self._transport.json("POST", "/api/topics", document=wanted)).topic
+            return self._remember_topic(self.transport.json("POST", "/api/topics", document=wanted)).topic
         except RefusedError as error:
             error.location = error.location or topic.location
             raise
@@ -113,13 +104,13 @@ class HttpLog:
         return decoder
 
     def _load_schema(self, name: str, version: int) -> pa.Schema:
-        return _parse_schema(self._transport.json("GET", f"{_topic_path(name)}/schema", params={"version": version}))
+        return _parse_schema(self.transport.json("GET", f"{_topic_path(name)}/schema", params={"version": version}))
 
     def _decoder(self, name: str, version: int) -> FrameDecoder:
         """Returns the cached decoder if its type has at least this version; else asks the node."""
         decoder = self._decoders.get(name)
         if decoder is None or decoder.topic.version < version:
-            decoder = self._remember_topic(self._transport.json("GET", _topic_path(name)))
+            decoder = self._remember_topic(self.transport.json("GET", _topic_path(name)))
         return decoder
 
     def _codec_of(self, name: str, version: int) -> Codec:
@@ -186,7 +177,7 @@ class HttpLog:
 
     def _post(self, name: str, batch: WriteBatch, body: bytes) -> Receipts:
         """Send a packed batch; a request whose answer was lost is repeated only if the batch has a producer."""
-        answer = self._transport.call(
+        answer = self.transport.call(
             "POST",
             f"{_topic_path(name)}/frames",
             content=body,
@@ -197,26 +188,26 @@ class HttpLog:
 
     def last_sequences(self, name: str, producer: str) -> list[int]:
         """Returns the highest sequence number of a producer per partition; -1 where it has none."""
-        found = self._transport.json("GET", f"{_topic_path(name)}/sequences", params={"producer": producer})
+        found = self.transport.json("GET", f"{_topic_path(name)}/sequences", params={"producer": producer})
         sequences: list[int] = found["sequences"]
         return sequences
 
     def counts(self, name: str) -> dict[str, int]:
         """Returns the append counters of the topic, summed over all processes."""
-        counts: dict[str, int] = self._transport.json("GET", f"{_topic_path(name)}/counts")["counts"]
+        counts: dict[str, int] = self.transport.json("GET", f"{_topic_path(name)}/counts")["counts"]
         return counts
 
     # -- out -----------------------------------------------------------------------------------------------------
 
     def ends(self, name: str) -> list[PartitionRange]:
         """Returns what each partition holds now."""
-        found = self._transport.json("GET", f"{_topic_path(name)}/ends")["partitions"]
+        found = self.transport.json("GET", f"{_topic_path(name)}/ends")["partitions"]
         return [PartitionRange(**held) for held in found]
 
     def find_offset(self, name: str, partition: int, start: Start) -> int:
         """Returns the offset to start from."""
         params: dict[str, str | int | float] = {"partition": partition, "start": format_start(start)}
-        return int(self._transport.json("GET", f"{_topic_path(name)}/find", params=params)["offset"])
+        return int(self.transport.json("GET", f"{_topic_path(name)}/find", params=params)["offset"])
 
     def fetch(
         self,
@@ -236,7 +227,7 @@ class HttpLog:
         while True:
             wait = max(0.0, min(deadline - time.monotonic(), _MAX_POLL))
             wanted = {"positions": self._rotate(positions), "max_bytes": max_bytes, "wait": wait, "group": group}
-            answer = self._transport.call("POST", f"{_topic_path(name)}/fetch", document=wanted, wait=wait)
+            answer = self.transport.call("POST", f"{_topic_path(name)}/fetch", document=wanted, wait=wait)
             if answer.content:
                 self._rotation += len(answer.content) >= _LARGE_RESPONSE
                 return [
@@ -257,7 +248,7 @@ class HttpLog:
 
     def watch(self, name: str, group: str | None = None) -> HttpTopicWaiter:
         """Returns a waiter for appends to a topic and, with `group`, for changes of that group."""
-        return HttpTopicWaiter(self._transport, check_name(name), group)
+        return HttpTopicWaiter(self.transport, check_name(name), group)
 
     def close(self) -> None:
         """Send the remaining events and close all connections."""
@@ -266,7 +257,7 @@ class HttpLog:
         for buffer in buffers:
             buffer.close()
         self.groups.close()
-        self._transport.close()
+        self.transport.close()
 
     def __enter__(self) -> HttpLog:
         return self

@@ -45,16 +45,13 @@ class Maintenance:
 
     def for_each_topic(self, work: Callable[[OpenTopic], object]) -> None:
         """Call a function for every topic, tables last; the failure of one does not affect the others."""
-        tables = []
+        opened = []
         for name in self._log.topics():
             with self._log_errors(name):
                 topic = self._log.open_topic(name)
                 topic.reload()  # another process may have changed its settings
-                if topic.definition.is_table:
-                    tables.append(topic)
-                else:
-                    work(topic)
-        for topic in tables:
+                opened.append(topic)
+        for topic in sorted(opened, key=lambda topic: topic.definition.is_table):
             with self._log_errors(topic.definition.name):
                 work(topic)
 

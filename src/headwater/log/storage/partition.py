@@ -61,15 +61,15 @@ class Partition:
         self.definition = definition
         disk.make_folder(folder)
         self._lock_handle = disk.open(folder / "lock")
-        self._mutex = threading.RLock()
+        self._mutex = threading.RLock()  # one handle: the file lock keeps out other processes, not threads
         self.files = SegmentFiles(disk, folder)
-        self._lock_depth = 0
+        self._lock_depth = 0  # `lock` is re-entrant, the file lock is not
         self._producers: ProducerState | None = None
         self._producers_position: tuple[int, int] = (-1, -1)  # segment and length up to which they are loaded
         self._index = OffsetIndex(self.files, number, self.state)
         self._segment_created: tuple[int, int] = (-1, 0)  # segment and time of its first batch
-        self._files_version = -1
-        self._verified = False
+        self._files_version = -1  # of the files that the caches describe
+        self._verified = False  # whether this process has compared the published state with the files
 
     # -- state ---------------------------------------------------------------------------------------------------
 

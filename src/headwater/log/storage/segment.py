@@ -84,7 +84,7 @@ class Segment:
         self._disk = disk
         self.sealed_length: int | None = None
         self._handle: int | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # guards the first opening and the sparse index
         self._sparse_index: list[tuple[int, int]] = []
 
     @property
@@ -357,8 +357,8 @@ class OffsetIndex:
         self._files = files
         self._number = number
         self._read_state = read_state
-        self._lock = threading.Lock()
-        self._cursors: dict[int, tuple[Segment, int]] = {}
+        self._lock = threading.Lock()  # guards changes of `_cursors`; lookups need none
+        self._cursors: dict[int, tuple[Segment, int]] = {}  # next offset of a reader: segment and position
 
     def invalidate(self) -> None:
         """Drop cached positions after files changed."""
