@@ -18,7 +18,7 @@ from tests.client import test_folder_client, test_http_client, test_kafka_client
 from tests.client.contract import ClientContract
 from tests.queues import contract as queue_contract
 from tests.queues.rabbitmq import test_contract as test_rabbitmq
-from tests.store import test_postgres_store, test_sqlite_store, test_system_views, test_views, test_wait
+from tests.store import test_postgres_dialect, test_sqlite_dialect, test_system_views, test_view_reader, test_wait
 from tests.store.contract import StoreContract
 from tests.store.given import BOTH
 
@@ -86,7 +86,7 @@ def test_the_page_of_rabbitmq_has_the_table_of_support():
     [
         (
             StoreContract,
-            (test_sqlite_store.TestSqliteStore, test_postgres_store.TestPostgresStore),
+            (test_sqlite_dialect.TestSqliteDialect, test_postgres_dialect.TestPostgresDialect),
             "Ledger and store: writing",
         ),
         (
@@ -115,7 +115,7 @@ def test_the_support_matrix_has_what_each_implementation_inherits(contract, over
 
 def test_the_support_matrix_has_the_tests_that_run_over_both_stores():
     text = page("support.md").split("\n## Store: reading")[1]
-    for module in (test_system_views, test_views, test_wait):
+    for module in (test_system_views, test_view_reader, test_wait):
         assert module.STORES == BOTH
         for name, test in vars(module).items():
             both = name.startswith("test_") and "store" in _fixtures(module, test)

@@ -106,7 +106,7 @@ _CLIENTS: Final = {
     "HTTP": "client/test_http_client.py",
     "Kafka": "client/test_kafka_client.py",
 }
-_STORES: Final = {"SQLite": "store/test_sqlite_store.py", "PostgreSQL": "store/test_postgres_store.py"}
+_STORES: Final = {"SQLite": "store/test_sqlite_dialect.py", "PostgreSQL": "store/test_postgres_dialect.py"}
 _BROKERS: Final = {"data folder": "queues/test_embedded_broker.py", "RabbitMQ": "queues/rabbitmq/test_contract.py"}
 _READERS: Final = dict.fromkeys(_STORES, "")  # no files of their own: each test runs over both, see STORES
 SUITES: Final = (
@@ -114,7 +114,9 @@ SUITES: Final = (
     Suite("Log: reading", ("client/reading.py",), _CLIENTS),
     Suite("Log: groups, and the asynchronous client", ("client/groups.py", "client/contract.py"), _CLIENTS),
     Suite("Ledger and store: writing", ("store/contract.py", "store/state_contract.py"), _STORES),
-    Suite("Store: reading", ("store/test_views.py", "store/test_wait.py", "store/test_system_views.py"), _READERS),
+    Suite(
+        "Store: reading", ("store/test_view_reader.py", "store/test_wait.py", "store/test_system_views.py"), _READERS
+    ),
     Suite("Queues", ("queues/contract.py",), _BROKERS),
 )
 _TESTS: Final = Path(__file__).parent.parent.parent / "tests"

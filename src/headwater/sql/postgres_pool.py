@@ -48,8 +48,8 @@ MIN_SERVER_VERSION = 15
 """The oldest supported server version: the first with NULLS NOT DISTINCT."""
 _MAX_IDLE = 4  # connections kept for the next use
 _CONNECT_TIMEOUT = 10  # seconds to wait for a server that does not answer, unless the URL says otherwise
-# Times, numbers and bytes are written in one way whatever the server's settings; what is committed is on disk; a
-# transaction whose runner sleeps is ended by the server, so that nobody waits for it for ever.
+# Times, numbers and bytes have one text form whatever the server's settings. A commit returns after it is on disk. The
+# server ends the transaction of a process that sleeps, so that others do not wait for it for ever.
 _SETTINGS = """
     SET timezone = 'UTC'; SET datestyle = 'ISO, YMD'; SET bytea_output = 'hex'; SET extra_float_digits = 1;
     SET standard_conforming_strings = on; SET temp_buffers = '32MB'; SET client_min_messages = 'warning';
@@ -76,18 +76,18 @@ def redact_url(url: str) -> str:
 
 
 class PostgresSession:
-    """One connection that executes the shared statements, which are written in SQLite's dialect."""
+    """A connection that executes the store's shared statements, which are written in SQLite's SQL."""
 
     def __init__(self, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
         self.connection = connection
-        self.temp_tables: set[str] = set()  # statements that made the temporary tables of this connection
+        self.temp_tables: set[str] = set()  # statements that created the temporary tables of this connection
 
     def execute(self, statement: str, values: Sequence[Any] = ()) -> psycopg.Cursor[tuple[Any, ...]]:
         """Execute one statement."""
         return self.connection.execute(_to_postgres(statement), [_escape_nul(value) for value in values] or None)
 
     def execute_raw(self, statement: str) -> None:
-        """Execute a statement in PostgreSQL's dialect, unchanged."""
+        """Execute a statement in PostgreSQL's SQL, unchanged."""
         self.connection.execute(statement.encode())
 
     def executemany(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
@@ -106,7 +106,7 @@ class PostgresSession:
                 copy.write(data[start : start + (1 << 20)])
 
     def copy_out(self, query: str) -> bytearray:
-        """Returns the result of a statement as CSV."""
+        """Returns the result of a statement as CSV, which Arrow reads faster than psycopg makes Python values."""
         found = bytearray()
         with self.connection.cursor() as cursor, cursor.copy(f"COPY ({query}) TO STDOUT (FORMAT csv)") as copy:
             for data in copy:
@@ -151,7 +151,8 @@ class PostgresPool:
             yield session
         except psycopg.Error as error:
             if session is not None and session.connection.closed:
-                self.close()  # the other idle connections are older than the server's restart, too
+                # The server probably restarted: the other idle connections are lost, too.
+                self.close()
             raise self._translate_error(error) from None
         finally:
             if session is not None:
@@ -179,7 +180,7 @@ class PostgresPool:
         version = connection.info.server_version // 10_000
         if version < MIN_SERVER_VERSION:
             connection.close()
-            what = f"the server has PostgreSQL {version}, and {MIN_SERVER_VERSION} is the oldest that can be used"
+            what = f"the server has PostgreSQL {version}; the oldest supported version is {MIN_SERVER_VERSION}"
             raise BadSettingError(what, detail=self.display_url, fix="upgrade the server", version=version)
         connection.execute(_SETTINGS)
         for kind in ("json", "jsonb"):
@@ -241,7 +242,7 @@ def is_connection_lost(error: psycopg.Error) -> bool:
 
 
 _ERROR_CLASSES: tuple[tuple[tuple[type[psycopg.Error], ...], type[HeadwaterError], str], ...] = (
-    ((pg.InsufficientPrivilege,), BadCredentialsError, "the database does not allow it to this user"),
+    ((pg.InsufficientPrivilege,), BadCredentialsError, "the database does not permit this to the user"),
     ((pg.DiskFull,), DiskFullError, "no space left for the store"),
     ((pg.IoError,), DiskFailedError, "the store could not be written or read"),
     ((pg.DataCorrupted, pg.IndexCorrupted), DamagedError, "the store is damaged"),
@@ -250,18 +251,18 @@ _ERROR_CLASSES: tuple[tuple[tuple[type[psycopg.Error], ...], type[HeadwaterError
     (
         (pg.LockNotAvailable, pg.DeadlockDetected, pg.SerializationFailure, pg.QueryCanceled),
         LockedError,
-        "another transaction was in the way for too long",
+        "another transaction held a lock for too long",
     ),
-    ((pg.UniqueViolation,), KeyNotUniqueError, "two rows have one key"),
+    ((pg.UniqueViolation,), KeyNotUniqueError, "two rows have the same key"),
     ((pg.ProgramLimitExceeded,), TooLargeError, "a value is too large for the store"),
     (
         (pg.CharacterNotInRepertoire, pg.UntranslatableCharacter),
         BadEventError,
-        "a text holds a NUL or another sign that PostgreSQL has no form for",
+        "a text contains a NUL or another character that PostgreSQL cannot store",
     ),
     (
         (pg.UndefinedTable, pg.UndefinedColumn, pg.DatatypeMismatch, pg.DuplicateTable, pg.WrongObjectType),
         SchemaConflictError,
-        "a table of the store is not as it was made",
+        "a table of the store was altered or dropped",
     ),
 )

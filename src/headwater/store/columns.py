@@ -149,7 +149,7 @@ def _identity(value: Any) -> Any:
 
 TIMESTAMP = pa.timestamp("us", "UTC")
 _WINDOW_FIELDS = ("start", "end")
-_MIN_MICROS = pa.scalar(-62_135_596_800_000_000, pa.int64())  # 0001-01-01 and 9999-12-31: years of four digits
+_MIN_MICROS = pa.scalar(-62_135_596_800_000_000, pa.int64())  # 0001-01-01 to 9999-12-31: years of four digits
 _MAX_MICROS = pa.scalar(253_402_300_799_999_999, pa.int64())
 _MIN_DAY = pa.scalar(-719_162, pa.int32())
 _MAX_DAY = pa.scalar(2_932_896, pa.int32())
@@ -165,10 +165,10 @@ class StoredColumn:
     """One column of a stored table.
 
     Attributes:
-        name: Its name there.
-        view_column: The column of the view it belongs to.
-        window_field: "start" or "end" of a window.
-        kind: The Arrow type of what it holds.
+        name: Its name in the table.
+        view_column: The column of the view that it belongs to.
+        kind: The Arrow type of its values.
+        window_field: "start" or "end" for a window; empty otherwise.
     """
 
     name: str
@@ -187,7 +187,7 @@ def storage_columns(table: ViewTable) -> list[StoredColumn]:
         ['w.start', 'w.end', 'n']
 
     Raises:
-        BadTypeError: Two columns would have one name, or a type cannot be kept.
+        BadTypeError: Two columns would have the same name, or a type cannot be stored.
     """
     found: list[StoredColumn] = []
     for field in table.schema:
@@ -199,7 +199,7 @@ def storage_columns(table: ViewTable) -> list[StoredColumn]:
         elif any(is_supported(field.type) for is_supported in _SUPPORTED_TYPES):
             found.append(StoredColumn(field.name, field.name, field.type))
         else:
-            raise BadTypeError(f"the type {field.type} cannot be kept in a view", type=str(field.type))
+            raise BadTypeError(f"the type {field.type} cannot be stored in a view", type=str(field.type))
     names: set[str] = set()
     for slot in found:
         if slot.name.casefold() in names:
@@ -261,7 +261,7 @@ def to_arrays(table: ViewTable, rows: pa.Table) -> list[tuple[StoredColumn, pa.A
     """Returns the stored columns of a view's rows, or of a list of keys."""
     arrays = {name: _combine_chunks(rows.column(name)) for name in rows.column_names}
     return [
-        # Unlike .field(), struct_field heeds the nulls of the struct.
+        # Unlike .field(), struct_field applies the nulls of the struct to its members.
         (
             slot,
             pc.struct_field(arrays[slot.view_column], slot.window_field)
@@ -335,4 +335,4 @@ def _check_range(counts: pa.Array, first: pa.Scalar, last: pa.Scalar, name: str)
     outside = pc.or_(pc.less(counts, first), pc.greater(counts, last))
     if pc.any(outside, skip_nulls=True).as_py():
         what = f'column "{name}" holds a time outside of the years 1 to 9999'
-        raise BadEventError(what, detail="such a time cannot be kept in a view", field=name)
+        raise BadEventError(what, detail="such a time cannot be stored in a view", field=name)

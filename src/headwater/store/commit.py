@@ -28,9 +28,9 @@ PipelineState = Literal["starting", "running", "idle", "waiting", "failed", "sto
 
 @dataclass(frozen=True)
 class ViewTable:
-    """One version of a view: its columns, and which of them are the key.
+    """One version of a view: its columns and its key.
 
-    `window` names the column whose values are windows, a struct of two timestamps `start` and `end`.
+    `window` names the column with the windows of the rows, a struct of two timestamps `start` and `end`.
 
     Example:
         >>> table = ViewTable("revenue", 2, pa.schema([("category", pa.string())]), ("category",))
@@ -46,16 +46,16 @@ class ViewTable:
 
     @property
     def query(self) -> str:
-        """The name of the query that keeps it."""
+        """The name of the query that maintains it."""
         return f"{self.name}@{self.version}"
 
 
 @dataclass(frozen=True)
 class SideOutput:
-    """A late or quarantined event, kept beside the result.
+    """A late or quarantined event, stored beside the result.
 
-    `value` is the event as JSON text, as a reader sees it; `reason` says why it is here; `data` has the row of a
-    quarantined event as bytes of an Arrow stream.
+    `value` is the event as JSON text, as a reader sees it. `reason` is why the result does not include it. `data` is
+    the row of a quarantined event as an Arrow IPC stream.
 
     Example:
         >>> SideOutput("orders", 0, 17, 1_000, 2_000, '{"amount":1}', "behind 2026-01-01T00:05:00Z by 12.5 s").offset
@@ -74,12 +74,12 @@ class SideOutput:
 
 @dataclass(frozen=True)
 class StagedPart:
-    """Rows of a batch that a worker has sent to the store before its commit; readers do not see them yet.
+    """Rows of a batch that a worker has sent to the store before the commit; readers do not see them yet.
 
     Attributes:
-        table: Where they are.
-        rows: How many.
-        null_keys: For each column of the key, whether it is null in any of them.
+        table: The table that holds them.
+        rows: The number of rows.
+        null_keys: For each stored column of the key, whether any row has a null there.
 
     Example:
         >>> StagedPart("staged_1", 2, (False,)).rows
@@ -93,18 +93,18 @@ class StagedPart:
 
 @dataclass(frozen=True)
 class StateWrite:
-    """The changes of a batch to one space of operator state: entries by key and name, each once.
+    """The changes of a batch to one space of operator state. No two entries have the same key and name.
 
-    A value of None takes the entry away, whether it is there or not.
+    A value of None deletes the entry, whether it exists or not.
 
     Attributes:
-        space: What the operator keeps apart.
+        space: The name of the space. An operator may have several.
         keys: The key of each entry.
-        names: Its name below the key.
-        values: Its value.
-        key_counts: Of how many keys it has the values; of one, unless this is given.
-        kinds: What the columns of a key are, a letter each, for telling people which key it is: s for text, i for a
-            integer, t for a moment, d for a date, b for true or false. Empty where a column is none of these.
+        names: The name of each entry below its key.
+        values: The value of each entry.
+        key_counts: The number of keys whose values an entry holds; 1 for each entry if left out.
+        kinds: The types of the key's columns, one letter each, so that `hw_state` can show a key: s for text, i for an
+            integer, t for a timestamp, d for a date, b for a boolean. Empty if a column has another type.
 
     Example:
         >>> StateWrite("seen", [b"ada", b"bob"], [b"", b""], [b"3", None]).space
@@ -126,17 +126,17 @@ class StateWrite:
 
 @dataclass(frozen=True)
 class StateSize:
-    """The size of operator state outside the store, for one space in one key group.
+    """The size of operator state that Spark keeps, for one space in one key group.
 
     Attributes:
-        space: What the operator keeps apart.
+        space: The name of the space.
         bucket: The number of the key group.
-        keys: How many keys have something there.
-        entries: How many entries they have.
-        size: How many bytes they take.
-        largest: How many entries the key has that has most.
+        keys: The number of keys that have entries.
+        entries: The number of entries.
+        size: The size of the entries in bytes.
+        largest: The number of entries of the key that has most.
         key: That key.
-        kinds: What the columns of a key are, as in `StateWrite`.
+        kinds: The types of the key's columns, as in `StateWrite`.
 
     Example:
         >>> StateSize("seen", 3, keys=2, entries=5, size=90, largest=4, key=b"ada").bucket
@@ -158,19 +158,20 @@ class Commit:
     """Everything that one batch writes; a store commits all of it or nothing.
 
     Attributes:
-        entry: Its line in the ledger.
+        entry: The entry of the ledger.
         table: The view; None for a stream, whose rows only go to the outbox.
-        rows: Of a view: whole rows, of which each takes the place of the one with its key. Of a stream: rows to append.
+        rows: For a view, whole rows; each replaces the row with its key. For a stream, the rows to append.
         late: Events that came too late for this batch.
         quarantined: Events that cannot be used.
-        finals: Also tell which rows became final: their window's end lies behind the watermark now, and did not before.
-        deletes: Keys of rows to remove, as columns with the names of the key.
-        staged: Rows of a view that workers have staged, in place of `rows`; for stores that can.
-        distinct: Take equal rows among those staged for one.
-        states: What operators at the sink remember from now on.
+        finals: Whether the changes also tell which rows became final: the watermark has passed the end of their window
+            with this batch.
+        deletes: The keys of rows to delete, as columns with the names of the key.
+        staged: Rows of a view that workers have staged, in place of `rows`; for stores with a stager.
+        distinct: Whether equal rows among the staged ones count as one.
+        states: The changes of operator state at the sink.
         state_sizes: The state sizes in Spark of the key groups that the batch touched.
-        changes: Of a view: what goes to the outbox, if it is more than the difference between its rows before and
-            after the batch; in the form of `OutboxEntry`.
+        changes: For a view, what goes to the outbox, in the form of `OutboxEntry`. Without it, the difference between
+            the rows before and after the batch.
 
     Example:
         >>> view = ViewTable("totals", 1, pa.schema([("k", pa.string()), ("n", pa.int64())]), ("k",))
@@ -198,8 +199,9 @@ class OutboxEntry:
     """The output of a batch for its topic: the changes of a view, or the rows of a stream.
 
     Changes have the columns `op` ("insert", "update", "delete", "final"), `before` and `after` (structs of all columns
-    of the view, or null) and `at`: one microsecond before the end of the row's window, else when it was committed,
-    unless the batch says since when it holds. `entry` is what the ledger says of the batch, unless it is folded away.
+    of the view, or null) and `at`. `at` is one microsecond before the end of the row's window; for a row without a
+    window, the time of the commit, unless the batch gives another time. `entry` is the ledger entry of the batch; None
+    once it is folded into the totals.
 
     Example:
         >>> OutboxEntry("big@1", 0, pa.table({"n": [1, 2]}), watermark=None, committed_at=0).changes.num_rows
@@ -219,18 +221,18 @@ class PipelineReport:
     """The status of a pipeline, as its runner reports it.
 
     Attributes:
-        pipeline: Its name.
-        version: Which version of it.
+        pipeline: The name of the pipeline.
+        version: Its version.
         kind: "view" or "stream".
         state: Its current state.
         detail: A description of the state.
-        error: The problem document of what stopped it.
-        inputs: Names of what it reads.
-        location: Where in the user's file it is written.
+        error: The problem document of the error that stopped it.
+        inputs: The names of its inputs.
+        location: The file and line of its declaration.
         doc: The user's description.
         since: When this state began, in microseconds since 1970.
-        latency: "realtime" for a pipeline of which no counts are kept; empty otherwise.
-        delivery: What readers of its rows can rely on.
+        latency: "realtime" for a pipeline in real-time mode, which has no ledger; empty otherwise.
+        delivery: The delivery class of its output.
 
     Example:
         >>> PipelineReport("revenue", 1, "view", "running", inputs=("orders",)).query
@@ -252,5 +254,5 @@ class PipelineReport:
 
     @property
     def query(self) -> str:
-        """The name of the query it is about."""
+        """The name of the query."""
         return f"{self.pipeline}@{self.version}"

@@ -1,7 +1,7 @@
 """The ledger: the offset range of every batch, and the outcome of every event in it.
 
-`LedgerEntry` is plain data. The functions below it read and write entries as rows, and keep totals beside them, so that
-old entries can be folded into the totals.
+`LedgerEntry` is plain data. The functions below it read and write entries as rows. They also keep the totals of each
+query, in which old entries live on after they are deleted.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ __all__ = [
 
 @dataclass(frozen=True)
 class EventCounts:
-    """The outcome of the events of a range: each event is in exactly one of the last four counts.
+    """The outcome of the events of a range. Each event is in exactly one of the last four counts.
 
-    The names are a promise: they stand in the system views, the documents of the node and the command line.
+    The names are public: they are columns of the system views and members of the node's documents.
 
     Example:
         >>> total = EventCounts(in_=3, used=2, late=1) + EventCounts(in_=1)
@@ -76,18 +76,18 @@ class InputRange:
 
 @dataclass(frozen=True)
 class LedgerEntry:
-    """One batch of one query, as recorded in the ledger beside the rows it made.
+    """One batch of one query, committed together with the rows it made.
 
     Attributes:
-        query: Which version of which pipeline, such as "revenue@1".
+        query: The pipeline and its version, such as "revenue@1".
         batch: The number of the micro-batch.
-        epoch: Which runner made it.
-        inputs: What it read.
-        watermark: Event time up to which it is complete, in microseconds since 1970.
-        committed_at: When, in microseconds since 1970.
-        rows: How many rows changed.
-        wall: Seconds it took.
-        cpu: Seconds of processor it took.
+        epoch: The epoch of the runner.
+        inputs: The offset ranges it read.
+        watermark: The event time up to which the output is complete, in microseconds since 1970.
+        committed_at: The time of the commit, in microseconds since 1970.
+        rows: The number of rows that changed.
+        wall: The seconds it took.
+        cpu: The CPU seconds it took.
 
     Example:
         >>> read = InputRange("orders", {0: 0}, {0: 5}, EventCounts(in_=5, used=5))
@@ -117,13 +117,13 @@ class LedgerEntry:
         return self.ranges() == other.ranges()
 
     def ranges(self) -> list[tuple[str, dict[int, int], dict[int, int]]]:
-        """Topic, starts and ends of every input, in the order of the topics' names."""
+        """Returns topic, start and end offsets of every input, in a fixed order."""
         found = ((read.topic, dict(read.start), dict(read.end)) for read in self.inputs)
         return sorted(found, key=lambda read: (read[0], sorted(read[1].items()), sorted(read[2].items())))
 
 
 KEPT_BATCHES = 10_000
-"""Entries kept per query. Older ones live on in the totals only: a runner repeats its last batch at most."""
+"""Entries kept per query. Older ones are only in the totals: a runner repeats at most its last batch."""
 
 _COLUMNS = "query, batch, epoch, ranges, counts, watermark, committed_at, rows, wall, cpu"
 _COUNTS = ("in_", "used", "late", "quarantined", "dropped")
@@ -146,7 +146,7 @@ def find_first_entry(
 ) -> tuple[LedgerEntry, str | None] | None:
     """Returns the first entry that meets a condition, with the JSON text of its topic's end offsets.
 
-    The condition must be one that, once met, is met by all later entries: a few of them are looked at, not all.
+    All entries after the first that meets the condition must meet it too, because this is a binary search.
     """
     found = f"SELECT ends, {_COLUMNS} FROM hw$ledger WHERE query = ? AND batch >= ? ORDER BY batch LIMIT 1"
     bounds = "SELECT min(batch), max(batch) FROM hw$ledger WHERE query = ?"
@@ -164,7 +164,7 @@ def find_first_entry(
 
 
 def write_entry(session: Session, entry: LedgerEntry) -> None:
-    """Add an entry, update the totals and fold old entries into them; runs in the caller's transaction."""
+    """Add an entry, update the totals and delete entries that are too old; runs in the caller's transaction."""
     counts = entry.counts
     summed = [getattr(counts, name) for name in _COUNTS]
     effort = (entry.rows, entry.wall, entry.cpu)
@@ -195,13 +195,13 @@ def write_entry(session: Session, entry: LedgerEntry) -> None:
 
 
 def write_ends(session: Session, query: str, batch: int, ends: Mapping[int, int]) -> None:
-    """Record where the topic of a query ended after a batch was published."""
+    """Record the end offsets of a query's topic after a batch was published."""
     text = json.dumps({str(partition): end for partition, end in sorted(ends.items())})
     session.execute("UPDATE hw$ledger SET ends = ? WHERE query = ? AND batch = ?", (text, query, batch))
 
 
 def _encode_ranges(entry: LedgerEntry) -> str:
-    """Encode the ranges as a list, because one topic may be read twice."""
+    """Returns the ranges as a JSON list, because one topic may be read twice."""
     found = [{"topic": topic, "start": start, "end": end} for topic, start, end in entry.ranges()]
     return json.dumps(found, sort_keys=True)
 

@@ -57,7 +57,7 @@ class StateStore(Protocol):
 class Store(Protocol):
     """The store of pipelines: rows, ledger, outbox of changes, late and quarantined events.
 
-    A call that returned survives a crash and a power failure; one that raised has left nothing behind.
+    What a call wrote before it returned survives a crash and a power failure. A call that raised wrote nothing.
     """
 
     def open_epoch(self, query: str) -> int:
@@ -140,12 +140,12 @@ class QueryLimits:
     """The resource limits of one query.
 
     Args:
-        time: After this long it is ended.
-        rows: More rows than this are left out of the answer, which then says so.
-        size: So many bytes of answer; rows beyond are left out.
-        memory: By how many bytes the process may grow meanwhile.
-        cell: The longest text, binary or row, in bytes.
-        columns: The most columns of an answer.
+        time: The time after which the query is ended.
+        rows: The maximum number of rows in the result. Further rows are left out, and the result is not `complete`.
+        size: The maximum size of the result in bytes. Further rows are left out, too.
+        memory: The number of bytes by which the process may grow during the query.
+        cell: The maximum length of a text, a binary or a row in bytes.
+        columns: The maximum number of columns in the result.
 
     Example:
         >>> QueryLimits(rows=10).time.total_seconds()
@@ -162,7 +162,7 @@ class QueryLimits:
 
 @dataclass(frozen=True)
 class SqlResult:
-    """The rows of a query as the store returns them; `complete` is false if a limit cut off rows.
+    """The rows of a query; `complete` is false if a limit left rows out.
 
     Example:
         >>> answer = SqlResult(("n",), [(1,), (2,)], complete=True)
@@ -233,11 +233,11 @@ class StoreInspection:
     """The result of inspecting a store without changing it.
 
     Attributes:
-        format: The number of the last step that brought its tables to their form; 0 when it has none yet.
-        latest_format: The last step that this version of Headwater knows.
-        views: The tables that readers see, by view.
-        altered: Views whose tables were changed by others, and how.
-        refusal: Why it could not be made; empty when it could, or is there.
+        format: The number of the last migration of its tables; 0 if there are none yet.
+        latest_format: The last migration that this version of Headwater knows.
+        views: The current version of each view, by name.
+        altered: Views whose tables were altered by others, and how.
+        refusal: Why the store cannot be created; empty if it can, or exists.
 
     Example:
         >>> StoreInspection(format=0, latest_format=1).views

@@ -1,7 +1,7 @@
 """Status of the engine process and of pipelines.
 
-The process that watches the engine writes its status to one small file, which anyone may read. Reports of pipelines are
-rows of the store.
+The process that watches the engine writes the engine's status to a small file. Reports of pipelines are rows of the
+store.
 """
 
 from __future__ import annotations

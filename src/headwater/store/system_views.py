@@ -54,7 +54,7 @@ def system_view(name: str, columns: Sequence[str]) -> ViewTable:
 
 
 def system_table(view: ViewTable, result: SqlResult) -> pa.Table:
-    """Returns the answer of a query as a table of the view's columns."""
+    """Returns the result of a query as a table with the view's columns."""
     columns: list[tuple[Any, ...]] = list(zip(*result.rows, strict=True)) or [()] * len(view.schema)
     arrays = [_to_array(values, field.type) for values, field in zip(columns, view.schema, strict=True)]
     return pa.Table.from_arrays(arrays, schema=view.schema)
@@ -84,12 +84,12 @@ class KeySql:
     """SQL of one database that decodes the bytes of keys; each function takes and returns SQL.
 
     Attributes:
-        hex: The bytes as hexadecimal digits, in small letters.
-        text: The text that the bytes are in UTF-8.
-        integer: The integer that eight bytes are, with the sign turned over.
-        position: Where the bytes that the digits mean first occur, counted from 1; 0 when nowhere.
-        timestamp: The text of a count of microseconds since 1970.
-        date: The text of a count of days since 1970.
+        hex: Bytes as lower-case hexadecimal digits.
+        text: Bytes in UTF-8 as text.
+        integer: Eight bytes with inverted sign bit as an integer.
+        position: The first position in bytes of a pattern in hexadecimal digits, counted from 1; 0 if it is missing.
+        timestamp: Microseconds since 1970 as the text of a timestamp.
+        date: Days since 1970 as the text of a date.
     """
 
     hex: Callable[[str], str]
@@ -113,7 +113,8 @@ _STATE_SIZES = """
     WHERE s.space <> 'mark'
     GROUP BY t.pipeline, t.version, s.space, s.id, s.kinds
 """
-# A second look at the keys, in the order of the table's own index, until the first that has so many entries.
+# The largest key of each space is found by a second scan in the order of the table's index, which ends at the first key
+# with that many entries.
 _LARGEST_KEYS = """
     SELECT sized.*, CASE WHEN largest > 1 THEN coalesce(
         (SELECT key FROM hw$kept k WHERE k.space = sized.id AND k.largest = sized.largest ORDER BY key LIMIT 1),
@@ -156,9 +157,9 @@ def _next_column(keys: KeySql) -> str:
 
 
 def _format_column(keys: KeySql) -> str:
-    """Returns SQL for the first column of the rest as text, written as in SQL; text alone is not quoted.
+    """Returns SQL for the first column of the rest as text, written as in SQL; a key of one text is not quoted.
 
-    Text with a NUL in it is told in digits: not every database has such text.
+    Text with a NUL is shown as hexadecimal digits, because PostgreSQL has no such text.
     """
     bytes_ = f"substr(rest, 2, {keys.position('rest', '0000')} - 2)"
     text = f"CASE WHEN {keys.position(bytes_, '00')} > 0 THEN {keys.hex(bytes_)} ELSE {keys.text(bytes_)} END"
@@ -172,7 +173,7 @@ def _format_column(keys: KeySql) -> str:
 
 
 def _ledger_figure(value: str, name: str) -> str:
-    """Returns SQL for a figure of the ledger: zero before the first batch, null where no ledger is kept."""
+    """Returns SQL for a figure of the ledger: zero before the first batch, null for a pipeline without a ledger."""
     return f"CASE WHEN r.latency = 'realtime' THEN NULL ELSE coalesce({value}, 0) END AS {name}"
 
 
@@ -183,9 +184,9 @@ def build_system_views(timestamp: Callable[[str], str], keys: KeySql, ordered_jo
     """Returns the queries of the system views, by name.
 
     Args:
-        timestamp: SQL for the time that a count of microseconds means.
-        keys: SQL for what the bytes of keys mean.
-        ordered_join: A join that looks at its left side first, in this database.
+        timestamp: Returns SQL that converts microseconds since 1970 to a timestamp.
+        keys: The SQL that decodes the bytes of keys.
+        ordered_join: The join of this database that reads its left side first.
 
     Example:
         >>> keys = KeySql(str, str, str, "{} {}".format, str, str)
@@ -233,7 +234,7 @@ def _batches_view(timestamp: Callable[[str], str]) -> str:
 
 
 def _side_output_view(table: str, timestamp: Callable[[str], str], ordered_join: str) -> str:
-    """Returns SQL for late or quarantined events; it reads the few queries first, and the version once for each."""
+    """Returns SQL for late or quarantined events. It reads the few queries first, and the version once for each."""
     return f"""
         SELECT t.pipeline, t.version, a.topic, a.partition, a."offset",
                {timestamp("a.occurred_at")} AS occurred_at, {timestamp("a.received_at")} AS received_at,
@@ -244,7 +245,7 @@ def _side_output_view(table: str, timestamp: Callable[[str], str], ordered_join:
 
 
 def _current_version(pipeline: str) -> str:
-    """Returns SQL for the version of a pipeline that readers see; a stream has only its newest."""
+    """Returns SQL for the version of a pipeline that readers see; for a stream, the newest."""
     return f"""coalesce(
         (SELECT version FROM hw$views WHERE name = {pipeline} AND current),
         (SELECT max(n.version) FROM (

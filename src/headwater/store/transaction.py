@@ -1,7 +1,7 @@
-"""The steps of one commit, in one transaction: epoch, ledger, rows, changes, late and quarantined events.
+"""The steps of one commit, in one transaction: epoch, ledger, rows, changes, state, late and quarantined events.
 
-Side outputs are late and quarantined events, and events to skip when a batch runs again. The outbox keeps the changes
-of a batch until they are in the topic of the view or stream.
+Side outputs are late and quarantined events, and events to skip when a batch runs again. The outbox holds the changes
+of a batch until they are published to the topic of the view or stream.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def read_outbox(session: Session, query: str) -> list[OutboxEntry]:
 
 
 def mark_published(session: Session, query: str, batch: int, ends: Mapping[int, int]) -> None:
-    """Delete the outbox entries of a batch and record the end of its topic; idempotent."""
+    """Delete the outbox entry of a batch and record the end offsets of its topic; idempotent."""
     if session.execute("DELETE FROM hw$outbox WHERE query = ? AND batch = ?", (query, batch)).rowcount:
         write_ends(session, query, batch, ends)
 
@@ -168,9 +168,9 @@ def check_epoch(session: Session, query: str, epoch: int) -> None:
     current = found[0] if found else 0
     if current != epoch:
         raise FencedError(
-            f'query "{query}" is at epoch {current}: another runner has taken it',
-            detail=f"this runner has epoch {epoch}; nothing of its batch was taken",
-            fix="stop this runner; the other one goes on",
+            f'query "{query}" is at epoch {current}: another runner has taken over',
+            detail=f"this runner has epoch {epoch}; nothing of its batch was committed",
+            fix="stop this runner; the other one continues",
             query=query,
             epoch=current,
         )
@@ -179,7 +179,7 @@ def check_epoch(session: Session, query: str, epoch: int) -> None:
 def _mismatch_error(known: LedgerEntry | None, entry: LedgerEntry, last: int) -> LedgerMismatchError:
     there = f"the ledger is at batch {last} already" if known is None else f"ledger: {known.ranges()}"
     return LedgerMismatchError(
-        f'batch {entry.batch} of "{entry.query}" comes again with other offsets',
+        f'batch {entry.batch} of "{entry.query}" was offered again with other offsets',
         detail=f"{there}\noffered: {entry.ranges()}",
         fix=f"headwater doctor, or rebuild {entry.query.rpartition('@')[0]} from the log",
         query=entry.query,

@@ -1,9 +1,9 @@
-"""Columns of a view as PostgreSQL keeps them, both ways and without loss: the only place that converts.
+"""Converts columns of a view to the values of PostgreSQL and back, without loss.
 
 | Arrow | PostgreSQL |
 |---|---|
 | bool | boolean |
-| integers | smallint, integer or bigint, as wide as is needed; uint64 is numeric(20) |
+| integers | the smallest of smallint, integer and bigint that fits; uint64 is numeric(20) |
 | float | real, double precision |
 | decimal(p, s) | numeric(p, s) |
 | string, binary | text, in the order of its bytes; bytea |
@@ -11,7 +11,7 @@
 | window `w` | two columns `w.start` and `w.end` |
 | struct, list, map | jsonb (`headwater.store.columns`) |
 
-Rows travel as CSV, which Arrow writes and reads in C++ and COPY takes. -0.0 is kept as 0.0, which equals it.
+Rows are sent as CSV, which Arrow writes and reads in C++ and COPY accepts. -0.0 is stored as 0.0, which equals it.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _TYPE_NAMES: tuple[tuple[Callable[[pa.DataType], bool], str], ...] = (
 )
 
 
-# -- there ---------------------------------------------------------------------------------------------------------
+# -- to PostgreSQL -------------------------------------------------------------------------------------------------
 
 
 def to_csv_columns(table: ViewTable, rows: pa.Table) -> list[pa.Array]:
@@ -98,7 +98,7 @@ def _to_csv_column(kind: pa.DataType, array: pa.Array, name: str) -> pa.Array:
 
 
 def to_csv(columns: Sequence[pa.Array]) -> memoryview:
-    """Returns columns as CSV: nothing for a null, quotes around every text."""
+    """Returns columns as CSV: a null is an empty field, every text has quotes."""
     sink = pa.BufferOutputStream()
     rows = pa.Table.from_arrays(list(columns), names=[str(number) for number in range(len(columns))])
     csv.write_csv(rows, sink, csv.WriteOptions(include_header=False))
@@ -110,7 +110,7 @@ def key_literals(table: ViewTable, row: pa.Table) -> list[str | None]:
     return [column.cast(pa.string())[0].as_py() for column in to_csv_columns(table, row)]
 
 
-# -- and back ------------------------------------------------------------------------------------------------------
+# -- from PostgreSQL -----------------------------------------------------------------------------------------------
 
 
 def from_csv(data: bytes | bytearray, kinds: Sequence[pa.DataType]) -> list[pa.Array]:
@@ -120,7 +120,7 @@ def from_csv(data: bytes | bytearray, kinds: Sequence[pa.DataType]) -> list[pa.A
         return [pa.array([], kind) for kind in kinds]
     found = csv.read_csv(
         io.BytesIO(data),
-        # One block, as long as it can be: a row cannot go over the end of one.
+        # One block for all, up to Arrow's limit, because a row must not cross the end of a block.
         csv.ReadOptions(column_names=names, use_threads=False, block_size=min(len(data) + 1, 1 << 30)),
         csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),
         csv.ConvertOptions(
@@ -163,7 +163,7 @@ def decode_rows(table: ViewTable, rows: Sequence[tuple[Any, ...]]) -> pa.Table:
 
 
 def from_values(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Returns a column from the values of a query result: times, decimals and nested values are text."""
+    """Returns a column from the values of a query result, in which times, decimals and nested values are text."""
     if pa.types.is_nested(kind):
         return from_json(values, kind)
     if pa.types.is_timestamp(kind):

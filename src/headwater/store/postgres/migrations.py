@@ -34,7 +34,7 @@ VIEW_SCHEMA = "headwater_views"
 """The schema in which readers find each view under its name."""
 READER_ROLE = "headwater_reader"
 """The role that may read the views and nothing else."""
-_MIGRATION_LOCK = 0x48573031  # the advisory lock of whoever changes the tables
+_MIGRATION_LOCK = 0x48573031  # the advisory lock of a process that migrates the tables
 
 _SIDE_TABLE = """
 CREATE TABLE hw${name} (
@@ -127,7 +127,7 @@ FORMAT = len(_STEPS)
 
 
 def _timestamp_sql(micros: str) -> str:
-    """Returns SQL for the time that a count of microseconds means; exact up to the year 2255."""
+    """Returns SQL that converts microseconds since 1970 to a timestamp; exact up to the year 2255."""
     return f"(timestamptz 'epoch' + ({micros}) * interval '1 microsecond')"
 
 

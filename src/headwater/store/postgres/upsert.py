@@ -70,16 +70,16 @@ def _part_table(part: StagedPart) -> str:
     return f"{TABLE_SCHEMA}.{quote(part.table)}"
 
 
-# Up to this many rows the index is forced. The planner assumes that a temporary table without statistics is large, and
-# would read a whole view to find one row.
+# Up to this many rows the writer forces the index. The planner assumes that a temporary table without statistics is
+# large, and would read a whole view to find one row.
 _INDEX_LOOKUP_ROWS = 5_000
 
 
 class PostgresViewWriter:
     """Writes the rows of one commit to the table of a view.
 
-    Making one converts and checks the rows; `stage` sends them while nobody waits; `apply` then writes them. Both
-    inside one transaction of the caller, `prepare` before it.
+    The construction converts and checks the rows. `prepare` runs before the transaction, `stage`, `apply` and `finish`
+    in it. Only `apply` and `finish` run under the lock of the query.
 
     Raises:
         KeyNotUniqueError: Two rows, or a row and a delete, have one key.
@@ -125,7 +125,7 @@ class PostgresViewWriter:
         """Write the rows and return what changed.
 
         Args:
-            session: In the transaction in which they were staged.
+            session: The session on which the rows were staged.
             watermarks: The watermark before and now, to find the rows that became final.
         """
         for part in self._parts:
@@ -174,7 +174,7 @@ class PostgresViewWriter:
         kinds = [self._columns[number].kind for number in self._values]
         kinds += [slot.kind for slot in self._columns] if self._parts else []
         number, fresh, *rest = from_csv(session.copy_out(self._upsert_sql()), [pa.int64(), pa.bool_(), *kinds])
-        if self._parts:  # the rows are not here: they come back beside what they were
+        if self._parts:  # the rows are only on the server, which returns them beside the previous ones
             rows = from_arrays(self._table, rest[len(self._values) :])
         else:
             order = pc.sort_indices(number)
@@ -224,7 +224,7 @@ class PostgresViewWriter:
         parts = []
         for number, nulls in zip(self._keys, self._null_keys, strict=True):
             there, here = f"v.{quote(self._columns[number].name)}", f"s.c{number}"
-            # Only = is found by the index, so nulls are asked for only where a batch has some.
+            # The index serves only =. So the condition covers nulls only if the batch has some.
             either = f"({there} = {here} OR {there} IS NULL AND {here} IS NULL)"
             parts.append(either if nulls else f"{there} = {here}")
         return " AND ".join(parts)

@@ -1,9 +1,9 @@
-"""Columns of a view as SQLite keeps them, both ways and without loss: the only place that converts.
+"""Converts columns of a view to the values of SQLite and back, without loss.
 
 | Arrow | SQLite |
 |---|---|
 | bool, integers | INTEGER |
-| float | REAL; NaN, which SQLite has no number for, is the text `NaN` |
+| float | REAL; NaN is the text `NaN`, because SQLite has no such number |
 | decimal | TEXT with all digits of the column's scale |
 | string, binary | TEXT, BLOB |
 | timestamp | TEXT such as `2026-01-01T00:00:00.000000Z`, which sorts as time does |
@@ -11,7 +11,7 @@
 | window `w` | two columns `w.start` and `w.end` |
 | struct, list, map | TEXT as JSON (`headwater.store.columns`) |
 
-Zero has no sign in SQLite: -0.0 comes back as 0.0, which equals it.
+Zero has no sign in SQLite: -0.0 is read back as 0.0, which equals it.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ def encode_columns(table: ViewTable, rows: pa.Table) -> list[list[Any]]:
 
     Args:
         table: The view.
-        rows: Columns of the view: all of them, or for a list of keys those of the key.
+        rows: All columns of the view, or only those of its key.
 
     Raises:
-        BadEventError: A time lies outside of the years 1 to 9999, or an integer does not fit in 64 bits with a sign.
+        BadEventError: A time lies outside of the years 1 to 9999, or an integer does not fit into 64 bits with a sign.
     """
     return [_codec(slot.kind).encode(array, slot.name) for slot, array in to_arrays(table, rows)]
 
@@ -76,7 +76,7 @@ def decode_rows(table: ViewTable, rows: Sequence[tuple[Any, ...]]) -> pa.Table:
     return decode_columns(table, list(zip(*rows, strict=True)) if rows else [[] for _ in storage_columns(table)])
 
 
-# -- one form per kind of type ------------------------------------------------------------------------------------
+# -- one codec per kind of type -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def _encode_unsigned(array: pa.Array, name: str) -> list[Any]:
     values: list[Any] = array.to_pylist()
     if any(value is not None and value > _MAX_INTEGER for value in values):
         what = f'column "{name}" holds a number above {_MAX_INTEGER}'
-        detail = "SQLite has no larger integer; PostgreSQL keeps it"
+        detail = "SQLite has no larger integer; PostgreSQL stores it"
         raise BadEventError(what, detail=detail, fix="cast it to decimal(20,0)", field=name)
     return values
 
@@ -176,4 +176,4 @@ _CODECS: tuple[tuple[Callable[[pa.DataType], bool], _ColumnCodec], ...] = (
 
 
 def _codec(kind: pa.DataType) -> _ColumnCodec:
-    return next(form for fits, form in _CODECS if fits(kind))
+    return next(codec for fits, codec in _CODECS if fits(kind))

@@ -1,7 +1,8 @@
 """Migrations of the store's own tables in SQLite, its system views, and read-only inspection.
 
-Names of own tables begin with `hw$`, which no view's name can. A released migration is never edited; a new one is
-added. The system views are not part of the migrations; they are recreated when their text has changed.
+The names of the store's own tables begin with `hw$`, which the name of a view cannot. A released migration is never
+edited; a new one is added. The system views are not part of the migrations: they are recreated when their text has
+changed.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ def inspect_sqlite(folder: Path) -> StoreInspection:
 
 _SOURCE_TABLES = ("ledger", "totals", "late", "quarantine", "reports", "views", "spaces", "state", "kept")
 SYSTEM_TABLES = tuple(f"hw${name}" for name in _SOURCE_TABLES)
-"""The tables behind them."""
+"""The tables that the system views read."""
 
 
 def _timestamp_sql(micros: str) -> str:

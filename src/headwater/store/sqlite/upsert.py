@@ -44,7 +44,7 @@ class SqliteViewWriter:
 
     def __init__(self, table: ViewTable, commit: Commit) -> None:
         if commit.staged:
-            raise UsageError("a store in a file takes the rows of a batch with its commit, not staged")
+            raise UsageError("a store in a file does not accept staged rows", fix="pass the rows with the commit")
         self._table = table
         self._name = quote(table_name(table))
         self._columns = storage_columns(table)
@@ -66,7 +66,7 @@ class SqliteViewWriter:
         """Write the rows and return what changed.
 
         Args:
-            session: In a transaction.
+            session: A session in a transaction.
             watermarks: The watermark before and now, to find the rows that became final.
         """
         deleted = self._delete(session)
@@ -93,7 +93,7 @@ class SqliteViewWriter:
             self._insert(session, [list(compress(column, fresh)) for column in self._values])
             inserted = self._rows.filter(pa.array(fresh, pa.uint8()).cast(pa.bool_()))
         new = _pick_rows(self._values, positions, self._rows.num_rows)
-        # Mostly a few columns differ, and one comparison in C settles a whole column: the others need no more work.
+        # Usually few columns differ. One comparison in C finds the columns that do not, which need no more work.
         differing = [index for index, column in enumerate(old) if column != new[index]]
         if not differing:
             return inserted, none, none
@@ -106,7 +106,7 @@ class SqliteViewWriter:
     def _rows_before(self, after: pa.Table, differing: list[int], old: Columns) -> pa.Table:
         """Returns the previous rows; columns in which no row differs are taken from the new rows."""
         names = {self._columns[index].view_column for index in differing}
-        if self._table.window in names:  # its two slots belong together, and one of them may not differ
+        if self._table.window in names:  # a window has two stored columns, of which perhaps only one differs
             return self._whole_rows_before(after, differing, old)
         fields = [field for field in self._table.schema if field.name in names]
         part = decode_columns(replace(self._table, schema=pa.schema(fields), window=None), old)
@@ -159,7 +159,7 @@ class SqliteViewWriter:
     def _join_existing(
         self, session: SqliteSession, names: list[str], keys: Columns
     ) -> tuple[list[int], list[int], Columns]:
-        # IS finds nulls too, and uses the index as = does; CROSS JOIN keeps the order, small batch before large table.
+        # IS also finds nulls, and uses the index as = does. CROSS JOIN keeps the order: the small batch first.
         same = " AND ".join(
             f"v.{quote(key.name)} IS s.{name}" for key, name in zip(self._key_columns, names, strict=True)
         )

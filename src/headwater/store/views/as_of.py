@@ -35,9 +35,9 @@ def rows_as_of(table: ViewTable, moment: datetime | int, changes: Iterable[pa.Ta
     """Returns the rows a view had at a moment, in the order in which they last changed.
 
     Args:
-        table: The view; its changes may have been made under an older version with the same columns.
-        moment: A time, or microseconds since 1970; what was committed at that moment counts.
-        changes: Its changes since its beginning, in their order, with a column `committed_at` beside op, before, after.
+        table: The view. Its changes may be those of an older version with the same columns.
+        moment: A time, or microseconds since 1970. Changes committed at that moment are included.
+        changes: All its changes in order, with the columns op, before, after and `committed_at`.
 
     Example:
         >>> view = ViewTable("totals", 1, pa.schema([("k", pa.string()), ("n", pa.int64())]), ("k",))
@@ -65,7 +65,7 @@ def rows_as_of(table: ViewTable, moment: datetime | int, changes: Iterable[pa.Ta
 
 
 def _change_mask(part: pa.Table, until: int) -> pa.Array:
-    """Returns which changes count: committed by the moment, and not a mere "final" marker."""
+    """Returns which changes count: those committed by the moment that are not "final" markers."""
     committed = part.column("committed_at")
     if pa.types.is_timestamp(committed.type):
         committed = committed.cast(pa.timestamp("us", "UTC")).cast(pa.int64())
@@ -164,7 +164,7 @@ def _older_version(table: ViewTable, version: int, changes: pa.Schema) -> ViewTa
     schema = pa.schema(list(changes.field("after").type))
     missing = [name for name in table.key if name not in schema.names]
     if missing:
-        what = f'view "{table.name}" had another key then: no column {", ".join(missing)}'
+        what = f'view "{table.name}" had another key at that moment, without column {", ".join(missing)}'
         raise BadQueryError(what, detail=f"columns of version {version}: {', '.join(schema.names)}")
     window = table.window if table.window in schema.names else None
     return replace(table, version=version, schema=schema, window=window)

@@ -27,13 +27,13 @@ class PipelineLag:
     """The lag of one pipeline on one of its inputs, over all partitions.
 
     Attributes:
-        pipeline: Its name.
-        version: Which version of it.
-        kind: "view" or "stream"; None when nobody has said it.
-        state: Its current state; None when nobody has said it.
+        pipeline: The name of the pipeline.
+        version: Its version.
+        kind: "view" or "stream"; None before its first report.
+        state: Its current state; None before its first report.
         input: The topic it reads.
-        behind: How long the oldest event that it has not committed has waited.
-        events: How many events (and idle markers) it has not committed.
+        behind: The age of the oldest event that it has not committed.
+        events: The number of events and idle markers that it has not committed.
     """
 
     pipeline: str

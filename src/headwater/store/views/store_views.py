@@ -65,7 +65,7 @@ class StoreViews:
         """Returns the names of the views in the store."""
         return [] if self.store is None else sorted(self._reader().names())
 
-    # -- what there is -------------------------------------------------------------------------------------------
+    # -- definitions ---------------------------------------------------------------------------------------------
 
     def views(self) -> list[ViewInfo]:
         """Returns all views, system views last."""
@@ -85,7 +85,7 @@ class StoreViews:
     def definition(self, name: str) -> ViewTable:
         """Returns the columns and key of a view.
 
-        A view that a pipeline will keep but has not begun with has no columns yet.
+        The view of a pipeline that has not started yet has no columns.
 
         Raises:
             UnknownViewError: There is no such view; the message lists similar names.
@@ -223,7 +223,7 @@ class StoreViews:
 
     def _read_system(self, table: ViewTable, query: ViewQuery) -> ViewResult:
         if query.as_of is not None or query.open is not None or query.after:
-            what = f"{table.name} is read as it is now; it has no windows and no past"
+            what = f"{table.name} is a system view, which has no windows and no past"
             raise BadQueryError(what, fix="leave as_of, after and open out", view=table.name)
         condition, values = _system_condition(table, query)
         order = ", ".join(_order_by(table, name) for name in query.order or table.key)
@@ -279,7 +279,7 @@ def _filter_open(found: ViewResult, query: ViewQuery) -> ViewResult:
     rows = found.table
     if query.open is not None:
         if not found.windows_known:
-            what = "which windows were open then is not known any more"
+            what = "the watermark of that moment is not known any more"
             raise BadQueryError(what, detail="the ledger keeps the last 10,000 batches", fix="leave open= out")
         mask = open_window_mask(found.definition, rows, found.watermark)
         rows = rows.filter(mask if query.open else pc.invert(mask))

@@ -1,6 +1,6 @@
 """Queries and results of views: `ViewQuery`, `ViewResult`, and the text forms of receipts and keys.
 
-`ViewSource` is the interface that a client requires of any place that has views.
+`ViewSource` is the interface through which a client reads views.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class ViewQuery:
         name: The view.
         where: Only rows that meet this condition in SQL.
         key: Only the row with this key: a value, several in the order of the view's key, or a dict.
-        order: Columns to sort by, with "-" before one that falls; in the order of the key if None.
+        order: Columns to sort by; a "-" before the name means descending. None sorts by the key.
         limit: The maximum number of rows.
-        as_of: As the view was then: a time, or text such as "-10m".
+        as_of: The past moment to read the view at: a time, or text such as "-10m".
         after: Wait until the view includes these events.
         timeout: The timeout in seconds.
         open: Only rows of open windows (True) or of closed ones (False).
@@ -72,7 +72,7 @@ class ViewQuery:
         if self.limit is not None and self.limit < 0:
             raise UsageError(f"a limit of {self.limit} rows", fix="limit=100")
         if self.as_of is not None and self.after:
-            what = "as_of reads the past, after waits for the future: a read has one of them"
+            what = "as_of reads the past, after waits for new events: a read can have only one of them"
             raise UsageError(what, fix="leave one of them out")
 
 
@@ -111,7 +111,7 @@ def _check_not_dropped(dropped: str | None) -> None:
 
 
 def format_receipts(receipts: Iterable[Receipt]) -> str:
-    """Receipts as text.
+    """Returns receipts as text.
 
     Example:
         >>> format_receipts([Receipt("orders", 0, 7), Receipt("orders", 1, 3)])
@@ -124,14 +124,14 @@ def parse_receipts(text: str) -> tuple[Receipt, ...]:
     """Parse receipts from a text such as "orders/0/7".
 
     Raises:
-        UsageError: It is something else.
+        UsageError: The text has another form.
     """
     found = []
     for part in text.split(","):
         topic, *numbers = part.rsplit("/", 2)
         if not topic or len(numbers) != 2 or not all(_is_number(number) for number in numbers):
-            what = f"{preview(part)} is not where an event is"
-            raise UsageError(what, detail="it is topic/partition/offset", fix="after=orders/0/41")
+            what = f"{preview(part)} is not the position of an event"
+            raise UsageError(what, detail="a position is topic/partition/offset", fix="after=orders/0/41")
         found.append(Receipt(topic, int(numbers[0]), int(numbers[1])))
     return normalize_receipts(found)
 
@@ -162,13 +162,13 @@ def key_dict(table: ViewTable, key: Any) -> dict[str, Any]:
         values = tuple(key) if isinstance(key, list | tuple) and not one_list else (key,)
         given = dict(zip(table.key, values, strict=False)) if len(values) == len(table.key) else {}
     if set(given) != set(table.key):
-        what = f'{preview(key)} is no key of view "{table.name}"'
+        what = f'{preview(key)} is not a key of view "{table.name}"'
         raise BadKeyError(what, detail=f"its key is ({', '.join(table.key)})", view=table.name)
     try:
         for name, value in given.items():
             pa.array([value], table.schema.field(name).type)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
-        what = f'{preview(key)} is no key of view "{table.name}"'
+        what = f'{preview(key)} is not a key of view "{table.name}"'
         raise BadKeyError(what, detail=str(error), view=table.name) from None
     return {name: given[name] for name in table.key}
 
@@ -191,13 +191,13 @@ def parse_key(table: ViewTable, texts: Sequence[str]) -> dict[str, Any]:
             return _parse_json_key(table, texts[0])
         except BadEventError as error:
             if len(table.key) != 1 or not pa.types.is_string(table.schema.field(table.key[0]).type):
-                what = f'{preview(texts[0])} is no key of view "{table.name}"'
+                what = f'{preview(texts[0])} is not a key of view "{table.name}"'
                 raise BadKeyError(what, detail=error.what, view=table.name) from None
     try:
         pairs = zip(table.key, texts, strict=True)
         return {name: _parse_value(table.schema.field(name).type, text) for name, text in pairs}
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
-        what = f'{", ".join(texts)} is no key of view "{table.name}"'
+        what = f'{", ".join(texts)} is not a key of view "{table.name}"'
         detail = f"its key is ({', '.join(table.key)}): {error}"
         raise BadKeyError(what, detail=detail, view=table.name) from None
 
@@ -212,7 +212,7 @@ def _parse_value(kind: pa.DataType, text: str) -> Any:
     if pa.types.is_struct(kind):  # a window
         members = text.split("/")
         if len(members) != kind.num_fields:
-            what = f"{text!r} is no window; write its start, a slash and its end"
+            what = f"{text!r} is not a window; write its start, a slash and its end"
             raise ValueError(what)
         pairs = zip(kind, members, strict=True)
         return {field.name: _parse_value(field.type, member) for field, member in pairs}
@@ -228,14 +228,14 @@ class ViewInfo:
 
     Attributes:
         name: Its name.
-        kind: "view", or "system" for what the system tells of itself.
-        version: How often it was built.
+        kind: "view", or "system" for a system view.
+        version: The version that readers see.
         key: The columns that identify a row.
         schema: Its columns.
         window: The column with windows, if it has one.
-        rows: How many there are; None when that is not counted.
-        watermark: Event time up to which it is complete, in microseconds since 1970.
-        changes_topic: The topic with all of its changes.
+        rows: The number of rows; None for a system view.
+        watermark: The event time up to which it is complete, in microseconds since 1970.
+        changes_topic: The topic with all of its changes; None for a system view.
     """
 
     name: str
@@ -254,11 +254,12 @@ class ViewResult:
     """Rows of a view.
 
     Attributes:
-        definition: The view they are of.
+        definition: The view.
         table: The rows, with exactly the view's columns.
-        watermark: Event time up to which the view is complete, in microseconds since 1970.
-        position: How far it had read its topics, as text.
-        windows_known: Whether `watermark` tells which windows are open; it does not for a far past.
+        watermark: The event time up to which the view is complete, in microseconds since 1970.
+        position: The view's position in its topics, as text.
+        windows_known: Whether `watermark` tells which windows are open. It does not for a moment before the oldest
+            ledger entry.
 
     Example:
         >>> view = ViewTable("totals", 1, pa.schema([("k", pa.string())]), ("k",))

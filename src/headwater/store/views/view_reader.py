@@ -101,29 +101,27 @@ class ViewReader:
             BadKeyError: The key does not fit the view's key.
             BadQueryError: The condition is invalid or exceeds a limit, or a column is missing.
         """
-        if key is None and (where is not None or order):
-            condition = None if where is None else self._dialect.check_condition(where)
-            return self._dialect.query_rows(
-                name,
-                lambda table: self._select(
-                    table, f"{self._dialect.table_sql.view_schema}{quote(table.name)}", condition, order, limit
-                ),
-                _READ_LIMITS,
-                cancel,
-            )
+        if key is not None or (where is None and not order):
+            return self._dialect.read_snapshot(lambda session: self._read_rows(session, name, key, limit))
+        condition = None if where is None else self._dialect.check_condition(where)
+        schema = self._dialect.table_sql.view_schema
 
-        def read(session: Session) -> pa.Table:
-            table = require_view(session, name)
-            condition: str | None = None
-            values: list[Any] = []
-            if key is not None:
-                key_schema = pa.schema([field for field in table.schema if field.name in table.key])
-                row = pa.Table.from_pylist([key_dict(table, key)], schema=key_schema)
-                condition, values = self._dialect.key_condition(table, row)
-            select = self._select(table, qualified_name(self._dialect, table), condition, (), limit)
-            return self._dialect.fetch_rows(session, table, select, values)
+        def select(table: ViewTable) -> str:
+            return self._select(table, f"{schema}{quote(table.name)}", condition, order, limit)
 
-        return self._dialect.read_snapshot(read)
+        return self._dialect.query_rows(name, select, _READ_LIMITS, cancel)
+
+    def _read_rows(self, session: Session, name: str, key: Any, limit: int | None) -> pa.Table:
+        """Returns all rows, or the one with this key, outside of the sandbox: no SQL of a user is involved."""
+        table = require_view(session, name)
+        condition: str | None = None
+        values: list[Any] = []
+        if key is not None:
+            key_schema = pa.schema([field for field in table.schema if field.name in table.key])
+            row = pa.Table.from_pylist([key_dict(table, key)], schema=key_schema)
+            condition, values = self._dialect.key_condition(table, row)
+        select = self._select(table, qualified_name(self._dialect, table), condition, (), limit)
+        return self._dialect.fetch_rows(session, table, select, values)
 
     def _select(
         self, table: ViewTable, source: str, condition: str | None, order: Sequence[str], limit: int | None

@@ -27,7 +27,7 @@ KINDS = pa.schema(
 )
 
 
-class TestPostgresStore(StoreContract):
+class TestPostgresDialect(StoreContract):
     def rows_of(self, store, name):
         return ViewReader(store).rows(name)
 

@@ -25,7 +25,7 @@ from tests.store.contract import UNSIGNED, StoreContract
 from tests.store.given import Runner, aside
 
 
-class TestSqliteStore(StoreContract):
+class TestSqliteDialect(StoreContract):
     def rows_of(self, store, name):
         views = ViewReader(store)
         found = views.rows(name)
