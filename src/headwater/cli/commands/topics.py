@@ -53,16 +53,16 @@ def topics(name: str | None = None, /, *, options: Options = DEFAULTS) -> int:
 
 
 def event_count(log: Log, name: str) -> int:
-    """How many events a topic holds: all it took, or fewer when old ones were removed.
+    """Returns how many events a topic holds.
 
-    Offsets alone would count idle markers, which take one each. Kafka counts nothing: there they are all we know.
+    Idle markers take an offset each, so the append counters limit the number. Kafka keeps no such counters.
     """
     held = sum(part.end - part.start for part in log.ends(name))
     return held if lacks_counts(log) else min(log.counts(name)["appended"], held)
 
 
 def lacks_counts(log: Log) -> bool:
-    """Whether the log does not keep append counters."""
+    """Returns whether the log keeps no append counters over all processes."""
     return str(getattr(log, "url", "")).startswith("kafka://")
 
 
@@ -140,9 +140,9 @@ def _topic_lines(topic: Topic, document: dict[str, Any]) -> list[str]:
 def _format_retention(retention: dict[str, Any]) -> str:
     limits = [format_duration(retention["time"])] if retention["time"] else []
     limits += [f"{format_count(retention['size'])} bytes"] if retention["size"] else []
-    return " or ".join(limits) or "everything, for ever"
+    return " or ".join(limits) or "all events, without limit"
 
 
 def _to_datetime(micros: int) -> datetime | None:
-    """Microseconds since 1970 as a moment; None for a partition that has none yet."""
+    """Returns a datetime from microseconds since 1970; None for a partition without events."""
     return datetime.fromtimestamp(micros / 1e6, UTC) if 0 < micros < 2**58 else None
