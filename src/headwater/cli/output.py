@@ -240,11 +240,13 @@ _WINDOW_STATES: Final = {True: "open", False: "closed", None: ""}
 
 def print_view(output: Output, result: ViewResult) -> None:
     """Print rows of a view; JSON rows of a view with windows have a field `_open`."""
+    from headwater.events.values import to_json_value
+
     window = result.definition.window
     rows = result.rows()
     flags = result.open if window else []
     if output.json:
-        output.print_rows([], [_json_row(row) | mark for row, mark in _with_open_flag(rows, flags)])
+        output.print_rows([], [to_json_value(row) | mark for row, mark in _with_open_flag(rows, flags)])
         return
     columns = []
     for field in result.table.schema:
@@ -299,13 +301,6 @@ def _window_columns(row: Mapping[str, Any], window: str | None) -> dict[str, Any
     if window is None or row[window] is None:
         return {}
     return {"_start": row[window]["start"], "_end": row[window]["end"]}
-
-
-def _json_row(row: dict[str, Any]) -> dict[str, Any]:
-    from headwater.events.values import to_json_value
-
-    found: dict[str, Any] = to_json_value(row)
-    return found
 
 
 def _format_cell(value: Any) -> str:

@@ -6,7 +6,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -235,7 +235,7 @@ def reset(
     with open_client(options) as client:
         _check_group(client, group, topic)
         moves = client.reset(group, topic, start, dry_run=True)
-        output.print_rows(_RESET_COLUMNS, map(_reset_row, moves))
+        output.print_rows(_RESET_COLUMNS, [asdict(move) | {"effect": _effect(move)} for move in moves])
         if dry_run:
             output.note("nothing was changed (--dry-run)")
             return 0
@@ -268,10 +268,6 @@ def _confirm(output: Output, group: str, topic: str) -> None:
     sys.stderr.flush()
     if sys.stdin.readline().strip() != group:
         raise RefusedError("nothing was changed", detail="the name was not confirmed", fix="type it again, or --yes")
-
-
-def _reset_row(move: OffsetReset) -> dict[str, Any]:
-    return {"partition": move.partition, "old": move.old, "new": move.new, "effect": _effect(move)}
 
 
 def _effect(move: OffsetReset) -> str:

@@ -11,6 +11,7 @@ from headwater.cli.output import Column, Output
 
 if TYPE_CHECKING:
     from headwater.log import Topic
+    from headwater.log.event_log import PartitionRange
     from headwater.log.protocol import Log
 
 __all__ = ["event_count", "topics"]
@@ -81,20 +82,10 @@ def _topic_row(log: Log, topic: Topic) -> dict[str, Any]:
 
 
 def _describe(output: Output, log: Log, name: str) -> None:
-    topic = log.topic(name)
-    document = _topic_document(log, topic)
-    if output.json:
-        output.print_rows([], [document])
-        return
-    if output.terminal:
-        output.print_text("\n".join(_topic_lines(topic, document)))
-    output.print_rows(_PARTITIONS, document["ranges"])
-
-
-def _topic_document(log: Log, topic: Topic) -> dict[str, Any]:
     from headwater.events import to_ddl
 
-    return _topic_row(log, topic) | {
+    topic = log.topic(name)
+    document = _topic_row(log, topic) | {
         "type": to_ddl(topic.schema),
         "version": topic.version,
         "compact": topic.compact,
@@ -107,17 +98,19 @@ def _topic_document(log: Log, topic: Topic) -> dict[str, Any]:
             "size": topic.retention.size,
         },
         "counts": None if lacks_counts(log) else log.counts(topic.name),
-        "ranges": [
-            {
-                "partition": part.partition,
-                "start": part.start,
-                "end": part.end,
-                "event_time": _to_datetime(part.max_event_time),
-                "appended_at": _to_datetime(part.appended_at),
-            }
-            for part in log.ends(topic.name)
-        ],
+        "ranges": [_range_row(part) for part in log.ends(topic.name)],
     }
+    if output.json:
+        output.print_rows([], [document])
+        return
+    if output.terminal:
+        output.print_text("\n".join(_topic_lines(topic, document)))
+    output.print_rows(_PARTITIONS, document["ranges"])
+
+
+def _range_row(part: PartitionRange) -> dict[str, Any]:
+    times = {"event_time": _to_datetime(part.max_event_time), "appended_at": _to_datetime(part.appended_at)}
+    return {"partition": part.partition, "start": part.start, "end": part.end} | times
 
 
 def _topic_lines(topic: Topic, document: dict[str, Any]) -> list[str]:
