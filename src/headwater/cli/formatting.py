@@ -1,4 +1,4 @@
-"""Formats numbers, times and sizes for people, and makes text of events safe for a terminal."""
+"""Formats numbers, times and sizes, and escapes text of events for a terminal."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = [
     "plural",
 ]
 
-# Control characters of both sets, line separators, and marks that reverse the direction of writing: printed as they
-# are, they could move the cursor, recolour, or make a terminal answer.
+# C0 and C1 control characters, line separators, and marks that change the direction of text. In a terminal they could
+# move the cursor, change colours, or make the terminal send a response.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _CONTROL_BYTES = re.compile(rb"\x7f|\xc2[\x80-\x9f]|\xe2\x80[\x8e\x8f\xa8-\xae]|\xe2\x81[\xa6-\xa9]")
 
 
 def escape(text: str) -> str:
-    r"""Text with its control characters written out.
+    r"""Returns text with its control characters escaped.
 
     Example:
         >>> escape("red: \x1b[31m")
@@ -34,9 +34,9 @@ def escape(text: str) -> str:
 
 
 def escape_json(line: bytes) -> bytes:
-    r"""Returns a JSON text in which every control character is escaped; it still means the same.
+    r"""Returns an equivalent JSON text in which every control character is escaped.
 
-    JSON itself asks for that only below U+0020, and terminals obey others too.
+    JSON requires this only below U+0020, but terminals also interpret others.
 
     Example:
         >>> escape_json('{"name":"\x9b31m"}'.encode())
@@ -48,7 +48,7 @@ def escape_json(line: bytes) -> bytes:
 
 
 def format_count(number: int) -> str:
-    """Returns a number with its thousands apart.
+    """Returns a number with thousands separators.
 
     Example:
         >>> format_count(18204)
@@ -58,7 +58,7 @@ def format_count(number: int) -> str:
 
 
 def plural(number: int, word: str) -> str:
-    """Returns a number and its noun.
+    """Returns a number with its noun in singular or plural.
 
     Example:
         >>> plural(1, "event"), plural(2000, "event")
@@ -68,7 +68,7 @@ def plural(number: int, word: str) -> str:
 
 
 def format_duration(length: timedelta | float | None) -> str:
-    """Returns a length of time in its fitting unit.
+    """Returns a duration in a suitable unit.
 
     Example:
         >>> format_duration(1.234), format_duration(0.0004), format_duration(4000), format_duration(None)
@@ -84,7 +84,7 @@ def format_duration(length: timedelta | float | None) -> str:
 
 
 def format_bytes(number: float) -> str:
-    """Returns a size in its fitting unit.
+    """Returns a size in a suitable unit.
 
     Example:
         >>> format_bytes(1536), format_bytes(2_500_000_000)
@@ -97,7 +97,7 @@ def format_bytes(number: float) -> str:
 
 
 def format_time(at: datetime | None) -> str:
-    """Returns a moment in UTC, to the millisecond, with its zone.
+    """Returns a time in UTC with milliseconds.
 
     Example:
         >>> format_time(datetime(2026, 1, 1, 12, tzinfo=UTC))
@@ -109,7 +109,7 @@ def format_time(at: datetime | None) -> str:
 
 
 def format_plain(value: Any) -> str:
-    """Returns a value for another program: nothing rounded, no thousands apart, times in RFC 3339.
+    """Returns a value for another program: not rounded, without thousands separators, times as RFC 3339.
 
     Example:
         >>> format_plain(18204), format_plain(None), format_plain(True), format_plain(("a", "b"))

@@ -1,4 +1,4 @@
-"""The options of every command, how they open the log, and positions as typed: an offset, a time, or a word."""
+"""Options of every command, the client and folder they lead to, and parsing of positions."""
 
 from __future__ import annotations
 
@@ -34,34 +34,34 @@ class Options:
     """Options of every command."""
 
     data: str | None = None
-    """A folder, or a node's http:// address [default: HEADWATER_DATA, else .headwater]."""
+    """A data folder, or the http:// URL of a node [default: HEADWATER_DATA, else .headwater]."""
     profile: str | None = None
     """A profile of headwater.toml [default: HEADWATER_PROFILE, else embedded]."""
     json: Annotated[bool, Parameter(negative="", show_default=False)] = False
     """Print one JSON object per line."""
     plain: Annotated[bool, Parameter(negative="", show_default=False)] = False
-    """No colour, no boxes, nothing that moves."""
+    """Print without colours, boxes and progress bars."""
     trace: Annotated[bool, Parameter(negative="", show_default=False)] = False
-    """Show the traceback of an error."""
+    """Print the traceback of an error."""
 
     @property
     def target(self) -> str:
-        """The data folder, or the address of a node, that is meant."""
+        """The data folder, or the URL of a node."""
         return self.effective_profile.data_folder(self.data)
 
     @property
     def remote(self) -> bool:
-        """Whether a node is meant rather than a folder."""
+        """Whether the target is a node."""
         return "://" in self.target
 
     @property
     def effective_profile(self) -> Profile:
-        """The profile that is meant, with what the environment changes of it."""
+        """The chosen profile, with the settings of the environment."""
         return read_profile(self.profile)
 
     @property
     def kafka(self) -> bool:
-        """Whether the log is on Kafka; a folder typed without a profile counts more than the environment."""
+        """Whether the log is on Kafka; `--data` with a folder overrides a profile of the environment."""
         return self.effective_profile.kafka and not self.remote and (self.data is None or self.profile is not None)
 
 
@@ -69,7 +69,7 @@ DEFAULTS: Final = Options()
 
 
 def open_client(options: Options) -> Client:
-    """A client for the log that is meant; a folder that holds no log is an error, not a new log.
+    """Open a client; does not create a log in a folder without one.
 
     Raises:
         DataError: There is no log in the folder.
@@ -84,20 +84,20 @@ def open_client(options: Options) -> Client:
 
 
 def data_folder(options: Options) -> Path:
-    """Returns the folder of an existing log, for commands that need the files themselves.
+    """Returns the folder of an existing log, for commands that read its files.
 
     Raises:
-        BadSettingError: The address of a node was given, or the log is on Kafka.
+        BadSettingError: The target is a node, or the log is on Kafka.
         DataError: There is no log in the folder.
     """
-    folder = _folder(options)
+    folder = local_folder(options)
     if options.kafka:
-        what = f"this command needs the folder of a log, and the log is on {options.effective_profile.log}"
+        what = f"this command needs the folder of a log, but the log is on {options.effective_profile.log}"
         raise BadSettingError(what, fix="--data with a folder, without --profile")
     if not (folder / "log.json").exists():
         raise DataError(
             f"there is no log in {options.target}",
-            detail="a log begins with the first `headwater run`, or with hw.connect() in Python",
+            detail="`headwater run`, or hw.connect() in Python, creates a log",
             fix="headwater run app.py, or --data with the folder of a log",
             folder=str(folder),
         )
@@ -105,7 +105,7 @@ def data_folder(options: Options) -> Path:
 
 
 def engine_folder(options: Options) -> Path:
-    """Returns the folder in which an engine has run, wherever its log is.
+    """Returns the folder in which an engine has run; its log may be on Kafka.
 
     Raises:
         DataError: There is no log in the folder.
@@ -114,11 +114,11 @@ def engine_folder(options: Options) -> Path:
 
 
 def local_folder(options: Options) -> Path:
-    """Returns the folder of a log that may still have to be made."""
-    return _folder(options)
+    """Returns the data folder, which may not exist yet.
 
-
-def _folder(options: Options) -> Path:
+    Raises:
+        BadSettingError: The target is a node.
+    """
     if options.remote:
         what = f"this command needs the folder of the log, not {options.target}"
         raise BadSettingError(what, fix="--data with a folder")
@@ -130,7 +130,7 @@ _POSITION_FORMATS = 'a time such as 2026-01-01T00:00:00Z or -10m, an offset such
 
 
 def parse_position(text: str, *, now: datetime | None = None) -> str | int | datetime:
-    """Returns what a client takes as start or stop; "end" and "latest" are the same place.
+    """Parse a position for a client; "end" and "latest" are the same.
 
     Example:
         >>> parse_position("1500"), parse_position("end")
@@ -139,15 +139,15 @@ def parse_position(text: str, *, now: datetime | None = None) -> str | int | dat
         '2026-01-01T00:00:00+00:00'
 
     Raises:
-        BadTimeError: It is neither a time nor an offset nor one of the words.
-        BadOffsetError: It is a number, but none that counts events.
+        BadTimeError: The text is not a time, an offset or one of the words.
+        BadOffsetError: The text is a number, but not an offset.
     """
     if text in ("earliest", "latest", "end"):
         return "latest" if text == "end" else text
     if text.isascii() and text.isdigit():
         return int(text)
     if text.lstrip("+-").replace(".", "", 1).isdigit():
-        raise BadOffsetError(f"{text!r} is no offset", detail=f"give {_POSITION_FORMATS}", offset=text)
+        raise BadOffsetError(f"{text!r} is not an offset", detail=f"give {_POSITION_FORMATS}", offset=text)
     try:
         return moment(text, now=now)
     except BadTimeError as error:

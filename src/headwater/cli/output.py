@@ -33,13 +33,13 @@ _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a result: its heading, its field in a row, and how a person reads it.
+    """A column of a table.
 
     Args:
         title: The heading.
-        field: The name in JSON, and in the row.
-        format: The value as text on a terminal.
-        right: Whether it is a number, aligned to the right.
+        field: The name of the value in a row, also in JSON.
+        format: Formats a value for a terminal.
+        right: Whether to align to the right, as for numbers.
     """
 
     title: str
@@ -49,10 +49,10 @@ class Column:
 
 
 class Output:
-    """Where one command prints.
+    """The output of one command.
 
     Args:
-        options: What the user chose.
+        options: The options of the command.
     """
 
     def __init__(self, options: Options) -> None:
@@ -62,7 +62,7 @@ class Output:
         self.colour = self.terminal and not options.plain and _wants_colour()
 
     def print_rows(self, columns: Sequence[Column], rows: Iterable[Mapping[str, Any]]) -> None:
-        """Print rows: aligned for a person, by tabs for a program, whole as JSON."""
+        """Print rows: as a table on a terminal, separated by tabs in a pipe, or as JSON."""
         if self.json:
             self.print_lines(map(_encode_json, rows))
         elif self.terminal:
@@ -79,30 +79,30 @@ class Output:
             self.print_text("\n".join(map(escape, lines)))
 
     def print_lines(self, lines: Iterable[bytes]) -> None:
-        """Print JSON texts, one per line, and let the reader have them at once."""
+        """Print JSON texts, one per line, and flush."""
         _write_stdout(b"".join(escape_json(line) + b"\n" for line in lines))
 
     def print_text(self, text: str) -> None:
-        """Print text as it is; what comes from events must be escaped before."""
+        """Print text without escaping; the caller escapes text of events."""
         _write_stdout(f"{text}\n".encode(errors="backslashreplace"))
 
     def note(self, text: str) -> None:
-        """Say something about the data, on stderr."""
+        """Print a message to stderr."""
         sys.stderr.write(f"{escape(text)}\n")
         sys.stderr.flush()
 
     def style(self, text: str, style: str) -> str:
-        """Text in a style, where colour is wanted: bold, dim, red, green, yellow."""
+        """Returns text in a style (bold, dim, red, green, yellow) if colours are enabled."""
         return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if self.colour else text
 
     def _print_table(self, columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> None:
-        from rich.cells import cell_len, set_cell_size  # know how wide letters of other scripts are
+        from rich.cells import cell_len, set_cell_size  # width of characters: some scripts use two cells
 
         table = [[escape(column.format(row.get(column.field))) for column in columns] for row in rows]
         titles = [column.title for column in columns]
         widths = [max(map(cell_len, cells)) for cells in zip(titles, *table, strict=True)]
         room = shutil.get_terminal_size().columns - sum(widths[:-1]) - 2 * (len(widths) - 1)
-        if _MIN_WIDTH <= room < widths[-1]:  # the last column gives way, the others stay whole
+        if _MIN_WIDTH <= room < widths[-1]:  # only the last column is shortened
             widths[-1] = room
             for cells in table:
                 if cell_len(cells[-1]) > room:
@@ -119,7 +119,7 @@ class Output:
 
 
 def _write_stdout(data: bytes) -> None:
-    """Write all of it: an unbuffered stdout may take a part and say so."""
+    """Write all bytes; one write to an unbuffered stdout may be partial."""
     left = memoryview(data)
     while left:
         left = left[sys.stdout.buffer.write(left) :]
@@ -134,21 +134,21 @@ def _wants_colour() -> bool:
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-_FIRST_UPDATE: Final = 1.0  # seconds before the first sign
-_MIN_SAMPLE: Final = 3.0  # seconds of data before a time left is shown
-_WINDOW: Final = 10.0  # seconds over which the rate is taken
+_FIRST_UPDATE: Final = 1.0  # seconds before the first output
+_MIN_SAMPLE: Final = 3.0  # seconds before the remaining time is shown
+_WINDOW: Final = 10.0  # seconds over which the rate is measured
 _BAR: Final = 24  # characters
 
 
 class Progress:
-    """Tells how far one piece of work is; call `update` as often as you like.
+    """Prints the progress of one operation; `update` may be called at any rate.
 
     Args:
-        output: How the command prints.
-        step: What is being done, by name.
-        unit: The amount as text, for instance `bytes_text`.
-        stream: Where to; stderr if left out.
-        clock: Seconds that only go up.
+        output: The output of the command.
+        step: The name of the operation.
+        unit: Formats an amount, for instance `format_bytes`.
+        stream: The stream; stderr if left out.
+        clock: A monotonic clock, in seconds.
     """
 
     def __init__(
@@ -172,7 +172,13 @@ class Progress:
         self._width = 0
 
     def update(self, done: int, total: int | None = None, at: str = "") -> None:
-        """So much is done, of so much if that is known; `at` names what is being worked on."""
+        """Report progress.
+
+        Args:
+            done: Amount done.
+            total: Total amount, if known.
+            at: The current item.
+        """
         now = self._clock()
         self._samples.append((now, done))
         while len(self._samples) > 2 and now - self._samples[1][0] >= _WINDOW:
@@ -183,7 +189,7 @@ class Progress:
         self._print(done, total, at)
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Erase the bar."""
         if self._width:
             self._stream.write("\r" + " " * self._width + "\r")
             self._stream.flush()
@@ -234,11 +240,13 @@ _WINDOW_STATES: Final = {True: "open", False: "closed", None: ""}
 
 def print_view(output: Output, result: ViewResult) -> None:
     """Print rows of a view; JSON rows of a view with windows have a field `_open`."""
+    from headwater.events.values import to_json_value
+
     window = result.definition.window
     rows = result.rows()
     flags = result.open if window else []
     if output.json:
-        output.print_rows([], [_json_row(row) | mark for row, mark in _with_open_flag(rows, flags)])
+        output.print_rows([], [to_json_value(row) | mark for row, mark in _with_open_flag(rows, flags)])
         return
     columns = []
     for field in result.table.schema:
@@ -259,7 +267,7 @@ def print_view(output: Output, result: ViewResult) -> None:
 
 
 def format_window(window: Mapping[str, datetime] | None) -> str:
-    """Returns a window for a person: the day once, and no more digits than it needs.
+    """Returns a window as text; the date is repeated only if it changes, and trailing zeros are left out.
 
     Example:
         >>> noon = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -295,13 +303,6 @@ def _window_columns(row: Mapping[str, Any], window: str | None) -> dict[str, Any
     return {"_start": row[window]["start"], "_end": row[window]["end"]}
 
 
-def _json_row(row: dict[str, Any]) -> dict[str, Any]:
-    from headwater.events.values import to_json_value
-
-    found: dict[str, Any] = to_json_value(row)
-    return found
-
-
 def _format_cell(value: Any) -> str:
-    """Returns a cell on a terminal; a time without digits that say nothing."""
+    """Returns a value for a terminal; times without trailing zeros."""
     return f"{value:%Y-%m-%d} {_time_of_day(value)}Z" if isinstance(value, datetime) else format_plain(value)

@@ -40,7 +40,7 @@ def run_command(command: Command, tokens: list[str]) -> int:
 
 
 def _help_text(command: Any) -> str:
-    """Returns the docstring up to its arguments, each paragraph on one line: the terminal's width breaks it."""
+    """Returns the docstring up to `Args:`, each paragraph on one line; the formatter wraps it."""
     text = re.split(r"^Args:$", inspect.getdoc(command) or "", flags=re.MULTILINE)[0]
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.strip().split("\n\n"))
 

@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -32,16 +32,16 @@ __all__ = ["SHOP", "DemoResult", "DemoRun", "DemoSettings", "serve_node"]
 
 
 def serve_node(folder: str, port: int, control: Connection) -> None:
-    """Serve a folder until `control` says anything, or closes.
+    """Serve a folder until a message arrives on `control`, or it closes.
 
     Args:
-        folder: The log.
-        port: 0 takes a free one.
-        control: Says the node's address once it answers, or the problem that kept it from starting.
+        folder: The data folder.
+        port: The port; 0 takes a free one.
+        control: Receives the node's URL once it answers, or the problem that kept it from starting.
     """
-    from headwater.server import Node  # the process in front needs no web server
+    from headwater.server import Node  # not at the top: the parent process needs no web server
 
-    os.setsid()  # Ctrl-C goes to the processes of the terminal; this one ends when it is told to
+    os.setsid()  # a new session: Ctrl-C in the terminal does not reach this process
     try:
         node = Node(folder, port)
     except HeadwaterError as error:
@@ -58,22 +58,22 @@ def _stop_on_message(node: Node, control: Connection) -> None:
 
 
 SHOP: Final = Path(__file__).with_name("shop.py")
-"""The app that is run."""
-_RECEIVE_TIMEOUT: Final = 60.0  # seconds for a process to answer on a busy machine
-_STOP_TIMEOUT: Final = 15.0  # seconds for a process to end; the node waits 8 for requests under way
-_SETTLE_TIMEOUT: Final = 60.0  # seconds in which rows that wait for time may still come
+"""The app file of the demo."""
+_RECEIVE_TIMEOUT: Final = 60.0  # seconds for a process to answer, also on a busy machine
+_STOP_TIMEOUT: Final = 15.0  # seconds for a process to exit; the node waits 8 s for requests in progress
+_SETTLE_TIMEOUT: Final = 60.0  # seconds in which windows may still close
 _PRELOADED: Final = ["headwater.demo.producers", "headwater.server.node"]
-# Tills go through the node, the other programs open the folder: both ways lead into the same log.
+# Tills send through the node; the other programs open the folder. Both append to the same log.
 _VIA_NODE: Final = frozenset(["tills"])
 
 
 @dataclass(frozen=True)
 class DemoSettings:
-    """What is played.
+    """Settings of the producers.
 
     Args:
-        rate: Events a second.
-        seed: Decides what the producers send.
+        rate: Events per second.
+        seed: Seed of the generated events.
         failing_events: Whether some events make a pipeline's function fail.
     """
 
@@ -84,7 +84,7 @@ class DemoSettings:
 
 @dataclass(frozen=True)
 class DemoResult:
-    """How a run of the shop ended; `missing` says why no pipelines ran."""
+    """The result of a run; `missing` says why no pipelines ran."""
 
     topics: list[TopicFacts]
     pipelines: list[PipelineFacts]
@@ -93,38 +93,38 @@ class DemoResult:
 
     @property
     def faults(self) -> list[str]:
-        """Everything that does not add up or went wrong."""
+        """All differences and failures."""
         facts: list[TopicFacts | PipelineFacts] = [*self.topics, *self.pipelines]
         return [*self.failures, *(fault for one in facts for fault in one.faults())]
 
 
 @dataclass
 class _ChildProcess:
-    """A process of the shop, and the line to it."""
+    """A process of the demo, and the pipe to it."""
 
     name: str
     process: Any
     pipe: Connection
 
     def receive(self) -> Any:
-        """Returns what it says next.
+        """Returns its next message.
 
         Raises:
-            UnreachableError: It died, or says nothing.
+            UnreachableError: The process died, or sent nothing in time.
         """
         with contextlib.suppress(EOFError, OSError):
             if self.pipe.poll(_RECEIVE_TIMEOUT):
                 return self.pipe.recv()
-        raise UnreachableError(f"the demo's process {self.name!r} gave no answer", process=self.name)
+        raise UnreachableError(f"the demo's process {self.name!r} did not answer", process=self.name)
 
 
 class DemoRun:
-    """The whole shop: a node, the engine with its pipelines, and producers, each in a process of its own.
+    """A node, the engine with its pipelines, and producers, each in its own process.
 
     Args:
-        folder: Where the log is, or will be.
+        folder: The data folder; created if missing.
         port: The node's port; 0 takes a free one.
-        settings: What is played.
+        settings: Settings of the producers.
     """
 
     def __init__(self, folder: Path, port: int, settings: DemoSettings | None = None) -> None:
@@ -145,7 +145,7 @@ class DemoRun:
         self._expected: dict[str, int] = {}
         self.client: Client = connect(folder)
 
-    # -- begin ---------------------------------------------------------------------------------------------------
+    # -- start ---------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Start the node, create the topics, start the engine, then the producers."""
@@ -163,15 +163,8 @@ class DemoRun:
         self._start_engine()
         for process in PROGRAMS:
             target = self.url if process in _VIA_NODE else str(self.folder)
-            job = ProducerJob(
-                target,
-                process,
-                self._journals,
-                self._run,
-                self.settings.rate,
-                self.settings.seed,
-                self.settings.failing_events,
-            )
+            rate, seed, failing = self.settings.rate, self.settings.seed, self.settings.failing_events
+            job = ProducerJob(target, process, self._journals, self._run, rate, seed, failing)
             self._producers.append(self._spawn(process, produce, (job,)))
 
     @property
@@ -188,30 +181,39 @@ class DemoRun:
     # -- watch ---------------------------------------------------------------------------------------------------
 
     def count_appended(self) -> dict[str, int]:
-        """Returns how many events each topic took in this run."""
+        """Returns how many events were appended to each topic in this run."""
         return {
             name: self.client.log.counts(name)["appended"] - before for name, before in self._initial_counts.items()
         }
 
     def pipelines(self) -> list[PipelineFacts]:
-        """Returns all pipelines as they are."""
+        """Returns the present state of all pipelines."""
         return self._audit.pipelines()
 
     def engine_status(self) -> EngineStatus:
-        """How Spark is doing."""
+        """Returns the state of the engine."""
         return read_engine_status(self.folder) or EngineStatus("starting", SystemClock().micros())
 
-    # -- end -----------------------------------------------------------------------------------------------------
+    # -- stop ----------------------------------------------------------------------------------------------------
 
     def stop_producers(self) -> None:
-        """Stop the producers, and hear what they sent."""
-        for _, report in self._collect_reports(self._producers):
+        """Stop the producers and collect their counts."""
+        for producer in self._producers:
+            with contextlib.suppress(OSError):
+                producer.pipe.send("stop")
+        for producer in self._producers:
+            try:
+                report, faults = producer.receive()
+            except HeadwaterError as error:
+                self._failures.append(error.what)
+                continue
+            self._failures.extend(f"{producer.name}: {fault}" for fault in faults)
             for topic, counts in report.items():
                 self._sent[topic] = self._sent.get(topic, SendCounts()) + counts
         self._expected = {name: self._audit.input_events(name) for name in self.app.pipelines}
 
     def is_caught_up(self) -> bool:
-        """Whether every pipeline has taken in all there is, or never will."""
+        """Returns whether every pipeline has read all its input, or has failed."""
         if self.missing or self.engine_status().state == "failed":
             return True
         if self._lagging():
@@ -228,7 +230,7 @@ class DemoRun:
         ]
 
     def result(self) -> DemoResult:
-        """Compare everything with everything."""
+        """Compare producers, topics and pipelines."""
         topics = self._audit.topics(self._sent, self._journals)
         if self.missing:
             return DemoResult(topics, [], self._failures, self.missing)
@@ -248,7 +250,7 @@ class DemoRun:
         return compared
 
     def close(self) -> None:
-        """End every process that is still there."""
+        """Stop all processes."""
         if self._engine is not None:
             self._engine.stop()
         processes = [*self._producers, *([self._node] if self._node else [])]
@@ -260,20 +262,6 @@ class DemoRun:
                 process.process.kill()
         self.client.close()
 
-    def _collect_reports(self, processes: list[_ChildProcess]) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yields what processes report once they are told to stop."""
-        for process in processes:
-            with contextlib.suppress(OSError):
-                process.pipe.send("stop")
-        for process in processes:
-            try:
-                report, faults = process.receive()
-            except HeadwaterError as error:
-                self._failures.append(error.what)
-                continue
-            self._failures.extend(f"{process.name}: {fault}" for fault in faults)
-            yield process.name, report
-
     def _spawn(self, name: str, work: Callable[..., None], arguments: tuple[Any, ...]) -> _ChildProcess:
         here, there = self._context.Pipe()
         process = self._context.Process(target=work, args=(*arguments, there), name=name, daemon=True)
@@ -283,7 +271,7 @@ class DemoRun:
 
 
 def _load_shop() -> tuple[App, str]:
-    """Returns the shop, and what is missing to run its pipelines; its topics are there in any case."""
+    """Returns the app, and what is missing to run its pipelines; the app loads also without Spark."""
     try:
         importlib.import_module("pyspark.sql")
         from headwater.engine.spark.java import find_java

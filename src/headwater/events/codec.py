@@ -168,7 +168,8 @@ class Codec:
         if text == known[1:-1]:
             return
         names = [each.translate(None, _WHITESPACE).count(b'":') for each in (text, known)]
-        if names[0] == names[1] and b"\\u002" not in text and b"\\u003" not in text:
+        escaped = b"\\u00" in text and (b"\\u002" in text or b"\\u003" in text)
+        if names[0] == names[1] and not escaped:
             return
         for row, line in enumerate(lines):
             try:

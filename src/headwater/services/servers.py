@@ -32,8 +32,9 @@ __all__ = [
 ]
 
 ProgressCallback = Callable[[str], None]
-_FIRST_REPORT: Final = 1.0  # seconds before anything is said
-_REPORT_INTERVAL: Final = 10.0  # seconds between two signs of life
+_FIRST_REPORT: Final = 1.0  # seconds until the first progress message
+_REPORT_INTERVAL: Final = 10.0  # seconds between progress messages
+_FILE: Final = "services.json"
 _LOGGING: Final = """\
 appender.console.type=Console
 appender.console.name=console
@@ -49,13 +50,13 @@ class LaunchedServer:
     """A process that was started and may not answer yet.
 
     Args:
-        name: What it is, in one word.
-        url: Where it will answer; without secrets.
-        ports: The ports it was given.
-        process: The server itself.
-        output: The file that takes what it prints.
-        ready: Whether it answers now.
-        stop_signal: The signal that asks it to end.
+        name: The name of the server.
+        url: Its URL, without secrets.
+        ports: Its ports.
+        process: Its process.
+        output: The file of its output.
+        ready: Returns whether it answers.
+        stop_signal: The signal that stops it.
     """
 
     name: str
@@ -72,25 +73,25 @@ class LaunchedServer:
         return f"127.0.0.1:{self.ports[0]}"
 
     def wait(self, on_progress: ProgressCallback | None = None, timeout: float = 90.0) -> None:
-        """Wait until the server answers; stop it when it does not, or when the wait is interrupted.
+        """Wait until the server answers; stop it if it does not, or if the wait is interrupted.
 
         Args:
-            on_progress: Told after a second, and from time to time, that it is still starting.
+            on_progress: Receives a message after a second and then every ten seconds.
             timeout: Seconds to wait at most.
 
         Raises:
-            ServiceFailedError: It ended, or did not answer in time; the detail is what it printed last.
+            ServiceFailedError: The server exited, or did not answer in time; the detail is its last output.
         """
         begun = time.monotonic()
-        next_word = _FIRST_REPORT
+        next_report = _FIRST_REPORT
         try:
             while not self.ready():
                 waited = time.monotonic() - begun
                 if self.process.poll() is not None or waited > timeout:
                     raise self._start_error(waited)
-                if on_progress is not None and waited > next_word:
+                if on_progress is not None and waited > next_report:
                     on_progress(f"{self.name} is starting, {waited:.0f} s")
-                    next_word = waited + _REPORT_INTERVAL
+                    next_report = waited + _REPORT_INTERVAL
                 time.sleep(0.05)
         except BaseException:
             self.stop()
@@ -123,18 +124,18 @@ def launch(
     environment: Mapping[str, str] | None = None,
     die_with_parent: bool = False,
 ) -> subprocess.Popen[bytes]:
-    """Start a process in the background, in the folder where its output goes.
+    """Start a process in the background, in the folder of its output file.
 
     Args:
         command: The program and its arguments.
-        output: The file that takes what it prints, behind what is there.
-        environment: Added to its environment.
-        die_with_parent: Let the kernel end it when this process is killed; otherwise it keeps running.
+        output: The file to which its output is appended.
+        environment: Variables added to its environment.
+        die_with_parent: Whether the kernel kills it when this process dies; otherwise it keeps running.
     """
-    setpriv = shutil.which("setpriv")  # it becomes the program, so the process id stays
+    setpriv = shutil.which("setpriv")  # replaces itself by the program, so the process id stays
     prefix = [setpriv, "--pdeathsig", "KILL"] if die_with_parent and setpriv else []
     with output.open("ab") as sink:
-        # A session of its own, so that Ctrl-C in the terminal does not reach it.
+        # A new session: Ctrl-C in the terminal does not reach the process.
         return subprocess.Popen(
             [*prefix, *map(str, command)],
             stdin=subprocess.DEVNULL,
@@ -147,7 +148,7 @@ def launch(
 
 
 def java_command(folder: Path, classpath: str, *options: str) -> list[str]:
-    """Returns the words that start a Java program which prints what it has to say; the class and its arguments follow.
+    """Returns a command that starts Java with logging to the console; the caller adds the class and its arguments.
 
     Raises:
         NoJavaError: There is no Java.
@@ -158,10 +159,10 @@ def java_command(folder: Path, classpath: str, *options: str) -> list[str]:
 
 
 def free_ports(count: int, preferred: tuple[int, ...] = ()) -> tuple[int, ...]:
-    """Ports of 127.0.0.1 that nobody listens on; of those wanted, each that still is free.
+    """Returns free ports of 127.0.0.1; keeps each preferred port that is free.
 
-    One that is taken does not cost the others: clients know the first, while the last may be held for some moments
-    more by a helper of a server that was killed.
+    Ports are checked one by one: clients know the first, while a helper process of a killed server may hold the last
+    for some moments.
 
     Example:
         >>> first, second = free_ports(2)
@@ -175,7 +176,7 @@ def free_ports(count: int, preferred: tuple[int, ...] = ()) -> tuple[int, ...]:
 
 
 def _reserve_port(held: contextlib.ExitStack, kept: list[int]) -> int:
-    """A port, held until all are known, so that no two are the same."""
+    """Returns a free port, held until all are chosen, so that they differ."""
     while True:
         tried = held.enter_context(socket.socket())
         tried.bind(("127.0.0.1", 0))
@@ -190,20 +191,17 @@ def _is_free(port: int) -> bool:
         return tried.connect_ex(("127.0.0.1", port)) != 0
 
 
-_FILE = "services.json"
-
-
 class Service(msgspec.Struct, frozen=True):
     """A server that was started.
 
     Attributes:
-        name: What it is, in one word.
-        url: Where it answers; without secrets.
-        ports: The ports it has, and gets again the next time if they are free.
-        output: The file that takes what it prints.
-        ending: The signal that asks it to end.
-        pid: Its process; 0 after it was ended.
-        born: When that process began, in the kernel's words: another process may have the same id later.
+        name: The name of the server.
+        url: Its URL, without secrets.
+        ports: Its ports; it gets them again next time if they are free.
+        output: The file of its output.
+        ending: The signal that stops it.
+        pid: Its process id; 0 after it was stopped.
+        born: The start time of that process (see `process_start_time`): process ids are reused.
     """
 
     name: str
@@ -236,7 +234,7 @@ class ServerState:
     """The servers of a folder, by name.
 
     Args:
-        folder: Where they keep everything; made when missing.
+        folder: The folder of their data; created if missing.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -251,10 +249,10 @@ class ServerState:
             yield
 
     def services(self) -> dict[str, Service]:
-        """Returns all that were ever started here.
+        """Returns all servers that were ever started in this folder.
 
         Raises:
-            DataError: The file is not what was written.
+            DataError: The state file is damaged.
         """
         file = self.folder / _FILE
         try:
@@ -266,22 +264,12 @@ class ServerState:
 
     def record(self, launched: LaunchedServer) -> None:
         """Record a server as soon as it starts, so that it can be stopped whatever happens next."""
-        pid = launched.process.pid
-        output = str(launched.output)
-        self._write(
-            Service(
-                launched.name,
-                launched.url,
-                launched.ports,
-                output,
-                launched.stop_signal,
-                pid,
-                process_start_time(pid) or "gone",
-            )
-        )
+        pid, output, ending = launched.process.pid, str(launched.output), launched.stop_signal
+        born = process_start_time(pid) or "gone"
+        self._write(Service(launched.name, launched.url, launched.ports, output, ending, pid, born))
 
     def stop(self, service: Service) -> None:
-        """End a server and remember its ports."""
+        """Stop a server and keep its ports for the next start."""
         service.stop()
         self._write(msgspec.structs.replace(service, pid=0, born=""))
 

@@ -23,10 +23,8 @@ from headwater.profiles import describe
 
 if TYPE_CHECKING:
     from headwater.app import App
-    from headwater.inspection import Inspection
     from headwater.log import EventLog, Topic
-    from headwater.pipelines import Graph
-    from headwater.plan import PipelineCheck, Plan
+    from headwater.plan import Plan
     from headwater.runner import EngineProcess, WorkerProcesses
     from headwater.server import Node
 
@@ -34,18 +32,18 @@ __all__ = ["exit_code", "plan", "prepare", "run"]
 
 
 def plan(app: str, /, *, mermaid: bool = False, spark: bool = True, options: Options = DEFAULTS) -> int:
-    """Show what an app would do, and what is wrong with it.
+    """Show what an app would do, and the errors in it.
 
-    The graph, types, keys, lateness and delivery of every result are there at once. Then log, store and Spark's
-    master are asked what is there: which topics and tables would be created, and what differs; nothing is touched.
-    Last, Spark looks at each pipeline without running it: the type of its rows, its state, and whether what ran
-    before can go on, by what lies with its checkpoints. The exit code is 1 when something is wrong, 4 when
-    something does not fit what is there, 3 when a service does not answer.
+    Prints the graph, types, keys, lateness and delivery of every result. Then inspects log, store and Spark's master:
+    which topics and tables would be created, and which differ from their definitions. Last, Spark analyses each
+    pipeline without running it: the type of its rows, its state, and whether it can continue from its checkpoint.
+    Nothing is created or changed. The exit code is 1 if a pipeline cannot run, 4 if the app is not compatible with
+    what exists, 3 if a service does not answer.
 
     Args:
         app: A Python file that defines an app.
-        mermaid: Print the graph as Mermaid text and nothing else.
-        spark: Let Spark check the pipelines; without it the answer is there at once.
+        mermaid: Print only the graph, as Mermaid text.
+        spark: Check the pipelines on Spark, which takes some seconds.
         options: Options of every command.
     """
     from headwater.app_file import load_app
@@ -61,21 +59,20 @@ def plan(app: str, /, *, mermaid: bool = False, spark: bool = True, options: Opt
         output.print_text(planned.mermaid())
         return 0
     if not output.json:
-        profile_lines = (
-            [*describe(options.effective_profile, options.data), ""] if options.effective_profile.location else []
-        )
+        profile = options.effective_profile
+        profile_lines = [*describe(profile, options.data), ""] if profile.location else []
         output.print_text("\n".join(map(escape, [*profile_lines, *planned.lines()])))
     if not options.remote:
-        planned = planned.with_inspection(_inspect(options, planned.graph))
-        _print_inspection(output, planned)
+        planned = _inspect(output, planned, options)
     if spark and planned.graph.pipelines:
-        planned = planned.with_checks(_check_pipelines(output, app, options))
-    _print_checks(output, planned)
+        planned = _check_pipelines(output, planned, app, options)
+    if output.json:
+        output.print_record(planned.document(), [])
     return exit_code(planned)
 
 
 def exit_code(planned: Plan) -> int:
-    """1 when a pipeline cannot run, 4 when something does not fit what is there, 3 when a service does not answer."""
+    """Returns 1 if a pipeline cannot run, 4 if the app is not compatible, 3 if a service does not answer, else 0."""
     if planned.has_errors:
         return 1
     if planned.is_refused:
@@ -83,31 +80,25 @@ def exit_code(planned: Plan) -> int:
     return max((error.exit_code for error in planned.inspection.errors), default=0) if planned.inspection else 0
 
 
-def _inspect(options: Options, graph: Graph) -> Inspection:
+def _inspect(output: Output, planned: Plan, options: Options) -> Plan:
     from headwater.inspection import inspect_app
 
-    return inspect_app(options.effective_profile, local_folder(options), graph, kafka=options.kafka)
+    inspection = inspect_app(options.effective_profile, local_folder(options), planned.graph, kafka=options.kafka)
+    if not output.json:
+        output.print_text("\n".join(map(escape, ["", *inspection.lines()])))
+    return planned.with_inspection(inspection)
 
 
-def _print_inspection(output: Output, planned: Plan) -> None:
-    if planned.inspection is not None and not output.json:
-        output.print_text("\n".join(map(escape, ["", *planned.inspection.lines()])))
-
-
-def _check_pipelines(output: Output, app: str, options: Options) -> list[PipelineCheck]:
-    """What the engine finds out; it takes as long as Spark takes to start."""
+def _check_pipelines(output: Output, planned: Plan, app: str, options: Options) -> Plan:
+    """Check the pipelines in an engine process."""
     from headwater.runner import check
 
     if not output.json:
-        output.note("Spark is starting, to check the pipelines; --no-spark leaves that out")
-    return check(app, local_folder(options), options.profile)
-
-
-def _print_checks(output: Output, planned: Plan) -> None:
-    if output.json:
-        output.print_record(planned.document(), [])
-    elif planned.checks:
+        output.note("Spark is starting, to check the pipelines; --no-spark skips this")
+    planned = planned.with_checks(check(app, local_folder(options), options.profile))
+    if planned.checks and not output.json:
         output.print_text("\n".join(map(escape, ["", *planned.check_lines()])))
+    return planned
 
 
 def _print_faults(output: Output, app: App, found: list[HeadwaterError]) -> int:
@@ -126,11 +117,11 @@ _REQUIRED_CLASSES: Final = "org/apache/spark/sql/execution/streaming/"
 
 
 def prepare(*, options: Options = DEFAULTS) -> int:
-    """Let Spark start faster from now on.
+    """Make Spark start faster, once per environment.
 
-    To be run once for an environment; it takes about a minute. Runs the demo for a moment to see which classes of Java
-    Spark needs, and lets Java write them down as it has them in memory, into the environment that Headwater is
-    installed in. Nothing needs it, and nothing else changes. Run it again when Java or Spark was replaced.
+    Runs the demo for some seconds to record the Java classes that Spark loads, and writes a class data sharing archive
+    into the environment in which Headwater is installed. Takes about a minute. The archive is optional; run the
+    command again after Java or Spark was replaced.
 
     Args:
         options: Options of every command.
@@ -138,38 +129,38 @@ def prepare(*, options: Options = DEFAULTS) -> int:
     from headwater.engine.spark.java import find_java, prepare_archive_path, spark_jars, write_archive
 
     output, java, jars = Output(options), find_java(), spark_jars()
-    prepare_archive_path(java, jars)  # rather now than after a minute
+    prepare_archive_path(java, jars)  # fails now rather than after a minute
     with tempfile.TemporaryDirectory(prefix="headwater-prepare-") as scratch:
         classes = Path(scratch, "classes")
-        output.note(f"running the demo for {_DEMO_DURATION}, to see what Spark loads ...")
+        output.note(f"running the demo for {_DEMO_DURATION}, to record the classes that Spark loads ...")
         _run_demo(Path(scratch), classes)
-        output.note("writing it down ...")
+        output.note("writing the archive ...")
         archive = write_archive(java, jars, classes)
     output.note(f"Spark starts from {archive} ({format_bytes(archive.stat().st_size)})")
     return 0
 
 
 def _run_demo(folder: Path, classes: Path) -> None:
-    """In a folder and with settings of its own: no profile of the user's may lead it to servers of theirs."""
+    """Run the demo in its own folder, without the user's settings: a profile could lead it to the user's servers."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADWATER_")}
-    told = environment.get("JDK_JAVA_OPTIONS", "")
-    environment["JDK_JAVA_OPTIONS"] = f'{told} -XX:DumpLoadedClassList="{classes}"'.strip()
+    given = environment.get("JDK_JAVA_OPTIONS", "")
+    environment["JDK_JAVA_OPTIONS"] = f'{given} -XX:DumpLoadedClassList="{classes}"'.strip()
     program = "import sys; from headwater.cli.entry import main; sys.exit(main())"
     words = ["demo", "--for", _DEMO_DURATION, "--rate", "100", "--port", "0", "--data", str(folder / "data")]
     command = [sys.executable, "-P", "-c", program, *words]
     done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, check=False)
-    # Whether the demo found a fault is not the question here.
+    # The exit code does not matter: the classes are loaded even if the audit finds a difference.
     if not classes.is_file() or _REQUIRED_CLASSES not in classes.read_text():
-        said = (done.stdout + done.stderr).decode(errors="replace").strip().splitlines()
+        printed = (done.stdout + done.stderr).decode(errors="replace").strip().splitlines()
         raise EngineFailedError(
-            "the demo did not come to its first batch",
-            detail="\n".join(said[-3:]) or None,
+            "the demo did not reach its first batch",
+            detail="\n".join(printed[-3:]) or None,
             fix="headwater demo --for 15s",
         )
 
 
-_STARTUP_DELAY: Final = 0.3  # seconds for those who wait at the port: Spark's modules take Python's lock
-_JOIN_TIMEOUT: Final = 5.0  # seconds for a file that is being loaded when the node is told to end
+_STARTUP_DELAY: Final = 0.3  # seconds in which waiting clients are served: importing Spark's modules holds the GIL
+_JOIN_TIMEOUT: Final = 5.0  # seconds for a file that is still loading when the node stops
 
 
 def run(
@@ -181,18 +172,18 @@ def run(
     until_current: bool = False,
     options: Options = DEFAULTS,
 ) -> int:
-    """Run an app: the node with its topics, its pipelines on Spark, and the workers of its queues.
+    """Run an app: its node, pipelines and workers.
 
-    The node serves the log and the views over HTTP, on this machine only, and keeps the log in order: retention,
-    compaction, idle markers. Spark starts in the background, in a process of its own, and so do workers; an app without
-    pipelines starts no Spark. Ctrl-C ends all of them; requests and messages under way get a few seconds. With a
-    profile whose log is on Kafka, the brokers do the node's work: only pipelines and workers run.
+    The node serves the log and the views over HTTP on 127.0.0.1 and maintains the log: retention, compaction, idle
+    markers. Pipelines on Spark and workers run in their own processes; an app without pipelines does not start Spark.
+    Ctrl-C stops all of them; requests and messages in progress get a few seconds. If the profile's log is on Kafka,
+    no node is started, only pipelines and workers.
 
     Args:
-        app: A Python file that defines an app; without one, the log is served as it is.
+        app: A Python file that defines an app; if left out, only the node is started.
         port: The node's port; 0 takes a free one [default: HEADWATER_PORT, else 8642].
-        rebuild: A view that was edited, to be made anew from the log; may be given several times.
-        until_current: Run the pipelines over all that is in the log now, then end; no node is started.
+        rebuild: A changed view to rebuild from the log; may be given several times.
+        until_current: Run the pipelines to the present end of the log, then exit; no node is started.
         options: Options of every command.
     """
     folder = local_folder(options)
@@ -217,7 +208,7 @@ def run(
 
 
 class _AppRunner:
-    """An app beside its node; its file is loaded, with Spark's modules, while the node answers."""
+    """Loads an app and starts its processes while the node already answers."""
 
     def __init__(self, node: Node, folder: Path, file: str | None, rebuild: tuple[str, ...], options: Options) -> None:
         self._node = node
@@ -232,13 +223,13 @@ class _AppRunner:
         self._thread = threading.Thread(target=self._load, name="headwater-app", daemon=True)
 
     def start(self) -> None:
-        """Load the app, create its topics, start its pipelines; the node serves meanwhile."""
+        """Load the app, create its topics and start its processes, in a thread."""
         if self._file is not None and self._output.terminal:
             self._output.note(f"the node answers at {self._node.url}; loading {self._file}")
         self._thread.start()
 
     def stop(self) -> None:
-        """End the pipelines; raises what kept the app from starting."""
+        """Stop the processes; raise the error that kept the app from starting."""
         if self._thread.ident is not None:
             self._thread.join(_JOIN_TIMEOUT)
         if self._workers is not None:
@@ -281,7 +272,7 @@ class _AppRunner:
             ],
         )
         if self._output.terminal:
-            self._output.note("Ctrl-C ends it")
+            self._output.note("Ctrl-C stops it")
 
 
 def _load_app(file: str) -> App:
@@ -293,11 +284,11 @@ def _load_app(file: str) -> App:
 
 
 def _run_without_node(app: str | None, folder: Path, rebuild: tuple[str, ...], options: Options) -> int:
-    """The pipelines of an app whose log is on Kafka, until Ctrl-C or SIGTERM."""
+    """Run the pipelines and workers of an app whose log is on Kafka, until Ctrl-C or SIGTERM."""
     from headwater.runner import EngineProcess
 
     if app is None:
-        what = "there is nothing to run: the log is on Kafka, whose brokers serve it"
+        what = "there is nothing to run: the log is on Kafka, and no app is given"
         raise UsageError(what, fix=f"headwater run app.py --profile {options.effective_profile.name}")
     output = Output(options)
     loaded = _load_app(app)
@@ -329,14 +320,11 @@ def _run_until_current(app: str | None, folder: Path, rebuild: tuple[str, ...], 
     from headwater.runner import catch_up
 
     output = Output(options)
-
     if app is None:
-        raise UsageError("there is nothing to run", fix="headwater run app.py --until-current")
+        raise UsageError("--until-current needs an app", fix="headwater run app.py --until-current")
     loaded = _load_app(app)
     if not loaded.pipelines:
-        raise UsageError(
-            "the app has no pipelines, so there is nothing to bring up to date", fix=f"headwater run {app}"
-        )
+        raise UsageError("--until-current needs pipelines, and the app has none", fix=f"headwater run {app}")
     _declare_queues(loaded, folder, options.profile)
     output.note("Spark is starting")
     catch_up(app, folder, rebuild, profile=options.profile, notify=output.note)

@@ -65,7 +65,7 @@ def demo(
     poison: bool = False,
     options: Options = DEFAULTS,
 ) -> int:
-    """Run a small shop, with live events and pipelines on Spark, for a first look.
+    """Run a demo shop with live events and pipelines on Spark.
 
     Tills, a web shop and sensors write typed events into a log; six pipelines make views and streams of them; a node
     serves log, views and a page. At the end the numbers must add up: every event that was acknowledged is in the log,

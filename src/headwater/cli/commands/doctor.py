@@ -42,23 +42,23 @@ _MIN_SPACE: Final = 100_000_000
 _SLOW_SYNC: Final = 0.050  # seconds
 _MIN_INSTANCES: Final = 64
 _MIN_WATCHES: Final = 8_192
-_EARLIEST_TIME: Final = datetime(2025, 1, 1, tzinfo=UTC)  # no clock that is right says less
+_EARLIEST_TIME: Final = datetime(2025, 1, 1, tzinfo=UTC)  # an earlier time means that the clock is wrong
 
 
 class CheckState(StrEnum):
-    """How a check went."""
+    """The result of a check."""
 
     OK = "ok"
-    """All is well."""
+    """No problem."""
     WARN = "warn"
-    """It works, but not as well as it could, or not for long."""
+    """It works, but slowly or not for long."""
     FAIL = "fail"
-    """It will not work."""
+    """It does not work."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at."""
+    """The outcome of one check."""
 
     name: str
     state: CheckState
@@ -67,7 +67,7 @@ class Check:
 
 
 def machine_checks(folder: Path, port: int) -> Iterator[Check]:
-    """Everything that can be said without opening a log."""
+    """Yields the checks that need no log."""
     yield _check_python()
     yield _check_folder(folder)
     yield _check_disk_space(folder)
@@ -85,24 +85,21 @@ def _check_python() -> Check:
 
 
 def _nearest_folder(folder: Path) -> Path:
-    """The folder, or the nearest one above it that exists."""
-    place = folder.absolute()
-    while not place.exists():
-        place = place.parent
-    return place
+    """Returns the folder, or its nearest parent that exists."""
+    return next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
 
 
 def _check_folder(folder: Path) -> Check:
-    place = _nearest_folder(folder)
-    probe = place / f".headwater-doctor-{os.getpid()}"
+    nearest = _nearest_folder(folder)
+    probe = nearest / f".headwater-doctor-{os.getpid()}"
     try:
         probe.write_bytes(b"")
         probe.unlink()
     except OSError as error:
-        detail = f"{place} cannot be written: {error.strerror}"
+        detail = f"{nearest} is not writable: {error.strerror}"
         return Check("folder", CheckState.FAIL, detail, "choose another folder with --data, or change its owner")
-    new = "" if place == folder.absolute() else f", {folder} will be made"
-    return Check("folder", CheckState.OK, f"{place} can be written{new}")
+    new = "" if nearest == folder.absolute() else f", {folder} will be created"
+    return Check("folder", CheckState.OK, f"{nearest} is writable{new}")
 
 
 def _check_disk_space(folder: Path) -> Check:
@@ -122,7 +119,7 @@ def _check_sync(folder: Path) -> Check:
     except OSError as error:
         return Check("sync", CheckState.FAIL, f"not measured: {error.strerror}", "see the check of the folder")
     try:
-        took = statistics.median(_measure(lambda: _write_and_sync(handle)) for _ in range(11))
+        took = statistics.median(_time_sync(handle) for _ in range(11))
     finally:
         os.close(handle)
         path.unlink()
@@ -132,24 +129,20 @@ def _check_sync(folder: Path) -> Check:
     return Check("sync", CheckState.OK, detail)
 
 
-def _write_and_sync(handle: int) -> None:
+def _time_sync(handle: int) -> float:
+    begun = time.perf_counter()
     os.write(handle, bytes(4096))
     os.fsync(handle)
-
-
-def _measure(work: Callable[[], None]) -> float:
-    begun = time.perf_counter()
-    work()
     return time.perf_counter() - begun
 
 
 def _check_inotify() -> Check:
-    """Linux limits how many watches a user may have; each reader that waits needs one instance."""
+    """Check the inotify limits of Linux; each waiting reader needs one instance."""
     limits = {name: _read_number(Path(f"/proc/sys/fs/inotify/max_user_{name}")) for name in ("instances", "watches")}
     instances, watches = limits["instances"], limits["watches"]
     if instances is None or watches is None:
-        return Check("wake-up", CheckState.OK, "this system sets no limit on watched files")
-    detail = f"{instances:,} instances, {watches:,} watches for each user"
+        return Check("wake-up", CheckState.OK, "this system has no limit on watched files")
+    detail = f"{instances:,} instances, {watches:,} watches per user"
     if instances < _MIN_INSTANCES or watches < _MIN_WATCHES:
         fix = "sysctl fs.inotify.max_user_instances=512 fs.inotify.max_user_watches=65536"
         return Check("wake-up", CheckState.WARN, detail, fix)
@@ -171,7 +164,7 @@ def _check_clock() -> Check:
 
 
 def check_clock_skew(newest: datetime | None, now: datetime) -> Check | None:
-    """A fault when the log was written later than now: the clock went back."""
+    """Returns a warning if the newest event is in the future: the clock went back."""
     if newest is None or newest - now < timedelta(seconds=5):
         return None
     detail = f"it is behind the newest event by {format_duration(newest - now)}"
@@ -190,7 +183,7 @@ def _check_port(port: int) -> Check:
 
 
 def server_checks(profile: Profile) -> Iterator[Check]:
-    """Whether the brokers and the database of a profile answer; nothing is made there."""
+    """Yields whether the brokers and the database of a profile answer; creates nothing there."""
     if profile.kafka and profile.log is not None:
         from headwater.backends import ping_log
 
@@ -205,7 +198,7 @@ def _check_server(name: str, address: Address, ping: Callable[[str], None]) -> C
     try:
         ping(address.resolve())
     except HeadwaterError as error:
-        return Check(name, CheckState.FAIL, error.what, error.fix or "start it, or mend the profile")
+        return Check(name, CheckState.FAIL, error.what, error.fix or "start it, or correct the profile")
     return Check(name, CheckState.OK, str(address))
 
 
@@ -215,11 +208,11 @@ _COLOURS = {CheckState.OK: "green", CheckState.WARN: "yellow", CheckState.FAIL: 
 def doctor(*, port: int | None = None, options: Options = DEFAULTS) -> int:
     """Check the machine and the data folder.
 
-    With a profile, it is also asked whether the servers that it names answer. Each finding that is not well comes with
-    what to do. The exit code is 1 when something will not work.
+    With a profile, also checks whether its servers answer. Each problem is printed with its fix. The exit code is 1 if
+    a check failed.
 
     Args:
-        port: The port that should be free, or our own node's [default: HEADWATER_PORT, else 8642].
+        port: The port to check for the node [default: HEADWATER_PORT, else 8642].
         options: Options of every command.
     """
     output = Output(options)
@@ -233,7 +226,7 @@ def doctor(*, port: int | None = None, options: Options = DEFAULTS) -> int:
 
 
 def _recheck_port(check: Check, options: Options) -> Check:
-    """A port that our own node listens on is not taken by another."""
+    """Returns OK for a port that is in use by this folder's node."""
     if check.name != "port" or check.state is CheckState.OK:
         return check
     node = inspect_node(local_folder(options))
@@ -254,28 +247,26 @@ def _print_checks(output: Output, checks: list[Check]) -> None:
         output.print_rows(columns, map(asdict, checks))
     words = {CheckState.FAIL: "fault", CheckState.WARN: "warning"}
     found = {state: sum(check.state is state for check in checks) for state in words}
-    output.note(", ".join(plural(found[state], words[state]) for state in words if found[state]) or "all is well")
+    output.note(", ".join(plural(found[state], words[state]) for state in words if found[state]) or "no problems found")
 
 
-_MIN_AGE: Final = 60  # seconds in which an unfinished file may still be finished
+_MIN_AGE: Final = 60  # seconds; a younger file may still be written
 
 
 def log_checks(folder: Path) -> Iterator[Check]:
-    """Everything that can be said about an existing log without reading its events."""
+    """Yields the checks of an existing log that do not read its events."""
     fault = _check_format(folder)
     if fault is not None:
         yield fault
         return
     yield Check("format", CheckState.OK, f"format {FORMAT_VERSION}, which this version reads and writes")
     yield _check_node(folder)
-    sound: dict[str, int] = {}
-    faults = [*_topic_faults(folder, sound), *_group_faults(folder), *_leftovers(folder)]
+    faults = [*_topic_faults(folder), *_group_faults(folder), *_leftovers(folder)]
     yield from faults
     if not faults:
         topics = plural(len(_topic_folders(folder)), "topic")
-        yield Check("side files", CheckState.OK, f"definitions, types and offsets of {topics} are sound")
-    newest = _latest_append(folder)
-    if (behind := check_clock_skew(newest, datetime.now(UTC))) is not None:
+        yield Check("side files", CheckState.OK, f"definitions, types and offsets of {topics} are readable")
+    if (behind := check_clock_skew(_latest_append(folder), datetime.now(UTC))) is not None:
         yield behind
 
 
@@ -301,17 +292,16 @@ def _check_node(folder: Path) -> Check:
         detail = f"process {known.pid} serves the folder at {known.url}, but does not answer"
         return Check("node", CheckState.FAIL, detail, f"kill {known.pid}, then headwater run")
     if node.stale:
-        detail = "node.json was left behind by a node that died"
-        return Check("node", CheckState.WARN, detail, "headwater run   starts a node and writes it anew")
-    return Check("node", CheckState.OK, "none runs; programs may use the folder all the same")
+        detail = "a node that died left node.json behind"
+        return Check("node", CheckState.WARN, detail, "headwater run   starts a node and replaces the file")
+    return Check("node", CheckState.OK, "none is running; programs can use the folder without one")
 
 
 def _topic_folders(folder: Path) -> list[Path]:
     return sorted(path.parent for path in (folder / "topics").glob("*/topic.json"))
 
 
-def _topic_faults(folder: Path, sound: dict[str, int]) -> Iterator[Check]:
-    """Adds the topics whose definition can be read to `sound`, with their partitions."""
+def _topic_faults(folder: Path) -> Iterator[Check]:
     for topic_folder in _topic_folders(folder):
         name = f"topic {topic_folder.name}"
         try:
@@ -320,14 +310,13 @@ def _topic_faults(folder: Path, sound: dict[str, int]) -> Iterator[Check]:
             fix = "restore it from a copy; the events themselves are not touched"
             yield Check(name, CheckState.FAIL, f"its definition cannot be read: {error}", fix)
             continue
-        sound[topic_folder.name] = topic.partitions
         if damaged := _find_damaged_ends(topic_folder, topic.partitions):
             detail = f"the ends of partitions {', '.join(map(str, damaged))} are damaged"
-            yield Check(name, CheckState.WARN, detail, "nothing: they are rebuilt when the topic is next used")
+            yield Check(name, CheckState.WARN, detail, "nothing to do: they are rebuilt when the topic is next used")
 
 
 def _read_definition(folder: Path) -> Topic:
-    """The topic as its files say; raises what is wrong with them."""
+    """Read the definition and all schemas of a topic; raises if a file is damaged."""
     topic = Topic.from_json((folder / "topic.json").read_bytes(), pa.schema([]))
     for version in range(1, topic.version + 1):
         pa.ipc.read_schema(pa.py_buffer((folder / f"schema-{version:04d}.arrow").read_bytes()))
@@ -335,7 +324,7 @@ def _read_definition(folder: Path) -> Topic:
 
 
 def _find_damaged_ends(folder: Path, partitions: int) -> list[int]:
-    """Partitions that have events and whose published end cannot be read."""
+    """Returns the partitions that have events but no readable end."""
     path = folder / "ends"
     with_events = [number for number in range(partitions) if any((folder / str(number)).glob("*"))]
     if not path.exists():
@@ -362,16 +351,16 @@ def _leftovers(folder: Path) -> Iterator[Check]:
     unfinished = [path for path in folder.rglob("*.new") if path.stat().st_mtime < old]
     if unfinished:
         detail = f"{plural(len(unfinished), 'file')} of interrupted writes, such as {unfinished[0]}"
-        yield Check("leftovers", CheckState.WARN, detail, "they are not used; remove them when no program runs")
+        yield Check("leftovers", CheckState.WARN, detail, "they are not used; remove them while no program is running")
     torn = list((folder / "topics").rglob("*.torn-*"))
     if torn:
         size = sum(path.stat().st_size for path in torn)
         detail = f"{format_bytes(size)} of unfinished batches were cut off after a crash, and kept in {torn[0].name}"
-        yield Check("torn tails", CheckState.WARN, detail, "no event is lost; remove the files when you like")
+        yield Check("torn tails", CheckState.WARN, detail, "no acknowledged event is lost; the files may be removed")
 
 
 def _latest_append(folder: Path) -> datetime | None:
-    """When the log last took an event, by the clock of then."""
+    """Returns the arrival time of the newest event."""
     latest = 0
     for topic_folder in _topic_folders(folder):
         if not (topic_folder / "ends").exists():

@@ -13,7 +13,7 @@ __all__ = ["explain"]
 
 
 def explain(code: str | None = None, /, *, options: Options = DEFAULTS) -> int:
-    """Explain an error code, or a command.
+    """Explain an error code or a command.
 
     Args:
         code: A code such as DISK_FULL, or a command such as send; lists all codes if left out.

@@ -6,7 +6,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -68,13 +68,13 @@ def lag(
 ) -> int:
     """Show how far pipelines and consumer groups are behind.
 
-    BEHIND is how long the oldest event that was not committed has waited; EVENTS is how many wait. The trend is
-    measured over a second: ↓ it catches up, ↑ it falls behind, → neither.
+    BEHIND is the age of the oldest event that is not committed, EVENTS the number of such events. TREND is the change
+    of the lag per second: ↓ catching up, ↑ falling behind, → constant.
 
     Args:
         group: Only this group or pipeline.
-        partitions: One line per partition of the groups.
-        over: How long to measure the trend; 0s to leave it out.
+        partitions: Print one line per partition of the groups.
+        over: How long to measure the trend; 0s skips it.
         options: Options of every command.
     """
     output = Output(options)
@@ -111,7 +111,7 @@ def _print_lags(output: Output, pipelines: list[dict[str, Any]], groups: list[di
     if groups or not pipelines:
         output.print_rows(_GROUPS, groups)
     if not groups and not pipelines:
-        output.note("there are no consumer groups yet; client.consumer(topic, group=…) begins one")
+        output.note("there are no consumer groups yet; client.consumer(topic, group=…) creates one")
 
 
 def _pipeline_rows(before: list[PipelineLag], now: list[PipelineLag], window: timedelta) -> list[dict[str, Any]]:
@@ -178,7 +178,7 @@ def _group_rows(before: list[Lag], now: list[Lag], window: timedelta) -> list[di
 
 
 def _time_left(events: int, rate: float | None) -> float | None:
-    """Seconds until nothing is left at this rate; None when it does not shrink."""
+    """Returns the seconds until the lag is 0 at this rate; None if it does not shrink."""
     if not events:
         return 0.0
     return events / -rate if rate is not None and rate < 0 else None
@@ -219,15 +219,15 @@ def reset(
 ) -> int:
     """Set the committed offsets of a consumer group.
 
-    Shows the old and the new offset of each partition first. On a terminal it asks; elsewhere it needs
-    --yes. The group's consumers must have stopped.
+    Prints the old and the new offset of each partition, then asks for confirmation; without a terminal --yes is
+    required. The group's consumers must be stopped.
 
     Args:
         group: The consumer group.
-        topic: The topic it reads.
-        to: earliest, latest, an offset, a time with zone, or relative like -10m.
+        topic: The topic that the group reads.
+        to: earliest, latest, an offset, a time with zone, or a relative time such as -10m.
         dry_run: Show the effect and change nothing.
-        yes: Do not ask.
+        yes: Do not ask for confirmation.
         options: Options of every command.
     """
     output = Output(options)
@@ -235,16 +235,16 @@ def reset(
     with open_client(options) as client:
         _check_group(client, group, topic)
         moves = client.reset(group, topic, start, dry_run=True)
-        output.print_rows(_RESET_COLUMNS, map(_reset_row, moves))
+        output.print_rows(_RESET_COLUMNS, [asdict(move) | {"effect": _effect(move)} for move in moves])
         if dry_run:
             output.note("nothing was changed (--dry-run)")
             return 0
         if all(move.old == move.new for move in moves):
-            output.note(f"{group} is there already")
+            output.note(f"{group} is at these offsets already")
             return 0
         if not yes:
             _confirm(output, group, topic)
-        # The offsets shown are the offsets set, however much was appended since.
+        # Sets the offsets that were shown, not the position again: "latest" may have moved since.
         client.log.groups.reset(group, topic, {move.partition: move.new for move in moves})
     output.note(f"{group} continues at the new offsets of {topic}")
     return 0
@@ -252,14 +252,14 @@ def reset(
 
 def _check_group(client: Client, group: str, topic: str) -> None:
     client.topic(topic)
-    with contextlib.suppress(DamagedError):  # it is there, and a reset mends it
+    with contextlib.suppress(DamagedError):  # the group exists, and a reset repairs it
         client.log.groups.state(group, topic)
 
 
 def _confirm(output: Output, group: str, topic: str) -> None:
     if not sys.stdin.isatty():
         raise NeedsConfirmationError(
-            f'this changes the committed offsets of "{group}" in "{topic}", and there is nobody to ask',
+            f'resetting the offsets of "{group}" on "{topic}" needs a confirmation, and stdin is not a terminal',
             detail="nothing was changed; --dry-run shows the effect",
             fix="add --yes",
             group=group,
@@ -268,10 +268,6 @@ def _confirm(output: Output, group: str, topic: str) -> None:
     sys.stderr.flush()
     if sys.stdin.readline().strip() != group:
         raise RefusedError("nothing was changed", detail="the name was not confirmed", fix="type it again, or --yes")
-
-
-def _reset_row(move: OffsetReset) -> dict[str, Any]:
-    return {"partition": move.partition, "old": move.old, "new": move.new, "effect": _effect(move)}
 
 
 def _effect(move: OffsetReset) -> str:

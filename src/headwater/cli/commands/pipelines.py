@@ -41,19 +41,18 @@ def late(
     to: str | None = None,
     options: Options = DEFAULTS,
 ) -> int:
-    """Print events that came late, or that could not be used, or send them again.
+    """Print late or quarantined events, or send them again.
 
-    Each is shown with its reason: how late it was, or the error that it caused. The newest come first.
+    Prints the newest events first, each with its reason: how late it was, or the error it caused.
 
-    With `--to` they are sent to a topic instead: to the one they came from, once the code that failed is
-    mended, or to another one that a pipeline of its own reads. Each is sent once, however often the command
-    is given.
+    With `--to`, sends the events to a topic instead: to the topic they came from, after the failing code is fixed, or
+    to another one. Each event is sent once, even if the command is repeated.
 
     Args:
-        pipeline: Only those of this view or stream.
-        quarantine: Those that could not be used, rather than those that came late.
-        limit: At most so many are printed.
-        to: Send all of them, oldest first, to this topic.
+        pipeline: Only events of this view or stream.
+        quarantine: Quarantined events in place of late ones.
+        limit: Print at most this many events.
+        to: Send all events, oldest first, to this topic.
         options: Options of every command.
     """
     output = Output(options)
@@ -80,12 +79,13 @@ def _resend(client: Client, to: str, name: str, where: str | None, output: Outpu
     """Send late or quarantined events to a topic; the original offset is the sequence number, so each is sent once."""
     codec = Codec(client.topic(to).schema)
     rows = client.view(name).rows(where=where, order=["topic", "partition", "offset"])
-    once = {(row["topic"], row["partition"], row["offset"]): row for row in rows}  # several pipelines may have it
+    # Several pipelines may have set the same event aside.
+    once = {(row["topic"], row["partition"], row["offset"]): row for row in rows}
     progress, sent = Progress(output, "send"), 0
-    for place, places in itertools.groupby(once, key=lambda place: place[:2]):
-        some = [once[place] for place in places]
+    for partition, positions in itertools.groupby(once, key=lambda position: position[:2]):
+        some = [once[position] for position in positions]
         values = codec.rows(codec.decode_json([row["value"].encode() for row in some]))
-        with client.producer(to, id=".".join(map(str, ("hw.again", name, *place)))) as producer:
+        with client.producer(to, id=".".join(map(str, ("hw.again", name, *partition)))) as producer:
             for row, value in zip(some, values, strict=True):
                 producer.send(value, sequence=row["offset"], occurred_at=row["occurred_at"])
             sent += sum(not receipt.duplicate for receipt in producer.flush())
@@ -130,27 +130,26 @@ _REPLAY_COLUMNS = [
 def replay(
     *pipelines: str, verify: bool = False, app: str | None = None, rows: int = 0, options: Options = DEFAULTS
 ) -> int:
-    """Run what pipelines have committed once more, apart from everything, and compare the rows by hash.
+    """Run committed batches again and compare the rows by hash.
 
-    The same offsets are read again, cut into other batches. Nothing is written to the data folder. The exit code is 1
-    when a pipeline gives other rows than it did.
+    Reads the same offsets again, in batches of another size. Writes nothing to the data folder. The exit code is 1 if
+    a pipeline produces other rows than before.
 
     Args:
-        pipelines: Names; all views and streams of the app, if left out.
-        verify: Compare; the only way so far.
+        pipelines: Pipelines by name; all views and streams of the app if left out.
+        verify: Compare the rows; required, the only mode.
         app: The app's file [default: the one that was last run on this folder].
-        rows: About how many events a batch takes.
+        rows: Approximate number of events per batch.
         options: Options of every command.
     """
     if not verify:
-        what = "a replay needs something to do with the rows"
-        raise UsageError(what, fix="headwater replay --verify")
+        raise UsageError("replay needs --verify", fix="headwater replay --verify")
     from headwater.runner import replay as again
 
     folder = engine_folder(options)
     file = find_app_file(app, folder)
     output = Output(options)
-    output.note("Spark is starting; then each pipeline is run again from where it began")
+    output.note("Spark is starting; then each pipeline runs again from its first offset")
     found = [
         document | {"verdict": "same" if document["before"] == document["now"] else "DIFFERENT"}
         for document in again(file, folder, pipelines, rows, options.profile, output.note)
@@ -160,25 +159,24 @@ def replay(
 
 
 def find_app_file(app: str | None, folder: Path) -> Path:
-    """The app's file as given, or as it was last run."""
+    """Returns the app's file as given, or the one that was last run on the folder."""
     from headwater.runner import last_app
 
     file = Path(app) if app is not None else last_app(folder)
     if file is None:
-        what = f"no app was run on {folder} yet"
-        raise UsageError(what, fix="--app app.py")
+        raise UsageError(f"no app was run on {folder} yet", fix="--app app.py")
     return file
 
 
 def backfill(view: str, /, *, from_: str = "earliest", app: str | None = None, options: Options = DEFAULTS) -> int:
-    """Make a view anew from the log, beside the present one, then let it take its place.
+    """Rebuild a view from the log, then switch to it.
 
-    The same function runs over history as over live events, so the rows are those that a run from the beginning would
-    have made. Readers see the old rows until the new ones are complete. No engine may run on the folder meanwhile.
+    The same function processes history and live events, so the rows equal those of a run from the beginning. Readers
+    see the old rows until the new ones are complete. No engine may run on the folder at the same time.
 
     Args:
         view: The view.
-        from_: Where to begin: "earliest", an offset, or a time such as 2026-01-01T00:00:00Z or -2h.
+        from_: Start position: "earliest", an offset, or a time such as 2026-01-01T00:00:00Z or -2h.
         app: The app's file [default: the one that was last run on this folder].
         options: Options of every command.
     """
@@ -187,7 +185,7 @@ def backfill(view: str, /, *, from_: str = "earliest", app: str | None = None, o
     folder = engine_folder(options)
     file = find_app_file(app, folder)
     output = Output(options)
-    output.note("Spark is starting; then the view is made from the log")
+    output.note("Spark is starting; then the view is rebuilt from the log")
     catch_up(file, folder, [view], from_, options.profile, output.note)
-    output.print_record({"view": view, "from": from_, "current": True}, [f"{view} is made anew and current"])
+    output.print_record({"view": view, "from": from_, "current": True}, [f"{view} is rebuilt and current"])
     return 0

@@ -48,17 +48,17 @@ def queues(
     limit: Annotated[int, Parameter(name=["--limit", "-n"])] = 100,
     options: Options = DEFAULTS,
 ) -> int:
-    """Show how queues stand: counts per queue and group, or the dead letters of one.
+    """Show the counts of queues, or the dead letters of a queue.
 
-    Waiting can be taken now; delayed rests until its time or between two attempts; in flight is with workers; dead was
-    given up, and is kept with its reason. The other counts are since the queue exists. RabbitMQ tells others only how
-    many wait and how many are dead.
+    Waiting messages can be delivered now. Delayed messages wait for their time or for the next attempt. Messages in
+    flight are with workers. Dead letters failed for good and are kept with the reason. The other counts are totals
+    since the queue was created. RabbitMQ reports waiting and dead messages only.
 
     Args:
         name: Only this queue.
-        dead: Print its dead letters, oldest first; `--json` has their whole history, stacks included.
-        group: Only those of this group.
-        limit: At most so many dead letters are printed.
+        dead: Print dead letters, oldest first; `--json` prints all attempts with stack traces.
+        group: Only messages of this group.
+        limit: Print at most this many dead letters.
         options: Options of every command.
     """
     output = Output(options)
@@ -85,14 +85,14 @@ def queues(
 
 
 def _available_counts(broker: Broker, counts: GroupCounts) -> dict[str, Any]:
-    """The counts that this process can know, which only looks; None for the others."""
+    """Returns the counts of a group; None for counts that the broker does not report to other processes."""
     found = asdict(counts)
     known = found if broker.counts_all_processes else ("group", "waiting", "dead")
     return {name: value if name in known else None for name, value in found.items()}
 
 
 def dead_letter_row(queue: str, letter: DeadLetter) -> dict[str, Any]:
-    """A dead letter as a row of a result."""
+    """Returns a dead letter as a row."""
     last = letter.attempts[-1].why if letter.attempts else ""
     return {
         "queue": queue,
@@ -114,7 +114,7 @@ def dead_letter_row(queue: str, letter: DeadLetter) -> dict[str, Any]:
 def _decode_body(body: bytes) -> Any:
     try:
         return msgspec.json.decode(body)
-    except msgspec.DecodeError:  # others may have published what is not JSON
+    except msgspec.DecodeError:  # other programs may publish bodies that are not JSON
         return body.decode(errors="backslashreplace")
 
 
@@ -135,26 +135,26 @@ def redrive(
     dry_run: Annotated[bool, _SWITCH] = False,
     options: Options = DEFAULTS,
 ) -> int:
-    """Send the dead letters of a queue back to it, for another round of attempts.
+    """Send dead letters back to their queue.
 
-    `headwater queues QUEUE --dead` shows them with their numbers. An edit is checked against the queue's type for every
-    letter before the first one goes back.
+    `headwater queues QUEUE --dead` lists dead letters with their numbers. All edits are checked against the queue's
+    type before the first message is sent. Redriven messages start with a new count of attempts.
 
     Args:
         queue: The queue.
-        dead: The number of a dead letter; may be given several times.
-        every: All of them.
-        group: Only those of this group.
-        rate: At most so many in a time, such as 10/s or 600/m.
-        edit: Set a field of the message, as in 'country=DE' or 'customer.country="DE"'; may be given several times.
-        dry_run: Show what would go back, edits included, and change nothing.
+        dead: Number of a dead letter; may be given several times.
+        every: All dead letters.
+        group: Only dead letters of this group.
+        rate: Maximum rate, such as 10/s or 600/m.
+        edit: Set a field of the messages, such as 'country=DE' or 'customer.country="DE"'; may be given several times.
+        dry_run: Show the messages, with edits, and change nothing.
         options: Options of every command.
     """
     from headwater.queues.message import edit_message, parse_edits
 
     output = Output(options)
     if bool(dead) == every:
-        what = "which dead letters are to go back?" if not dead else "both --dead and --all are given"
+        what = "--dead and --all exclude each other" if dead else "either --dead or --all is required"
         raise UsageError(what, fix=f"headwater redrive {queue} --all, or --dead with a number")
     pause = 1 / parse_rate(rate) if rate else 0.0
     edits = parse_edits(edit)
@@ -166,7 +166,7 @@ def redrive(
         ]
         if dry_run:
             output.print_rows(DEAD_LETTER_COLUMNS, [dead_letter_row(queue, letter) for letter in letters])
-            output.note(f"{plural(len(letters), 'dead letter')} would go back; nothing was changed (--dry-run)")
+            output.note(f"{plural(len(letters), 'dead letter')} would be redriven; nothing was changed (--dry-run)")
             return 0
         done = _redrive(client.broker, queue, letters, pause, Progress(output, "redrive"))
     output.print_record({"queue": queue, "retried": done}, [f"{plural(done, 'dead letter')} of {queue} redriven"])
@@ -174,14 +174,14 @@ def redrive(
 
 
 def parse_rate(rate: str) -> float:
-    """A rate from text such as "10/s" or "600/m".
+    """Returns messages per second from text such as "10/s" or "600/m".
 
     Example:
         >>> parse_rate("10/s"), parse_rate("600/m")
         (10.0, 10.0)
 
     Raises:
-        BadSettingError: It cannot be read.
+        BadSettingError: The text is not a rate.
     """
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*/\s*([smh])\w*\s*", rate)
     if found is None or not float(found[1]):
@@ -200,7 +200,7 @@ def _select_letters(
 
 
 def _redrive(broker: Broker, queue: str, letters: list[DeadLetter], pause: float, progress: Progress) -> int:
-    """As fast as it goes, or one at a time with a pause in between."""
+    """Redrive in batches without a pause, or one by one at the rate of the pause."""
     step, done = (1 if pause else _BATCH_SIZE), 0
     begun = time.monotonic()
     for start in range(0, len(letters), step):

@@ -44,18 +44,18 @@ def cat(
     envelope: Annotated[bool, Parameter(negative="", show_default=False)] = False,
     options: Options = DEFAULTS,
 ) -> int:
-    """Print a range of a topic, then stop.
+    """Print a range of events of a topic.
 
-    In a pipe each line is an event's value as JSON, as `headwater send` takes it. Events are in order within each
+    In a pipe each line is the value of an event as JSON, which `headwater send` accepts. Events are ordered within each
     partition.
 
     Args:
         topic: The topic to read.
-        from_: Where to begin: earliest, an offset, a time with zone, or relative like -10m.
-        to: Where to stop, exclusive: end, an offset or a time.
-        where: Only events for which this holds, such as "amount > 100" or "headers['tenant'] = 'a'".
+        from_: Start position: earliest, an offset, a time with zone, or a relative time such as -10m.
+        to: End position, exclusive: end, an offset or a time.
+        where: Only events that meet a condition, such as "amount > 100" or "headers['tenant'] = 'a'".
         partition: Only this partition.
-        limit: At most so many events.
+        limit: Print at most this many events.
         envelope: Print whole events as CloudEvents documents, with key, times and headers.
         options: Options of every command.
     """
@@ -81,16 +81,16 @@ def tail(
     envelope: Annotated[bool, Parameter(negative="", show_default=False)] = False,
     options: Options = DEFAULTS,
 ) -> int:
-    """Follow a topic and print each event as it comes.
+    """Follow a topic and print events as they arrive.
 
-    Starts with the next event unless told otherwise, and runs until Ctrl-C.
+    Starts with the next event by default, and runs until Ctrl-C.
 
     Args:
         topic: The topic to follow.
-        from_: Where to begin: latest, earliest, an offset, a time with zone, or relative like -10m.
-        where: Only events for which this holds, such as "amount > 100".
+        from_: Start position: latest, earliest, an offset, a time with zone, or a relative time such as -10m.
+        where: Only events that meet a condition, such as "amount > 100".
         partition: Only this partition.
-        limit: Stop after so many events.
+        limit: Stop after this many events.
         envelope: Print whole events as CloudEvents documents, with key, times and headers.
         options: Options of every command.
     """
@@ -110,12 +110,12 @@ class EventPrinter:
     """Prints batches of events.
 
     In a pipe, and with `--json`, a line is the event's value as JSON. With `envelope` it is the whole event as a
-    CloudEvents document, which `headwater send` takes back with key, times and headers. On a terminal a line begins
-    with when, where and key.
+    CloudEvents document, which `headwater send` accepts with key, times and headers. On a terminal a line starts with
+    event time, position and key.
 
     Args:
-        output: How the command prints.
-        envelope: Whole events rather than values.
+        output: The output of the command.
+        envelope: Whether to print whole events in place of values.
     """
 
     def __init__(self, output: Output, *, envelope: bool) -> None:
@@ -135,10 +135,9 @@ class EventPrinter:
             self._print_values(batch)
 
     def close(self) -> None:
-        """Say what was left out."""
+        """Report tombstones that were left out."""
         if self._tombstones:
-            left_out = plural(self._tombstones, "tombstone")
-            self._output.note(f"{left_out} left out: a deletion has no value; --envelope shows it")
+            self._output.note(f"{plural(self._tombstones, 'tombstone')} left out; --envelope prints them")
 
     def _print_values(self, batch: LogBatch) -> None:
         if "_hw.deleted" in batch.envelope:
@@ -162,15 +161,15 @@ _HEADERS = pa.map_(pa.string(), pa.string())
 
 @dataclass(frozen=True)
 class TopicSelection:
-    """What to read.
+    """A selection of events of a topic.
 
     Args:
-        topic: Its topic.
-        start: Where to begin.
-        stop: Where to end; None to follow for ever.
-        where: Which events; all if None.
-        partition: One partition; all if None.
-        limit: How many events at most.
+        topic: The topic.
+        start: Start position.
+        stop: End position, exclusive; None to follow the topic.
+        where: A condition; None for all events.
+        partition: One partition; None for all.
+        limit: Maximum number of events.
     """
 
     topic: str
@@ -182,7 +181,7 @@ class TopicSelection:
 
 
 def parse_filter(text: str | None) -> Filter | None:
-    """The condition behind `--where`."""
+    """Returns the condition of `--where`."""
     if text is None:
         return None
     from headwater.sql.filter import Filter
@@ -191,15 +190,15 @@ def parse_filter(text: str | None) -> Filter | None:
 
 
 def read_batches(log: Log, selection: TopicSelection) -> Iterator[LogBatch]:
-    """Batches of the selection, in order within each partition; those in which nothing fits are left out.
+    """Yields the selected events in batches, ordered within each partition; empty batches are left out.
 
     Raises:
-        BadFilterError: The condition does not fit the topic, which is found out before anything is read.
-        BadOffsetError: The topic has no such partition, or no such offset.
+        BadFilterError: The condition is not valid for the topic; raised before anything is read.
+        BadOffsetError: The topic has no such partition or offset.
     """
     topic = log.topic(selection.topic)
     if selection.limit is not None and selection.limit < 1:
-        raise BadSettingError(f"a limit of {selection.limit} events", fix="--limit 10")
+        raise BadSettingError(f"limit {selection.limit} is less than 1", fix="--limit 10")
     if selection.where is not None:
         selection.where.mask(_empty_batch(topic.schema), _empty_envelope(topic))
     numbers = _select_partitions(topic, selection.partition)
@@ -209,9 +208,9 @@ def read_batches(log: Log, selection: TopicSelection) -> Iterator[LogBatch]:
         stops = {number: log.find_offset(topic.name, number, selection.stop) for number in numbers}
     reader = TopicReader(log, topic.name, positions, stops)
     try:
-        yield from _limit_rows(
-            _filter_batches(_batches(reader, follow=stops is None), selection.where), selection.limit
-        )
+        # A reader without an end is followed: `next` waits for new events.
+        batches = iter(reader) if stops is not None else _follow(reader)
+        yield from _limit_rows(_filter_batches(batches, selection.where), selection.limit)
     finally:
         reader.close()
 
@@ -225,10 +224,7 @@ def _select_partitions(topic: Topic, chosen: int | None) -> list[int]:
     return [chosen]
 
 
-def _batches(reader: TopicReader, *, follow: bool) -> Iterator[LogBatch]:
-    if not follow:
-        yield from reader
-        return
+def _follow(reader: TopicReader) -> Iterator[LogBatch]:
     while True:
         yield from reader.next(_FOLLOW_TIMEOUT)
 
@@ -259,7 +255,7 @@ def _limit_rows(batches: Iterator[LogBatch], limit: int | None) -> Iterator[LogB
 
 
 def _envelope(batch: LogBatch) -> dict[str, pa.Array]:
-    """What a condition may name besides the fields of the value."""
+    """Returns the columns that a condition may use besides the fields of the value."""
     rows = batch.values.num_rows
     headers = batch.envelope.get("_hw.headers")
     return {

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["Chunk", "EventOverrides", "LineParser", "parse_documents", "read_chunks", "send"]
 
 _CHUNK: Final = 4 << 20  # bytes
-_PAUSE: Final = 0.05  # seconds without input after which what is there is sent
+_PAUSE: Final = 0.05  # seconds without input, then the lines read so far are sent
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Chunk:
 
 
 def parse_documents(text: bytes) -> Chunk:
-    r"""The events of a whole input: an object, an array of objects, or one object per line.
+    r"""Returns the events of a whole input: an object, an array of objects, or one object per line.
 
     Example:
         >>> parse_documents(b'[{"a": 1}, {"a": 2}]').lines, parse_documents(b'{"a": 1}\n\n{"a": 2}\n').numbers
@@ -69,12 +69,12 @@ def parse_documents(text: bytes) -> Chunk:
 
 
 def read_chunks(stream: BinaryIO) -> Iterator[Chunk]:
-    """The lines of a stream, in chunks of a few megabytes, or of what came until the sender paused.
+    """Yields the lines of a stream in chunks of up to 4 MiB; a pause in the input also ends a chunk.
 
     An input that ends within the first chunk may also be one JSON document over several lines.
 
     Raises:
-        TooLargeError: A line is longer than a line may be; raised before more of it is read.
+        TooLargeError: A line exceeds the limit; raised before more of it is read.
     """
     most = JsonLimits().max_line
     rest, number = b"", 1
@@ -99,7 +99,7 @@ def _number_lines(lines: list[bytes], first: int) -> Chunk:
 
 
 def _read_blocks(stream: BinaryIO) -> Iterator[tuple[bytes, bool]]:
-    """What the stream holds, piece by piece, and whether it has ended."""
+    """Yields blocks of the stream, each with a flag for the end of the input."""
     try:
         handle = stream.fileno()
     except (OSError, io.UnsupportedOperation):
@@ -141,28 +141,28 @@ def send(
     event_time: PositionText | None = None,
     options: Options = DEFAULTS,
 ) -> int:
-    """Send events, given as JSON, to a topic.
+    """Send JSON events to a topic.
 
-    Events come as an argument or on stdin: one object, an array of objects, or one object per line. Lines that
-    `headwater cat --envelope` printed are taken with their key, times and headers. Input is read and sent in chunks;
-    of a chunk in which a line does not fit, nothing is sent.
+    Reads an argument or stdin: one object, an array of objects, or one object per line. Lines that `headwater cat
+    --envelope` printed keep their key, times and headers. Input is read and sent in chunks; if a line of a chunk is
+    not valid, nothing of the chunk is sent.
 
     Args:
         topic: The topic to send to.
         event: The event, or an array of events; stdin if left out.
-        key: Key of all events; fills the key column where the type has one.
+        key: Key of all events; also sets the key column of the type.
         header: Header of all events, as name=value; may be repeated.
-        event_time: When the events happened: a time with zone, or relative like -5m.
+        event_time: Event time of all events: a time with zone, or a relative time such as -5m.
         options: Options of every command.
     """
     output = Output(options)
     overrides = _parse_overrides(key, header, event_time)
     sent = dropped = 0
     with open_client(options) as client:
-        client.topic(topic)  # an unknown topic is told before anything is typed
+        client.topic(topic)  # raises for an unknown topic before the user types anything
         typed = event is None and sys.stdin.isatty()
         if typed:
-            output.note(f"reading events for {topic}, one JSON object per line; Ctrl-D ends")
+            output.note(f"reading events for {topic}, one JSON object per line; Ctrl-D ends the input")
         progress = Progress(output, f"sending to {topic}")
         for receipts in _send_chunks(client, topic, event, overrides):
             dropped += len(receipts) if receipts.dropped else 0
@@ -188,14 +188,14 @@ def _parse_overrides(key: str | None, headers: list[str] | None, event_time: str
     for header in headers or []:
         name, equals, value = header.partition("=")
         if not equals or not name:
-            raise BadSettingError(f"{header!r} is no header, which is name=value", fix="--header tenant=acme")
+            raise BadSettingError(f"header {header!r} is not of the form name=value", fix="--header tenant=acme")
         pairs[name] = value
     at = None if event_time is None else moment(event_time)
     return EventOverrides(key, check_headers(pairs), at)
 
 
 def _send_chunks(client: Client, topic: str, event: str | None, overrides: EventOverrides) -> Iterator[Receipts]:
-    """Receipts for each piece that was sent."""
+    """Yields the receipts of each batch that was sent."""
     parser = LineParser(client.topic(topic), overrides)
     given = iter([parse_documents(event.encode())]) if event is not None else read_chunks(sys.stdin.buffer)
     done = 0
@@ -218,7 +218,7 @@ def _next_chunk(given: Iterator[Chunk], done: int) -> Chunk | None:
 
 
 def _add_line_number(error: UsageError, chunk: Chunk, done: int) -> UsageError:
-    """The error with the number of its line in the whole input, and how far sending got."""
+    """Returns the error with the line's number in the whole input, and the number of lines sent."""
     row = error.data.get("row")
     if not isinstance(row, int) or not 0 <= row < len(chunk.numbers):
         return error
@@ -232,7 +232,7 @@ def _add_line_number(error: UsageError, chunk: Chunk, done: int) -> UsageError:
 def _progress_text(done: int) -> str:
     if not done:
         return "nothing was sent"
-    return f"lines 1 to {done} were sent, nothing after them; go on with: tail -n +{done + 1}"
+    return f"lines 1 to {done} were sent; to continue, send the output of: tail -n +{done + 1}"
 
 
 _TIMESTAMP = pa.timestamp("us", "UTC")
@@ -241,7 +241,7 @@ _Object = dict[str, msgspec.Raw]
 
 @dataclass(frozen=True)
 class EventOverrides:
-    """What was typed about all events: a key, headers, the time at which they happened."""
+    """Options that apply to all events: key, headers, event time."""
 
     key: str | None = None
     headers: dict[str, str] = field(default_factory=dict)
@@ -249,7 +249,7 @@ class EventOverrides:
 
     @property
     def is_set(self) -> bool:
-        """Whether anything was."""
+        """Whether any option is given."""
         return self.key is not None or bool(self.headers) or self.time is not None
 
 
@@ -271,7 +271,7 @@ class _CloudEvent(msgspec.Struct):
 
 @dataclass(frozen=True)
 class _ParsedEvent:
-    """One event: its value as JSON, and what is known about it."""
+    """One event: its value as JSON, and its envelope."""
 
     value: bytes
     key: str | None = None
@@ -285,11 +285,11 @@ class _ParsedEvent:
 
 
 class LineParser:
-    """Makes rows of lines for one topic.
+    """Converts lines to batches for one topic.
 
     Args:
-        topic: Where the events go.
-        overrides: What was typed about all of them.
+        topic: The topic.
+        overrides: Options that apply to all events.
     """
 
     def __init__(self, topic: Topic, overrides: EventOverrides) -> None:
@@ -299,10 +299,10 @@ class LineParser:
         self._whole_events = "specversion" not in topic.schema.names
 
     def parse(self, lines: list[bytes], sent_at: int) -> list[WriteBatch]:
-        """Rows for all lines, in order; everything is checked before anything comes back.
+        """Return batches for all lines, in order; all lines are checked first.
 
         Raises:
-            BadEventError: A line does not fit the topic; `data` has its `row` among these lines.
+            BadEventError: A line does not match the topic's type; `data` has its `row` among these lines.
         """
         if not self._overrides.is_set and not any(b'"specversion"' in line for line in lines):
             return [self._encoder.encode_json(lines, sent_at)] if lines else []
@@ -335,7 +335,7 @@ class LineParser:
         return replace(item, value=self._fill_columns(item.value, row))
 
     def _parse_cloud_event(self, line: bytes, row: int) -> _ParsedEvent | None:
-        """The event in a CloudEvents document; None when the line is something else."""
+        """Returns the event of a CloudEvents document; None if the line is not one."""
         try:
             document = msgspec.json.decode(line, type=_CloudEvent)
         except msgspec.ValidationError as error:
@@ -358,7 +358,7 @@ class LineParser:
         )
 
     def _fill_columns(self, value: bytes, row: int) -> bytes:
-        """The value with the key and the time that were typed, where its type has columns for them."""
+        """Returns the value with the given key and event time, if its type has columns for them."""
         fill_key = bool(self._overrides.key is not None and self._topic.key)
         if not fill_key and not (self._overrides.time is not None and self._topic.time):
             return value
@@ -384,7 +384,7 @@ class LineParser:
             found[name] = part
 
     def _parse_key(self, text: str) -> list[msgspec.Raw]:
-        """The key as JSON, one text per key column; several columns are typed as a JSON array."""
+        """Returns the key as one JSON text per key column; several columns are given as a JSON array."""
         fields = [self._topic.schema.field(name) for name in self._topic.key]
         if len(fields) == 1:
             plain = pa.types.is_integer(fields[0].type) or pa.types.is_boolean(fields[0].type)
@@ -428,7 +428,7 @@ class LineParser:
             "_hw.source": ([item.source for item in items], pa.string()),
         }
         if self._topic.key:
-            del columns["_hw.key"]  # it stands in the value
+            del columns["_hw.key"]  # the value holds it
         if self._topic.time:
             del columns["_hw.occurred_at"]
         envelope = {
@@ -440,7 +440,7 @@ class LineParser:
 
 
 def _parse_object(text: bytes) -> _Object:
-    """The members of a JSON object as they are written; none when it is something else, which the codec then tells."""
+    """Returns the members of a JSON object as raw JSON; empty for anything else, which the codec refuses later."""
     try:
         return msgspec.json.decode(text, type=_Object)
     except msgspec.DecodeError:

@@ -33,19 +33,19 @@ _PROFILE_FILE: Final = Path("headwater.toml")
 
 
 def server_state(options: Options) -> ServerState:
-    """The servers of the folder that is meant: that of `--data`, else `.headwater-services` here."""
+    """Returns the servers of the folder of `--data`, else of `.headwater-services` in the current folder."""
     return ServerState(Path(options.data or _DEFAULT_FOLDER))
 
 
 def start_servers(
     state: ServerState, launches: Mapping[str, Callable[[tuple[int, ...]], LaunchedServer]], output: Output
 ) -> None:
-    """Start those that do not run, all at once, and wait until they answer.
+    """Start the servers that are not running, in parallel, and wait until they answer.
 
     Args:
         state: The servers of a folder.
-        launches: By name, what starts a server with the ports it had before.
-        output: Told when it takes time.
+        launches: Functions by name that launch a server on the ports it had before.
+        output: Receives a note when a start takes long.
     """
     known = state.services()
     launched = []
@@ -58,7 +58,7 @@ def start_servers(
 
 
 def stop_servers(state: ServerState, wanted: Callable[[str], bool], output: Output) -> int:
-    """End the servers with the names that are wanted, the last started first."""
+    """Stop the servers whose names are wanted, the last started first."""
     with state.lock():
         stopped = [service for service in state.services().values() if wanted(service.name) and service.pid]
         for service in reversed(stopped):
@@ -70,7 +70,7 @@ def stop_servers(state: ServerState, wanted: Callable[[str], bool], output: Outp
 
 
 def show_servers(state: ServerState, wanted: Callable[[str], bool], output: Output) -> int:
-    """Print the servers with the names that are wanted; the exit code is 3 when one of them died."""
+    """Print the servers whose names are wanted; the exit code is 3 if one of them died."""
     found = [service for service in state.services().values() if wanted(service.name)]
     _print_servers(output, found)
     if not found:
@@ -79,7 +79,7 @@ def show_servers(state: ServerState, wanted: Callable[[str], bool], output: Outp
 
 
 def print_profile(state: ServerState, wanted: Callable[[str], bool], write: bool, output: Output) -> int:
-    """Print what runs, and the profile that leads to it; append that to headwater.toml when it is asked for."""
+    """Print the servers and a profile for them; with `write`, append the profile to headwater.toml."""
     _print_servers(output, [service for service in state.services().values() if wanted(service.name)])
     table = profile_table(state.folder, state.services())
     if write:
@@ -107,17 +107,17 @@ def cluster(
     write: bool = False,
     options: Options = DEFAULTS,
 ) -> int:
-    """Start a local Spark cluster for trying a profile, look at it, or end it.
+    """Start, show or stop a local Spark cluster.
 
-    A master and its workers run in the background, from the Spark that came with Headwater. They listen on 127.0.0.1
-    only and keep their files in one folder: that of --data, else .headwater-services here.
+    A master and its workers run in the background, from the Spark installed with Headwater. They listen on 127.0.0.1
+    only and keep their files in one folder: that of --data, else .headwater-services in the current folder.
 
     Args:
-        action: up, down or status; the exit code of status is 3 when a part of it died.
-        workers: How many workers.
-        cores: How many tasks each worker runs at once.
-        memory: How much memory each worker gives to executors.
-        write: Put the profile that leads to it into headwater.toml, by the name local.
+        action: up, down or status; the exit code of status is 3 if a process died.
+        workers: Number of workers.
+        cores: Cores of each worker: tasks that run at the same time.
+        memory: Memory of each worker for executors.
+        write: Append a profile named local for this cluster to headwater.toml.
         options: Options of every command.
     """
     state, output = server_state(options), Output(options)
@@ -160,16 +160,17 @@ def services(
     write: bool = False,
     options: Options = DEFAULTS,
 ) -> int:
-    """Start a local Kafka, PostgreSQL and RabbitMQ for trying a profile, look at them, or end them.
+    """Start, show or stop a local Kafka, PostgreSQL and RabbitMQ.
 
-    They run in the background, listen on 127.0.0.1 only and keep everything in one folder: that of --data, else
-    .headwater-services here. What they hold stays when they are ended. Kafka's jars are fetched once, by Maven if it
-    is there; PostgreSQL comes with headwater[services], or is that of the system; RabbitMQ is that of the system.
+    The servers run in the background, listen on 127.0.0.1 only and keep their data in one folder: that of --data, else
+    .headwater-services in the current folder. Their data stays when they are stopped. Kafka's jars are downloaded
+    once, with Maven if it is installed. PostgreSQL comes with headwater[services] or from the system, RabbitMQ from
+    the system.
 
     Args:
-        action: up, down or status; the exit code of status is 3 when one died.
-        names: kafka, postgres, rabbitmq; if left out all, but up leaves out a RabbitMQ that is not installed.
-        write: Put the profile that leads to them into headwater.toml, by the name local.
+        action: up, down or status; the exit code of status is 3 if a server died.
+        names: kafka, postgres, rabbitmq; all if left out, but up skips a RabbitMQ that is not installed.
+        write: Append a profile named local for these servers to headwater.toml.
         options: Options of every command.
     """
     wanted = frozenset(names or _ALL)

@@ -33,9 +33,9 @@ class NodeStatus(msgspec.Struct, frozen=True):
     """A folder's node.
 
     Attributes:
-        info: What the node says of itself; None when no node serves the folder.
-        stale: Whether node.json was left behind by a node that died.
-        health: What it answers when asked; None when it does not.
+        info: The content of node.json; None if no node serves the folder.
+        stale: Whether a node that died left node.json behind.
+        health: Its response to /api/health; None if it does not answer.
     """
 
     info: NodeInfo | None
@@ -44,14 +44,14 @@ class NodeStatus(msgspec.Struct, frozen=True):
 
 
 def inspect_node(folder: Path) -> NodeStatus:
-    """The node of a folder now."""
+    """Returns the present state of a folder's node."""
     found = find_node(folder)
     stale = found is None and (folder / "node.json").exists()
     return NodeStatus(found, stale, None if found is None else fetch_health(found.url))
 
 
 def fetch_health(url: str) -> dict[str, Any] | None:
-    """What a node answers about its health; None when nothing answers, or something else does."""
+    """Returns a node's response to /api/health; None if no node answers at the URL."""
     where = urlsplit(url)
     connection = http.client.HTTPConnection(where.hostname or "", where.port or 80, timeout=_TIMEOUT)
     try:
@@ -66,10 +66,10 @@ def fetch_health(url: str) -> dict[str, Any] | None:
 
 
 def status(*, options: Options = DEFAULTS) -> int:
-    """Show whether a node runs, and what the log holds.
+    """Show whether a node is running, and what the log holds.
 
-    The exit code is 3 when a node should run and does not answer. A folder that no node serves is in order: programs
-    may use it all the same. With a log on Kafka there is no node: how the engine of this folder is doing is shown.
+    The exit code is 3 if a node died or does not answer. Programs can also use a folder without a node. If the log is
+    on Kafka, there is no node, and the state of this folder's engine is shown.
 
     Args:
         options: Options of every command.
@@ -105,7 +105,7 @@ def _node_facts(node: NodeStatus, options: Options) -> dict[str, Any]:
 
 
 def _engine_facts(folder: Path) -> dict[str, Any]:
-    """How the engine of this folder is doing; one that was killed has left its last words."""
+    """Returns the state of this folder's engine; a killed engine leaves its last status behind."""
     told = read_engine_status(folder)
     if told is None or (told.pid is not None and not Path(f"/proc/{told.pid}").exists()):
         ended = told is not None and told.state == "failed"
@@ -152,7 +152,7 @@ def _lines(node: NodeStatus, document: dict[str, Any]) -> list[str]:
         "running": f"running   {about['url']} (process {about['pid']}, since {about['started_at']})",
         "silent": f"silent    process {about['pid']} at {about['url']} runs but does not answer",
         "died": "died      it left node.json behind; headwater run starts another",
-        "none": "none      no node serves this folder; programs may use it all the same",
+        "none": "none      no node serves this folder; programs can use it without one",
     }
     place = document.get("log", document["folder"])
     held = f"{plural(document['topics'], 'topic')}, {plural(document['events'], 'event')} in {place}"

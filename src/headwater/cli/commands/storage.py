@@ -35,10 +35,10 @@ _MIN_DURATION = 0.5  # seconds for one figure
 
 
 def bench(what: Literal["log"], /, *, options: Options = DEFAULTS) -> int:
-    """Measure this disk and a log on it.
+    """Measure the disk and a log on it.
 
-    Takes a few seconds, in a temporary folder beside the data folder. It gives an idea, not a comparison: the
-    project's `make bench-log` measures with care.
+    Takes a few seconds and uses a temporary folder beside the data folder. The figures are estimates; `make bench-log`
+    of the project measures precisely.
 
     Args:
         what: What to measure: log.
@@ -132,9 +132,9 @@ _FAULTS = [
 
 
 def verify(*, options: Options = DEFAULTS) -> int:
-    """Read every byte of the log and compare every checksum.
+    """Read the whole log and verify every checksum.
 
-    Appends and reads may go on meanwhile. The exit code is 5 when something is damaged.
+    Appends and reads may continue at the same time. The exit code is 5 if something is damaged.
 
     Args:
         options: Options of every command.

@@ -11,6 +11,7 @@ from headwater.cli.output import Column, Output
 
 if TYPE_CHECKING:
     from headwater.log import Topic
+    from headwater.log.event_log import PartitionRange
     from headwater.log.protocol import Log
 
 __all__ = ["event_count", "topics"]
@@ -53,16 +54,16 @@ def topics(name: str | None = None, /, *, options: Options = DEFAULTS) -> int:
 
 
 def event_count(log: Log, name: str) -> int:
-    """How many events a topic holds: all it took, or fewer when old ones were removed.
+    """Returns how many events a topic holds.
 
-    Offsets alone would count idle markers, which take one each. Kafka counts nothing: there they are all we know.
+    Idle markers take an offset each, so the append counters limit the number. Kafka keeps no such counters.
     """
     held = sum(part.end - part.start for part in log.ends(name))
     return held if lacks_counts(log) else min(log.counts(name)["appended"], held)
 
 
 def lacks_counts(log: Log) -> bool:
-    """Whether the log does not keep append counters."""
+    """Returns whether the log keeps no append counters over all processes."""
     return str(getattr(log, "url", "")).startswith("kafka://")
 
 
@@ -81,20 +82,10 @@ def _topic_row(log: Log, topic: Topic) -> dict[str, Any]:
 
 
 def _describe(output: Output, log: Log, name: str) -> None:
-    topic = log.topic(name)
-    document = _topic_document(log, topic)
-    if output.json:
-        output.print_rows([], [document])
-        return
-    if output.terminal:
-        output.print_text("\n".join(_topic_lines(topic, document)))
-    output.print_rows(_PARTITIONS, document["ranges"])
-
-
-def _topic_document(log: Log, topic: Topic) -> dict[str, Any]:
     from headwater.events import to_ddl
 
-    return _topic_row(log, topic) | {
+    topic = log.topic(name)
+    document = _topic_row(log, topic) | {
         "type": to_ddl(topic.schema),
         "version": topic.version,
         "compact": topic.compact,
@@ -107,17 +98,19 @@ def _topic_document(log: Log, topic: Topic) -> dict[str, Any]:
             "size": topic.retention.size,
         },
         "counts": None if lacks_counts(log) else log.counts(topic.name),
-        "ranges": [
-            {
-                "partition": part.partition,
-                "start": part.start,
-                "end": part.end,
-                "event_time": _to_datetime(part.max_event_time),
-                "appended_at": _to_datetime(part.appended_at),
-            }
-            for part in log.ends(topic.name)
-        ],
+        "ranges": [_range_row(part) for part in log.ends(topic.name)],
     }
+    if output.json:
+        output.print_rows([], [document])
+        return
+    if output.terminal:
+        output.print_text("\n".join(_topic_lines(topic, document)))
+    output.print_rows(_PARTITIONS, document["ranges"])
+
+
+def _range_row(part: PartitionRange) -> dict[str, Any]:
+    times = {"event_time": _to_datetime(part.max_event_time), "appended_at": _to_datetime(part.appended_at)}
+    return {"partition": part.partition, "start": part.start, "end": part.end} | times
 
 
 def _topic_lines(topic: Topic, document: dict[str, Any]) -> list[str]:
@@ -140,9 +133,9 @@ def _topic_lines(topic: Topic, document: dict[str, Any]) -> list[str]:
 def _format_retention(retention: dict[str, Any]) -> str:
     limits = [format_duration(retention["time"])] if retention["time"] else []
     limits += [f"{format_count(retention['size'])} bytes"] if retention["size"] else []
-    return " or ".join(limits) or "everything, for ever"
+    return " or ".join(limits) or "all events, without limit"
 
 
 def _to_datetime(micros: int) -> datetime | None:
-    """Microseconds since 1970 as a moment; None for a partition that has none yet."""
+    """Returns a datetime from microseconds since 1970; None for a partition without events."""
     return datetime.fromtimestamp(micros / 1e6, UTC) if 0 < micros < 2**58 else None

@@ -33,16 +33,15 @@ def changes(
 ) -> int:
     """Follow the changes of a view.
 
-    In a pipe, and with --json, a line is a change as JSON with the row before and after, and the position
-    to resume from. Runs until Ctrl-C unless told otherwise.
+    In a pipe, and with --json, a line is a change as JSON with the row before and after it, and the position to resume
+    from. Runs until Ctrl-C by default.
 
     Args:
         view: The view.
-        since: The position of the last change seen, earliest or latest; what comes from now on if left out, and all
-            changes when it does not follow.
-        follow: Go on as changes come, or stop at those there are.
-        snapshot: Begin with all rows as they are.
-        limit: Stop after so many changes.
+        since: Start after this position; or earliest, latest [default: latest, and earliest with --no-follow].
+        follow: Wait for new changes, or stop at the present end.
+        snapshot: Start with all present rows.
+        limit: Stop after this many changes.
         options: Options of every command.
     """
     output = Output(options)
@@ -86,15 +85,15 @@ def _format_value(value: Any) -> str:
 def sql(
     text: str, /, *, limit: Annotated[int, Parameter(name=["--limit", "-n"])] = 1000, options: Options = DEFAULTS
 ) -> int:
-    """Ask a SELECT over views.
+    """Run a SELECT over views.
 
-    The query runs in SQLite, cannot write, and is ended when it takes too much. Times are text in RFC 3339, decimals
-    are text, a window "w" is the two columns "w.start" and "w.end". The views hw_pipelines, hw_batches, hw_late,
-    hw_quarantine and hw_state are there, too.
+    The query runs in the store, read-only and with limits on time and memory. In an embedded store (SQLite), times are
+    RFC 3339 text, decimals are text, and a window "w" is the two columns "w.start" and "w.end". System views:
+    hw_pipelines, hw_batches, hw_late, hw_quarantine, hw_state.
 
     Args:
         text: The query.
-        limit: At most so many rows.
+        limit: Print at most this many rows.
         options: Options of every command.
     """
     output = Output(options)
@@ -113,7 +112,7 @@ def sql(
 
 
 def _unique_names(names: tuple[str, ...]) -> list[str]:
-    """A query may give two columns one name; in a JSON object the second would take the place of the first."""
+    """Returns column names with suffixes for repeats, which a JSON object could not hold."""
     found: list[str] = []
     for name in names:
         number, shown = 2, name
