@@ -329,7 +329,11 @@ class BadTimeError(UsageError):
 
 
 class BadFilterError(UsageError):
-    """A condition such as `amount > 100` cannot be evaluated on the topic's columns."""
+    """A condition (`where=`) is not valid, or cannot be evaluated on the columns of the topic, queue or view.
+
+    A condition is one expression in DuckDB's SQL, such as `amount > 100 and country in ('de', 'fr')`. `data` has the
+    `text`, and where it is known the `position` of the part that was refused, counted from 1.
+    """
 
     code = "BAD_FILTER"
 
@@ -363,7 +367,7 @@ class MissingSecretError(BadProfileError):
 
 
 class BadQueryError(UsageError):
-    """A query or condition in SQL is wrong, does what a reader may not do, or is over its limits.
+    """A query in SQL is wrong, does what a reader may not do, or is over its limits; a wrong condition is BAD_FILTER.
 
     A query is one SELECT over views and the system views hw_pipelines, hw_batches, hw_late and hw_quarantine. It may
     take so much time and memory, and return so many rows and bytes, as its limits say; `data` has the `limit` that

@@ -122,7 +122,7 @@ class ReadOptions(TypedDict, total=False):
     timeout: float | str | timedelta
     """How long to wait for that: seconds, or text such as "1 minute"; 10 seconds if left out."""
     where: str | None
-    """Only rows that meet this condition in SQL, such as "n > 10 and category = 'books'"."""
+    """Only rows that match this condition, such as "n > 10 and category = 'books'"."""
     key: Any
     """Only the row with this key: a value, several in the order of the view's key, or a dict."""
     limit: int | None

@@ -248,7 +248,7 @@ _STORE_POLL: Final = 0.2  # seconds between two looks for a store that is not th
 _END: Final = object()
 _OPEN: Final = {"true": True, "false": False, "all": None}
 _PARAMETERS: Final = {
-    "where": "Only rows that meet this condition in SQL",
+    "where": "Only rows that match this condition, such as amount > 100",
     "key": "Only the row with this key: once for each column of the key, in its order, or one JSON object",
     "order": "Columns to sort by, with - before one that falls; the key's, if left out",
     "limit": "So many rows at most",

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from headwater.errors import SchemaConflictError, UnreachableError
 from headwater.log.notifier import Waiter
+from headwater.sql.guard import check_select
 from headwater.sql.postgres_pool import PostgresSession, literal, quote
 from headwater.store.columns import from_arrays, storage_columns
 from headwater.store.commit import ViewTable
@@ -20,9 +21,9 @@ from headwater.store.postgres.migrations import READER_ROLE, VIEW_SCHEMA
 from headwater.store.postgres.sandbox import PostgresSandbox
 from headwater.store.postgres.store import PostgresStore
 from headwater.store.postgres.view_tables import full_table_name
-from headwater.store.postgres.words import check_select, check_where
 from headwater.store.protocol import QueryLimits, SqlResult
 from headwater.store.view_registry import current_table, current_tables
+from headwater.store.views.view_filter import ViewFilter, collect_rows
 from headwater.store.views.view_reader import ViewReader, find_view, key_table, sort_column
 
 __all__ = ["PostgresViewReader"]
@@ -40,6 +41,8 @@ class PostgresViewReader(ViewReader):
     Args:
         store: Where they are.
     """
+
+    engine = "postgres"
 
     def __init__(self, store: PostgresStore) -> None:
         self._store = store
@@ -97,8 +100,7 @@ class PostgresViewReader(ViewReader):
     def _query_rows(
         self, name: str, where: str | None, order: Sequence[str], limit: int | None, cancel: Event | None
     ) -> pa.Table:
-        condition = None if where is None else check_where(where)
-        return self._read_stable(lambda: self._query_view(name, condition, order, limit, cancel))
+        return self._read_stable(lambda: self._query_view(name, where, order, limit, cancel))
 
     def _query_view(
         self, name: str, where: str | None, order: Sequence[str], limit: int | None, cancel: Event | None
@@ -107,15 +109,14 @@ class PostgresViewReader(ViewReader):
             table = self.definition(name) if self._store.reader_pool else find_view(sandbox.tables(), name)
             columns = storage_columns(table)
             names = ", ".join(quote(slot.name) for slot in columns)
-            condition = "" if where is None else f"WHERE (\n{where}\n)"
+            condition = None if where is None else ViewFilter(where, table, self.engine)
+            matching = "" if condition is None else f"WHERE {condition.sql}"
             ordering = ", ".join([*(_order_by(table, column) for column in order), _key_columns(table)])
             view = f"{VIEW_SCHEMA}.{quote(table.name)}"
-            query = f"SELECT {names} FROM {view} {condition} ORDER BY {ordering} {_limit(limit)}"
-            found = [
-                [from_values(values, slot.kind) for values, slot in zip(zip(*rows, strict=True), columns, strict=True)]
-                for rows in sandbox.query_chunks(query)
-            ]
-        return pa.concat_tables([table.schema.empty_table(), *(from_arrays(table, part) for part in found)])
+            stop = _limit(limit if condition is None or condition.complete else None)
+            query = f"SELECT {names} FROM {view} {matching} ORDER BY {ordering} {stop}"
+            chunks = (_rows_to_table(table, rows) for rows in sandbox.query_chunks(query))
+            return collect_rows(table, chunks, condition, limit)
 
     def _sandbox(self, limits: QueryLimits, cancel: Event | None) -> PostgresSandbox:
         if self._store.reader_pool is not None:
@@ -137,6 +138,11 @@ def _retry(do: Callable[[], _T]) -> _T:
         with contextlib.suppress(SchemaConflictError, UnreachableError):
             return do()
     return do()
+
+
+def _rows_to_table(table: ViewTable, rows: Sequence[tuple[Any, ...]]) -> pa.Table:
+    columns = zip(zip(*rows, strict=True), storage_columns(table), strict=True)
+    return from_arrays(table, [from_values(values, slot.kind) for values, slot in columns])
 
 
 def _key_condition(table: ViewTable, row: pa.Table) -> str:

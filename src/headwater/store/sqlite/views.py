@@ -14,13 +14,14 @@ import pyarrow as pa
 from headwater.log.notifier import Waiter
 from headwater.store.columns import storage_columns
 from headwater.store.commit import ViewTable
-from headwater.store.protocol import QueryLimits, SqlResult, check_condition
+from headwater.store.protocol import QueryLimits, SqlResult
 from headwater.store.sqlite.columns import encode_columns
 from headwater.store.sqlite.connection import open_reader, quote, translate_store_errors
 from headwater.store.sqlite.sandbox import SqliteSandbox
 from headwater.store.sqlite.store import SqliteStore
 from headwater.store.sqlite.upsert import rows_to_table
 from headwater.store.view_registry import current_table, current_tables, table_name
+from headwater.store.views.view_filter import ViewFilter, collect_rows
 from headwater.store.views.view_reader import ViewReader, find_view, key_table, sort_column
 
 __all__ = ["SqliteViewReader"]
@@ -45,6 +46,8 @@ class SqliteViewReader(ViewReader):
         (['totals'], [], [(0,)])
         >>> views.close(); store.close()
     """
+
+    engine = "sqlite"
 
     def __init__(self, store: SqliteStore) -> None:
         self._store = store
@@ -88,13 +91,15 @@ class SqliteViewReader(ViewReader):
             table = find_view(sandbox.tables, name)
             columns = storage_columns(table)
             parts = ["SELECT", ", ".join(quote(slot.name) for slot in columns), "FROM", quote(table.name)]
-            if where is not None:
-                parts += ["WHERE (\n", check_condition(where), "\n)"]
+            condition = None if where is None else ViewFilter(where, table, self.engine)
+            if condition is not None:
+                parts += ["WHERE", condition.sql]
             if order:
                 parts += ["ORDER BY", ", ".join(_order_by(table, column) for column in order)]
             parts.append("LIMIT ?")
-            chunks = sandbox.query_chunks(" ".join(parts), (-1 if limit is None else limit,))
-            return pa.concat_tables([table.schema.empty_table(), *(rows_to_table(table, rows) for rows in chunks)])
+            stop = limit if limit is not None and (condition is None or condition.complete) else -1
+            chunks = sandbox.query_chunks(" ".join(parts), (stop,))
+            return collect_rows(table, (rows_to_table(table, rows) for rows in chunks), condition, limit)
 
     def _watch(self) -> Waiter:
         return self._store.watch()

@@ -15,6 +15,7 @@ import pyarrow as pa
 from headwater.errors import BadQueryError, UnknownViewError
 from headwater.events import Position, values_of
 from headwater.log.notifier import Waiter
+from headwater.sql.guard import StoreEngine
 from headwater.store.columns import storage_columns
 from headwater.store.commit import ViewTable
 from headwater.store.dialect import Session
@@ -28,6 +29,8 @@ __all__ = ["ViewReader", "find_view", "key_table", "sort_column"]
 
 class ViewReader(ABC):
     """Reads the views in a store; thread-safe. Each store implements how rows are found."""
+
+    engine: StoreEngine
 
     def names(self) -> list[str]:
         """Returns the names of all views."""
@@ -76,14 +79,15 @@ class ViewReader(ABC):
         Args:
             name: The view.
             key: Only the row with this key: one value, several in the order of the view's key, or a dict.
-            where: Only rows that meet this condition in SQL, such as "n > 10 and category = 'books'".
+            where: Only rows that match this condition, such as "n > 10 and category = 'books'"; see `ViewFilter`.
             order: Columns to sort by; with a "-" before it, descending. A window stands for its start.
             limit: The maximum number of rows.
             cancel: An event that ends the read when set, from any thread.
 
         Raises:
             UnknownViewError: There is no such view.
-            BadQueryError: The condition is invalid or exceeds a limit, or a column is missing.
+            BadFilterError: The condition is invalid, or does not fit the columns.
+            BadQueryError: The read exceeds a limit, or a column to sort by is missing.
         """
         if key is None and (where is not None or order):
             return self._query_rows(name, where, order, limit, cancel)
