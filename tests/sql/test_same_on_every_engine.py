@@ -143,7 +143,15 @@ def test_a_read_of_a_view_has_the_same_rows(expected, views):
 
 
 @pytest.mark.parametrize("views", STORES, indirect=True)
-@pytest.mark.parametrize("where", ["i >= 0", "i >= 0 and i % 2 = 1"])
+@pytest.mark.parametrize("where", ["lower(t) = 'ä'", "upper(t) in ('É', 'AB')", "lower(t) = 'ab' and id > 5"])
+def test_letters_beyond_ascii_are_lowered_as_on_topics(views, where):
+    found = sorted(views.table(VIEW.name, where=where).column("id").to_pylist())
+    assert found == on_topic(where)
+    assert len(found) > 3
+
+
+@pytest.mark.parametrize("views", STORES, indirect=True)
+@pytest.mark.parametrize("where", ["i >= 0", "i >= 0 and abs(id) % 2 = 1"])
 def test_a_limit_counts_the_rows_that_match(views, where):
     everything = views.table(VIEW.name, where=where, order=["-id"]).column("id").to_pylist()
     assert len(everything) > 20
@@ -160,3 +168,25 @@ def test_a_condition_that_does_not_fit_the_columns_is_refused_without_rows(views
     for text in (where, f"id < 0 and ({where} or {where})"):
         with pytest.raises(BadFilterError):
             views.table(VIEW.name, where=text)
+
+
+@pytest.mark.parametrize(
+    "where", ["t like 'a'", "t like '%b'", "t not like 'a'", "lower(t) = 'a'", "t = 'a'", "t > 'a'"]
+)
+def test_text_with_a_nul_is_compared_to_its_end(store_with_nul, where):
+    """PostgreSQL keeps no such text; SQLite does, and ends its own pattern matching there."""
+    texts = pa.RecordBatch.from_pydict({"t": ["a", "a\0b", "b"]})
+    expected = texts.filter(pa.array(Filter(where).mask(texts))).column("t").to_pylist()
+    assert store_with_nul.table("texts", where=where, order=["t"]).column("t").to_pylist() == expected
+
+
+@pytest.fixture
+def store_with_nul(tmp_path):
+    store = SqliteStore(tmp_path)
+    Runner(store, ViewTable("texts", 1, pa.schema([("t", pa.string())]), ("t",))).commit(
+        [{"t": text} for text in ("a", "a\0b", "b")]
+    )
+    reader = SqliteViewReader(store)
+    yield reader
+    reader.close()
+    store.close()

@@ -91,7 +91,7 @@ class Filter:
         for missing in wanted - {name.casefold() for name in used}:
             raise self._evaluation_error(f"there is no column {preview(missing)}", list(columns))
         # A condition without columns, such as `true`, still needs the number of rows.
-        table = pa.table(used or columns)
+        table = pa.table(used or {"row": pa.nulls(batch.num_rows, pa.int8())})
         result = self._evaluate(table)
         if result.type != pa.bool_():
             raise BadFilterError(

@@ -212,7 +212,9 @@ def _describe_syntax_error(text: str, error: SqlglotError) -> tuple[str, int | N
     if line is None or column is None:
         return "a quote or comment is not closed", None
     before = sum(len(each) + 1 for each in text.split("\n")[: line - 1])
-    return (f"unexpected {word!r}" if word else "something is missing"), max(0, before + column - len(word))
+    start = max(0, before + column - len(word))
+    unexpected = "Unexpected token" in first.get("description", "")
+    return f"unexpected {word!r}" if unexpected else f"something is missing after {word!r}", start
 
 
 def _filter_error(text: str, problem: str, position: int | None = None, hint: str | None = None) -> BadFilterError:

@@ -1,8 +1,9 @@
 """Translates a condition to the SQL of a store, as far as every engine gives it the same value.
 
 DuckDB decides what a condition means. A store evaluates only those parts whose value cannot differ: comparisons of a
-column with a constant of its type, `IS NULL`, `IN`, `BETWEEN` and `LIKE`, joined by AND, OR and NOT. All other parts
-(arithmetic, casts, functions) are left to `Filter`, which runs over the rows that the store returns.
+column, or of its remainder, with a constant of its type, `IS NULL`, `IN`, `BETWEEN` and `LIKE`, joined by AND, OR and
+NOT. All other parts (arithmetic, casts, functions) are left to `Filter`, which runs over the rows that the store
+returns. For some of them the store evaluates a wider condition, which leaves `Filter` fewer rows.
 
 No part that is pushed down can fail, and each is written so that the engines agree: text is compared by its bytes,
 `LIKE` heeds case, decimals are compared as numbers, times as moments in UTC.
@@ -69,13 +70,15 @@ def push_down(condition: Condition, engine: StoreEngine, columns: Mapping[str, t
 
     Example:
         >>> from headwater.sql.guard import parse_condition
-        >>> push_down(parse_condition("n > 5 and n % 2 = 1"), "sqlite", {"n": ("n", pa.int64())})
+        >>> push_down(parse_condition("n > 5 and n * 2 > 20"), "sqlite", {"n": ("n", pa.int64())})
         Pushdown(sql='("n" > 5)', complete=False)
     """
     writer = _Writer(engine, columns)
-    parts = [writer.boolean(part) for part in _conjuncts(condition.tree)]
-    pushed = [part for part in parts if part is not None]
-    return Pushdown(" AND ".join(f"({part})" for part in pushed) or "TRUE", complete=len(pushed) == len(parts))
+    parts = _conjuncts(condition.tree)
+    exact = [writer.boolean(part) for part in parts]
+    wider = [writer.necessary(part) for part, written in zip(parts, exact, strict=True) if written is None]
+    pushed = [part for part in (*exact, *wider) if part is not None]
+    return Pushdown(" AND ".join(f"({part})" for part in pushed) or "TRUE", complete=not wider)
 
 
 def _conjuncts(tree: Expr) -> list[Expr]:
@@ -109,6 +112,33 @@ class _Writer:
             return found[0] if found is not None and pa.types.is_boolean(found[1]) else None
         return self._predicate(node)
 
+    def necessary(self, node: Expr) -> str | None:
+        """Returns a condition that holds wherever the part holds, and perhaps on other rows."""
+        found = self._like(node)
+        if found is None:
+            return self._lower(node)
+        # SQLite's GLOB ends at a NUL inside of a text, as its length() does; such texts are left to DuckDB.
+        name, matching = found
+        whole = f"length(CAST({name} AS BLOB))"
+        return f"{matching} OR length(CAST(substr({name}, 1, length({name})) AS BLOB)) <> {whole}"
+
+    def _lower(self, node: Expr) -> str | None:
+        """Returns `lower(column) = 'text'` with the engine's function, which agrees with DuckDB's on ASCII alone."""
+        call, operands = node.this, node.expressions if isinstance(node, exp.In) else [node.expression]
+        if not isinstance(node, (exp.EQ, exp.In)) or not isinstance(call, exp.Anonymous) or len(call.expressions) != 1:
+            return None
+        found = self._column(call.expressions[0])
+        function = {"lower": "lower", "lcase": "lower", "upper": "upper", "ucase": "upper"}.get(call.name.lower())
+        if found is None or function is None or not pa.types.is_string(found[1]) or not operands:
+            return None
+        constants = [self._constant(operand.unnest(), found[1]) for operand in operands]
+        if None in constants:
+            return None
+        name = f"{found[0]}{self._collation(found[1])}"
+        size = f"length(CAST({found[0]} AS BLOB))" if self._engine == "sqlite" else f"octet_length({name})"
+        same = f"{function}({name}) IN ({', '.join(map(str, constants))})"
+        return f"{same} OR {size} <> length({name})"
+
     def _predicate(self, node: Expr) -> str | None:
         if type(node) in _COMPARISONS:
             return self._comparison(node)
@@ -122,12 +152,13 @@ class _Writer:
             return self._operation(node.this, f"IN ({marks})", *node.expressions)
         if isinstance(node, exp.Between) and not node.args.get("symmetric"):
             return self._operation(node.this, "BETWEEN {} AND {}", node.args["low"], node.args["high"])
-        return self._like(node)
+        found = self._like(node) if self._engine == "postgres" else None
+        return None if found is None else found[1]
 
     def _comparison(self, node: Expr) -> str | None:
         sign, exchanged = _COMPARISONS[type(node)]
         left, right = node.this.unnest(), node.expression.unnest()
-        if isinstance(right, exp.Column) and not isinstance(left, exp.Column):
+        if self._operand(right) is not None and self._operand(left) is None:
             return self._operation(right, exchanged + " {}", left)
         return self._operation(left, sign + " {}", right)
 
@@ -140,7 +171,7 @@ class _Writer:
 
     def _operation(self, column: Expr, form: str, *operands: Expr) -> str | None:
         """Returns an operation on a column and constants of its type, in the engine's order of values."""
-        found = self._column(column)
+        found = self._operand(column)
         if found is None:
             return None
         name, kind = found
@@ -149,8 +180,19 @@ class _Writer:
             return None
         return f"{name}{self._collation(kind)} {form.format(*constants)}"
 
-    def _column(self, node: Expr) -> tuple[str, pa.DataType] | None:
+    def _operand(self, node: Expr) -> tuple[str, pa.DataType] | None:
+        """Returns a column, or its remainder by a constant above zero; engines give the remainder the same sign."""
         node = node.unnest()
+        if not isinstance(node, exp.Mod):
+            return self._column(node)
+        found, divisor = self._column(node.this), node.expression.unnest()
+        if found is None or not pa.types.is_integer(found[1]) or not isinstance(divisor, exp.Literal):
+            return None
+        number = self._number(divisor, pa.int32())
+        return None if number is None or not 0 < int(number) < 2**31 else (f"({found[0]} % {number})", found[1])
+
+    def _column(self, node: Expr | None) -> tuple[str, pa.DataType] | None:
+        node = None if node is None else node.unnest()
         if not isinstance(node, exp.Column):
             return None
         found = self._columns.get(".".join(part.name for part in node.parts).casefold())
@@ -167,7 +209,7 @@ class _Writer:
         """Returns a constant of a column's type; None if it has another, for which engines have rules of their own."""
         if pa.types.is_boolean(kind):
             return node.sql().upper() if isinstance(node, exp.Boolean) else None
-        if pa.types.is_integer(kind) or kind == pa.float64() or pa.types.is_decimal128(kind):
+        if pa.types.is_integer(kind) or kind == pa.float64() or pa.types.is_decimal(kind):
             return self._number(node, kind)
         text, cast = _string(node)
         if text is None:
@@ -194,7 +236,9 @@ class _Writer:
             return None if not exact else text if self._engine == "sqlite" else f"'{text}'::double precision"
         # DuckDB compares both as decimals with as many digits before and after the point as either has.
         whole = max(kind.precision - kind.scale, len(literal.name.partition(".")[0]) if scale else 19)
-        if whole + max(kind.scale, scale) > _MAX_DECIMAL_DIGITS or abs(value) >= 2**63:
+        # It has none of more than 38 digits, so there is nothing to agree with.
+        longest = _MAX_DECIMAL_DIGITS if pa.types.is_decimal128(kind) else 2 * _MAX_DECIMAL_DIGITS
+        if whole + max(kind.scale, scale) > longest or abs(value) >= 2**63:
             return None
         return f"'{value:f}'" if self._engine == "sqlite" else f"{value:f}"
 
@@ -215,14 +259,15 @@ class _Writer:
         stored = f"'{value.year:04}-{value:%m-%dT%H:%M:%S.%f}Z'"
         return stored if self._engine == "sqlite" else f"TIMESTAMPTZ {stored}"
 
-    def _like(self, node: Expr) -> str | None:
+    def _like(self, node: Expr) -> tuple[str, str] | None:
+        """Returns a column and a search for a pattern in it."""
         column, pattern, negated = _read_pattern(node)
         found = None if column is None else self._column(column)
         if found is None or pattern is None or not pa.types.is_string(found[1]):
             return None
         if len(pattern) > _MAX_PATTERN_LENGTH or pattern.count("%") > _MAX_WILDCARDS:
             return None
-        return f"{found[0]}{self._collation(found[1])} {'NOT ' * negated}{self._pattern(pattern)}"
+        return found[0], f"{found[0]}{self._collation(found[1])} {'NOT ' * negated}{self._pattern(pattern)}"
 
     def _pattern(self, pattern: list[str]) -> str:
         if self._engine == "postgres":
