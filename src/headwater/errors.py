@@ -343,7 +343,11 @@ class BadTimeError(UsageError):
 
 
 class BadFilterError(UsageError):
-    """A condition such as `amount > 100` cannot be evaluated on the topic's columns."""
+    """A condition (`where=`) is not valid, or cannot be evaluated on the columns of the topic, queue or view.
+
+    A condition is one expression in DuckDB's SQL, such as `amount > 100 and country in ('de', 'fr')`. `data` has the
+    `text`, and where it is known the `position` of the part that was refused, counted from 1.
+    """
 
     code = "BAD_FILTER"
 
@@ -377,7 +381,7 @@ class MissingSecretError(BadProfileError):
 
 
 class BadQueryError(UsageError):
-    """An SQL query is not valid, does something that is not allowed, or exceeds a limit.
+    """A query in SQL is not valid, does something that is not allowed, or exceeds a limit; see also BAD_FILTER.
 
     A query is one SELECT over views and system views such as hw_pipelines and hw_late. Its limits bound time and
     memory, and the rows and bytes it returns; `data` has the `limit` that was reached.

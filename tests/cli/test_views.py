@@ -107,7 +107,7 @@ def test_open_and_closed_windows_are_chosen(call, revenue):
     ("words", "exit_code", "code"),
     [
         (["view", "total"], 2, "UNKNOWN_VIEW"),
-        (["view", "totals", "--where", "price > 1"], 2, "BAD_QUERY"),
+        (["view", "totals", "--where", "price > 1"], 2, "BAD_FILTER"),
         (["view", "totals", "--open"], 2, "BAD_QUERY"),
         (["view", "totals", "--as-of", "noon"], 2, "BAD_TIME"),
         (["view", "totals", "--limit", "-1"], 2, "BAD_SETTING"),

@@ -112,7 +112,7 @@ class ViewingContract:
     def test_a_wrong_condition_is_refused(self, client: hw.Client, totals: Keeper):
         view = client.view(totals.table.name)
         for where in ("price > 1", "1=1) or (1=1", "n = 1; drop table x", "n in (select value from hw$views)"):
-            with pytest.raises(errors.BadQueryError):
+            with pytest.raises(errors.BadFilterError):
                 view.rows(where=where)
         with pytest.raises(errors.UsageError):
             view.rows(where="n = 1", key="ink")

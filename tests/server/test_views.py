@@ -140,8 +140,8 @@ def test_parameters_choose_rows(web: httpx.Client, revenue: Keeper):
     ("params", "status", "code"),
     [
         ({"wher": "n = 1"}, 400, "BAD_USAGE"),
-        ({"where": "price > 1"}, 400, "BAD_QUERY"),
-        ({"where": "1) union select (1"}, 400, "BAD_QUERY"),
+        ({"where": "price > 1"}, 400, "BAD_FILTER"),
+        ({"where": "1) union select (1"}, 400, "BAD_FILTER"),
         ({"order": "price"}, 400, "BAD_QUERY"),
         ({"limit": "-1"}, 400, "BAD_USAGE"),
         ({"limit": "many"}, 400, "BAD_USAGE"),

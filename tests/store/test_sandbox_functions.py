@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.store.sqlite.sandbox import DECIMAL_COLLATION, TIMESTAMP_COLLATION, add_functions
+from headwater.sql.guard import DECIMAL_COLLATION
+from headwater.store.sqlite.sandbox import TIMESTAMP_COLLATION, add_functions
 
 TEXT = st.none() | st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=6)
 FEW = st.none() | st.text("ab ", max_size=5)

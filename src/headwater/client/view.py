@@ -119,7 +119,7 @@ class ReadOptions(TypedDict, total=False):
     timeout: float | str | timedelta
     """How long to wait for `after`: seconds, or text such as "1 minute"; 10 seconds if left out."""
     where: str | None
-    """A condition in SQL that the rows meet, such as "n > 10 and category = 'books'"."""
+    """A condition that the rows match, such as "n > 10 and category = 'books'"."""
     key: Any
     """The key of one row: a value, several in the order of the view's key, or a dict."""
     limit: int | None

@@ -1,4 +1,4 @@
-"""SQL helpers that several packages share: filter conditions on batches, PostgreSQL connections, and SQLite files.
+"""What all SQL code needs: the guard of users' SQL, conditions on batches, PostgreSQL connections, and SQLite files.
 
-Enter at `filter.Filter`, `postgres_pool.PostgresPool` or `sqlite_file`.
+Enter at `guard.parse_condition`, `filter.Filter`, `postgres_pool.PostgresPool` or `sqlite_file`.
 """

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 if TYPE_CHECKING:  # the modules below import `Session` from here
     from collections.abc import Callable, Iterable, Sequence
@@ -18,17 +18,20 @@ if TYPE_CHECKING:  # the modules below import `Session` from here
     import pyarrow as pa
 
     from headwater.log.notifier import PollableWaiter
+    from headwater.sql.guard import StoreEngine
     from headwater.store.changelog import ChangeSet
     from headwater.store.commit import Commit, ViewTable
     from headwater.store.protocol import QueryLimits, SqlResult, Stager
 
-__all__ = ["Cursor", "Dialect", "Session", "StateEntry", "StateSql", "TableSql", "ViewWriter"]
+__all__ = ["Cursor", "Dialect", "RowsReader", "Session", "StateEntry", "StateSql", "TableSql", "ViewWriter"]
 
 _T = TypeVar("_T")
 _S = TypeVar("_S", bound="Session")
 _S_contra = TypeVar("_S_contra", bound="Session", contravariant=True)
 StateEntry = tuple[bytes, bytes, bytes | None, int]
 """Key, name and value of an entry of operator state, and the number of keys in the value."""
+RowsReader: TypeAlias = "Callable[[ViewTable, Callable[[str], Iterable[pa.Table]]], pa.Table]"
+"""Reads a view, by a function that runs a SELECT and returns its rows in chunks."""
 
 
 class Cursor(Protocol):
@@ -121,6 +124,7 @@ class TableSql:
 class Dialect(Protocol[_S]):
     """One database: its connections, and the SQL by which it differs. Its construction migrates the tables."""
 
+    engine: StoreEngine
     table_sql: TableSql
     state: StateSql[_S]
 
@@ -188,27 +192,20 @@ class Dialect(Protocol[_S]):
 
     # -- SQL of users ----------------------------------------------------------------------------------------------
 
-    def check_condition(self, text: str) -> str:
-        """Returns a user's condition, if it is one condition that uses only permitted names.
-
-        Raises:
-            BadQueryError: It is something else.
-        """
-
-    def query_rows(
-        self, name: str, select: Callable[[ViewTable], str], limits: QueryLimits, cancel: Event | None
-    ) -> pa.Table:
-        """Returns the rows of a SELECT around a user's condition.
+    def query_rows(self, name: str, read: RowsReader, limits: QueryLimits, cancel: Event | None) -> pa.Table:
+        """Read a view in the sandbox, for a user's condition or order.
 
         Args:
             name: The view.
-            select: Returns the statement for the version of the view that readers see; it reads all stored columns.
+            read: Returns the rows. It is given the version of the view that readers see, and a function that runs a
+                SELECT over all stored columns and returns its rows in chunks. It may be called again if the view is
+                replaced meanwhile.
             limits: The limits of the query.
             cancel: An event that ends the query when set, from any thread.
 
         Raises:
             UnknownViewError: There is no such view.
-            BadQueryError: The condition is invalid or exceeds a limit.
+            BadQueryError: The query exceeds a limit.
         """
 
     def query(self, text: str, parameters: Sequence[Any], limits: QueryLimits, cancel: Event | None) -> SqlResult:

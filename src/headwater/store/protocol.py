@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -14,7 +13,6 @@ from typing import Any, Literal, Protocol
 import pyarrow as pa
 
 from headwater.errors import BadQueryError
-from headwater.events.values import preview
 from headwater.log.notifier import PollableWaiter
 from headwater.store.commit import Commit, OutboxEntry, PipelineReport, SideOutput, StagedPart, ViewTable
 from headwater.store.ledger import LedgerEntry
@@ -26,7 +24,6 @@ __all__ = [
     "StateStore",
     "Store",
     "StoreInspection",
-    "check_condition",
     "limit_error",
     "row_size",
 ]
@@ -128,11 +125,6 @@ class Store(Protocol):
 
 
 StopReason = Literal["time", "memory", "cancelled"]
-_TOKEN = re.compile(
-    r"""'(?:[^']|'')*' | "(?:[^"]|"")*" | `(?:[^`]|``)*` | \[[^\]]*\] | --[^\n]* | /\*.*?\*/
-    | (?P<mark> ['"`\[();] | /\* )""",
-    re.VERBOSE | re.DOTALL,
-)
 
 
 @dataclass(frozen=True)
@@ -189,31 +181,6 @@ def limit_error(limits: QueryLimits, reason: StopReason) -> BadQueryError:
     }
     fix = None if reason == "cancelled" else "read less: add a condition or a limit"
     return BadQueryError(messages[reason], fix=fix, limit=reason)
-
-
-def check_condition(text: str, tokens: re.Pattern[str] = _TOKEN) -> str:
-    """Returns the condition if it can stand in parentheses: it must not close them.
-
-    Args:
-        text: The condition.
-        tokens: What strings, names and comments look like; a piece with the group `sign` is a sign outside of them.
-
-    Example:
-        >>> check_condition("n > 1 and name <> ')'")
-        "n > 1 and name <> ')'"
-
-    Raises:
-        BadQueryError: It has a parenthesis too many, a quote too few or a semicolon.
-    """
-    depth = 0
-    for token in tokens.finditer(text):
-        sign = token["mark"]
-        depth += {"(": 1, ")": -1}.get(sign or "", 0)
-        if depth < 0 or sign not in (None, "(", ")"):
-            raise BadQueryError(f"{preview(text)} is not one condition", detail=f"at {sign}", text=preview(text))
-    if depth or not text.strip():
-        raise BadQueryError(f"{preview(text)} is not one condition", text=preview(text))
-    return text
 
 
 def _to_array(values: Sequence[Any]) -> pa.Array:

@@ -11,6 +11,7 @@ from fastapi import Header, Request, Response
 
 from headwater.errors import (
     BadEventError,
+    BadFilterError,
     BadJsonError,
     BadKeyError,
     BadOffsetError,
@@ -62,7 +63,7 @@ _REBUILD_CHECK: Final = 2.0  # seconds without changes until a stream checks whe
 _TOPIC_POLL: Final = 0.2  # seconds between checks for a changelog topic that does not exist yet
 _OPEN: Final = {"true": True, "false": False, "all": None}
 _PARAMETERS: Final = {
-    "where": "A condition in SQL that the rows meet",
+    "where": "A condition that the rows match, such as amount > 100",
     "key": "The key of one row: once for each column of the key, in its order, or one JSON object",
     "order": "Columns to sort by, with - before a descending one; the key's columns if left out",
     "limit": "The maximum number of rows",
@@ -89,7 +90,15 @@ class ViewRoutes(Routes):
         "/api/views/{name}",
         "Read rows of a view, as JSON or in the format that the name ends with",
         body(RowsDocument) | body(None, NDJSON) | body(None, CSV) | body(None, ARROW) | body(None, PARQUET),
-        (UnknownViewError, BadQueryError, BadKeyError, BadTimeError, UnknownTopicError, ViewBehindError),
+        (
+            UnknownViewError,
+            BadFilterError,
+            BadQueryError,
+            BadKeyError,
+            BadTimeError,
+            UnknownTopicError,
+            ViewBehindError,
+        ),
         query=_PARAMETERS,
     )
     async def read(self, request: Request) -> Response:

@@ -18,16 +18,16 @@ import psycopg
 import pyarrow as pa
 
 from headwater.errors import BadNameError, BadTypeError, LockedError, SchemaConflictError, UnreachableError
+from headwater.sql.guard import StoreEngine, check_select
 from headwater.sql.identifiers import literal, quote
 from headwater.sql.postgres_pool import TABLE_SCHEMA, PostgresPool, PostgresSession
 from headwater.store.columns import from_arrays, storage_columns
 from headwater.store.commit import Commit, StagedPart, ViewTable
-from headwater.store.dialect import StateEntry, StateSql, TableSql
+from headwater.store.dialect import RowsReader, StateEntry, StateSql, TableSql
 from headwater.store.postgres.columns import column_type, decode_rows, from_csv, key_literals
 from headwater.store.postgres.migrations import READER_ROLE, VIEW_SCHEMA, check_columns, is_up_to_date, migrate_store
 from headwater.store.postgres.sandbox import PostgresSandbox
 from headwater.store.postgres.upsert import PostgresViewWriter, stage_part
-from headwater.store.postgres.words import check_select, check_where
 from headwater.store.protocol import QueryLimits, SqlResult
 from headwater.store.transaction import open_epoch
 from headwater.store.view_registry import current_tables, find_view, require_view
@@ -71,6 +71,7 @@ class PostgresDialect:
         NewerFormatError: A newer version of Headwater has written the store.
     """
 
+    engine: StoreEngine = "postgres"
     table_sql = TableSql(
         table_schema=f"{TABLE_SCHEMA}.",
         view_schema=f"{VIEW_SCHEMA}.",
@@ -235,14 +236,8 @@ class PostgresDialect:
 
     # -- SQL of users ----------------------------------------------------------------------------------------------
 
-    def check_condition(self, text: str) -> str:
-        """Returns a user's condition, if it is one condition that uses only permitted names."""
-        return check_where(text)
-
-    def query_rows(
-        self, name: str, select: Callable[[ViewTable], str], limits: QueryLimits, cancel: Event | None
-    ) -> pa.Table:
-        """Returns the rows of a SELECT around a user's condition."""
+    def query_rows(self, name: str, read: RowsReader, limits: QueryLimits, cancel: Event | None) -> pa.Table:
+        """Read a view in the sandbox, for a user's condition or order."""
 
         def run() -> pa.Table:
             with self._sandbox(limits, cancel) as sandbox:
@@ -250,8 +245,7 @@ class PostgresDialect:
                     table = find_view(sandbox.tables(), name)
                 else:  # its login may not read the list of views
                     table = self.read_snapshot(lambda session: require_view(session, name))
-                parts = [decode_rows(table, rows) for rows in sandbox.query_chunks(select(table))]
-            return pa.concat_tables([table.schema.empty_table(), *parts])
+                return read(table, lambda select: (decode_rows(table, rows) for rows in sandbox.query_chunks(select)))
 
         return self._read_unreplaced(run)
 

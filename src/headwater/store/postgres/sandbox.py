@@ -1,4 +1,8 @@
-"""Runs SQL of users: one SELECT under a role that can only read views, in a read-only transaction with limits."""
+"""Runs SQL of users: one SELECT under a role that can only read views, in a read-only transaction with limits.
+
+`headwater.sql.guard` checks the text first: the role has no other rights, but a session can leave a role by calling a
+function.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +40,10 @@ class PostgresSandbox:
     """A separate transaction for one query; a context manager.
 
     Args:
-        pool: Where to.
+        pool: The connections of the store.
         limits: The limits of the query.
         cancel: An event that ends the query when set, from any thread.
-        role: The role to read under; None when the login of the connections is such a one.
+        role: The role to read under; None if the login of the connections has no other rights.
     """
 
     def __init__(
@@ -107,6 +111,8 @@ class PostgresSandbox:
 
     @contextlib.contextmanager
     def _run(self, text: str, parameters: Sequence[Any]) -> Iterator[RawServerCursor[tuple[Any, ...]]]:
+        if self._cancel is not None and self._cancel.is_set():
+            raise limit_error(self._limits, "cancelled")
         connection = self._session.connection
         self._restrict(connection)
         cursor = RawServerCursor(connection, "answer")
@@ -134,8 +140,9 @@ class PostgresSandbox:
         memory = max(64, min(self._limits.memory // 8 >> 10, 1 << 20))
         settings = f"""
             SET LOCAL search_path = {VIEW_SCHEMA}, pg_catalog, pg_temp; SET LOCAL statement_timeout = {left};
-            SET LOCAL work_mem = {memory}; SET LOCAL max_parallel_workers_per_gather = 0
-        """
+            SET LOCAL work_mem = {memory}; SET LOCAL max_parallel_workers_per_gather = 0;
+            SET LOCAL standard_conforming_strings = on
+        """  # the guard writes strings without escapes
         connection.execute(settings)
         if self._role is not None:
             try:

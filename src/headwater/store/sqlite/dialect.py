@@ -17,12 +17,13 @@ import pyarrow as pa
 
 from headwater.errors import BadTypeError, NotWritableError
 from headwater.log.notifier import FileNotifier
+from headwater.sql.guard import StoreEngine
 from headwater.sql.identifiers import quote
 from headwater.sql.sqlite_file import ReaderPool, SqliteSession, open_writer, transaction, translate_sqlite_errors
 from headwater.store.columns import storage_columns
 from headwater.store.commit import Commit, ViewTable
-from headwater.store.dialect import StateEntry, StateSql, TableSql
-from headwater.store.protocol import QueryLimits, SqlResult, check_condition
+from headwater.store.dialect import RowsReader, StateEntry, StateSql, TableSql
+from headwater.store.protocol import QueryLimits, SqlResult
 from headwater.store.sqlite.columns import column_type, decode_rows, encode_columns
 from headwater.store.sqlite.migrations import is_up_to_date, migrate_store
 from headwater.store.sqlite.sandbox import SqliteSandbox
@@ -48,6 +49,7 @@ class SqliteDialect:
         NotWritableError: The folder cannot be written.
     """
 
+    engine: StoreEngine = "sqlite"
     table_sql = TableSql(first_column=f"{ROW_ID} INTEGER PRIMARY KEY, ")
 
     def __init__(self, folder: Path) -> None:
@@ -148,18 +150,11 @@ class SqliteDialect:
 
     # -- SQL of users ----------------------------------------------------------------------------------------------
 
-    def check_condition(self, text: str) -> str:
-        """Returns a user's condition, if it is one condition; the sandbox checks the names."""
-        return check_condition(text)
-
-    def query_rows(
-        self, name: str, select: Callable[[ViewTable], str], limits: QueryLimits, cancel: Event | None
-    ) -> pa.Table:
-        """Returns the rows of a SELECT around a user's condition."""
+    def query_rows(self, name: str, read: RowsReader, limits: QueryLimits, cancel: Event | None) -> pa.Table:
+        """Read a view in the sandbox, for a user's condition or order."""
         with SqliteSandbox(self.path, limits, cancel) as sandbox:
             table = find_view(sandbox.tables, name)
-            parts = [decode_rows(table, rows) for rows in sandbox.query_chunks(select(table))]
-        return pa.concat_tables([table.schema.empty_table(), *parts])
+            return read(table, lambda select: (decode_rows(table, rows) for rows in sandbox.query_chunks(select)))
 
     def query(self, text: str, parameters: Sequence[Any], limits: QueryLimits, cancel: Event | None) -> SqlResult:
         """Returns the result of one SELECT of a user, in SQLite's SQL."""

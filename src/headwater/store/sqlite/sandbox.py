@@ -29,6 +29,7 @@ import pyarrow as pa
 
 from headwater.errors import BadQueryError, HeadwaterError
 from headwater.events.values import preview
+from headwater.sql.guard import ALLOWED_FUNCTIONS, DECIMAL_COLLATION
 from headwater.sql.identifiers import quote
 from headwater.sql.sqlite_file import open_reader, translate_sqlite_errors
 from headwater.store.columns import storage_columns
@@ -38,8 +39,6 @@ from headwater.store.system_views import SYSTEM_VIEWS
 from headwater.store.view_registry import current_tables, table_name
 
 __all__ = [
-    "ALLOWED_FUNCTIONS",
-    "DECIMAL_COLLATION",
     "TIMESTAMP_COLLATION",
     "Permissions",
     "QueryWatchdog",
@@ -48,7 +47,6 @@ __all__ = [
     "apply_limits",
 ]
 
-DECIMAL_COLLATION = "hw_decimal"
 TIMESTAMP_COLLATION = "hw_moment"
 _TIMESTAMP_LENGTH = len("2026-01-01T00:00:00.000000Z")
 
@@ -220,21 +218,6 @@ def _memory_usage() -> int:
     return peak if sys.platform == "darwin" else peak << 10
 
 
-def _word_set(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-ALLOWED_FUNCTIONS = _word_set(
-    """
-    abs acos acosh asin asinh atan atan2 atanh avg ceil ceiling char coalesce cos cosh count cume_dist
-    current_date current_time current_timestamp date datetime degrees dense_rank exp first_value floor format glob
-    group_concat hex ifnull iif instr json json_array json_array_length json_each json_extract json_group_array
-    json_group_object json_object json_quote json_tree json_type json_valid julianday lag last_value lead length like
-    likely ln log log10 log2 lower ltrim max min mod nth_value ntile nullif percent_rank pi pow power printf quote
-    radians random rank replace round row_number rtrim sign sin sinh sqrt strftime substr substring sum tan tanh time
-    total trim trunc typeof unicode unixepoch unlikely upper -> ->>
-    """
-)
 _TABLE_FUNCTIONS = frozenset({"json_each", "json_tree"})
 _REFUSED_PREFIXES = ("sqlite_", "pragma_", "hw$", "dbstat", "fts", "rtree", "bytecode", "tables_used")
 
@@ -261,7 +244,7 @@ class Permissions:
             return sqlite3.SQLITE_OK
         if action == sqlite3.SQLITE_READ:
             return self._authorize_read((first or "").lower(), second, database)
-        if action == sqlite3.SQLITE_FUNCTION and (second or "").lower() in ALLOWED_FUNCTIONS:
+        if action == sqlite3.SQLITE_FUNCTION and "sqlite" in ALLOWED_FUNCTIONS.get((second or "").lower(), ()):
             return sqlite3.SQLITE_OK
         self.denial = _describe_action(action, first, second)
         return sqlite3.SQLITE_DENY

@@ -17,10 +17,11 @@ from headwater.sql.identifiers import quote
 from headwater.store.changelog import changelog_topic
 from headwater.store.columns import timestamp_text
 from headwater.store.commit import ViewTable
-from headwater.store.protocol import QueryLimits, SqlResult, check_condition
+from headwater.store.protocol import QueryLimits, SqlResult
 from headwater.store.sql_store import SqlStore
 from headwater.store.system_views import SYSTEM_VIEWS, system_table, system_view
 from headwater.store.views.as_of import read_rows_as_of, select_rows, version_as_of
+from headwater.store.views.view_filter import ViewFilter
 from headwater.store.views.view_query import ViewInfo, ViewQuery, ViewResult, key_dict, open_window_mask
 from headwater.store.views.view_reader import ViewReader
 from headwater.store.views.wait import EventWait
@@ -225,13 +226,22 @@ class StoreViews:
         if query.as_of is not None or query.open is not None or query.after:
             what = f"{table.name} is a system view, which has no windows and no past"
             raise BadQueryError(what, fix="leave as_of, after and open out", view=table.name)
-        condition, values = _system_condition(table, query)
+        reader = self._reader()
+        condition = None if query.where is None else ViewFilter(query.where, table, reader.engine)
+        matching, values = _system_condition(table, query, condition)
         order = ", ".join(_order_by(table, name) for name in query.order or table.key)
-        limit = _MAX_SYSTEM_ROWS if query.limit is None else min(query.limit, _MAX_SYSTEM_ROWS)
-        text = f"select * from {table.name} {condition} order by {order} limit {limit}"
+        exact = condition is None or condition.complete
+        limit = min(query.limit, _MAX_SYSTEM_ROWS) if query.limit is not None and exact else _MAX_SYSTEM_ROWS + 1
+        text = f"select * from {table.name} {matching} order by {order} limit {limit}"
         limits = QueryLimits(rows=_MAX_SYSTEM_ROWS, size=256 << 20, cell=64 << 20)
-        answer = self._reader().sql(text, values, limits=limits)
-        return ViewResult(table, system_table(table, answer), None, "")
+        answer = reader.sql(text, values, limits=limits)
+        if not (exact or answer.complete):
+            what = f"the condition needs more than {_MAX_SYSTEM_ROWS:,} rows of {table.name}"
+            fix = "add a comparison of a column with a constant: pipeline = 'totals' and ..."
+            raise BadQueryError(what, fix=fix, view=table.name, limit="rows")
+        rows = system_table(table, answer)
+        rows = rows if condition is None else condition.select(rows)
+        return ViewResult(table, rows if query.limit is None else rows.slice(0, query.limit), None, "")
 
     def _position(self, name: str) -> str:
         """Returns the position of a view in its topics as text; empty before its first batch."""
@@ -286,11 +296,11 @@ def _filter_open(found: ViewResult, query: ViewQuery) -> ViewResult:
     return replace(found, table=rows if query.limit is None else rows.slice(0, query.limit))
 
 
-def _system_condition(table: ViewTable, query: ViewQuery) -> tuple[str, list[Any]]:
+def _system_condition(table: ViewTable, query: ViewQuery, condition: ViewFilter | None) -> tuple[str, list[Any]]:
     if query.key is not None:
         given = key_dict(table, query.key)
         return f"where {' and '.join(f'{quote(name)} = ?' for name in given)}", list(given.values())
-    return ("", []) if query.where is None else (f"where (\n{check_condition(query.where)}\n)", [])
+    return ("" if condition is None else f"where {condition.sql}"), []
 
 
 def _order_by(table: ViewTable, column: str) -> str:

@@ -42,7 +42,7 @@ class ViewQuery:
 
     Attributes:
         name: The view.
-        where: Only rows that meet this condition in SQL.
+        where: Only rows that match this condition.
         key: Only the row with this key: a value, several in the order of the view's key, or a dict.
         order: Columns to sort by; a "-" before the name means descending. None sorts by the key.
         limit: The maximum number of rows.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from threading import Event
 from typing import Any, Final
@@ -19,6 +19,7 @@ from headwater.store.ledger import last_entry
 from headwater.store.protocol import QueryLimits, SqlResult
 from headwater.store.sql_store import SqlStore
 from headwater.store.view_registry import current_tables, qualified_name, require_view
+from headwater.store.views.view_filter import ViewFilter, collect_rows
 from headwater.store.views.view_query import key_dict, to_rows
 from headwater.store.views.wait import EventPath
 
@@ -47,6 +48,7 @@ class ViewReader:
 
     def __init__(self, store: SqlStore) -> None:
         self._dialect = store.dialect
+        self.engine = store.dialect.engine
 
     def names(self) -> list[str]:
         """Returns the names of all views."""
@@ -91,7 +93,7 @@ class ViewReader:
         Args:
             name: The view.
             key: Only the row with this key: one value, several in the order of the view's key, or a dict.
-            where: Only rows that meet this condition in SQL, such as "n > 10 and category = 'books'".
+            where: Only rows that match this condition, such as "n > 10 and category = 'books'"; see `ViewFilter`.
             order: Columns to sort by; with a "-" before it, descending. A window stands for its start.
             limit: The maximum number of rows.
             cancel: An event that ends the read when set, from any thread.
@@ -99,17 +101,21 @@ class ViewReader:
         Raises:
             UnknownViewError: There is no such view.
             BadKeyError: The key does not fit the view's key.
-            BadQueryError: The condition is invalid or exceeds a limit, or a column is missing.
+            BadFilterError: The condition is invalid, or does not fit the columns.
+            BadQueryError: The read exceeds a limit, or a column to sort by is missing.
         """
         if key is not None or (where is None and not order):
             return self._dialect.read_snapshot(lambda session: self._read_rows(session, name, key, limit))
-        condition = None if where is None else self._dialect.check_condition(where)
-        schema = self._dialect.table_sql.view_schema
 
-        def select(table: ViewTable) -> str:
-            return self._select(table, f"{schema}{quote(table.name)}", condition, order, limit)
+        def read(table: ViewTable, run: Callable[[str], Iterable[pa.Table]]) -> pa.Table:
+            condition = None if where is None else ViewFilter(where, table, self.engine)
+            # Only the store's own part of a condition can end at the limit: of its rows, the rest may leave out some.
+            stop = limit if condition is None or condition.complete else None
+            view = f"{self._dialect.table_sql.view_schema}{quote(table.name)}"
+            select = self._select(table, view, None if condition is None else condition.sql, order, stop)
+            return collect_rows(table, run(select), condition, limit)
 
-        return self._dialect.query_rows(name, select, _READ_LIMITS, cancel)
+        return self._dialect.query_rows(name, read, _READ_LIMITS, cancel)
 
     def _read_rows(self, session: Session, name: str, key: Any, limit: int | None) -> pa.Table:
         """Returns all rows, or the one with this key, outside of the sandbox: no SQL of a user is involved."""
@@ -130,8 +136,7 @@ class ViewReader:
         columns = storage_columns(table)
         parts = [f"SELECT {', '.join(quote(column.name) for column in columns)} FROM {source}"]
         if condition is not None:
-            # The line breaks end a comment in the condition, which would otherwise hide the parenthesis.
-            parts.append(f"WHERE (\n{condition}\n)")
+            parts.append(f"WHERE {condition}")
         ordering = [_order_by(table, column) for column in order]
         if self._dialect.table_sql.sort_by_key:
             ordering += [quote(column.name) for column in columns if column.view_column in table.key]
