@@ -21,7 +21,7 @@ from headwater.errors import StateChangedError
 from headwater.events import ManualClock
 from headwater.log import EventLog
 from headwater.pipelines import PipelineKind
-from headwater.store import Commit, InputRange, LedgerEntry, SqliteStore, ViewTable
+from headwater.store import Commit, InputRange, LedgerEntry, SqliteDialect, SqlStore, ViewTable
 from tests.engine.given import ROWS, built, orders, pipeline
 
 VIEW, STREAM = PipelineKind.VIEW, PipelineKind.STREAM
@@ -105,7 +105,7 @@ def test_a_view_is_rebuilt_on_request_or_after_an_interruption(
 
 def test_a_rebuild_becomes_current_when_it_has_read_what_was_there(tmp_path: Path):
     with EventLog(tmp_path, clock=ManualClock()) as log:
-        store = SqliteStore(tmp_path / "store", ManualClock())
+        store = SqlStore(SqliteDialect(tmp_path / "store"), ManualClock())
         context = EngineContext(tmp_path, log, store, ManualClock())
         input_ = orders()
         log.create(input_.topic)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import partial
@@ -24,7 +23,7 @@ from headwater.events import ManualClock
 from headwater.log import EventLog
 from headwater.log.storage.frame import LOWEST_TIME
 from headwater.pipelines import PipelineKind
-from headwater.store import SqliteStore, ViewTable
+from headwater.store import SqliteDialect, SqlStore, ViewTable
 from tests.engine.given import ROWS, built, orders, pipeline
 
 NOW = datetime(2026, 3, 1, 10, tzinfo=UTC)
@@ -94,8 +93,7 @@ class Run:
         return committed
 
     def rows(self) -> list[int]:
-        with contextlib.closing(open_view_reader(self.context.store)) as views:
-            return views.table("big").column("id").to_pylist()
+        return open_view_reader(self.context.store).table("big").column("id").to_pylist()
 
     def published(self) -> list[Any]:
         assert self.topic is not None
@@ -109,7 +107,7 @@ def context(tmp_path: Path) -> Iterator[EngineContext]:
     with EventLog(tmp_path, clock=clock) as log:
         log.create(orders().topic)
         hw.Client(log, clock).send_many("orders", [{"id": n, "at": NOW} for n in range(3)])
-        store = SqliteStore(tmp_path / "store", clock, partial(failpoint, "in-sink-commit"))
+        store = SqlStore(SqliteDialect(tmp_path / "store"), clock, partial(failpoint, "in-sink-commit"))
         yield EngineContext(tmp_path, log, store, clock)
         store.close()
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headwater.backends import open_view_reader
+from headwater.backoff import Backoff
 from headwater.engine import supervisor
 from headwater.engine.context import EngineContext
 from headwater.engine.failpoints import CrashError
@@ -30,7 +31,7 @@ from headwater.errors import (
 from headwater.events import ManualClock
 from headwater.log import EventLog
 from headwater.pipelines import PipelineKind
-from headwater.store import SqliteStore
+from headwater.store import SqliteDialect, SqlStore
 from tests.engine.given import orders, pipeline
 
 UNREACHABLE_IN_SOURCE = 'File "log_source.py", line 1\nheadwater.errors.UnreachableError: UNREACHABLE: no broker\n'
@@ -77,11 +78,11 @@ def test_a_server_that_is_unreachable_comes_before_lost_state():
 @pytest.fixture
 def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineContext]:
     """A driver that owns its pipelines; retries come at once."""
-    monkeypatch.setattr(supervisor, "_FIRST_DELAY", 0.001)
+    monkeypatch.setattr(supervisor, "_BACKOFF", Backoff(timedelta(milliseconds=1), timedelta(milliseconds=5)))
     monkeypatch.setattr(supervisor, "_BUSY_DELAY", 0.001)
     clock = ManualClock()
     with EventLog(tmp_path, clock=clock) as log:
-        store = SqliteStore(tmp_path / "store", clock)
+        store = SqlStore(SqliteDialect(tmp_path / "store"), clock)
         yield EngineContext(tmp_path, log, store, clock).claim_ownership()
         store.close()
 
@@ -144,8 +145,7 @@ def test_a_driver_that_was_replaced_ends_and_reports_nothing(context: EngineCont
     attempts = Attempts(FencedError("a newer epoch"), before=lambda _: context.claim_ownership())
     assert type(give_up(attempts, context)) is FencedError
     assert attempts.count == 1
-    with contextlib.closing(open_view_reader(context.store)) as views:
-        assert views.sql("select state from hw_pipelines").rows == [("starting",)]
+    assert open_view_reader(context.store).sql("select state from hw_pipelines").rows == [("starting",)]
 
 
 def test_a_driver_fenced_by_an_older_one_tries_again(context: EngineContext):

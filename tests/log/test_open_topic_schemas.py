@@ -32,7 +32,9 @@ def test_a_schema_that_cannot_be_read_is_named(tmp_path, data):
         load_schema(Disk(), tmp_path, 1)
 
 
-@pytest.mark.parametrize("data", [b"", b"{}", b"[]", b"{", b'{"name": 7}'])
+@pytest.mark.parametrize(
+    "data", [b"", b"{}", b"[]", b"{", b'{"name": "t"}', b'{"name": 7, "version": 1, "partitions": 1}']
+)
 def test_a_definition_that_cannot_be_read_is_named(tmp_path, data):
     with pytest.raises(DamagedError, match=r"topic\.json"):
         parse_definition(tmp_path / "topic.json", data)

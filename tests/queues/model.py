@@ -138,7 +138,7 @@ class Model:
         """What time has done: messages taken from slow receivers, and those that nobody took."""
         for message in self.groups[group]:
             if message.state == "taken" and message.until <= self.now:
-                self.fail(Held(message, message.claims), "not settled in its visibility time", 0)
+                self.fail(Held(message, message.claims), "not settled within the visibility timeout", 0)
         for message in self.groups[group]:
             if message.state == "there" and message.expires is not None and message.expires <= self.now:
                 message.state, message.why = "dead", "expired"

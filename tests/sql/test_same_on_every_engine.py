@@ -15,8 +15,8 @@ import pytest
 
 from headwater.errors import BadFilterError
 from headwater.sql.filter import Filter
-from headwater.store import SqliteStore, SqliteViewReader, ViewTable
-from headwater.store.postgres import PostgresStore, PostgresViewReader
+from headwater.store import SqliteDialect, SqlStore, ViewReader, ViewTable
+from headwater.store.postgres import PostgresDialect
 from headwater.store.views.view_filter import ViewFilter
 from tests.programs import require_program
 from tests.services.postgres import postgres_server
@@ -77,14 +77,11 @@ def database():
 @pytest.fixture(scope="module")
 def views(request, tmp_path_factory):
     if request.param == "postgres":
-        store = PostgresStore(request.getfixturevalue("database"))
-        reader = PostgresViewReader(store)
+        store = SqlStore(PostgresDialect(request.getfixturevalue("database")))
     else:
-        store = SqliteStore(tmp_path_factory.mktemp("store"))
-        reader = SqliteViewReader(store)
+        store = SqlStore(SqliteDialect(tmp_path_factory.mktemp("store")))
     Runner(store, VIEW).commit(ROWS.to_pylist())
-    yield reader
-    reader.close()
+    yield ViewReader(store)
     store.close()
 
 
@@ -182,11 +179,10 @@ def test_text_with_a_nul_is_compared_to_its_end(store_with_nul, where):
 
 @pytest.fixture
 def store_with_nul(tmp_path):
-    store = SqliteStore(tmp_path)
+    store = SqlStore(SqliteDialect(tmp_path))
     Runner(store, ViewTable("texts", 1, pa.schema([("t", pa.string())]), ("t",))).commit(
         [{"t": text} for text in ("a", "a\0b", "b")]
     )
-    reader = SqliteViewReader(store)
+    reader = ViewReader(store)
     yield reader
-    reader.close()
     store.close()

@@ -29,9 +29,9 @@ def there(views, offset, **options):
     return views.has_event("totals", "orders", 0, offset, **options)
 
 
-def event_wait(store, views, log, offset, timeout):
+def event_wait(store, log, offset, timeout):
     query = ViewQuery("totals", after=(Receipt("orders", 0, offset),), timeout=timeout)
-    return EventWait(StoreViews(log, lambda: (store, views), "here"), query)
+    return EventWait(StoreViews(log, lambda: store, "here"), query)
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_another_partition_is_not_there_yet(store, views):
 def test_a_poll_returns_the_seconds_left_until_the_view_has_the_event(store, views, log):
     runner = Runner(store)
     runner.commit(inputs=upto("orders", 5))
-    wait = event_wait(store, views, log, 5, timeout=30)
+    wait = event_wait(store, log, 5, timeout=30)
     assert 0 < wait.poll() <= 30
     runner.commit(inputs=upto("orders", 6, 5))
     assert wait.poll() == 0
@@ -64,7 +64,7 @@ def test_the_commit_ends_the_wait(store, views, log):
     runner.commit(inputs=upto("orders", 5))
     threading.Timer(0.2, runner.commit, kwargs={"inputs": upto("orders", 10, 5)}).start()
     start = time.monotonic()
-    event_wait(store, views, log, 7, timeout=30).run()
+    event_wait(store, log, 7, timeout=30).run()
     assert time.monotonic() - start < 10
 
 
@@ -78,14 +78,14 @@ def test_a_commit_before_the_watch_begins_ends_the_wait(store, views, log, monke
 
     monkeypatch.setattr(store, "watch", commit_then_watch)
     start = time.monotonic()
-    event_wait(store, views, log, 7, timeout=30).run()
+    event_wait(store, log, 7, timeout=30).run()
     assert time.monotonic() - start < 10
 
 
 def test_a_wait_begins_before_there_is_a_store(store, views, log):
     Runner(store).commit(inputs=upto("orders", 5))
     opened = []
-    threading.Timer(0.3, opened.append, [(store, views)]).start()
+    threading.Timer(0.3, opened.append, [store]).start()
     source = StoreViews(log, lambda: opened[0] if opened else None, "here")
     monitored = SimpleNamespace(
         store=None, has_events=lambda query: bool(opened) and source.has_events(query), behind_error=None
@@ -99,7 +99,7 @@ def test_a_wait_ends_with_its_time(store, views, log):
     Runner(store).commit(inputs=upto("orders", 5))
     start = time.monotonic()
     with pytest.raises(ViewBehindError) as caught:
-        event_wait(store, views, log, 5, timeout=0.2).run()
+        event_wait(store, log, 5, timeout=0.2).run()
     assert 0.15 < time.monotonic() - start < 5
     assert (caught.value.data["view"], caught.value.data["after"]) == ("totals", "orders/0/5")
 

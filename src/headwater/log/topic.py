@@ -228,6 +228,8 @@ OPTION_NAMES: Final = {"clocked": "external_time", "values": "value_format"}
 
 
 _STORED_TYPES: Final[dict[str, Any]] = {
+    "name": str,
+    "time": str | None,
     "key": tuple[str, ...],
     "device_clock": DeviceClock | None,
     "durability": Durability,
@@ -235,6 +237,8 @@ _STORED_TYPES: Final[dict[str, Any]] = {
     "retention": Retention,
     "overload": Overload,
     **dict.fromkeys(("lateness", "idle", "ahead"), timedelta),
+    **dict.fromkeys(("version", "partitions", "segment_size"), int),
+    **dict.fromkeys(("compact", "external_time"), bool),
 }
 
 
@@ -378,12 +382,11 @@ class Topic:
     def from_json(cls, data: bytes, schema: pa.Schema) -> Topic:
         """Returns the definition from the result of `to_json`."""
         fields = {OPTION_NAMES.get(name, name): value for name, value in msgspec.json.decode(data).items()}
-        parsed = {
-            name: msgspec.convert(value, _STORED_TYPES[name], strict=False)  # durations are stored as seconds
-            for name, value in fields.items()
-            if name in _STORED_TYPES
-        }
-        return cls(**fields | parsed, schema=schema)
+        if not {"name", "version", "partitions"} <= fields.keys():  # a default would hide that the file is damaged
+            raise KeyError("name, version and partitions")
+        # Not strict, because durations are stored as seconds.
+        parsed = {name: msgspec.convert(value, _STORED_TYPES[name], strict=False) for name, value in fields.items()}
+        return cls(**parsed, schema=schema)
 
     def with_schema(self, schema: pa.Schema, version: int) -> Topic:
         """Returns the same topic under another version of its type."""
