@@ -197,8 +197,12 @@ def test_the_thread_tidies_once_a_minute(log, clock, monkeypatch):
     assert called == ["append_idle_markers", "append_idle_markers", "apply_retention", "compact", "append_idle_markers"]
 
 
-def test_stop_before_start_is_nothing(log):
-    Maintenance(log).stop()
+def test_a_stop_before_the_start_ends_the_loop_at_once(log):
+    upkeep = Maintenance(log)
+    upkeep.stop()
+    upkeep.start()
+    upkeep._thread.join(timeout=10)
+    assert not upkeep._thread.is_alive()
 
 
 def test_a_quiet_table_is_known_up_to_the_present(log, clock):

@@ -102,6 +102,7 @@ def test_what_is_no_plain_function_is_refused(function, said):
 @pytest.mark.parametrize("function", [plain, Maker(), Maker().method, functools.partial(plain, payments=1)])
 def test_anything_that_is_called_like_a_function_is_taken(function):
     check_function(function, noun="stream", location=PLACE)
+    assert "orders" in inputs_of(function, name="big", location=PLACE)
 
 
 def test_the_first_line_of_the_docstring_is_kept():
