@@ -123,7 +123,7 @@ def test_the_plan_of_a_profile_tells_what_is_there_and_touches_nothing(kafka, po
     for words in ("3 partitions", "kept for 7 days", "retention.ms=604800000", "replication.factor=1"):
         assert words in notes(log, names["new"])
     assert notes(log, names["others"]).startswith("4 partitions\n")
-    assert "retention.ms is 60000 there, declared -1; it stays as it is" in notes(log, names["others"])
+    assert "retention.ms is 60000, declared -1; it stays unchanged" in notes(log, names["others"])
     assert "lateness: was 0:00:10, would be 0:01:00" in notes(log, names["grown"])
     assert "would be id STRING, note STRING" in notes(log, names["grown"])
     assert "cannot become 2" in notes(log, names["other"])

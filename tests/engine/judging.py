@@ -39,7 +39,7 @@ def judged(log: EventLog, name: str) -> list[Judged]:
     for end in log.ends(name):
         at, running = end.start, LOWEST
         while at < end.end:
-            for frame, data in topic.fetch(end.partition, at, 1 << 20):
+            for frame, data in topic.partitions[end.partition].fetch(at, 1 << 20):
                 at = frame.next_offset
                 if frame.kind is FrameKind.IDLE_MARKER:
                     running = max(running, frame.max_event_time)
