@@ -44,6 +44,8 @@ def test_every_make_target_in_the_documents_exists():
     assert len(targets) <= 15
     programs = (ROOT / "benchmarks").glob("bench_*.py")
     targets |= {path.stem.replace("_", "-") for path in programs if "bench-%" in targets}
+    rooms = (path for path in (ROOT / "tests").iterdir() if path.is_dir())
+    targets |= {f"test-{path.name}" for path in rooms if "test-%" in targets}
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     for page in pages:
         named = re.findall(r"(?:^\$ |`)make ([a-z-]+)", page.read_text(), re.MULTILINE)
