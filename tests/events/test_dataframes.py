@@ -242,3 +242,11 @@ def test_zones_of_pandas_and_polars_become_utc():
     ]
     for frame in frames:
         assert codec.rows(codec.encode_dataframe(frame)) == [{"x": at}]
+
+
+def test_the_row_of_a_misfit_counts_null_structs():
+    members = pa.struct([pa.field("n", pa.int64())])
+    schema = pa.schema([pa.field("x", pa.struct([pa.field("n", pa.int64(), nullable=False)]))])
+    with pytest.raises(BadEventError) as caught:
+        Codec(schema).encode_dataframe(pa.table({"x": pa.array([None, {"n": None}], members)}))
+    assert (caught.value.data["row"], caught.value.data["field"]) == (1, "x.n")

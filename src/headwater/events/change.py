@@ -1,14 +1,14 @@
-"""One change of one row, as captures, compacted topics and views report it, and its topic type.
+"""Row changes, as change capture, compacted topics and views report them, and the type of a topic of changes.
 
-A `Change` has the operation, the row before and after, its position, and the columns that the source left
-out.
+A `Change` has the operation, the row before and after, the position in the source, and the columns that the
+source did not send.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from datetime import date, datetime
 from decimal import Decimal
 from typing import Any, Final, Literal, TypeAlias, get_args
@@ -19,7 +19,7 @@ import pyarrow as pa
 from headwater.errors import BadEventError
 from headwater.events.event_types import arrow_schema
 from headwater.events.validator import RowValidator
-from headwater.events.values import format_moment, preview, to_json_value
+from headwater.events.values import preview, to_json_value
 
 __all__ = [
     "AFTER",
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 Op: TypeAlias = Literal["read", "insert", "update", "delete", "truncate"]
-"""What can happen to a row, or with a truncate to all of them."""
+"""The operations on a row; a truncate deletes all rows of the table."""
 OPS: Final[tuple[str, ...]] = get_args(Op)
 OP: Final = "op"
 BEFORE: Final = "before"
@@ -49,17 +49,17 @@ _COLUMN_NAMES: Final = pa.list_(pa.field("element", pa.string(), nullable=False)
 
 
 def changes(row: Any, /) -> pa.Schema:
-    """Returns the type of a topic whose events are changes of the rows of a table; `app.table` makes the table of it.
+    """Returns the type of a topic of row changes; `app.table` builds the table from it.
 
-    Its columns: `op` is "read" (a row of a snapshot), "insert", "update", "delete" or "truncate". `before` and `after`
-    are the row, in which any column may be left out. `unchanged` names columns that the source did not send: they keep
-    the value they have. `at` says when the change was committed. The events may be dicts, or `hw.Change` objects.
+    Columns: `op` is "read" (a row of a snapshot), "insert", "update", "delete" or "truncate". `before` and `after` are
+    the row; any of its columns may be missing. `unchanged` names columns that the source did not send, which keep their
+    value. `at` is the commit time. Events are dicts or `hw.Change` objects.
 
     Args:
-        row: The type of the rows: a dataclass, pydantic model, msgspec struct, Spark DDL text or Arrow schema.
+        row: The row type: a dataclass, pydantic model, msgspec struct, Spark DDL text or Arrow schema.
 
     Raises:
-        BadTypeError: A field's type cannot be kept.
+        BadTypeError: A field's type is not supported.
 
     Example:
         >>> import headwater as hw
@@ -70,7 +70,7 @@ def changes(row: Any, /) -> pa.Schema:
         >>> app.table("products", raw, key="product_id").inputs
         ('product_changes',)
     """
-    # What stands in a field's metadata is a default, and a column that was not sent has none.
+    # Without metadata: it holds defaults, and a column that was not sent must not get its default.
     members = [pa.field(field.name, field.type) for field in arrow_schema(row)]
     fields = [
         pa.field(OP, pa.string(), nullable=False),
@@ -83,9 +83,9 @@ def changes(row: Any, /) -> pa.Schema:
 
 
 def change_row_schema(schema: pa.Schema) -> pa.Schema | None:
-    """Returns the columns of the rows whose changes have this type; None when it is not one of changes.
+    """Returns the row schema of a type of changes; None for any other type.
 
-    A topic of changes may have more columns than `changes` gives it.
+    The type may have more columns than those of `changes`.
 
     Example:
         >>> change_row_schema(changes("id int, name string")).names
@@ -111,12 +111,11 @@ _BUILTIN_TYPES = (datetime, date, Decimal, bytes)
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How far a reader has come in one source.
+    """The position of a reader in one source.
 
-    A source has lanes: the partitions of a log, or the one lane of a database. In each lane a position stands at a
-    place, a tuple of numbers such as (offset,) or (LSN, index in the transaction). One position is before another
-    when it is behind in some lane and ahead in none; two that are each ahead in some lane are in no order.
-    To users it is opaque text.
+    A source has lanes: the partitions of a log, or a single lane for a database. A position has a place in each lane,
+    a tuple of numbers such as (offset,) or (LSN, index in the transaction). Positions are partially ordered: one is
+    less than another if it is behind in some lane and ahead in none. Users see a position as opaque text.
 
     Example:
         >>> early, later = Position.of("orders", {0: 5, 1: 7}), Position.of("orders", {0: 6, 1: 7})
@@ -129,7 +128,7 @@ class Position:
 
     @classmethod
     def of(cls, source: str, lanes: Mapping[int, int | tuple[int, ...]]) -> Position:
-        """Returns a position from places by lane.
+        """Returns the position with these places by lane.
 
         Example:
             >>> Position.of("shop", {0: (1234, 2)})
@@ -140,7 +139,7 @@ class Position:
 
     @classmethod
     def parse(cls, text: str) -> Position:
-        """Returns the position a text stands for.
+        """Parse the text of a position.
 
         Raises:
             BadEventError: The text is not a position.
@@ -148,7 +147,7 @@ class Position:
         match = _POSITION.fullmatch(text) if isinstance(text, str) else None
         if match is None:
             what = f"{preview(text)} is not a position"
-            raise BadEventError(what, detail="use the text of a position as you were given it", field="position")
+            raise BadEventError(what, detail="pass the text of a position unchanged", field="position")
         pairs = [lane.split(":") for lane in match[2].split(",") if lane]
         return cls.of(match[1], {int(lane): tuple(map(int, place.split("."))) for lane, place in pairs})
 
@@ -164,29 +163,21 @@ class Position:
     def __lt__(self, other: Position) -> bool:
         return self <= other and self != other
 
-    def __ge__(self, other: Position) -> bool:
-        return other <= self
-
-    def __gt__(self, other: Position) -> bool:
-        return other < self
-
     def merge(self, other: Position) -> Position:
-        """Returns the first position that is not before either: the further place of every lane.
+        """Returns the least position that is not before either: the further place in each lane.
 
         Example:
             >>> str(Position.of("orders", {0: 5}).merge(Position.of("orders", {0: 3, 1: 7})))
             'orders@0:5,1:7'
         """
         self._check_source(other)
-        lanes: dict[int, int | tuple[int, ...]] = dict(self.lanes)
-        for lane, place in other.lanes:
-            lanes[lane] = max(place, dict(self.lanes).get(lane, place))
-        return Position.of(self.source, lanes)
+        mine, theirs = dict(self.lanes), dict(other.lanes)
+        return Position.of(self.source, theirs | {lane: max(mine[lane], theirs.get(lane, ())) for lane in mine})
 
     def _check_source(self, other: Position) -> None:
         if self.source != other.source:
             what = f"positions of {self.source!r} and {other.source!r} cannot be compared"
-            raise BadEventError(what, detail="a position orders the changes of one source", field="position")
+            raise BadEventError(what, detail="positions are ordered within one source only", field="position")
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,10 +185,10 @@ class Transaction:
     """The transaction a change was committed in.
 
     Attributes:
-        id: The source's name for it.
-        committed_at: When it was committed.
-        index: The place of this change in it, from 0.
-        last: Whether this is its final change: all of the transaction is there once this one is.
+        id: The transaction id in the source.
+        committed_at: Commit time.
+        index: Index of this change in the transaction, from 0.
+        last: Whether this is the last change of the transaction.
 
     Example:
         >>> Transaction("77", datetime.fromisoformat("2026-01-01T00:00:00Z")).last
@@ -215,15 +206,15 @@ class Change:
     """One change of one row, as the source committed it.
 
     Attributes:
-        op: What happened; "read" is a row of a snapshot.
+        op: The operation; "read" is a row of a snapshot.
         table: The table or topic, such as "public.products".
-        key: The primary key after the change; the old one for a delete; () for a truncate.
-        before: The row before, as far as `before_holds` says.
-        before_holds: Whether `before` is the whole row, its key only, or nothing.
-        after: The row after; None for a delete and a truncate.
-        unchanged: Columns the source did not send: keep the value you have.
-        position: Where in the source it stands.
-        transaction: The transaction it is part of.
+        key: The primary key after the change; the old key for a delete; () for a truncate.
+        before: The row before the change: the columns that `before_holds` names.
+        before_holds: Whether `before` has the whole row, the key columns only, or nothing.
+        after: The row after the change; None for a delete or truncate.
+        unchanged: Columns that the source did not send; they keep their value.
+        position: The position in the source.
+        transaction: The transaction that committed the change.
         schema: The version in the topic's schema history.
 
     Example:
@@ -248,16 +239,16 @@ class Change:
     def __post_init__(self) -> None:
         gone = self.op in ("delete", "truncate")
         rules = {
-            "op": (self.op in OPS, f"is one of {', '.join(OPS)}"),
-            "before_holds": (self.before_holds in _BEFORE_KINDS, f"is one of {', '.join(_BEFORE_KINDS)}"),
-            "before": ((self.before is None) == (self.before_holds == "nothing"), "is what before_holds says"),
-            "after": ((self.after is None) == gone, "is there unless the row is gone"),
-            "key": ((self.key == ()) == (self.op == "truncate"), "is empty for a truncate, and only then"),
-            "unchanged": (not self.unchanged & (self.after or {}).keys(), "names no column that was sent"),
+            "op": (self.op in OPS, f"must be one of {', '.join(OPS)}"),
+            "before_holds": (self.before_holds in _BEFORE_KINDS, f"must be one of {', '.join(_BEFORE_KINDS)}"),
+            "before": ((self.before is None) == (self.before_holds == "nothing"), "must agree with before_holds"),
+            "after": ((self.after is None) == gone, "must be None for a delete or truncate, and only then"),
+            "key": ((self.key == ()) == (self.op == "truncate"), "must be empty for a truncate, and only then"),
+            "unchanged": (not self.unchanged & (self.after or {}).keys(), "must not name a column of after"),
         }
-        for field, (kept, rule) in rules.items():
-            if not kept:
-                what = f"a change of {self.table} is wrong: {field} {rule}"
+        for field, (valid, rule) in rules.items():
+            if not valid:
+                what = f"invalid change of {self.table}: {field} {rule}"
                 raise BadEventError(what, field=field, table=self.table)
 
     def to_event(self) -> Row:
@@ -279,53 +270,40 @@ class Change:
         }
 
     def to_json(self) -> bytes:
-        """Returns the change as one JSON object; decimals, times and bytes inside rows are text."""
-        document = {
-            "op": self.op,
-            "table": self.table,
-            "key": to_json_value(self.key),
-            "before": to_json_value(self.before),
-            "before_holds": self.before_holds,
-            "after": to_json_value(self.after),
+        """Returns the change as one JSON object; decimals, times and bytes are text."""
+        document = {name: getattr(self, name) for name in self.__slots__} | {
             "unchanged": sorted(self.unchanged),
             "position": str(self.position),
-            "transaction": {
-                "id": self.transaction.id,
-                "committed_at": format_moment(self.transaction.committed_at),
-                "index": self.transaction.index,
-                "last": self.transaction.last,
-            },
-            "schema": self.schema,
+            "transaction": asdict(self.transaction),
         }
-        return msgspec.json.encode(document)
+        return msgspec.json.encode(to_json_value(document))
 
     @classmethod
     def from_json(cls, text: bytes | str, *, schema: pa.Schema | None = None, key: tuple[str, ...] = ()) -> Change:
-        """Returns the change a JSON object stands for.
+        """Parse the JSON object of a change.
 
         Args:
-            text: What `to_json` gave.
-            schema: The schema of its rows: with it, values get their types back; without it they stay as in JSON.
-            key: The names of the key's columns in that schema, to give the key's values their types.
+            text: The result of `to_json`.
+            schema: The schema of the rows, to restore the types of their values; without it they stay as in JSON.
+            key: The names of the key columns in that schema, to restore the types of the key.
 
         Raises:
-            BadEventError: The text is not a change, or a row does not fit the schema.
+            BadEventError: The text is not a change, or a row does not match the schema.
         """
         try:
             document = _DECODER.decode(text)
-            typed = _RowDecoder(schema)
-            return cls(
-                op=document.op,
-                table=document.table,
-                key=typed.key(document.key, key),
-                before=typed.row(document.before),
-                before_holds=document.before_holds,
-                after=typed.row(document.after),
-                unchanged=frozenset(document.unchanged),
-                position=Position.parse(document.position),
-                transaction=document.transaction,
-                schema=document.schema,
-            )
+            restore = _row_decoder(schema)
+            if len(key) == len(document.key):
+                row = restore(dict(zip(key, document.key, strict=True)))
+                document.key = [row[name] for name in key]
+            fields = msgspec.structs.asdict(document) | {
+                "key": tuple(document.key),
+                "before": document.before and restore(document.before),
+                "after": document.after and restore(document.after),
+                "unchanged": frozenset(document.unchanged),
+                "position": Position.parse(document.position),
+            }
+            return cls(**fields)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
             raise BadEventError(f"the text is not a change: {error}", detail=preview(text)) from None
 
@@ -346,21 +324,9 @@ class _ChangeDocument(msgspec.Struct, forbid_unknown_fields=True):
 _DECODER = msgspec.json.Decoder(_ChangeDocument)
 
 
-class _RowDecoder:
-    """Gives the values of rows that may lack columns their types back."""
-
-    def __init__(self, schema: pa.Schema | None) -> None:
-        fields = [] if schema is None else [pa.field(field.name, field.type) for field in schema]
-        self._struct = RowValidator(fields).struct if fields else None
-
-    def row(self, row: Row | None) -> Row | None:
-        if row is None or self._struct is None:
-            return row
-        typed: Row = msgspec.to_builtins(msgspec.convert(row, self._struct), builtin_types=_BUILTIN_TYPES)
-        return typed
-
-    def key(self, values: list[Any], names: tuple[str, ...]) -> tuple[Any, ...]:
-        if len(names) != len(values) or self._struct is None:
-            return tuple(values)
-        row = self.row(dict(zip(names, values, strict=True))) or {}
-        return tuple(row[name] for name in names)
+def _row_decoder(schema: pa.Schema | None) -> Callable[[Row], Row]:
+    """Returns a function that restores the types of a row's values; the row may lack columns."""
+    if not schema:
+        return lambda row: row
+    struct = RowValidator([pa.field(field.name, field.type) for field in schema]).struct
+    return lambda row: msgspec.to_builtins(msgspec.convert(row, struct), builtin_types=_BUILTIN_TYPES)

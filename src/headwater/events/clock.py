@@ -1,8 +1,8 @@
 """Clocks: the current time, replaceable by a test clock, and the correction of device clocks.
 
-A device stamps an event twice by its own clock: when it happened and when it was sent. The log knows when
-it was received. Received minus sent is the offset of the device's clock plus the time in transit. That sum,
-taken over several requests of the device, corrects the stated event time.
+A device stamps each event twice with its own clock: when it happened and when it was sent. The log knows when
+it received the event. Received minus sent is the offset of the device's clock plus the network delay. The
+estimate of that offset over several requests corrects the claimed event time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from threading import Lock
 from typing import Final, Protocol
 
 import numpy as np
@@ -26,19 +25,16 @@ __all__ = ["UNKNOWN_TIME", "Clock", "ClockOffsets", "DeviceClock", "ManualClock"
 
 
 class Clock(Protocol):
-    """The clock of all packages; nothing else in Headwater reads the machine's clock."""
+    """The source of the current time; nothing else in Headwater reads the machine's clock."""
 
     def now(self) -> datetime:
-        """Returns the present moment, in UTC."""
-        ...
+        """Returns the current time, in UTC."""
 
     def micros(self) -> int:
-        """Returns the present moment as microseconds since 1970."""
-        ...
+        """Returns the current time in microseconds since 1970."""
 
     def monotonic(self) -> float:
-        """Seconds since some fixed point; never goes back, so it is the one to measure waiting with."""
-        ...
+        """Returns seconds since a fixed point; never goes back, so use it to measure timeouts."""
 
 
 class SystemClock:
@@ -51,20 +47,20 @@ class SystemClock:
     """
 
     def now(self) -> datetime:
-        """Returns the present moment, in UTC."""
+        """Returns the current time, in UTC."""
         return datetime.now(UTC)
 
     def micros(self) -> int:
-        """Returns the present moment as microseconds since 1970."""
+        """Returns the current time in microseconds since 1970."""
         return time.time_ns() // 1_000
 
     def monotonic(self) -> float:
-        """Seconds since some fixed point."""
+        """Returns seconds since a fixed point."""
         return time.monotonic()
 
 
 class ManualClock:
-    """A clock that stands still until it is moved; it may be moved from another thread.
+    """A test clock that moves only when `advance` is called, from any thread.
 
     Example:
         >>> clock = ManualClock("2026-01-01T00:00:00Z")
@@ -76,45 +72,45 @@ class ManualClock:
     def __init__(self, at: datetime | str = "2026-01-01T00:00:00Z") -> None:
         self._start = moment(at)
         self._passed = timedelta()
-        self._lock = Lock()
+        self._lock = threading.Lock()  # guards _passed
 
     def advance(self, by: str | timedelta) -> None:
-        """Moves the clock forward, by a duration such as "10 minutes"."""
+        """Move the clock forward by a duration such as "10 minutes"."""
         with self._lock:
             self._passed += duration(by)
 
     def now(self) -> datetime:
-        """Returns the moment the clock stands at, in UTC."""
+        """Returns the time of the clock, in UTC."""
         return self._start + self._passed
 
     def micros(self) -> int:
-        """Returns the moment the clock stands at, as microseconds since 1970."""
+        """Returns the time of the clock in microseconds since 1970."""
         return micros(self.now())
 
     def monotonic(self) -> float:
-        """Seconds this clock was moved since it was made."""
+        """Returns the seconds that the clock was advanced since it was created."""
         return self._passed.total_seconds()
 
 
 Times = npt.NDArray[np.int64]
 UNKNOWN_TIME: Final = -(2**63)
-"""A time that is not known, among times in microseconds."""
+"""Stands for an unknown time in arrays of microseconds."""
 
-_MAX_REQUESTS = 9  # of a device that its offset is taken from; the fifth slow one in a row would move it
-_MAX_DEVICES = 100_000  # remembered in one process, those heard of last
-_MIN_CORRECTION = 1_000_000  # microseconds: less than this may be the network, and is not corrected
-_MAX_TIME = 2**61  # microseconds: sums of two such times still fit
+_MAX_REQUESTS = 9  # per device; fewer than five slow requests in a row do not move their lower median
+_MAX_DEVICES = 100_000  # per process; the least recently seen device is dropped
+_MIN_CORRECTION = 1_000_000  # microseconds; smaller offsets may be network delay and are not corrected
+_MAX_TIME = 2**61  # microseconds; the sum of two such times fits into 64 bits
 
 
 @dataclass(frozen=True)
 class DeviceClock:
-    """Which columns hold a device's own times; `hw.device_clock` makes one.
+    """The columns with a device's own times; created by `hw.device_clock`.
 
     Args:
-        column: When it happened, by the device's clock.
-        sent: When it was sent, by the same clock.
-        device: The columns that say which device it was; the topic's key, if empty.
-        limit: A clock that is further off than this is not believed: its events count when they arrive.
+        column: The column with the event time, by the device's clock.
+        sent: The column with the send time, by the same clock.
+        device: The columns that identify the device; the topic's key if empty.
+        limit: Events of a clock that is off by more than this get their arrival time.
     """
 
     column: str
@@ -129,16 +125,16 @@ class DeviceClock:
 def device_clock(
     column: str, *, sent: str, device: str | tuple[str, ...] | None = None, limit: str | timedelta | None = None
 ) -> DeviceClock:
-    """Event time by the clock of a device, corrected by when its events arrive; for `time=` of a topic.
+    """Returns the event time by a device's clock, corrected on arrival; for `time=` of a topic.
 
-    The claimed times stay in their columns. The corrected time is the event's `occurred_at`, never later than its
-    arrival; a column of that name is there in every pipeline that reads the topic.
+    The claimed times stay in their columns. The corrected time is the event's `occurred_at` and never later than its
+    arrival. Pipelines that read the topic have it as column `occurred_at`.
 
     Args:
-        column: When it happened, by the device's clock.
-        sent: When it was sent, by the same clock; stamped anew for every attempt to send.
-        device: The column or columns that say which device it was; the topic's key, if left out.
-        limit: A clock that is further off than this is not believed: its events count when they arrive.
+        column: The column with the event time, by the device's clock.
+        sent: The column with the send time, by the same clock; the device sets it again for each attempt to send.
+        device: The column or columns that identify the device; the topic's key if left out.
+        limit: Events of a clock that is off by more than this get their arrival time.
 
     Example:
         >>> str(device_clock("at", sent="sent_at", limit="2 days"))
@@ -146,18 +142,18 @@ def device_clock(
     """
     names = () if device is None else (device,) if isinstance(device, str) else tuple(device)
     if column == sent:
-        what = f"{column!r} cannot say both when an event happened and when it was sent"
+        what = f"column {column!r} cannot be both the event time and the send time"
         raise BadSettingError(what, fix='hw.device_clock("at", sent="sent_at")')
     return DeviceClock(column, sent, names, None if limit is None else duration(limit))
 
 
 class ClockOffsets:
-    """What one process knows of the clocks of devices: how far off each was in its last requests.
+    """Estimates the clock offsets of devices from their last requests, in one process.
 
-    The estimate is the lower median of received minus sent over the last nine requests of a device. A median, so that a
-    request that was slow, or repeated with its old stamp, changes nothing; of requests, not events, so that a long
-    request counts once; the lower one, because time on the way only ever adds. After a device's clock was set, it takes
-    five requests to follow.
+    The estimate is the lower median of received minus sent over the last nine requests of a device. A median ignores
+    single requests that were slow or repeated with an old stamp. It counts requests, not events, so a large request
+    counts once. It is the lower median because network delay only adds. After a device's clock is set, the estimate
+    follows within five requests.
 
     Example:
         >>> offsets = ClockOffsets()
@@ -168,20 +164,21 @@ class ClockOffsets:
     """
 
     def __init__(self) -> None:
+        # The last requests of each device, as (sent, offset), least recently seen device first.
         self._seen: OrderedDict[Hashable, tuple[tuple[int, int], ...]] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # guards _seen
 
     def correct(
         self, devices: Sequence[Hashable | None], claimed: Times, sent: Times, received: int, limit: int | None = None
     ) -> Times:
-        """Returns when each event happened, by our clock; never after it was received.
+        """Returns the corrected time of each event, never later than `received`.
 
         Args:
-            devices: Whose clock each event was stamped by; None where that is not known.
-            claimed: When each event happened, by that clock; `UNKNOWN_TIME` stays so.
-            sent: When it was sent, by that clock, or `UNKNOWN_TIME`.
-            received: When all of them were received, by ours.
-            limit: Offsets beyond this many microseconds are not believed.
+            devices: The device of each event; None if unknown.
+            claimed: The event times by the devices' clocks; `UNKNOWN_TIME` stays unknown.
+            sent: The send times by the same clocks, or `UNKNOWN_TIME`.
+            received: When the log received the events.
+            limit: Events with a larger offset, in microseconds, get the time `received`.
         """
         offsets = self._offsets(devices, sent, received)
         clipped = np.clip(claimed, -_MAX_TIME, _MAX_TIME)
@@ -191,7 +188,7 @@ class ClockOffsets:
         return np.where(claimed == UNKNOWN_TIME, UNKNOWN_TIME, times)
 
     def _offsets(self, devices: Sequence[Hashable | None], sent: Times, received: int) -> Times:
-        """Returns the estimate for each row; rows of one device with one stamp are one request."""
+        """Returns the estimate for each row; consecutive rows of one device with the same send time are one request."""
         offsets = np.zeros(len(sent), np.int64)
         start, stamps = 0, sent.tolist()
         with self._lock:
@@ -208,12 +205,9 @@ class ClockOffsets:
             offset = min(max(received - sent, -_MAX_TIME), _MAX_TIME)
             seen = (*seen, (sent, offset))[-_MAX_REQUESTS:]
             if device is not None:
-                self._remember(device, seen)
+                self._seen[device] = seen
+                self._seen.move_to_end(device)
+                if len(self._seen) > _MAX_DEVICES:
+                    self._seen.popitem(last=False)
         ordered = sorted(offset for _, offset in seen)
         return ordered[(len(ordered) - 1) // 2] if ordered else 0
-
-    def _remember(self, device: Hashable, seen: tuple[tuple[int, int], ...]) -> None:
-        self._seen[device] = seen
-        self._seen.move_to_end(device)
-        if len(self._seen) > _MAX_DEVICES:
-            self._seen.popitem(last=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import GenericAlias
 from typing import Any
@@ -91,6 +91,7 @@ class Codec:
         try:
             structs: list[Any] = msgspec.convert(plain, self._rows_type)
         except Exception:  # attributes of users' objects may raise anything
+            # The second attempt is slow: it converts enums, UUIDs, times and nested classes to plain values.
             structs = self._validate_plain(plain)
         return structs
 
@@ -105,7 +106,6 @@ class Codec:
         return tuple(self._validator.field_value(struct, name) for name in names)
 
     def _validate_plain(self, rows: list[Any]) -> Any:
-        """Validate again with enums, UUIDs, times and nested classes converted to plain values."""
         plain = [_to_plain_row(row, index) for index, row in enumerate(rows)]
         try:
             return msgspec.convert(plain, self._rows_type)
@@ -193,14 +193,14 @@ class Codec:
 
     def rows(self, batch: pa.RecordBatch) -> list[dict[str, Any]]:
         """Returns the rows of a batch as dicts of Python values."""
-        return _rows(batch.schema.names, [values_of(column) for column in batch.columns])
+        return _rows(batch.schema.names, map(values_of, batch.columns))
 
     def to_json(self, batch: pa.RecordBatch) -> list[bytes]:
         """Returns the rows of a batch as JSON objects.
 
         Decimals are text without trailing zeros, times RFC 3339 in UTC with a Z, bytes base64.
         """
-        columns = [values_of(column, decimal=trim_zeros) for column in batch.columns]
+        columns = (values_of(column, decimal=trim_zeros) for column in batch.columns)
         return list(map(self._encoder.encode, _rows(batch.schema.names, columns)))
 
     def batch(self, structs: Sequence[Any]) -> pa.RecordBatch:
@@ -249,7 +249,7 @@ class Codec:
         return f"fields: {', '.join(known)}" + (f" and {more} more" if more > 0 else "")
 
 
-def _rows(names: list[str], columns: list[list[Any]]) -> list[dict[str, Any]]:
+def _rows(names: list[str], columns: Iterable[list[Any]]) -> list[dict[str, Any]]:
     return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
@@ -280,8 +280,6 @@ class _DuplicateNameError(ValueError):
 
 
 def _check_unique_names(pairs: list[tuple[str, Any]]) -> None:
-    seen: set[str] = set()
-    for name, _ in pairs:
-        if name in seen:
-            raise _DuplicateNameError(name)
-        seen.add(name)
+    names = [name for name, _ in pairs]
+    if len(set(names)) < len(names):
+        raise _DuplicateNameError(next(name for name in names if names.count(name) > 1))

@@ -1,7 +1,7 @@
 """Converts Arrow, pandas and Polars frames to a schema, column by column, without loss.
 
-A column may hold what a field of a dict may hold: text for times and decimals, any integer in range, floats
-for decimals by their shortest digits. Text never becomes a number, and nothing is rounded.
+The rules are those for dicts: text is accepted for times and decimals, any integer in range, and floats for
+decimals, by their shortest digits. Text is never cast to a number, and nothing is rounded.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from headwater.events.validator import (
     exponent_too_large,
     field_default,
     first_out_of_range,
+    first_rejected,
+    insert_nulls,
 )
 from headwater.events.values import preview
 
@@ -35,7 +37,7 @@ def fit_dataframe(frame: Any, schema: pa.Schema) -> list[pa.Array]:
         ['int64', 'string']
 
     Raises:
-        MisfitError: A column is unknown, missing, of another kind, or holds what does not fit.
+        InvalidValueError: A column is unknown, missing or of another type, or a value is out of range.
     """
     batch = _to_batch(frame)
     return _fit_fields(batch.schema.names, batch.columns, list(schema), batch.num_rows)
@@ -50,18 +52,14 @@ def _to_batch(frame: Any) -> pa.RecordBatch:
     except InvalidValueError:
         raise
     except (pa.ArrowException, TypeError, ValueError) as error:
-        raise InvalidValueError(f"{type(frame).__name__} cannot be read as a frame: {error}", None) from None
+        raise InvalidValueError(f"{type(frame).__name__} cannot be read as a data frame: {error}", None) from None
     if len(batches) == 1:
         return batches[0]
-    return pa.concat_batches(batches) if batches else _empty_batch(table.schema)
-
-
-def _empty_batch(schema: pa.Schema) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
+    return pa.concat_batches(batches) if batches else pa.RecordBatch.from_pylist([], table.schema)
 
 
 def _to_table(frame: Any) -> pa.Table:
-    """From whatever speaks Arrow's stream protocol; pandas also brings its unnamed index, which is no column."""
+    """Read an object with Arrow's stream protocol; leaves out the unnamed index that pandas exports."""
     if not hasattr(frame, "__arrow_c_stream__"):
         raise TypeError("it has no Arrow stream")
     if type(frame).__module__.partition(".")[0] == "pandas":
@@ -72,52 +70,46 @@ def _to_table(frame: Any) -> pa.Table:
 
 
 def _check_decimals(frame: Any) -> None:
-    """Finds decimals in a pandas frame that would end the process when Arrow looks at them."""
-    for place, kind in enumerate(frame.dtypes):
-        for row, value in enumerate(frame.iloc[:, place] if kind.kind == "O" else ()):
+    """Refuse decimals in a pandas frame whose exponent would make Arrow exhaust memory."""
+    for index, kind in enumerate(frame.dtypes):
+        for row, value in enumerate(frame.iloc[:, index] if kind.kind == "O" else ()):
             if isinstance(value, Decimal) and exponent_too_large(value):
-                raise InvalidValueError(f"{preview(value)} has too many digits", row, str(frame.columns[place]))
+                raise InvalidValueError(f"{preview(value)} has too many digits", row, str(frame.columns[index]))
 
 
 def _fit_fields(names: list[str], columns: list[pa.Array], fields: list[pa.Field], rows: int) -> list[pa.Array]:
-    """One array per field: given, or made of the field's default."""
+    """Returns one array per field: the column, or the field's default if there is none."""
     given = dict(zip(names, columns, strict=True))
     if len(given) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise InvalidValueError("the column stands twice", None, twice)
+        raise InvalidValueError("the column occurs twice", None, twice)
     known = {field.name for field in fields}
-    for name in names:
-        if name not in known:
-            raise InvalidValueError("unknown to the type", None, name)
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise InvalidValueError("not a field of the type", None, unknown[0])
     return [_fit_field(field, given.get(field.name), rows) for field in fields]
 
 
 def _fit_field(field: pa.Field, column: pa.Array | None, rows: int) -> pa.Array:
-    if column is None:
-        return missing_column(field, rows)
-    try:
-        fit = _fit_column(column, field.type)
-        if not field.nullable and fit.null_count:
-            raise InvalidValueError("null, and the type requires a value", _first_true(fit.is_null()))
-    except InvalidValueError as misfit:
-        raise misfit.with_parent(field.name) from None
+    if column is not None:
+        try:
+            return _fit_values(column, field)
+        except InvalidValueError as misfit:
+            raise misfit.with_parent(field.name) from None
+    if field_default(field) is not None:
+        validator = RowValidator([field])
+        default = validator.to_columns([msgspec.convert({}, validator.struct)])[0]
+        return default.take(pa.array(np.zeros(rows, np.int64)))
+    if not field.nullable:
+        raise InvalidValueError("required, but missing", None, field.name)
+    return pa.nulls(rows, field.type)
+
+
+def _fit_values(column: pa.Array, field: pa.Field) -> pa.Array:
+    fit = _fit_column(column, field.type)
+    if not field.nullable and fit.null_count:
+        raise InvalidValueError("required, but null", _first_true(fit.is_null()))
     return fit
-
-
-def missing_column(field: pa.Field, rows: int) -> pa.Array:
-    """Returns the column of a field that the rows do not have: its default, or nulls.
-
-    Raises:
-        MisfitError: The field is required and has no default.
-    """
-    default = field_default(field)
-    if default is None and not field.nullable:
-        raise InvalidValueError("missing, and the type requires it", None, field.name)
-    if default is None:
-        return pa.nulls(rows, field.type)
-    shape = RowValidator([field])
-    one = shape.to_columns([msgspec.convert({}, shape.struct)])[0]
-    return one.take(pa.array(np.zeros(rows, np.int64)))
 
 
 def _fit_column(column: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -140,22 +132,24 @@ def _fit_column(column: pa.Array, kind: pa.DataType) -> pa.Array:
 def _format_scalar(value: pa.Scalar) -> str:
     try:
         return str(value)
-    except (OverflowError, ValueError):  # a time that Python has no datetime for
+    except (OverflowError, ValueError):  # a time outside the range of a Python datetime
         return f"{value.value} {value.type}"
 
 
 def _first_true(mask: pa.Array) -> int:
-    return int(np.flatnonzero(mask.to_numpy(zero_copy_only=False))[0])
+    return int(pc.index(mask, True).as_py())
 
 
 def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """A safe cast between types that mean the same.
+    """Cast between types of the same meaning, without loss.
 
-    Numbers become decimals by their shortest digits, so that 12.1 is 12.10 and not 12.0999999999999996.
+    Numbers become decimals by their shortest digits: 12.1 becomes 12.10, not 12.0999999999999996.
     """
     if not _is_convertible(column.type, kind):
         naive = pa.types.is_timestamp(column.type) and pa.types.is_timestamp(kind)
-        raise InvalidValueError("it has no zone" if naive else f"a column of {column.type} does not fit {kind}", None)
+        raise InvalidValueError(
+            "it has no time zone" if naive else f"a column of {column.type} does not fit {kind}", None
+        )
     if pa.types.is_decimal(kind) and (pa.types.is_floating(column.type) or pa.types.is_integer(column.type)):
         row = first_out_of_range(column)
         if row is not None:
@@ -163,13 +157,15 @@ def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
         column = column.cast(pa.string())
     if pa.types.is_decimal(kind) and _is_text(column.type):
         column = column.cast(pa.string())
-        far = pc.match_substring_regex(column, r"[eE][+-]?0*[1-9][0-9]{3}")
-        if pc.any(far).as_py():
-            raise InvalidValueError(f"a number does not fit {kind}", _first_true(far.fill_null(False)))
+        # Arrow allocates memory for the exponent: refuse exponents of four digits before the cast.
+        too_large = pc.match_substring_regex(column, r"[eE][+-]?0*[1-9][0-9]{3}")
+        if pc.any(too_large).as_py():
+            raise InvalidValueError(f"a number does not fit {kind}", _first_true(too_large))
     try:
         return column.cast(kind)
     except (pa.ArrowException, ValueError):
-        raise _cast_error(column, kind) from None
+        row = first_rejected(len(column), lambda start, end: column.slice(start, end - start).cast(kind))
+        raise InvalidValueError(f"{_format_scalar(column[row])} does not fit {kind}", row) from None
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -177,12 +173,11 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _is_convertible(source: pa.DataType, kind: pa.DataType) -> bool:
-    text = _is_text(source)
     if pa.types.is_timestamp(source) and source.tz is None:
         return False
     for test, sources in _CONVERSIONS:
         if test(kind):
-            return any(found(source) for found in sources) or (text and test in _FROM_TEXT)
+            return any(found(source) for found in sources) or (test in _FROM_TEXT and _is_text(source))
     return False
 
 
@@ -201,22 +196,8 @@ _CONVERSIONS: tuple[tuple[Any, tuple[Any, ...]], ...] = (
 _FROM_TEXT = (pa.types.is_decimal, pa.types.is_timestamp, pa.types.is_date, pa.types.is_string)
 
 
-def _cast_error(column: pa.Array, kind: pa.DataType) -> InvalidValueError:
-    """Returns the first value that cannot be cast, by halving."""
-    low, high = 0, len(column)
-    while high - low > 1:
-        middle = (low + high) // 2
-        try:
-            column.slice(low, middle - low).cast(kind)
-        except (pa.ArrowException, ValueError):
-            high = middle
-        else:
-            low = middle
-    return InvalidValueError(f"{_format_scalar(column[low])} does not fit {kind}", low)
-
-
 def _fit_nested(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Structs member by member; lists and maps by their items, which must fit in turn."""
+    """Fit structs by member, lists and maps by their items."""
     if pa.types.is_struct(kind) and pa.types.is_struct(column.type):
         return _fit_struct(column, kind)
     if pa.types.is_map(kind):
@@ -234,14 +215,14 @@ def _is_list(kind: pa.DataType) -> bool:
 
 def _fit_struct(column: pa.Array, kind: pa.StructType) -> pa.Array:
     names = [field.name for field in column.type]
-    # Only the rows that have the struct must have its members.
+    # Required members need a value only in rows where the struct itself is not null.
     present = column.drop_null() if column.null_count else column
-    members = _fit_fields(names, present.flatten(), list(kind), len(present))
-    whole = pa.StructArray.from_arrays(members, fields=list(kind))
-    if not column.null_count:
-        return whole
-    places = pc.subtract(pc.cumulative_sum(column.is_valid().cast(pa.int64())), 1)
-    return whole.take(pc.if_else(column.is_valid(), places, pa.scalar(None, pa.int64())))
+    valid = column.is_valid()
+    try:
+        members = _fit_fields(names, present.flatten(), list(kind), len(present))
+    except InvalidValueError as misfit:
+        raise misfit.at_valid_row(valid) from None
+    return insert_nulls(pa.StructArray.from_arrays(members, fields=list(kind)), valid)
 
 
 def _fit_map(column: pa.Array, kind: pa.MapType) -> pa.Array:
@@ -252,7 +233,7 @@ def _fit_map(column: pa.Array, kind: pa.MapType) -> pa.Array:
         column = _drop_hidden(_as_list(column))
         keys, items = column.values.flatten()[:2]
     else:
-        raise InvalidValueError(f"a column of {column.type} does not fit {kind}: send such rows as dicts", None)
+        raise InvalidValueError(f"a column of {column.type} does not fit {kind}; send the rows as dicts", None)
     start, end = column.offsets[0].as_py(), column.offsets[-1].as_py()
     keys = _fit_items(column, keys.slice(start, end - start), kind.key_field)
     items = _fit_items(column, items.slice(start, end - start), kind.item_field)
@@ -264,7 +245,7 @@ def _as_list(column: pa.Array) -> pa.Array:
 
 
 def _drop_hidden(column: pa.Array) -> pa.Array:
-    """Returns the column with nothing hidden behind its nulls: a null list may still span values."""
+    """Returns the column without values behind nulls: a null list may still span values."""
     return column.take(pa.array(np.arange(len(column)))) if column.null_count else column
 
 
@@ -278,12 +259,9 @@ def _mask(column: pa.Array) -> pa.Array | None:
 
 def _fit_items(column: pa.Array, items: pa.Array, field: pa.Field) -> pa.Array:
     try:
-        fit = _fit_column(items, field.type)
-        if not field.nullable and fit.null_count:
-            raise InvalidValueError("null, and the type requires a value", _first_true(fit.is_null()))
+        return _fit_values(items, field)
     except InvalidValueError as misfit:
         row = None
         if misfit.row is not None:
             row = int(np.searchsorted(_offsets(column).to_numpy(), misfit.row, side="right")) - 1
         raise misfit.with_parent("[]", row) from None
-    return fit

@@ -12,7 +12,7 @@ from headwater.errors import BadTypeError
 from headwater.events.validator import check_fields
 from headwater.events.values import preview
 
-__all__ = ["from_ddl", "to_ddl"]
+__all__ = ["decimal_type", "from_ddl", "to_ddl"]
 
 _TYPES_BY_NAME: dict[str, pa.DataType] = {
     "BOOLEAN": pa.bool_(),
@@ -134,8 +134,16 @@ def _tokenize(text: str) -> Iterator[_Token]:
     yield _Token("end", "the end", len(text))
 
 
+def decimal_type(digits: int, scale: int, where: str, **data: str) -> pa.DataType:
+    """Returns a decimal type; raises `BadTypeError` with this data if precision or scale is out of range."""
+    if not (1 <= digits <= 38 and 0 <= scale <= digits):
+        what = f"{where}: precision {digits} with scale {scale} is out of range"
+        raise BadTypeError(what, detail="precision is 1 to 38, scale is 0 to precision", **data)
+    return pa.decimal128(digits, scale)
+
+
 class _Parser:
-    """A recursive-descent parser; every method consumes the tokens of what it is named after."""
+    """A recursive-descent parser; each method consumes the tokens of the construct it is named after."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -145,9 +153,19 @@ class _Parser:
     def parse(self) -> list[pa.Field]:
         whole = self._at_word("STRUCT") and self._tokens[1].text == "<"
         fields = list(self._type(0)) if whole else self._columns(0)
-        if self._tokens[self._next].kind != "end":
-            raise self._syntax_error("a comma or the end")
+        self._take("a comma or the end", "end")
         return fields
+
+    @property
+    def _token(self) -> _Token:
+        return self._tokens[self._next]
+
+    def _take(self, wanted: str, *kinds: str) -> _Token:
+        token = self._token
+        if token.kind not in kinds:
+            raise self._syntax_error(wanted)
+        self._next += 1
+        return token
 
     def _columns(self, depth: int) -> list[pa.Field]:
         fields = [self._column(depth)]
@@ -156,15 +174,12 @@ class _Parser:
         return fields
 
     def _column(self, depth: int) -> pa.Field:
-        token = self._tokens[self._next]
-        if token.kind not in ("word", "quoted"):
-            raise self._syntax_error("a name")
-        self._next += 1
+        token = self._take("a name", "word", "quoted")
         self._accept(":")
         kind = self._type(depth)
         nullable = True
         metadata = None
-        while self._tokens[self._next].kind == "word":
+        while self._token.kind == "word":
             if self._at_word("NOT"):
                 self._next += 1
                 if not self._at_word("NULL"):
@@ -179,12 +194,8 @@ class _Parser:
         return pa.field(token.text.replace("``", "`"), kind, nullable, metadata)
 
     def _type(self, depth: int) -> pa.DataType:
-        token = self._tokens[self._next]
-        word = token.text.upper()
-        if token.kind != "word":
-            raise self._syntax_error("a type")
-        self._next += 1
-        match word:
+        token = self._take("a type", "word")
+        match token.text.upper():
             case "ARRAY":
                 return pa.list_(pa.field("element", self._arguments(depth, 1)[0]))
             case "MAP":
@@ -216,44 +227,34 @@ class _Parser:
             digits = self._number()
             scale = self._number() if self._accept(",") else 0
             self._expect(")")
-        if not (1 <= digits <= 38 and scale <= digits):
-            what = f"DECIMAL({digits},{scale}) is out of range"
-            raise BadTypeError(what, detail="precision is 1 to 38, scale is 0 to precision", type=token.text)
-        return pa.decimal128(digits, scale)
+        return decimal_type(digits, scale, token.text, type=token.text)
 
     def _number(self) -> int:
-        token = self._tokens[self._next]
-        if not (token.kind == "word" and token.text.isdecimal() and len(token.text) < 4):
+        if not (self._token.text.isdecimal() and len(self._token.text) < 4):
             raise self._syntax_error("a number")
-        self._next += 1
-        return int(token.text)
+        return int(self._take("a number", "word").text)
 
     def _comment(self) -> str:
-        token = self._tokens[self._next]
-        if token.kind not in ("single", "double"):
-            raise self._syntax_error("a comment in quotes")
-        self._next += 1
+        token = self._take("a comment in quotes", "single", "double")
         quote = "'" if token.kind == "single" else '"'
         return re.sub(r"\\(.)", _unescape, token.text.replace(quote * 2, quote), flags=re.DOTALL)
 
     def _at_word(self, word: str) -> bool:
-        token = self._tokens[self._next]
-        return token.kind == "word" and token.text.upper() == word
+        return self._token.kind == "word" and self._token.text.upper() == word
 
     def _accept(self, symbol: str) -> bool:
-        found = self._tokens[self._next].kind == "mark" and self._tokens[self._next].text == symbol
+        found = self._token.kind == "mark" and self._token.text == symbol
         self._next += found
         return found
 
     def _expect(self, symbol: str, depth: int = 0) -> None:
         if depth > _MAX_DEPTH:
-            position = self._tokens[self._next].position
-            raise BadTypeError(f"the DDL is nested deeper than {_MAX_DEPTH} levels", position=position)
+            raise BadTypeError(f"the DDL is nested deeper than {_MAX_DEPTH} levels", position=self._token.position)
         if not self._accept(symbol):
             raise self._syntax_error(symbol)
 
     def _syntax_error(self, wanted: str) -> BadTypeError:
-        token = self._tokens[self._next]
+        token = self._token
         return BadTypeError(
             f"syntax error in the DDL: {preview(token.text)} found, {wanted} expected",
             detail=f"{preview(self._text)}, at {token.position}",

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from headwater.errors import BadEventError
 from headwater.events.key import key_bytes
-from headwater.events.values import format_moment, preview, to_json_value
+from headwater.events.values import preview, to_json_value
 
 __all__ = ["Event", "Receipt", "Receipts", "build_events", "check_headers", "check_traceparent"]
 
@@ -23,28 +23,29 @@ _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
-    """One event as it was read from a topic.
+    """One event, as read from a topic.
 
-    A frozen `msgspec.Struct`: it reads like a dataclass and is made seven times as fast, which is what reading
-    hundreds of thousands of events a second needs.
+    A frozen `msgspec.Struct`: it behaves like a dataclass and is created seven times as fast, for readers of hundreds
+    of thousands of events a second.
 
     Attributes:
-        topic: The topic it was read from.
+        topic: The topic.
         partition: The partition of the topic.
-        offset: Its place in the partition.
-        key: The value of its key, None without one.
-        value: Its fields; None for a tombstone, which deletes its key from a compacted topic, and for one with `error`.
+        offset: The offset in the partition.
+        key: The key; None without one.
+        value: The fields; None for an event with `error` and for a tombstone, which deletes its key from a compacted
+            topic.
         id: The same on every delivery; "{topic}/{partition}/{offset}" unless the producer chose one.
-        occurred_at: When it happened, by the producer's clock.
+        occurred_at: When the event happened, by the producer's clock.
         sent_at: When the producer sent it, by the same clock.
-        received_at: When the log took it, by the node's clock.
-        headers: Text the producer attached.
-        traceparent: The W3C trace it belongs to.
-        source: Who produced it, as a URI reference.
-        type: What kind of event it is.
-        late: Whether it came later than its topic's lateness allows.
-        error: Why it cannot be read under its topic's type; only where others write to the topic as they like.
-        raw: The bytes that cannot be read.
+        received_at: When the log appended it, by the node's clock.
+        headers: Text that the producer attached.
+        traceparent: The W3C trace context.
+        source: The producer, as a URI reference.
+        type: The event type.
+        late: Whether it is late by the lateness of its topic.
+        error: Why it cannot be decoded under the topic's type; only on Kafka, where other programs write to topics.
+        raw: The bytes that cannot be decoded.
 
     Example:
         >>> event = Event("orders", 0, 12, key="ada", value={"amount": 3})
@@ -75,14 +76,14 @@ class Event(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def tombstone(self) -> bool:
-        """Whether this event deletes its key."""
+        """Whether the event deletes its key."""
         return self.value is None and self.error is None
 
     def cloud_event(self) -> dict[str, Any]:
         """Returns the event as a CloudEvents 1.0 JSON document in structured mode.
 
-        The key is `partitionkey`, the offset `sequence`, the log's clock `recordedtime` (all three documented
-        extensions); headers travel as one JSON text, since attribute names cannot hold theirs.
+        The key is `partitionkey`, the offset `sequence` and the arrival time `recordedtime`, which are documented
+        extensions. Headers are one JSON text, because names of CloudEvents attributes are more restricted.
 
         Example:
             >>> Event("orders", 0, 12, key="ada", value={"amount": 3}).cloud_event()["source"]
@@ -93,12 +94,12 @@ class Event(msgspec.Struct, frozen=True, gc=False):
             "id": self.id,
             "source": self.source or f"/topics/{self.topic}",
             "type": self.type or self.topic,
-            "time": _format_time(self.occurred_at),
+            "time": to_json_value(self.occurred_at),
             "partitionkey": None if self.key is None else key_bytes(self.key).decode(errors="replace"),
             "partition": self.partition,
             "sequence": str(self.offset),
-            "senttime": _format_time(self.sent_at),
-            "recordedtime": _format_time(self.received_at),
+            "senttime": to_json_value(self.sent_at),
+            "recordedtime": to_json_value(self.received_at),
             "traceparent": self.traceparent,
             "headers": msgspec.json.encode(self.headers).decode() if self.headers else None,
             "tombstone": True if self.tombstone else None,
@@ -108,19 +109,15 @@ class Event(msgspec.Struct, frozen=True, gc=False):
         return {name: value for name, value in attributes.items() if value is not None}
 
 
-def _format_time(at: datetime | None) -> str | None:
-    return None if at is None else format_moment(at)
-
-
 class Receipt(msgspec.Struct, frozen=True):
-    """Proof that an event is in the log, or the reason why it is not.
+    """The acknowledgement of an event that is in the log, or the reason why it is not.
 
     Attributes:
-        topic: The topic it was sent to.
-        partition: Its partition, -1 for an event that the overload policy dropped.
-        offset: Its offset; for a duplicate, the offset of the first copy; -1 for a dropped one.
-        duplicate: Whether the log had it already (same producer and sequence).
-        dropped: Why the overload policy dropped it, None when it was written.
+        topic: The topic.
+        partition: The partition; -1 if the overload policy dropped the event.
+        offset: The offset; for a duplicate, the offset of the first copy; -1 for a dropped event.
+        duplicate: Whether the log already had the event (same producer and sequence number).
+        dropped: Why the overload policy dropped the event; None if it was appended.
 
     Example:
         >>> Receipt("orders", 2, 41)
@@ -153,43 +150,36 @@ def build_events(  # noqa: PLR0913  one argument per column of an event
     errors: Iterable[str | None] | None = None,
     raws: Iterable[bytes | None] | None = None,
 ) -> Iterator[Event]:
-    """Yields the events of one partition from their columns, without a line of Python per event.
+    """Yields the events of one partition from their columns, without Python code per event.
 
-    Columns left out have their default in every event; one that is the same everywhere may be a
-    `itertools.repeat`. An empty id stands for the default id.
+    A column that is left out has its default in every event. A constant column may be an `itertools.repeat`. An empty
+    id stands for the default id.
 
     Example:
         >>> [event.id for event in build_events("orders", 0, range(5, 7), [{"a": 1}, None])]
         ['orders/0/5', 'orders/0/6']
     """
-    places = list(offsets)
+    numbers = list(offsets)
+    none: Iterable[Any] = repeat(None)
     return map(
         Event,
         repeat(topic),
         repeat(partition),
-        places,
-        _column(keys, None),
+        numbers,
+        none if keys is None else keys,
         values,
-        map(f"{topic}/{partition}/".__add__, map(str, places)) if ids is None else ids,
-        _column(occurred_at, None),
-        _column(sent_at, None),
-        _column(received_at, None),
-        ({} for _ in repeat(None)) if headers is None else headers,
-        _column(traceparents, None),
-        _column(sources, None),
-        _column(types, None),
-        _column(late, False),
-        _column(errors, None),
-        _column(raws, None),
+        map(f"{topic}/{partition}/".__add__, map(str, numbers)) if ids is None else ids,
+        *(none if column is None else column for column in (occurred_at, sent_at, received_at)),
+        ({} for _ in none) if headers is None else headers,
+        *(none if column is None else column for column in (traceparents, sources, types)),
+        repeat(False) if late is None else late,
+        none if errors is None else errors,
+        none if raws is None else raws,
     )
 
 
-def _column(column: Iterable[Any] | None, default: Any) -> Iterable[Any]:
-    return repeat(default) if column is None else column
-
-
 def check_traceparent(text: str) -> str:
-    """Returns a W3C `traceparent` header, checked.
+    """Returns a W3C `traceparent` header if it is valid; raises otherwise.
 
     Example:
         >>> check_traceparent("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")[:2]
@@ -202,13 +192,13 @@ def check_traceparent(text: str) -> str:
         return text
     raise BadEventError(
         f"the traceparent {preview(text)} is not valid",
-        detail="W3C form: 2, 32, 16 and 2 lower-case hexadecimal digits joined by -, no id all zeros",
+        detail="the W3C format is 2, 32, 16 and 2 lower-case hexadecimal digits joined by -; no id is all zeros",
         field="traceparent",
     )
 
 
 def check_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
-    """Headers as a dict of text, checked.
+    """Returns headers as a dict if all names and values are text; raises otherwise.
 
     Example:
         >>> check_headers({"tenant": "acme"}), check_headers(None)
@@ -222,7 +212,7 @@ def check_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
         if not (_is_valid_text(name) and name and _is_valid_text(value)):
             raise BadEventError(
                 f"the header {preview(name)}: {preview(value)} is not text",
-                detail="header names and values are text, names not empty",
+                detail="header names and values are text, and names are not empty",
                 field="headers",
             )
     return found
@@ -237,7 +227,7 @@ def _is_valid_text(text: Any) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Receipts(Sequence[Receipt]):
-    """One `Receipt` per row, in the order of the rows; cheap however many there are.
+    """One `Receipt` per row, in row order; stored as arrays, so that receipts of large batches are cheap.
 
     Example:
         >>> receipts = Receipts("orders", np.array([0, 0]), np.array([7, 8]), np.array([False, False]))
@@ -271,17 +261,14 @@ class Receipts(Sequence[Receipt]):
             dropped=self.dropped,
         )
 
-    def __iter__(self) -> Iterator[Receipt]:
-        return (self[index] for index in range(len(self)))
-
     @property
     def duplicates(self) -> int:
-        """How many rows were in the log already."""
+        """The number of rows that the log already had."""
         return int(self.repeated.sum())
 
     @property
     def ends(self) -> dict[int, int]:
-        """The highest offset per partition."""
+        """The highest offset in each partition."""
         return {
             int(partition): int(self.offsets[self.partitions == partition].max())
             for partition in np.unique(self.partitions)

@@ -6,6 +6,7 @@ schema and Spark reads it; the user's code sees the class.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import types
@@ -22,7 +23,7 @@ import msgspec
 import pyarrow as pa
 
 from headwater.errors import BadEventError, BadTypeError
-from headwater.events.ddl import from_ddl
+from headwater.events.ddl import decimal_type, from_ddl
 from headwater.events.validator import check_fields
 from headwater.events.values import is_pydantic_model, is_record, preview, to_json_value, to_row
 
@@ -70,9 +71,9 @@ class Precision:
 def arrow_schema(declared: Any) -> pa.Schema:
     """Returns the Arrow schema of a declared event type.
 
-    Optional fields are nullable; a default that JSON can hold stands in the field's metadata. A timedelta is a count
-    of microseconds; a time, a UUID and an Enum or Literal of text are text. `Annotated[int, pa.int32()]` chooses
-    another width, `Annotated[Decimal, Precision(12, 2)]` the digits.
+    Optional fields are nullable. A default that JSON can represent is in the field's metadata. A timedelta is a number
+    of microseconds; a time, a UUID and an Enum or Literal of text are text. `Annotated[int, pa.int32()]` sets the
+    width, `Annotated[Decimal, Precision(12, 2)]` the precision and scale.
 
     Example:
         >>> @dataclasses.dataclass
@@ -83,7 +84,7 @@ def arrow_schema(declared: Any) -> pa.Schema:
         (['order_id', 'note'], False)
 
     Raises:
-        BadTypeError: A field's type cannot be kept; `data` has `field` and `type`.
+        BadTypeError: A field's type is not supported; `data` has `field` and `type`.
     """
     if isinstance(declared, str):
         return from_ddl(declared)
@@ -102,7 +103,7 @@ def arrow_schema(declared: Any) -> pa.Schema:
 
 
 def _canonical_type(kind: pa.DataType) -> pa.DataType:
-    """Returns the type with the inner names Spark uses: it compares those of a batch with its own."""
+    """Returns the type with Spark's names for list and map items, because Spark compares these names too."""
     if pa.types.is_struct(kind):
         return pa.struct([field.with_type(_canonical_type(field.type)) for field in kind])
     if pa.types.is_map(kind):
@@ -114,7 +115,7 @@ def _canonical_type(kind: pa.DataType) -> pa.DataType:
 
 @dataclasses.dataclass(frozen=True)
 class _FieldDeclaration:
-    """One field of a user's class, however the class was written."""
+    """One field of a dataclass, pydantic model or msgspec Struct."""
 
     name: str
     hint: Any
@@ -135,19 +136,15 @@ def _field_declarations(cls: Any) -> Iterator[_FieldDeclaration]:
         for name, info in cls.model_fields.items():
             default = _NO_DEFAULT if info.is_required() else _constant_default(info.default, info.default_factory)
             yield _FieldDeclaration(name, info.annotation, tuple(info.metadata), default)
-    elif issubclass(cls, msgspec.Struct):
-        for member in msgspec.structs.fields(cls):
-            default = _constant_default(member.default, member.default_factory)
-            yield _FieldDeclaration(member.encode_name, hints[member.name], (), default)
-    else:
-        for field in dataclasses.fields(cls):
-            yield _FieldDeclaration(
-                field.name, hints[field.name], (), _constant_default(field.default, field.default_factory)
-            )
+        return
+    members: Any = msgspec.structs.fields(cls) if issubclass(cls, msgspec.Struct) else dataclasses.fields(cls)
+    for member in members:
+        default = _constant_default(member.default, member.default_factory)
+        yield _FieldDeclaration(getattr(member, "encode_name", member.name), hints[member.name], (), default)
 
 
 def _constant_default(default: Any, factory: Any) -> Any:
-    """Returns a default that is the same every time; a factory such as `uuid4` has none."""
+    """Returns a default that is the same for every row; a factory such as `uuid4` gives none."""
     if factory in _CONSTANT_FACTORIES:
         return factory()
     missing = default is dataclasses.MISSING or default is msgspec.NODEFAULT or default is msgspec.UNSET
@@ -156,7 +153,7 @@ def _constant_default(default: Any, factory: Any) -> Any:
 
 def _arrow_fields(cls: Any, outer: tuple[type, ...]) -> list[pa.Field]:
     if cls in outer:
-        raise BadTypeError(f"{cls.__name__} contains itself: no schema is that deep", type=cls.__name__)
+        raise BadTypeError(f"{cls.__name__} contains itself; recursive types are not supported", type=cls.__name__)
     return [_arrow_field(cls, declared, (*outer, cls)) for declared in _field_declarations(cls)]
 
 
@@ -164,14 +161,11 @@ def _arrow_field(cls: type, declared: _FieldDeclaration, outer: tuple[type, ...]
     where = f"{cls.__name__}.{declared.name}"
     kind, nullable = _arrow_type(declared.hint, declared.metadata, where, outer)
     metadata = None
-    if declared.default is None:
-        nullable = True
-    elif declared.default is not _NO_DEFAULT:
-        try:
+    if declared.default is not None and declared.default is not _NO_DEFAULT:
+        # Without a default that JSON can represent, every row must have the field.
+        with contextlib.suppress(ValueError, TypeError, BadEventError):
             metadata = {"default": json.dumps(to_json_value(to_row({"": declared.default})[""]))}
-        except (ValueError, TypeError, BadEventError):
-            metadata = None  # JSON cannot represent the default, so every row must have the field
-    return pa.field(declared.name, kind, nullable, metadata)
+    return pa.field(declared.name, kind, nullable or declared.default is None, metadata)
 
 
 def _arrow_type(hint: Any, metadata: tuple[Any, ...], where: str, outer: tuple[type, ...]) -> tuple[pa.DataType, bool]:
@@ -182,7 +176,7 @@ def _arrow_type(hint: Any, metadata: tuple[Any, ...], where: str, outer: tuple[t
     if origin in (Union, types.UnionType):
         members = [arm for arm in typing.get_args(hint) if arm not in (type(None), msgspec.UnsetType)]
         if len(members) != 1:
-            raise _type_error(where, hint, "a union of several types is not supported")
+            raise _type_error(where, hint, "a union of several types")
         kind, _ = _arrow_type(members[0], metadata, where, outer)
         return kind, len(members) < len(typing.get_args(hint))
     if origin is Literal:
@@ -234,39 +228,29 @@ def _single_type(hint: Any, metadata: tuple[Any, ...], where: str, outer: tuple[
         raise _type_error(where, hint)
     chosen = _type_from_metadata(metadata, where)
     if chosen is not None and _type_family(chosen) != _type_family(_PLAIN[hint]):
-        raise _type_error(where, hint, f"{chosen} does not hold it")
+        raise _type_error(where, hint, f"{chosen} cannot hold its values")
     return _PLAIN[hint] if chosen is None else chosen
 
 
 def _type_family(kind: pa.DataType) -> str:
-    """Returns which Arrow types hold the same kind of Python value."""
+    """Returns the name of the Arrow types that hold the same Python type."""
     tests = {"int": pa.types.is_integer, "float": pa.types.is_floating, "decimal": pa.types.is_decimal}
     return next((name for name, test in tests.items() if test(kind)), str(kind))
 
 
 def _type_from_metadata(metadata: Sequence[Any], where: str) -> pa.DataType | None:
-    """Returns the type an annotation's metadata asks for: an Arrow type, a Precision, or pydantic's digits."""
+    """Returns the type that metadata of an annotation sets: an Arrow type, a Precision, or pydantic's digits."""
     for item in metadata:
         if isinstance(item, pa.DataType):
             return item
         digits = item.digits if isinstance(item, Precision) else getattr(item, "max_digits", None)
         scale = item.scale if isinstance(item, Precision) else getattr(item, "decimal_places", None)
         if digits is not None or scale is not None:
-            return _decimal_type(38 if digits is None else digits, 0 if scale is None else scale, where)
+            return decimal_type(38 if digits is None else digits, 0 if scale is None else scale, where, field=where)
         nested = _type_from_metadata(getattr(item, "metadata", ()), where)
         if nested is not None:
             return nested
     return None
-
-
-def _decimal_type(digits: int, scale: int, where: str) -> pa.DataType:
-    if not (1 <= digits <= 38 and 0 <= scale <= digits):
-        raise BadTypeError(
-            f"{where}: precision {digits} with scale {scale} is out of range",
-            detail="precision is 1 to 38, scale is 0 to precision",
-            field=where,
-        )
-    return pa.decimal128(digits, scale)
 
 
 def _value_type(values: list[Any], where: str, hint: Any) -> pa.DataType:
@@ -295,9 +279,8 @@ def from_row(declared: Any, row: dict[str, Any]) -> Any:
     """
     if not (isinstance(declared, type) and is_record(declared)):
         return row
-    revived = _restore_timedeltas(declared, row) if _has_timedelta(declared) else row
     try:
-        return _build_instance(declared, revived)
+        return _build_instance(declared, _restore_timedeltas(declared, row) if _has_timedelta(declared) else row)
     except (ValueError, TypeError, msgspec.ValidationError) as error:
         raise BadEventError(f"{declared.__name__} refuses the row: {error}", type=declared.__name__) from None
 
@@ -322,7 +305,7 @@ def _has_timedelta(cls: type) -> bool:
 
 
 def _restore_timedeltas(hint: Any, value: Any) -> Any:
-    """Returns the value with timedeltas where the class has them and the row has microseconds."""
+    """Returns the value with timedeltas in place of microseconds where the class declares timedeltas."""
     hint, _ = _unwrap(hint)
     arguments = [arm for arm in typing.get_args(hint) if arm is not type(None)]
     if value is None:

@@ -1,14 +1,15 @@
 """Schema evolution: which changes of a topic's type are accepted, and how old batches are read.
 
-Accepted: a new field that is optional or has a default, a wider number, a required field that becomes
-optional. Rejected: anything that would make old events unreadable or change their meaning.
+Accepted: a new field that is optional or has a default, a wider number type, a required field that becomes
+optional. Rejected: every change that makes old events unreadable or changes their meaning.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from itertools import chain
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
@@ -19,13 +20,14 @@ from headwater.events.validator import InvalidValueError, field_default
 
 __all__ = ["Difference", "FieldChange", "compare", "merge", "upgrade"]
 
+# Each family from the narrowest type to the widest.
 _INTEGERS = [pa.int8(), pa.int16(), pa.int32(), pa.int64()]
 _FLOATS = [pa.float32(), pa.float64()]
 
 
 @dataclass(frozen=True)
 class FieldChange:
-    """One field that differs: its path, and how the old and the new schema have it (None: not at all)."""
+    """A field that differs: its path, and its description in the old and the new schema; None where it is missing."""
 
     path: str
     old: str | None
@@ -40,16 +42,16 @@ class FieldChange:
 
 @dataclass(frozen=True)
 class Difference:
-    """What a new schema changes, by field.
+    """The fields that a new schema changes.
 
     Attributes:
-        added: New fields that old events can be given: optional, or with a default. Taken.
-        widened: Numbers that hold more than before. Taken.
-        relaxed: Required fields that became optional. Taken.
-        removed: Fields that are gone. Refused.
-        retyped: Fields of another type. Refused.
-        tightened: Optional fields that became required, and new required fields without a default. Refused.
-        renamed: Pairs of a removed and an added field with the same type: most likely one field renamed.
+        added: New fields that are optional or have a default. Accepted.
+        widened: Number types with a larger range. Accepted.
+        relaxed: Required fields that became optional. Accepted.
+        removed: Fields that no longer exist. Rejected.
+        retyped: Fields of another type. Rejected.
+        tightened: Optional fields that became required, and new required fields without a default. Rejected.
+        renamed: Pairs of a removed and an added field of the same type: probably one field that was renamed.
 
     Example:
         >>> old = pa.schema([pa.field("n", pa.int32())])
@@ -73,7 +75,7 @@ class Difference:
         return not (self.removed or self.retyped or self.tightened)
 
     def lines(self) -> list[str]:
-        """Returns the difference for people: `+` added, `~` changed and taken, `-` and `!` refused."""
+        """Returns one line per change: `+` added, `~` changed and accepted, `-` and `!` rejected."""
         lines = [change.line("!") for change in (*self.retyped, *self.tightened)]
         lines += [change.line("-") for change in self.removed]
         lines += [change.line("~") for change in (*self.widened, *self.relaxed)]
@@ -81,55 +83,43 @@ class Difference:
         return lines + [f"  was {old} renamed to {new}? old events know only {old}" for old, new in self.renamed]
 
 
-@dataclass
-class _Comparison:
-    added: list[FieldChange] = field(default_factory=list)
-    widened: list[FieldChange] = field(default_factory=list)
-    relaxed: list[FieldChange] = field(default_factory=list)
-    removed: list[FieldChange] = field(default_factory=list)
-    retyped: list[FieldChange] = field(default_factory=list)
-    tightened: list[FieldChange] = field(default_factory=list)
-    renamed: list[tuple[str, str]] = field(default_factory=list)
-
-    def compare_fields(self, old: Iterable[pa.Field], new: Iterable[pa.Field], prefix: str) -> None:
-        before = {item.name: item for item in old}
-        after = {item.name: item for item in new}
-        gone = [item for name, item in before.items() if name not in after]
-        fresh = [item for name, item in after.items() if name not in before]
-        for name in before.keys() & after.keys():
-            self.compare_field(before[name], after[name], prefix + name)
-        for item in gone:
-            self.removed.append(FieldChange(prefix + item.name, _describe_field(item), None))
+def _compare_fields(old: Iterable[pa.Field], new: Iterable[pa.Field], prefix: str) -> Iterator[tuple[str, Any]]:
+    """Yields the attribute of `Difference` and the value to add to it, in the order of the fields."""
+    before = {item.name: item for item in old}
+    after = {item.name: item for item in new}
+    fresh = [item for name, item in after.items() if name not in before]
+    for name, item in before.items():
+        if name not in after:
+            yield "removed", FieldChange(prefix + name, _describe_field(item), None)
             twin = next((other for other in fresh if other.type == item.type), None)
             if twin is not None:
-                self.renamed.append((prefix + item.name, prefix + twin.name))
-        for item in fresh:
-            fillable = item.nullable or field_default(item) is not None
-            note = "" if fillable else "required without a default: old events have none"
-            change = FieldChange(prefix + item.name, None, _describe_field(item), note)
-            (self.added if fillable else self.tightened).append(change)
+                yield "renamed", (prefix + name, prefix + twin.name)
+    for name, item in after.items():
+        if name in before:
+            yield from _compare_field(before[name], item, prefix + name)
+        elif item.nullable or field_default(item) is not None:
+            yield "added", FieldChange(prefix + name, None, _describe_field(item))
+        else:
+            note = "required without a default: old events have none"
+            yield "tightened", FieldChange(prefix + name, None, _describe_field(item), note)
 
-    def compare_field(self, old: pa.Field, new: pa.Field, path: str) -> None:
-        if old.nullable and not new.nullable:
-            self.tightened.append(
-                FieldChange(path, _describe_field(old), _describe_field(new), "old events may have none")
-            )
-        elif new.nullable and not old.nullable:
-            self.relaxed.append(FieldChange(path, _describe_field(old), _describe_field(new), "optional now"))
-        self.compare_type(old.type, new.type, path)
 
-    def compare_type(self, old: pa.DataType, new: pa.DataType, path: str) -> None:
-        if pa.types.is_struct(old) and pa.types.is_struct(new):
-            self.compare_fields(old, new, f"{path}.")
-        elif pa.types.is_map(old) and pa.types.is_map(new):
-            self.compare_field(old.item_field, new.item_field, f"{path}{{}}")
-        elif pa.types.is_list(old) and pa.types.is_list(new):
-            self.compare_field(old.value_field, new.value_field, f"{path}[]")
-        elif _is_wider(old, new):
-            self.widened.append(FieldChange(path, str(old), str(new), "wider"))
-        elif old != new:
-            note = "narrower: old values may not fit" if _is_wider(new, old) else ""
-            self.retyped.append(FieldChange(path, str(old), str(new), note))
+def _compare_field(old: pa.Field, new: pa.Field, path: str) -> Iterator[tuple[str, Any]]:
+    if old.nullable != new.nullable:
+        kind, note = ("relaxed", "optional now") if new.nullable else ("tightened", "old events may have none")
+        yield kind, FieldChange(path, _describe_field(old), _describe_field(new), note)
+    old_type, new_type = old.type, new.type
+    if pa.types.is_struct(old_type) and pa.types.is_struct(new_type):
+        yield from _compare_fields(old_type, new_type, f"{path}.")
+    elif pa.types.is_map(old_type) and pa.types.is_map(new_type):
+        yield from _compare_field(old_type.item_field, new_type.item_field, f"{path}{{}}")
+    elif pa.types.is_list(old_type) and pa.types.is_list(new_type):
+        yield from _compare_field(old_type.value_field, new_type.value_field, f"{path}[]")
+    elif _is_wider(old_type, new_type):
+        yield "widened", FieldChange(path, str(old_type), str(new_type), "wider")
+    elif old_type != new_type:
+        note = "narrower: old values may not fit" if _is_wider(new_type, old_type) else ""
+        yield "retyped", FieldChange(path, str(old_type), str(new_type), note)
 
 
 def _describe_field(item: pa.Field) -> str:
@@ -137,7 +127,7 @@ def _describe_field(item: pa.Field) -> str:
 
 
 def _is_wider(old: pa.DataType, new: pa.DataType) -> bool:
-    """Whether every value of the old type is a value of the new one, of the same family."""
+    """Returns whether the new type holds every value of the old one and belongs to the same family."""
     for family in (_INTEGERS, _FLOATS):
         if old in family and new in family:
             return family.index(old) < family.index(new)
@@ -147,40 +137,28 @@ def _is_wider(old: pa.DataType, new: pa.DataType) -> bool:
 
 
 def compare(old: pa.Schema, new: pa.Schema) -> Difference:
-    """Returns what the new schema changes; the order of fields does not matter.
+    """Returns the changes between two schemas; the order of fields does not matter.
 
     Example:
         >>> renamed = compare(pa.schema([pa.field("a", pa.int64())]), pa.schema([pa.field("b", pa.int64())]))
         >>> renamed.compatible, renamed.renamed
         (False, (('a', 'b'),))
     """
-    found = _Comparison()
-    found.compare_fields(old, new, "")
-    order = {name: place for place, name in enumerate(chain(old.names, new.names))}
-
-    def in_order(changes: list[FieldChange]) -> tuple[FieldChange, ...]:
-        return tuple(sorted(changes, key=lambda change: order.get(change.path.split(".")[0], 0)))
-
-    return Difference(
-        added=in_order(found.added),
-        widened=in_order(found.widened),
-        relaxed=in_order(found.relaxed),
-        removed=in_order(found.removed),
-        retyped=in_order(found.retyped),
-        tightened=in_order(found.tightened),
-        renamed=tuple(found.renamed),
-    )
+    found: defaultdict[str, list[Any]] = defaultdict(list)
+    for kind, change in _compare_fields(old, new, ""):
+        found[kind].append(change)
+    return Difference(**{kind: tuple(changes) for kind, changes in found.items()})
 
 
 def merge(old: pa.Schema, new: pa.Schema) -> pa.Schema:
-    """The schema a topic has from now on: the old fields in their order, as the new schema has them, then new ones.
+    """Returns the topic's schema after the change: the old fields in their order with their new types, then new ones.
 
     Example:
         >>> merge(pa.schema([("b", pa.int32())]), pa.schema([("a", pa.string()), ("b", pa.int64())])).names
         ['b', 'a']
 
     Raises:
-        SchemaConflictError: Old events could not be read; `data` has the `compare_fields` and the `difference`.
+        SchemaConflictError: Old events cannot be read; `data` has the `fields` and the `difference`.
     """
     difference = compare(old, new)
     if difference.compatible:
@@ -214,10 +192,10 @@ def _merge_types(old: pa.DataType, new: pa.DataType) -> pa.DataType:
 
 
 def upgrade(batch: pa.RecordBatch, to: pa.Schema) -> pa.RecordBatch:
-    """Returns an old batch as if it had been written under a later schema of its topic.
+    """Returns an old batch under a later schema of its topic.
 
-    Missing fields get their default or null, numbers are widened, structs inside likewise; a batch that has the
-    schema already is returned as it is. Rows of tombstones stay null.
+    Missing fields get their default or null, and numbers are widened, also inside structs. A batch that already has
+    the schema is returned unchanged. Rows of tombstones stay null.
 
     Example:
         >>> old = pa.RecordBatch.from_pylist([{"n": 1}])

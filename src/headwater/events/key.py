@@ -1,14 +1,15 @@
-"""An event's key: its canonical bytes, and the partition they belong to.
+"""Event keys: their canonical bytes and their partition.
 
-A key has the same bytes whether it comes from a Python value, JSON or a typed column, and the same partition as
-in Kafka (murmur2 of the bytes), so that a topic can move there and back without moving its keys.
+A key has the same bytes whether it comes from a Python value, JSON or a typed column. Its partition is the one
+of Kafka's default partitioner (murmur2 of the bytes), so a topic can move to Kafka and back with the same
+partitions.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from datetime import date, datetime, time
+from datetime import date, time
 from decimal import Decimal
 from enum import Enum
 from typing import Any
@@ -21,11 +22,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.errors import BadKeyError
-from headwater.events.values import format_decimal, format_moment, preview, values_of
+from headwater.events.values import preview, to_json_value, values_of
 
 __all__ = ["key_bytes", "keys_of", "murmur2", "partition_of", "partitions_of"]
 
 _ALLOWED = "a key is text, a number, bytes, true or false, a date or time, a UUID, or a tuple of those"
+# The constants of murmur2 in Kafka's clients.
 _MULTIPLIER = 0x5BD1E995
 _SEED = 0x9747B28C
 _MASK = 0xFFFFFFFF
@@ -34,73 +36,49 @@ _LONG_KEY = 256
 
 
 def key_bytes(value: Any) -> bytes:
-    """Returns the bytes of a key, the same for equal values.
+    """Returns the canonical bytes of a key; equal values have equal bytes.
 
     Example:
         >>> key_bytes("ada"), key_bytes(7), key_bytes(Decimal("1.50")), key_bytes(("de", 7))
         (b'ada', b'7', b'1.5', b'["de",7]')
 
     Raises:
-        BadKeyError: The value is missing, not a number, or of a type that has no canonical bytes.
+        BadKeyError: The value is None, not finite, or of a type that cannot be a key.
     """
     if isinstance(value, Enum):
         return key_bytes(value.value)
-    if isinstance(value, str):
-        return _encode_text(value)
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
-    if isinstance(value, tuple):
-        return _tuple_bytes(value)
-    plain = _json_scalar(value)
-    return _encode_text(plain) if isinstance(plain, str) else msgspec.json.encode(plain)
-
-
-def _encode_text(text: str) -> bytes:
+    plain = [_json_scalar(part) for part in value] if isinstance(value, tuple) else _json_scalar(value)
     try:
-        return text.encode()
+        return plain.encode() if isinstance(plain, str) else msgspec.json.encode(plain)
     except UnicodeEncodeError:
-        raise BadKeyError(f"the key {preview(text)} is not valid Unicode", detail=_ALLOWED) from None
-
-
-def _tuple_bytes(parts: tuple[Any, ...]) -> bytes:
-    plain = [_json_scalar(part) for part in parts]
-    try:
-        return msgspec.json.encode(plain)
-    except UnicodeEncodeError:
-        raise BadKeyError(f"the key {preview(parts)} is not valid Unicode", detail=_ALLOWED) from None
+        raise BadKeyError(f"the key {preview(value)} is not valid Unicode", detail=_ALLOWED) from None
 
 
 def _json_scalar(value: Any) -> str | int | float | bool | bytes:
-    """One part of a key as a JSON scalar (bytes become base64 text inside a tuple)."""
+    """Returns a part of a key as a JSON scalar; bytes, which occur in tuples only, are encoded in base64."""
     match value:
         case Enum():
             return _json_scalar(value.value)
         case bool() | bytes():
             return value
-        case str() | UUID():
-            return str(value)
         case int() if -(2**63) <= value < 2**64:
             return int(value)
         case float() if math.isfinite(value):
-            return float(value) + 0.0  # turns -0.0 into 0.0: equal values, equal keys
-        case Decimal() | date() | time():
-            return _format_number_or_time(value)
+            return float(value) + 0.0  # turns -0.0 into 0.0: equal values have equal keys
+        case str() | UUID() | Decimal() | date() | time():
+            try:
+                return str(to_json_value(value))
+            except (ValueError, OverflowError) as error:
+                raise BadKeyError(f"invalid key: {error}", detail=_ALLOWED) from None
     raise BadKeyError(f"{preview(value)} ({type(value).__name__}) cannot be a key", detail=_ALLOWED)
 
 
-def _format_number_or_time(value: Decimal | date | time) -> str:
-    try:
-        if isinstance(value, datetime):
-            return format_moment(value)
-        return format_decimal(value) if isinstance(value, Decimal) else value.isoformat()
-    except (ValueError, OverflowError) as error:
-        raise BadKeyError(f"a key cannot be formed: {error}", detail=_ALLOWED) from None
-
-
 def keys_of(columns: Sequence[pa.Array]) -> pa.Array:
-    """Returns the keys of many rows from their typed key columns: `key_bytes` of every row, as a binary column.
+    """Returns the key of each row of typed key columns, as a binary column: `key_bytes` of the value.
 
-    One column gives the key of its value; several give the key of the tuple of their values.
+    With several columns, the key is that of the tuple of their values.
 
     Example:
         >>> keys_of([pa.array([7, 12])]).to_pylist()
@@ -109,17 +87,15 @@ def keys_of(columns: Sequence[pa.Array]) -> pa.Array:
         [b'["de",7]', b'["fr",12]']
 
     Raises:
-        BadKeyError: A key is null, or a column's type has no canonical bytes; `data` has the `row` of a null.
+        BadKeyError: A key is null, or the type of a column cannot be a key; `data` has the `row` of a null.
     """
     for column in columns:
         if column.null_count:
-            row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
-            raise BadKeyError(f"the key of row {row} is missing", detail=_ALLOWED, row=row)
+            row = int(pc.index(column.is_null(), True).as_py())
+            raise BadKeyError(f"the key of row {row} is null", detail=_ALLOWED, row=row)
     if len(columns) == 1:
         text = _text_column(columns[0])
-        if text is not None:
-            return text
-        return pa.array(map(key_bytes, values_of(columns[0])), pa.binary())
+        return pa.array(map(key_bytes, values_of(columns[0])), pa.binary()) if text is None else text
     parts = [_json_column(column) for column in columns]
     if all(part is not None for part in parts):
         joined = pc.binary_join_element_wise(*parts, ",")
@@ -129,7 +105,7 @@ def keys_of(columns: Sequence[pa.Array]) -> pa.Array:
 
 
 def _text_column(column: pa.Array) -> pa.Array | None:
-    """Returns the canonical bytes of a column that Arrow can write as text itself, else None."""
+    """Returns the canonical bytes of a column whose values Arrow can format; None for other types."""
     kind = column.type
     if pa.types.is_binary(kind):
         return column
@@ -143,7 +119,7 @@ def _text_column(column: pa.Array) -> pa.Array | None:
 
 
 def _json_column(column: pa.Array) -> pa.Array | None:
-    """Returns a column as JSON text where no value needs escaping, else None."""
+    """Returns a column as JSON text; None if a value needs escaping or Arrow cannot format the type."""
     kind = column.type
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
         return column.cast(pa.string())
@@ -153,7 +129,7 @@ def _json_column(column: pa.Array) -> pa.Array | None:
 
 
 def murmur2(key: bytes) -> int:
-    """Kafka's 32-bit hash of a key, as an unsigned number.
+    """Returns Kafka's 32-bit hash of a key, as an unsigned number.
 
     Example:
         >>> murmur2(b"21")
@@ -172,7 +148,7 @@ def murmur2(key: bytes) -> int:
 
 
 def partition_of(key: bytes, partitions: int) -> int:
-    """Returns the partition of a key, the same as Kafka's default partitioner gives.
+    """Returns the partition of a key, as Kafka's default partitioner does.
 
     Example:
         >>> partition_of(b"ada", 3)
@@ -182,7 +158,7 @@ def partition_of(key: bytes, partitions: int) -> int:
 
 
 def partitions_of(keys: pa.Array | Iterable[bytes], partitions: int) -> npt.NDArray[np.int64]:
-    """Returns the partitions of many keys at once: a binary, text or whole-number column, or a list of bytes.
+    """Returns the partitions of many keys: a binary, text or integer column, or an iterable of bytes.
 
     Example:
         >>> partitions_of([b"ada", b"bob"], 3).tolist() == [partition_of(b"ada", 3), partition_of(b"bob", 3)]
@@ -204,7 +180,7 @@ def _murmur2_column(keys: pa.Array) -> npt.NDArray[np.uint32]:
         return np.full(len(keys), murmur2(b""), np.uint32)
     offsets = np.frombuffer(offset_buffer, np.int32)[keys.offset : keys.offset + len(keys) + 1]
     first, last = int(offsets[0]), int(offsets[-1])
-    # Three more bytes, so that the last, partial word of the last key can be read as a whole one.
+    # Padded, so that the last partial word of the last key can be read as a whole word.
     data = np.zeros(last - first + 4, np.uint8)
     data[:-4] = np.frombuffer(data_buffer, np.uint8)[first:last]
     starts = (offsets[:-1] - first).astype(np.int64)
@@ -218,7 +194,7 @@ def _murmur2_column(keys: pa.Array) -> npt.NDArray[np.uint32]:
 def _murmur2_words(
     data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int32]
 ) -> npt.NDArray[np.uint32]:
-    """Hashes all keys side by side, four bytes of each per step; uint32 arithmetic wraps as Java's int does."""
+    """Hash all keys at once, four bytes of each per step; uint32 arithmetic wraps as Java's int does."""
     words = np.ndarray((len(data) - 3,), "<u4", buffer=data, strides=(1,))
     multiplier = np.uint32(_MULTIPLIER)
     hashes = np.uint32(_SEED) ^ lengths.astype(np.uint32)

@@ -72,7 +72,7 @@ def _avro_type(kind: pa.DataType, path: str) -> Any:
     if pa.types.is_decimal(kind):
         return {"type": "bytes", "logicalType": "decimal", "precision": kind.precision, "scale": kind.scale}
     if pa.types.is_struct(kind):
-        return _avro_record([kind.field(index) for index in range(kind.num_fields)], path)
+        return _avro_record(list(kind), path)
     if pa.types.is_list(kind):
         return {"type": "array", "items": _avro_optional(kind.value_field, path)["type"]}
     if pa.types.is_map(kind):
@@ -80,7 +80,16 @@ def _avro_type(kind: pa.DataType, path: str) -> Any:
     return _AVRO_TYPES[kind]
 
 
-_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
+_JSON_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
+_JSON_TYPES: Final[dict[pa.DataType, dict[str, Any]]] = {
+    pa.bool_(): {"type": "boolean"},
+    pa.float32(): {"type": "number"},
+    pa.float64(): {"type": "number"},
+    pa.string(): {"type": "string"},
+    pa.binary(): {"type": "string", "contentEncoding": "base64"},
+    pa.date32(): {"type": "string", "format": "date"},
+    pa.timestamp("us", "UTC"): {"type": "string", "format": "date-time"},
+}
 
 
 def to_json_schema(schema: pa.Schema, title: str) -> dict[str, Any]:
@@ -90,7 +99,7 @@ def to_json_schema(schema: pa.Schema, title: str) -> dict[str, Any]:
         >>> to_json_schema(pa.schema([pa.field("id", pa.int32(), nullable=False)]), "orders")["properties"]
         {'id': {'type': 'integer', 'minimum': -2147483648, 'maximum': 2147483647}}
     """
-    return {"$schema": _DIALECT, "title": title, **_json_object(list(schema))}
+    return {"$schema": _JSON_DIALECT, "title": title, **_json_object(list(schema))}
 
 
 def _json_object(fields: list[pa.Field]) -> dict[str, Any]:
@@ -121,24 +130,10 @@ def _json_type(kind: pa.DataType) -> dict[str, Any]:
     if pa.types.is_integer(kind):
         half = 2 ** (kind.bit_width - 1)
         return {"type": "integer", "minimum": -half, "maximum": half - 1}
-    return _json_scalar(kind)
-
-
-def _json_scalar(kind: pa.DataType) -> dict[str, Any]:
-    if pa.types.is_boolean(kind):
-        return {"type": "boolean"}
-    if pa.types.is_floating(kind):
-        return {"type": "number"}
     if pa.types.is_decimal(kind):
         about = f"decimal with {kind.precision} digits, {kind.scale} of them after the point"
         return {"type": ["string", "number"], "description": about}
-    if pa.types.is_timestamp(kind):
-        return {"type": "string", "format": "date-time"}
-    if pa.types.is_date(kind):
-        return {"type": "string", "format": "date"}
-    if pa.types.is_binary(kind):
-        return {"type": "string", "contentEncoding": "base64"}
-    return {"type": "string"}
+    return _JSON_TYPES[kind]
 
 
 def to_arrow_base64(schema: pa.Schema) -> str:
@@ -147,7 +142,7 @@ def to_arrow_base64(schema: pa.Schema) -> str:
 
 
 def from_arrow_base64(text: str) -> pa.Schema:
-    """Returns the schema of a text from `to_arrow_base64`.
+    """Parse the text from `to_arrow_base64`.
 
     Raises:
         BadTypeError: The text is not an Arrow schema in base64.

@@ -1,8 +1,7 @@
 """Validates rows against a schema with msgspec and converts them to columns.
 
-A `RowValidator` is built once per schema. Its `struct` is what msgspec converts rows and JSON lines to
-(fast, strict, and with the path of what does not fit); `to_columns` turns the structs into Arrow arrays,
-nested ones included.
+A `RowValidator` is built once per schema. msgspec converts rows and JSON lines to its `struct`, which is fast
+and strict and reports the path of an invalid value; `to_columns` converts the structs to Arrow arrays.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
+from datetime import date, datetime
 from decimal import Decimal
 from itertools import accumulate, chain
 from operator import attrgetter
@@ -33,6 +32,8 @@ __all__ = [
     "exponent_too_large",
     "field_default",
     "first_out_of_range",
+    "first_rejected",
+    "insert_nulls",
 ]
 
 ColumnBuilder = Callable[[list[Any]], pa.Array]
@@ -59,15 +60,15 @@ _ALLOWED = f"allowed: {', '.join(map(str, _SCALAR_TYPES))}, decimal128, and list
 _MAX_DEPTH = 64
 # Arrow allocates memory for the exponent: 1E-99999999 kills the process.
 _MAX_EXPONENT = 100
-_MIN_TIMESTAMP = -62_135_596_800_000_000  # 0001-01-01 and 9999-12-31, the range of a Python datetime
+# Microseconds and days since 1970 of 0001-01-01 and 9999-12-31, the range of a Python datetime.
+_MIN_TIMESTAMP = -62_135_596_800_000_000
 _MAX_TIMESTAMP = 253_402_300_799_999_999
-_YEAR = 366 * 86_400_000_000
 _MIN_DATE = -719_162
 _MAX_DATE = 2_932_896
 
 
 class InvalidValueError(ValueError):
-    """A value has the right type but is outside its column's range; `row` counts from 0."""
+    """A value does not fit its column; `row` counts from 0 and is None if the whole column does not fit."""
 
     def __init__(self, reason: str, row: int | None, path: str = "") -> None:
         super().__init__(reason)
@@ -78,6 +79,11 @@ class InvalidValueError(ValueError):
     def with_parent(self, name: str, row: int | None = None) -> InvalidValueError:
         """Returns the same error with the path from the enclosing column."""
         return InvalidValueError(self.reason, self.row if row is None else row, f"{name}.{self.path}".rstrip("."))
+
+    def at_valid_row(self, valid: pa.Array) -> InvalidValueError:
+        """Returns the same error, whose `row` counted valid rows only, with its row among all rows."""
+        row = None if self.row is None else int(np.flatnonzero(valid.to_pylist())[self.row])
+        return InvalidValueError(self.reason, row, self.path)
 
 
 @dataclass(frozen=True)
@@ -120,7 +126,7 @@ class RowValidator:
             forbid_unknown_fields=True,
             frozen=True,
             gc=False,
-            kw_only=True,  # optional fields may stand before required ones
+            kw_only=True,  # optional fields may precede required ones
         )
 
     def field_value(self, struct: Any, name: str) -> Any:
@@ -148,19 +154,25 @@ class RowValidator:
 
     def to_struct_column(self, values: list[Any], kind: pa.StructType) -> pa.Array:
         """Returns the structs as one struct column; None becomes null."""
-        absent = [value is None for value in values]
-        if not any(absent):
-            return pa.StructArray.from_arrays(self.to_columns(values), fields=list(kind))
-        present = [value for value in values if value is not None]
-        rows = [row for row, value in enumerate(values) if value is not None]
+        valid = pa.array([value is not None for value in values], pa.bool_())
         try:
-            dense = self.to_columns(present)
+            members = self.to_columns([value for value in values if value is not None])
         except InvalidValueError as misfit:
-            row = None if misfit.row is None else rows[misfit.row]
-            raise InvalidValueError(misfit.reason, row, misfit.path) from None
-        indices = pa.array(np.where(absent, 0, np.cumsum(~np.array(absent)) - 1), pa.int64())
-        spread = [column.take(indices) if present else pa.nulls(len(values), column.type) for column in dense]
-        return pa.StructArray.from_arrays(spread, fields=list(kind), mask=pa.array(absent))
+            raise misfit.at_valid_row(valid) from None
+        return insert_nulls(pa.StructArray.from_arrays(members, fields=list(kind)), valid)
+
+
+def insert_nulls(present: pa.Array, valid: pa.Array) -> pa.Array:
+    """Returns an array of the length of `valid`: the values in order where it is true, null elsewhere.
+
+    Example:
+        >>> insert_nulls(pa.array([7]), pa.array([False, True])).to_pylist()
+        [None, 7]
+    """
+    if len(present) == len(valid):
+        return present
+    indices = pc.subtract(pc.cumulative_sum(valid.cast(pa.int64())), 1)
+    return present.take(pc.if_else(valid, indices, pa.scalar(None, pa.int64())))
 
 
 def _field_spec(index: int, field: pa.Field) -> _FieldSpec:
@@ -279,31 +291,13 @@ def _scalar_column(values: list[Any], kind: pa.DataType) -> pa.Array:
     try:
         column = pa.array(values, kind)
     except (pa.ArrowException, ValueError, OverflowError, TypeError):
-        row = _first_invalid(values, kind)
+        row = first_rejected(len(values), lambda start, end: pa.array(values[start:end], kind))
         raise InvalidValueError(f"{preview(values[row])} does not fit {kind}", row) from None
-    if pa.types.is_timestamp(kind) and _near_limits(column):
-        _check_years(values, kind)
-    elif pa.types.is_floating(kind):
-        strange = first_out_of_range(column)
-        if strange is not None:
-            raise InvalidValueError(f"{preview(values[strange])} does not fit {kind}", strange)
+    # Conversion to UTC can move a time of the years 1 and 9999 out of range.
+    invalid = first_out_of_range(column)
+    if invalid is not None:
+        raise InvalidValueError(f"{preview(values[invalid])} does not fit {kind}", invalid)
     return column
-
-
-def _near_limits(column: pa.Array) -> bool:
-    """Returns whether a time is in year 1 or 9999."""
-    ends = pc.min_max(column.cast(pa.int64())).as_py()
-    return ends["min"] is not None and (ends["min"] < _MIN_TIMESTAMP + _YEAR or ends["max"] > _MAX_TIMESTAMP - _YEAR)
-
-
-def _check_years(values: list[datetime | None], kind: pa.DataType) -> None:
-    """Refuse times that leave the range of a Python datetime when converted to UTC."""
-    for row, value in enumerate(values):
-        if value is not None and not 1 < value.year < 9999:
-            try:
-                value.astimezone(UTC)
-            except OverflowError:
-                raise InvalidValueError(f"{preview(value)} does not fit {kind}", row) from None
 
 
 def exponent_too_large(value: Decimal) -> bool:
@@ -316,13 +310,18 @@ def exponent_too_large(value: Decimal) -> bool:
     return not -_MAX_EXPONENT < value.adjusted() < _MAX_EXPONENT
 
 
-def _first_invalid(values: list[Any], kind: pa.DataType) -> int:
-    """Returns the first row that Arrow refuses, by bisection."""
-    low, high = 0, len(values)
+def first_rejected(count: int, convert: Callable[[int, int], Any]) -> int:
+    """Returns the first row that Arrow refuses to convert, by bisection.
+
+    Args:
+        count: The number of rows, of which at least one is refused.
+        convert: Converts the rows `[start, end)`.
+    """
+    low, high = 0, count
     while high - low > 1:
         middle = (low + high) // 2
         try:
-            pa.array(values[low:middle], kind)
+            convert(low, middle)
         except (pa.ArrowException, ValueError, OverflowError, TypeError):
             high = middle
         else:
@@ -331,7 +330,7 @@ def _first_invalid(values: list[Any], kind: pa.DataType) -> int:
 
 
 def first_out_of_range(column: pa.Array) -> int | None:
-    """Returns the first row with a number that is not finite, or a date outside the years 1 to 9999.
+    """Returns the first row with a number that is not finite, or a date outside the years 1 to 9999; None if none.
 
     JSON and Python cannot represent these values.
 
@@ -341,20 +340,20 @@ def first_out_of_range(column: pa.Array) -> int | None:
     """
     kind = column.type
     if pa.types.is_floating(kind):
-        sound = pc.is_finite(column)
+        valid = pc.is_finite(column)
     elif pa.types.is_timestamp(kind):
-        sound = _in_range(column.view(pa.int64()), _MIN_TIMESTAMP, _MAX_TIMESTAMP)
+        valid = _in_range(column.view(pa.int64()), _MIN_TIMESTAMP, _MAX_TIMESTAMP)
     elif pa.types.is_date32(kind):
-        sound = _in_range(column.view(pa.int32()), _MIN_DATE, _MAX_DATE)
+        valid = _in_range(column.view(pa.int32()), _MIN_DATE, _MAX_DATE)
     else:
         return None
-    if sound is None or pc.all(sound).as_py() in (True, None):
+    if valid is None or pc.all(valid).as_py() in (True, None):
         return None
-    return int(pc.index(sound, False).as_py())
+    return int(pc.index(valid, False).as_py())
 
 
 def _in_range(column: pa.Array, low: int, high: int) -> pa.Array | None:
-    """Returns a mask of values in range; None if all are, which takes one pass over the column."""
+    """Returns a mask of values in range; None if all are, as one pass over the column shows."""
     ends = pc.min_max(column)
     lowest, highest = ends["min"].as_py(), ends["max"].as_py()
     if lowest is None or (low <= lowest and highest <= high):
