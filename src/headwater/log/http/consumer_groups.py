@@ -1,7 +1,7 @@
 """Consumer groups over HTTP.
 
-One thread per group and topic sends the heartbeats of this process's members and learns of changes of the
-group.
+One thread per group and topic sends the heartbeats of this process's members; the responses report changes of
+the group.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -65,7 +65,7 @@ class GroupHeartbeat:
         self.stopped = threading.Event()
         self._transport = transport
         self._path = path
-        self._thread = threading.Thread(target=self._run, name="headwater-pulse", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="headwater-heartbeat", daemon=True)
 
     def start(self) -> None:
         """Start the thread, unless it runs already; its first request then includes the first member."""
@@ -112,21 +112,22 @@ class HttpGroups:
     def join(
         self, group: str, topic: str, *, start: Start = "earliest", session: timedelta = timedelta(minutes=5)
     ) -> Membership:
-        """Become a member. If this process dies, its partitions are released seconds later."""
+        """Join a group. If this process dies, its partitions are released when the session times out on the node."""
         wanted = {"start": format_start(start), "session": session.total_seconds()}
-        path = _group_path(group, topic)
-        membership = self._decode(self._transport.json("POST", f"{path}/members", document=wanted))
+        joined = self._transport.json("POST", f"{_group_path(group, topic)}/members", document=wanted)
+        membership = msgspec.convert(joined, Membership, strict=False)
         self._ensure_heartbeat(group, topic, member=membership.member)
         return membership
 
     def sync(self, membership: Membership) -> Membership:
         """Send a heartbeat and return the partitions assigned now."""
         wanted = {"generation": membership.generation}
-        found = self._decode(self._transport.json("POST", f"{_member_path(membership)}/sync", document=wanted))
+        synced = self._transport.json("POST", f"{_member_path(membership)}/sync", document=wanted)
+        found = msgspec.convert(synced, Membership, strict=False)
         return membership if found.generation == membership.generation else found
 
     def commit(self, membership: Membership, offsets: Mapping[int, int]) -> None:
-        """Commit offsets: everything below them is done."""
+        """Commit offsets: all events below them are processed."""
         wanted = {"generation": membership.generation, "offsets": dict(offsets)}
         self._transport.call("POST", f"{_member_path(membership)}/commit", document=wanted)
 
@@ -176,10 +177,6 @@ class HttpGroups:
                 heartbeat.members.append(member)
             heartbeat.start()
             return heartbeat
-
-    @staticmethod
-    def _decode(document: Any) -> Membership:
-        return msgspec.convert(document, Membership, strict=False)
 
 
 def _group_path(group: str, topic: str) -> str:

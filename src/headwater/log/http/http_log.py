@@ -3,14 +3,13 @@
 `HttpLog` implements the `Log` protocol with requests to a node's gateway. Events sent in the background pass
 through an `AppendBuffer` per topic, as in the embedded log; its commit function sends them in order, several
 in one request. A request is retried only when it carries a producer's sequence numbers: without them, a
-retry after a lost answer could append the events twice.
+retry after a lost response could append the events twice.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from dataclasses import fields
 from datetime import timedelta
@@ -23,6 +22,7 @@ import pyarrow as pa
 from headwater.errors import BadEventError, BadKeyError, HeadwaterError, RefusedError, TooLargeError, UnreachableError
 from headwater.events import Codec, Receipt
 from headwater.events.envelope import Receipts
+from headwater.events.schema_export import from_arrow_base64, to_arrow_base64
 from headwater.log.append_buffer import AppendBuffer, PendingAppend
 from headwater.log.batch import LogBatch
 from headwater.log.event_log import PartitionRange, Start
@@ -70,7 +70,7 @@ class HttpLog:
         self._decoders: dict[str, FrameDecoder] = {}
         self._buffers: dict[str, AppendBuffer] = {}
         self._lock = threading.Lock()  # guards `_buffers`
-        self._rotation = 0
+        self._rotation = 0  # which partition is first in the next fetch
 
     # -- topics --------------------------------------------------------------------------------------------------
 
@@ -86,7 +86,7 @@ class HttpLog:
         """Create a topic, or update an existing one to this definition."""
         wanted = msgspec.json.decode(topic.to_json())
         del wanted["version"]
-        wanted["schema"] = {"arrow": b64encode(topic.schema.serialize().to_pybytes()).decode()}
+        wanted["schema"] = {"arrow": to_arrow_base64(topic.schema)}
         stored = {option: name for name, option in OPTION_NAMES.items()}
         wanted["given"] = sorted(stored.get(option, option) for option in topic.given)
         try:
@@ -97,17 +97,18 @@ class HttpLog:
 
     def _remember_topic(self, document: dict[str, Any]) -> FrameDecoder:
         settings = {name: value for name, value in document.items() if name in _STORED_FIELDS}
-        topic = Topic.from_json(msgspec.json.encode(settings), _parse_schema(document["schema"]))
+        topic = Topic.from_json(msgspec.json.encode(settings), from_arrow_base64(document["schema"]["arrow"]))
         decoder = self._decoders.get(topic.name)
         if decoder is None or decoder.topic != topic:
             decoder = self._decoders[topic.name] = FrameDecoder(topic, partial(self._load_schema, topic.name))
         return decoder
 
     def _load_schema(self, name: str, version: int) -> pa.Schema:
-        return _parse_schema(self.transport.json("GET", f"{_topic_path(name)}/schema", params={"version": version}))
+        found = self.transport.json("GET", f"{_topic_path(name)}/schema", params={"version": version})
+        return from_arrow_base64(found["arrow"])
 
     def _decoder(self, name: str, version: int) -> FrameDecoder:
-        """Returns the cached decoder if its type has at least this version; else asks the node."""
+        """Returns the cached decoder if its type has at least this version; otherwise loads the newest type."""
         decoder = self._decoders.get(name)
         if decoder is None or decoder.topic.version < version:
             decoder = self._remember_topic(self.transport.json("GET", _topic_path(name)))
@@ -141,19 +142,18 @@ class HttpLog:
 
     def _buffer(self, name: str) -> AppendBuffer:
         with self._lock:
-            buffer = self._buffers.get(name)
-            if buffer is None:
+            if name not in self._buffers:
                 # The node applies the topic's overload policy and counts; here, callers wait while the buffer is full.
-                buffer = AppendBuffer(partial(self._commit, name), Overload(), count=lambda counts: None)
-                self._buffers[name] = buffer
-            return buffer
+                commit = partial(self._commit, name)
+                self._buffers[name] = AppendBuffer(commit, Overload(), count=lambda counts: None)
+            return self._buffers[name]
 
     def _commit(self, name: str, appends: list[PendingAppend]) -> None:
         try:
             for run in group_by_producer(appends):
                 write_run(run, partial(self._send, name))
         except UnreachableError as error:
-            # Nothing may follow a lost event: a later sequence number would make the log take it for a repeat.
+            # Fail all later events too: after a later sequence number, the log would drop the lost event as a repeat.
             for append in appends:
                 if append.outcome is None:
                     append.error = append.error or error
@@ -176,7 +176,7 @@ class HttpLog:
                 append.outcome = receipt
 
     def _post(self, name: str, batch: WriteBatch, body: bytes) -> Receipts:
-        """Send a packed batch; a request whose answer was lost is repeated only if the batch has a producer."""
+        """Send a packed batch; a request whose response was lost is repeated only if the batch has a producer."""
         answer = self.transport.call(
             "POST",
             f"{_topic_path(name)}/frames",
@@ -296,10 +296,6 @@ class HttpTopicWaiter:
 
     def close(self) -> None:
         """Stop waiting."""
-
-
-def _parse_schema(document: dict[str, Any]) -> pa.Schema:
-    return pa.ipc.read_schema(pa.py_buffer(b64decode(document["arrow"])))
 
 
 def _topic_path(name: str) -> str:

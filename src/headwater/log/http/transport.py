@@ -37,8 +37,7 @@ class Transport:
         try:
             self._client = httpx.Client(
                 base_url=self.url,
-                # Proxies from the environment are not for nodes.
-                trust_env=False,
+                trust_env=False,  # proxies of the environment do not apply to nodes
                 limits=httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=30),
             )
         except (httpx.InvalidURL, ValueError) as error:
@@ -91,7 +90,8 @@ class Transport:
             else:
                 self._connected = True
                 if self._client.is_closed:
-                    # Another thread closed the client, perhaps before this request opened its connection.
+                    # Another thread closed the client, perhaps before this request opened its connection,
+                    # which the client then never closes.
                     answer.extensions["network_stream"].close()
                 if answer.is_success:
                     return answer
@@ -109,10 +109,9 @@ class Transport:
         sent = not isinstance(error, _NOT_SENT)
         if sent and not repeatable:
             raise UnreachableError(
-                f"the answer of {self.url} was lost",
-                detail="the events may or may not be in the log; they were not sent again, "
-                "since that could write them twice",
-                fix='send through client.producer(topic, id="…"): it repeats a send without writing twice',
+                f"the response of {self.url} was lost",
+                detail="the events may or may not be in the log; sending them again could append them twice",
+                fix='send through client.producer(topic, id="…"): it retries without appending twice',
                 url=self.url,
                 sent=True,
             ) from error
@@ -130,7 +129,7 @@ class Transport:
             problem = msgspec.json.decode(answer.content, type=dict[str, Any])
             return HeadwaterError.from_problem(problem)
         except (msgspec.MsgspecError, TypeError):
-            what = f"{self.url} answers, but not as a Headwater node"
+            what = f"{self.url} is not a Headwater node"
             return UnreachableError(what, detail=f"status {answer.status_code}", fix="headwater run", url=self.url)
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
@@ -204,7 +205,7 @@ class Brokers:
     def _create_client(self, kind: Any, settings: dict[str, Any]) -> Any:
         whole = {
             "bootstrap.servers": self.address.servers,
-            "error_cb": self._on_error,
+            "error_cb": partial(setattr, self, "_last_error"),
             "log_level": 2,
             "allow.auto.create.topics": False,  # a lookup must not create a topic with the brokers' default settings
             "reconnect.backoff.max.ms": 1000,
@@ -215,9 +216,6 @@ class Brokers:
         except (self.kafka.KafkaException, ValueError, TypeError) as error:
             what = f"a setting of {self.address} is not valid: {_error_message(error)}"
             raise BadSettingError(self.address.redact(what)) from None
-
-    def _on_error(self, error: Any) -> None:
-        self._last_error = error
 
     # -- calls ---------------------------------------------------------------------------------------------------
 
@@ -236,6 +234,7 @@ class Brokers:
         warned = False
         while True:
             left = deadline - time.monotonic()
+            # At least one attempt of 0.2 seconds, also without patience.
             try:
                 return call(max(0.2, min(_ATTEMPT_TIMEOUT, left)))
             except self.kafka.KafkaException as error:
@@ -258,7 +257,7 @@ class Brokers:
             raise self.translate_error(error) from None
 
     def translate_error(self, error: Any) -> HeadwaterError:
-        """Returns an error of the driver as one of ours."""
+        """Returns the Headwater error for an error of the driver."""
         code = _error_code(error)
         message = self.address.redact(_error_message(error))
         if code in self._authentication_codes:
@@ -286,17 +285,20 @@ class Brokers:
             sent=False,
         )
 
-    def call_admin(self, request: Callable[[Any, float], dict[Any, Any]]) -> dict[Any, Any]:
-        """Return the results of an admin request, which has one future per resource; retried like `retry`."""
+    def call_admin(self, request: Callable[..., dict[Any, Any]], *args: Any, **options: Any) -> dict[Any, Any]:
+        """Return the results of a method of `admin`, which returns one future per resource; retried like `retry`."""
         return self.retry(
-            lambda seconds: {key: future.result() for key, future in request(self.admin, seconds).items()}
+            lambda seconds: {
+                key: future.result() for key, future in request(*args, **options, request_timeout=seconds).items()
+            }
         )
 
 
 def close_quietly(producer: Any) -> None:
-    """Close a producer in any state; closing a fenced one raises."""
-    with contextlib.suppress(Exception):
-        producer.close(1)
+    """Close a producer in any state; None is ignored. Closing a fenced producer raises, so errors are ignored too."""
+    if producer is not None:
+        with contextlib.suppress(Exception):
+            producer.close(1)
 
 
 def with_batch_cache(url: str, folder: Path) -> str:

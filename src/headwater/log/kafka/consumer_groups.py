@@ -55,7 +55,8 @@ class GroupMember:
         self._kafka = brokers.kafka
         self._session = session.total_seconds()
         self._notify = notify
-        self._changed = threading.Condition()  # guards _owned, _revoking and generation
+        # Guards _owned, _revoking and generation. Never held during a call of the driver, which may run the callbacks.
+        self._changed = threading.Condition()
         self._owned: set[int] = set()
         self._revoking: set[int] = set()  # owned until the reader's next sync
         self._commits: queue.SimpleQueue[tuple[list[Any], Future[None]]] = queue.SimpleQueue()
@@ -150,6 +151,7 @@ class GroupMember:
                     self._join_done.set()
                 self._commit_pending()
                 if time.monotonic() - self._last_poll_at > self._session:
+                    # Closing the consumer below leaves the group, so the brokers reassign at once.
                     with self._changed:
                         self.expelled = self._closing = True
                         self.generation += 1
@@ -180,6 +182,7 @@ class GroupMember:
             if error is None:
                 return
             if error.code() in (codes.ILLEGAL_GENERATION, codes.UNKNOWN_MEMBER_ID, codes.FENCED_INSTANCE_ID):
+                # The brokers have removed the member: another one may own its partitions.
                 self.expelled = True
                 self.generation += 1
                 raise self.fencing_error()
@@ -190,7 +193,7 @@ class GroupMember:
     def _on_assign(self, consumer: Any, partitions: list[Any]) -> None:
         consumer.incremental_assign(partitions)
         if partitions:
-            consumer.pause(partitions)
+            consumer.pause(partitions)  # this consumer only holds the assignment; readers fetch with others
         with self._changed:
             self._owned |= {each.partition for each in partitions}
             self.generation += bool(partitions) or not self._joined
@@ -264,10 +267,9 @@ class KafkaGroups:
         member = self._find_member(membership)
         if member.expelled:
             raise member.fencing_error()
-        mine, generation = member.sync_partitions(), member.generation
-        if generation == membership.generation and mine == set(membership.positions):
-            return membership
-        return self._membership(member)
+        mine = member.sync_partitions()
+        unchanged = member.generation == membership.generation and mine == set(membership.positions)
+        return membership if unchanged else self._membership(member)
 
     def commit(self, membership: Membership, offsets: Mapping[int, int]) -> None:
         """Commit offsets: all events below them are processed.
@@ -290,11 +292,9 @@ class KafkaGroups:
         offsets = self._group_offsets(member.group).get(member.topic, {}) if mine else {}
         # A new group starts as `join` says. Partitions that were added later are read from their start.
         starts = self._starts.get(member.id, {})
-        fresh = {
-            p: starts[p] if p in starts else self._log.find_offset(member.topic, p, "earliest")
-            for p in mine
-            if p not in offsets
-        }
+        for partition in mine - starts.keys() - offsets.keys():
+            starts[partition] = self._log.find_offset(member.topic, partition, "earliest")
+        fresh = {partition: starts[partition] for partition in mine - offsets.keys()}
         if fresh:
             member.commit(fresh)
         offsets |= fresh
@@ -358,16 +358,12 @@ class KafkaGroups:
             )
         partitions = [topic_partition(topic, *pair) for pair in offsets.items()]
         wanted = self._kafka.ConsumerGroupTopicPartitions(group, partitions)
-        self._brokers.call_admin(
-            lambda admin, seconds: admin.alter_consumer_group_offsets([wanted], request_timeout=seconds)
-        )
+        self._brokers.call_admin(self._brokers.admin.alter_consumer_group_offsets, [wanted])
 
     def _group_offsets(self, group: str) -> dict[str, dict[int, int]]:
         """Returns the committed offsets by topic and partition; topics without one are left out."""
         wanted = self._kafka.ConsumerGroupTopicPartitions(group)
-        found = self._brokers.call_admin(
-            lambda admin, seconds: admin.list_consumer_group_offsets([wanted], request_timeout=seconds)
-        )
+        found = self._brokers.call_admin(self._brokers.admin.list_consumer_group_offsets, [wanted])
         committed: dict[str, dict[int, int]] = {}
         for each in found[group].topic_partitions:
             if each.offset >= 0:
@@ -380,9 +376,7 @@ class KafkaGroups:
         if not groups:
             return owners
         try:
-            found = self._brokers.call_admin(
-                lambda admin, seconds: admin.describe_consumer_groups(groups, request_timeout=seconds)
-            )
+            found = self._brokers.call_admin(self._brokers.admin.describe_consumer_groups, groups)
         except RefusedError:  # the brokers do not know a group without members and offsets
             return owners
         for group, description in found.items():

@@ -214,10 +214,10 @@ class EventTimeIndex:
     def _read_until(self, ends: dict[int, int], deadline: float) -> None:
         heard_at = time.monotonic()
         while any(self._known[number].position < end for number, end in ends.items()):
-            if self._poll(0.05):
-                heard_at = time.monotonic()
-            elif time.monotonic() - heard_at > _STALL_TIMEOUT:
+            stalled = time.monotonic() - heard_at > _STALL_TIMEOUT
+            if stalled:
                 self._reconnect()
+            if self._poll(0.05) or stalled:
                 heard_at = time.monotonic()
             if time.monotonic() > deadline:
                 raise self._brokers.unreachable_error()

@@ -31,7 +31,7 @@ from headwater.log.kafka.producers import COMMITS_TOPIC, IdempotentProducer, Nam
 from headwater.log.kafka.records import RecordCodec, event_times
 from headwater.log.kafka.serializers import Serializer
 from headwater.log.kafka.timed_topic import BatchCache, EventTimeWaiter, TimedKafkaTopic
-from headwater.log.kafka.topic_writer import KafkaTopicWriter, WriteContext
+from headwater.log.kafka.topic_writer import KafkaTopicWriter
 from headwater.log.kafka.topics import DEFINITIONS_TOPIC, KafkaTopics, TopicDefinition, TopicDefinitions, topic_config
 from headwater.log.notifier import Waiter
 from headwater.log.topic import (
@@ -100,19 +100,11 @@ class KafkaLog:
         self._index_time = index_time
         self._timed_topics: dict[str, TimedKafkaTopic] = {}
         self._definitions = TopicDefinitions(self.brokers, self.kafka_topics)
-        self._producer = IdempotentProducer(self.brokers)
-        self._named_producers = NamedProducerPool(self.brokers, self.kafka_topics)
+        self.producer = IdempotentProducer(self.brokers)
+        self.named_producers = NamedProducerPool(self.brokers, self.kafka_topics)
         self._consumers = ConsumerPool(self.brokers, self.kafka_topics)
         self._lock = threading.RLock()  # guards _handles and _timed_topics
         self._handles: dict[str, _TopicHandle] = {}
-        self._write_context = WriteContext(
-            self.brokers,
-            self._producer,
-            self._named_producers,
-            self._serializer,
-            self.kafka_topics.partition_count,
-            self.clock,
-        )
         self.groups = KafkaGroups(self.brokers, self)
 
     def __repr__(self) -> str:
@@ -131,6 +123,7 @@ class KafkaLog:
         known = self._definitions.all().get(name)
         number = self.kafka_topics.partition_count(name) if known is not None else 0
         if known is None or not number:
+            # A definition outlives a topic that was deleted by other tools.
             self._handles.pop(name, None)
             raise unknown_topic_error(name, self.topics())
         return self._update_handle(known, number).codec.topic
@@ -169,7 +162,7 @@ class KafkaLog:
         changed = {name: value for name, value in topic_config(new).items() if before[name] != value}
         if changed:
             self.kafka_topics.configure(topic.name, changed)
-        return known.with_topic(new)
+        return TopicDefinition(new, known.schemas | {new.version: new.schema})
 
     def _update_handle(self, known: TopicDefinition, partitions: int) -> _TopicHandle:
         topic = replace(known.topic, partitions=partitions)
@@ -177,7 +170,7 @@ class KafkaLog:
             opened = self._handles.get(topic.name)
             if opened is None:
                 opened = self._handles[topic.name] = _TopicHandle(
-                    RecordCodec(topic, known.schemas), KafkaTopicWriter(topic, self._write_context)
+                    RecordCodec(topic, known.schemas), KafkaTopicWriter(self, topic)
                 )
             elif opened.codec.topic != topic:
                 opened.codec = RecordCodec(topic, known.schemas)
@@ -186,13 +179,12 @@ class KafkaLog:
 
     def _topic_handle(self, name: str, version: int = 0) -> _TopicHandle:
         """Returns the handle of a topic; reads the definition again if the known type is older than `version`."""
-        found = self._handles.get(name)
-        if found is None or found.codec.topic.version < version:
+        if name not in self._handles or self._handles[name].codec.topic.version < version:
             self.topic(name)
-            found = self._handles[name]
-        return found
+        return self._handles[name]
 
-    def _serializer(self, name: str, version: int) -> Serializer:
+    def serializer(self, name: str, version: int) -> Serializer:
+        """Returns the serializer of a version of a topic's type."""
         return self._topic_handle(name, version).codec.serializer(version)
 
     # -- append --------------------------------------------------------------------------------------------------
@@ -217,7 +209,7 @@ class KafkaLog:
         """Returns the highest sequence number per partition; the caller takes over the producer id."""
         check_producer(producer)
         partitions = self._topic_handle(name).codec.topic.partitions
-        return self._named_producers.get(name, producer).last_sequences(partitions)
+        return self.named_producers.get(name, producer).last_sequences(partitions)
 
     def counts(self, name: str) -> dict[str, int]:
         """Returns the append counters of this process."""
@@ -325,7 +317,7 @@ class KafkaLog:
         return self.batch_cache.get(self._topic_handle(name).codec, partition, base)
 
     def topic_id(self, name: str) -> str:
-        """Returns the id that tells a topic from a later one of the same name."""
+        """Returns the topic id, which differs from that of a later topic of the same name."""
         return self.kafka_topics.describe(name)[0]
 
     def await_event_time(self, name: str) -> None:
@@ -346,13 +338,14 @@ class KafkaLog:
 
     def close(self) -> None:
         """Send the remaining events and close all connections."""
+        # Buffers before producers: closing a buffer sends its events.
         for timed in list(self._timed_topics.values()):
             timed.close()
         for opened in list(self._handles.values()):
             opened.writer.buffer.close()
         self.groups.close()
-        self._producer.close()
-        self._named_producers.close()
+        self.producer.close()
+        self.named_producers.close()
         self._consumers.close()
         self._definitions.close()
 
@@ -382,24 +375,24 @@ SUPPORT: Final[dict[str, tuple[str, str]]] = {
     "`durability=`": ("durable, fast, memory", "kept in the definition; always all in-sync replicas"),
     "`send_many` whole or not at all per partition": (
         "yes",
-        "with a producer id; otherwise a broker that dies can keep a part, which is told",
+        "with a producer id; otherwise a broker that dies can keep a part, which is reported",
     ),
-    "producer id + sequence": ("yes", "yes; a second process under an id shuts the first out"),
-    "offset of a repeated event": ("yes", "of those this process sent; -1 for older ones"),
+    "producer id + sequence": ("yes", "yes; a second process under an id fences the first"),
+    "offset of a repeated event": ("yes", "if this process sent it; -1 otherwise"),
     "offsets without gaps": ("until compaction", "no: each commit of a transaction takes one"),
-    "types that grow": ("yes", "yes, the same rules"),
+    "schema evolution": ("yes", "yes, the same rules"),
     "`value_format=`": ("kept in the definition; always typed columns", "json, avro, arrow"),
-    "what others write": ("not possible", "read under the declared type; what cannot be read is marked bad"),
+    "records of other programs": ("not possible", "read under the declared type; unreadable records are marked bad"),
     "read from an offset, a time, the end": ("yes", "yes; a time is found by reading from its arrival on"),
     "late records": ("on every read", "in pipelines; elsewhere by a walk (`headwater.log.kafka.walk`)"),
     "idle markers of idle partitions": ("yes", "in a side topic, for topics that pipelines read"),
     "tombstones and compaction": ("yes", "yes"),
-    "retention waits for groups": ("yes", "no: brokers remove what is old, read or not"),
+    "retention waits for groups": ("yes", "no: brokers remove old events, read or not"),
     "overload policy": ("yes", "yes, per process"),
     "append counters": ("over all processes", "of this process"),
     "consumer groups": ("yes", "yes, as Kafka's own; other tools see members and lag"),
     "generation of a group": ("yes", "as the members of this process have seen it"),
-    "a dead member is noticed": ("at once", "after `session.timeout.ms`, 10 s unless the URL says otherwise"),
+    "a dead member is detected": ("at once", "after `session.timeout.ms`, 10 s unless the URL sets it"),
     "wake-up": ("at once", "at once while fetching; 0.2 s for a bare `watch`"),
 }
 

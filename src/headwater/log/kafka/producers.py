@@ -17,6 +17,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from itertools import repeat
 from typing import Any, Final
 
 import msgspec
@@ -57,24 +58,25 @@ class ProducedBatch:
     def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers
         self._sent: list[OffsetArray] = []
-        self._pending = 0
+        # Two counters, so that each is written by one thread only: the caller's, and the one that polls the driver.
+        self._accepted = 0
+        self._reported = 0
         self._offsets: dict[int, list[int]] = {}
         self._errors: dict[int, Any] = {}
-        self._finished = threading.Event()
+        self._caught_up = threading.Event()
 
     def produce(self, producer: Any, topic: str, rows: EncodedRecords, partitions: OffsetArray) -> None:
         """Pass rows to the driver, each with its partition."""
         self._sent.append(partitions)
-        self._pending += len(rows.values)
+        self._accepted += len(rows.values)
         retriable = (BufferError, self._brokers.kafka.KafkaException)
-        keys, headers, report, give = rows.keys, rows.headers, self._on_delivery, producer.produce
-        one = headers[0] if len(headers) == 1 else None
-        for row, (value, partition) in enumerate(zip(rows.values, partitions.tolist(), strict=True)):
-            about = headers[row] if one is None else one
+        report, give = self._on_delivery, producer.produce  # looked up once: this loop runs for every row
+        headers = repeat(rows.headers[0]) if len(rows.headers) == 1 else rows.headers
+        for value, key, partition, head in zip(rows.values, rows.keys, partitions.tolist(), headers, strict=False):
             try:
-                give(topic, value, keys[row], partition, report, headers=about)
+                give(topic, value, key, partition, report, headers=head)
             except retriable:
-                self._retry_produce(producer, topic, value, keys[row], partition, about)
+                self._retry_produce(producer, topic, value, key, partition, head)
 
     def _retry_produce(self, producer: Any, topic: str, value: Any, key: Any, partition: int, headers: Any) -> None:
         """Pass a row again: the driver's queue was full, or the driver did not know the partition yet."""
@@ -90,7 +92,7 @@ class ProducedBatch:
                 fault = error.args[0]
                 if fault.code() != kafka.KafkaError._UNKNOWN_PARTITION or time.monotonic() > deadline:
                     self._errors[partition] = fault
-                    self._count_down()
+                    self._accepted -= 1
                     return
                 self._brokers.retry(lambda seconds: producer.list_topics(topic, timeout=seconds))
 
@@ -99,17 +101,16 @@ class ProducedBatch:
             self._offsets.setdefault(message.partition(), []).append(message.offset())
         else:
             self._errors[message.partition()] = error
-        self._count_down()
-
-    def _count_down(self) -> None:
-        self._pending -= 1
-        if not self._pending:
-            self._finished.set()
+        self._reported += 1
+        if self._reported >= self._accepted:
+            self._caught_up.set()
 
     def wait(self) -> None:
         """Wait until every row is reported; the driver fails rows after `delivery.timeout.ms`."""
-        while self._pending and not self._finished.wait(1):
-            pass
+        while self._reported < self._accepted:
+            # An event that was set between two calls of `produce` is cleared here, and the counters are compared again.
+            self._caught_up.wait(1)
+            self._caught_up.clear()
 
     @property
     def last_offsets(self) -> dict[int, int]:
@@ -223,7 +224,7 @@ class TransactionalProducer:
 
         Raises:
             FencedError: Another process has opened the id.
-            UnreachableError: The brokers did not answer. The next read of `state` tells whether it was committed.
+            UnreachableError: The brokers did not answer. The next read of `state` shows whether it was committed.
         """
         with self.lock:
             before = self.state
@@ -286,20 +287,16 @@ class TransactionalProducer:
         producer = self._brokers.create_producer(settings | {"delivery.timeout.ms": _TRANSACTION_TIMEOUT_MS})
         # Fences the previous owner first: no record can be committed under this id after the read below.
         self._brokers.retry(producer.init_transactions)
-        tail = PartitionTail(self._topics, COMMITS_TOPIC, self._partition)
-        try:
+        with contextlib.closing(PartitionTail(self._topics, COMMITS_TOPIC, self._partition)) as tail:
             mine = [message.value() for message in tail.read() if message.key() == self.id.encode()]
-        finally:
-            tail.close()
         self._state = msgspec.json.decode(mine[-1]) if mine and mine[-1] else {}
         self._producer = producer
 
     def close(self) -> None:
         """Close the connection; an open transaction is aborted when the id is opened again."""
         with self.lock:
-            if self._producer is not None:
-                producer, self._producer = self._producer, None
-                close_quietly(producer)
+            close_quietly(self._producer)
+            self._producer = None
 
 
 @dataclass(frozen=True)
@@ -351,8 +348,7 @@ class NamedProducer:
             for part in parts:
                 last = sequences.get(str(part.partition), -1)
                 repeats.append(count_duplicates(part.rows, last))
-                count = part.rows.values.num_rows
-                newest = part.rows.sequence + (count - 1 if part.rows.per_row else 0)
+                newest = part.rows.sequence + (part.rows.values.num_rows - 1 if part.rows.per_row else 0)
                 sequences[str(part.partition)] = max(last, newest)
             fresh = [p.skip(again) for p, again in zip(parts, repeats, strict=True)]
             deliveries: list[ProducedBatch] = []
@@ -376,7 +372,7 @@ class NamedProducer:
         if last is None or origin.batch < last["batch"]:
             return
         if origin.batch == last["batch"] and origin.span == last["span"]:
-            return
+            return  # the same batch again: its sequence numbers mark the rows as repeats
         if origin.epoch < last["epoch"]:
             what = f"epoch {origin.epoch} of {self._producer.id!r} is fenced: epoch {last['epoch']} has published"
             raise FencedError(what, epoch=last["epoch"])
@@ -426,10 +422,8 @@ class NamedProducerPool:
     def get(self, topic: str, id: str) -> NamedProducer:
         """Returns the producer of this id on this topic."""
         with self._lock:
-            if (topic, id) not in self._open:
-                self._open[topic, id] = NamedProducer(self._brokers, self._topics, topic, id)
-            self._open.move_to_end((topic, id))
-            found = self._open[topic, id]
+            found = self._open.pop((topic, id), None) or NamedProducer(self._brokers, self._topics, topic, id)
+            self._open[topic, id] = found  # last: the most recently used
             oldest = self._open.popitem(last=False)[1] if len(self._open) > _MAX_OPEN else None
         if oldest is not None:
             oldest.close()

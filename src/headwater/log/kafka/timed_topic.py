@@ -52,8 +52,8 @@ class BatchCache:
     def __init__(self, folder: Path, max_bytes: int = _MAX_BYTES) -> None:
         self.folder = folder.resolve()
         self._max_bytes = max_bytes
-        self._lock = threading.Lock()
-        self._files: deque[tuple[Path, int]] = deque()
+        self._lock = threading.Lock()  # guards _files
+        self._files: deque[tuple[Path, int]] = deque()  # path and bytes, oldest first
 
     def clear(self, topic: str = ".") -> None:
         """Remove the files of a topic, or of all topics.
@@ -94,11 +94,10 @@ class BatchCache:
         except (OSError, pa.ArrowInvalid):
             return None
         frame = msgspec.json.decode(reader.schema.metadata[_FRAME_KEY], type=Frame)
-        own = [name for name in columns.schema.names if name.startswith(_ENVELOPE_PREFIX)]
-        values = pa.RecordBatch.from_arrays(
-            [columns.column(f.name) for f in codec.stored_schema], schema=codec.stored_schema
-        )
-        return LogBatch(codec.topic, partition, frame, values, {n: columns.column(n) for n in own}, codec.codec)
+        own = {name: columns.column(name) for name in columns.schema.names if name.startswith(_ENVELOPE_PREFIX)}
+        schema = codec.stored_schema
+        values = pa.RecordBatch.from_arrays([columns.column(name) for name in schema.names], schema=schema)
+        return LogBatch(codec.topic, partition, frame, values, own, codec.codec)
 
     def _path(self, topic: Topic, partition: int, base: int) -> Path:
         return self.folder / topic.name / str(partition) / f"{base}-{topic.version}.arrow"
@@ -200,16 +199,12 @@ class EventTimeWaiter:
 
     def wait(self, timeout: float | None) -> bool:
         """Returns True as soon as one index has a new record."""
-        slice_ = (1.0 if timeout is None else timeout) / len(self._indexes)
-        if len(self._indexes) > 1:
-            slice_ = min(slice_, 0.02)
-        left = timeout if timeout is not None else float("inf")
+        deadline = float("inf") if timeout is None else time.monotonic() + timeout
+        pause = 1.0 if len(self._indexes) == 1 else 0.02  # seconds per index; short if others are polled after it
         while True:
-            for index in self._indexes:
-                if index.wait(slice_):
-                    return True
-                left -= slice_
-            if left <= 0:
+            if any(index.wait(max(0.0, min(pause, deadline - time.monotonic()))) for index in self._indexes):
+                return True
+            if time.monotonic() >= deadline:
                 return False
 
     def close(self) -> None:

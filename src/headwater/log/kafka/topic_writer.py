@@ -4,47 +4,30 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
 
 from headwater.errors import HeadwaterError
-from headwater.events import Clock, Codec, Receipt, partitions_of
+from headwater.events import Codec, Receipt, partitions_of
 from headwater.events.envelope import Receipts
 from headwater.log.append_buffer import COUNTERS, AppendBuffer, PendingAppend
-from headwater.log.kafka.brokers import Brokers
-from headwater.log.kafka.producers import (
-    IdempotentProducer,
-    NamedProducerPool,
-    OffsetArray,
-    ProducedBatch,
-    SequencedRecords,
-)
+from headwater.log.kafka.producers import OffsetArray, ProducedBatch, SequencedRecords
 from headwater.log.kafka.records import EncodedRecords, encode_records
-from headwater.log.kafka.serializers import Serializer
 from headwater.log.topic import Topic, check_producer
 from headwater.log.topic_writer import Run, check_key, group_by_producer, write_run
 from headwater.log.write_batch import EventTimes, PendingEvent, WriteBatch, coalesce
 
-__all__ = ["KafkaTopicWriter", "WriteContext"]
+if TYPE_CHECKING:
+    from headwater.log.kafka.kafka_log import KafkaLog
+
+__all__ = ["KafkaTopicWriter"]
 
 _PARTITION_REFRESH: Final = 10.0  # seconds between two requests for the number of partitions
-
-
-@dataclass(frozen=True)
-class WriteContext:
-    """What a `KafkaTopicWriter` needs from the log."""
-
-    brokers: Brokers
-    producer: IdempotentProducer
-    named_producers: NamedProducerPool
-    serializer_for: Callable[[str, int], Serializer]
-    partition_count: Callable[[str], int]
-    clock: Clock
 
 
 @dataclass(frozen=True)
@@ -72,15 +55,15 @@ class KafkaTopicWriter:
     """Appends to one topic, from all threads of this process.
 
     Args:
+        log: The log, for producers, serializers and the number of partitions.
         topic: The topic's definition.
-        context: The producers of the log and what it knows about topics.
     """
 
-    def __init__(self, topic: Topic, context: WriteContext) -> None:
+    def __init__(self, log: KafkaLog, topic: Topic) -> None:
         self.definition = topic
         self.counts: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
-        self._context = context
-        self._times = EventTimes(context.clock)
+        self._log = log
+        self._times = EventTimes(log.clock)
         self._round_robin = count()
         self._partitions = topic.partitions
         self._refreshed_at = time.monotonic()
@@ -123,32 +106,29 @@ class KafkaTopicWriter:
         partitions, offsets, repeats = append.outcome
         return Receipts(name, partitions, offsets, np.arange(append.row_count) < repeats)
 
-    def _serializer(self, version: int) -> Serializer:
-        return self._context.serializer_for(self.definition.name, version)
-
     def _codec_of(self, version: int) -> Codec:
-        return self._serializer(version).codec
+        return self._log.serializer(self.definition.name, version).codec
 
     # -- behind the append buffer --------------------------------------------------------------------------------
 
     def _commit(self, appends: list[PendingAppend]) -> None:
         if time.monotonic() - self._refreshed_at > _PARTITION_REFRESH:
             self._refreshed_at = time.monotonic()
-            self._partitions = self._context.partition_count(self.definition.name) or self._partitions
+            self._partitions = self._log.kafka_topics.partition_count(self.definition.name) or self._partitions
         groups: list[_RecordGroup] = []
         for run in group_by_producer(appends):
             write_run(run, lambda run: groups.extend(self._encode(run)))
         by_producer: dict[str, list[_RecordGroup]] = {}
         for group in groups:
             by_producer.setdefault(group.batch.producer, []).append(group)
+        # Rows without a producer id are only queued here, so that they travel while the transactions below commit.
         plain = by_producer.pop("", [])
-        produced = ProducedBatch(self._context.brokers)
+        produced = ProducedBatch(self._log.brokers)
         for group in plain:
-            produced.produce(self._context.producer.get(), self.definition.name, group.records, group.partitions)
+            produced.produce(self._log.producer.get(), self.definition.name, group.records, group.partitions)
         for id, mine in by_producer.items():
             self._append_named(id, mine)
-        if plain:
-            produced.wait()
+        produced.wait()
         for group, outcome in zip(plain, produced.outcomes(), strict=True):
             group.complete(outcome)
         self._count(appends)
@@ -157,7 +137,7 @@ class KafkaTopicWriter:
         """Append the rows of a producer with an id in one transaction."""
         numbered = [SequencedRecords(group.batch, group.records, int(group.partitions[0])) for group in groups]
         try:
-            found = self._context.named_producers.get(self.definition.name, id).append(numbered)
+            found = self._log.named_producers.get(self.definition.name, id).append(numbered)
         except HeadwaterError as error:
             for group in groups:
                 group.complete(error)
@@ -168,7 +148,9 @@ class KafkaTopicWriter:
     def _encode(self, run: Run) -> Iterator[_RecordGroup]:
         batch = coalesce(self._codec_of, [rows for _, rows in run])
         envelope = self._times.resolve(self.definition, batch).envelope
-        records = encode_records(self.definition, self._serializer(batch.version), batch, envelope)
+        records = encode_records(
+            self.definition, self._log.serializer(self.definition.name, batch.version), batch, envelope
+        )
         if records.values:
             yield _RecordGroup(batch, records, self._assign_partitions(batch, records), run)
         else:

@@ -20,7 +20,7 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
-from headwater.errors import BadTypeError, FencedError, RefusedError, UnreachableError
+from headwater.errors import BadTypeError, FencedError, HeadwaterError, RefusedError, UnreachableError
 from headwater.events import Codec
 from headwater.events.schema_export import from_arrow_base64, to_arrow_base64
 from headwater.log.event_log import PartitionRange
@@ -42,6 +42,7 @@ __all__ = [
 logger = logging.getLogger("headwater.kafka")
 DEFINITIONS_TOPIC: Final = "__headwater.topics"
 _STORED_FIELDS: Final = {item.name for item in fields(Topic)} - {"schema", "location", "given"} | set(OPTION_NAMES)
+_CREATE_TIMEOUT: Final = 3.0  # seconds that brokers wait until a new topic is known to all of them
 _MAX_ATTEMPTS: Final = 20  # to write a definition, while other processes write theirs
 _MILLISECOND = timedelta(milliseconds=1)
 _MIN_SEGMENT_BYTES: Final = 1 << 20  # brokers since 4.0 refuse smaller segments
@@ -114,7 +115,7 @@ class KafkaTopics:
             UnknownTopicError: There is no such topic.
         """
         names = self._kafka.TopicCollection([name])
-        found = self.brokers.call_admin(lambda admin, seconds: admin.describe_topics(names, request_timeout=seconds))
+        found = self.brokers.call_admin(self.brokers.admin.describe_topics, names)
         return str(found[name].topic_id).translate(_URL_SAFE), len(found[name].partitions)
 
     def create(self, name: str, partitions: int, settings: dict[str, str]) -> None:
@@ -123,24 +124,23 @@ class KafkaTopics:
         replicas = int(config.pop("replication.factor", -1))  # -1: the brokers' default.replication.factor
         new = self._kafka.admin.NewTopic(name, num_partitions=partitions, replication_factor=replicas, config=config)
         try:
-            self.brokers.call_admin(
-                lambda admin, seconds: admin.create_topics([new], operation_timeout=seconds, request_timeout=seconds)
-            )
+            self.brokers.call_admin(self.brokers.admin.create_topics, [new], operation_timeout=_CREATE_TIMEOUT)
         except Exception as error:
             if self.partition_count(name):
                 return
             raise RefusedError(f'Kafka does not create topic "{name}"', detail=str(error), topic=name) from None
-        self.brokers.retry(lambda seconds: self._check_created(name, seconds))
 
-    def _check_created(self, name: str, seconds: float) -> None:
-        found = self.brokers.admin.list_topics(name, timeout=seconds).topics.get(name)
-        if found is None or found.error is not None or any(p.leader < 0 for p in found.partitions.values()):
-            raise self._kafka.KafkaException(self._kafka.KafkaError(self._kafka.KafkaError.LEADER_NOT_AVAILABLE))
+        def check_leaders(seconds: float) -> None:
+            found = self.brokers.admin.list_topics(name, timeout=seconds).topics.get(name)
+            if found is None or found.error is not None or any(p.leader < 0 for p in found.partitions.values()):
+                raise self._kafka.KafkaException(self._kafka.KafkaError(self._kafka.KafkaError.LEADER_NOT_AVAILABLE))
+
+        self.brokers.retry(check_leaders)
 
     def add_partitions(self, name: str, partitions: int) -> None:
         """Raise the number of partitions of a topic to `partitions`."""
         more = self._kafka.admin.NewPartitions(name, partitions)
-        self.brokers.call_admin(lambda admin, seconds: admin.create_partitions([more], request_timeout=seconds))
+        self.brokers.call_admin(self.brokers.admin.create_partitions, [more])
 
     def configure(self, name: str, settings: dict[str, str]) -> None:
         """Change settings of a topic; other settings stay."""
@@ -150,9 +150,7 @@ class KafkaTopics:
             for setting, value in settings.items()
         ]
         resource = admin.ConfigResource(admin.ConfigResource.Type.TOPIC, name, incremental_configs=entries)
-        self.brokers.call_admin(
-            lambda client, seconds: client.incremental_alter_configs([resource], request_timeout=seconds)
-        )
+        self.brokers.call_admin(self.brokers.admin.incremental_alter_configs, [resource])
 
     def settings(self, name: str) -> dict[str, str]:
         """Returns the settings of a topic and its replication factor; only the default factor if it does not exist."""
@@ -165,20 +163,18 @@ class KafkaTopics:
 
     def _describe_config(self, kind: str, name: str) -> dict[str, str]:
         admin = self._kafka.admin
-        asked = admin.ConfigResource(admin.ConfigResource.Type[kind], name)
-        found = self.brokers.call_admin(
-            lambda client, seconds: client.describe_configs([asked], request_timeout=seconds)
-        )
-        return {entry.name: str(entry.value) for entry in found[asked].values()}
+        resource = admin.ConfigResource(admin.ConfigResource.Type[kind], name)
+        found = self.brokers.call_admin(self.brokers.admin.describe_configs, [resource])
+        return {entry.name: str(entry.value) for entry in found[resource].values()}
 
     def partition_ranges(self, name: str, partitions: int) -> list[PartitionRange]:
         """Returns the offsets of each partition that readers of committed events see, and its last arrival time.
 
         Kafka stores no event times: the max event time is `LOWEST_TIME` here.
         """
-        spec, numbers = self._kafka.admin.OffsetSpec, range(partitions)
+        numbers = range(partitions)
         starts, ends = self.start_offsets(name, numbers), self.end_offsets(name, numbers)
-        newest = self._list_offsets(name, numbers, spec.max_timestamp())
+        newest = self._list_offsets(name, numbers, self._kafka.admin.OffsetSpec.max_timestamp())
         return [PartitionRange(n, starts[n], ends[n], LOWEST_TIME, max(0, newest[n].timestamp * 1000)) for n in numbers]
 
     def end_offsets(self, name: str, partitions: Sequence[int]) -> dict[int, int]:
@@ -209,9 +205,7 @@ class KafkaTopics:
     def _list_offsets(self, name: str, partitions: Sequence[int], spec: Any) -> dict[int, Any]:
         wanted = {topic_partition(name, number): spec for number in partitions}
         committed = self._kafka.IsolationLevel.READ_COMMITTED
-        found = self.brokers.call_admin(
-            lambda admin, seconds: admin.list_offsets(wanted, isolation_level=committed, request_timeout=seconds)
-        )
+        found = self.brokers.call_admin(self.brokers.admin.list_offsets, wanted, isolation_level=committed)
         return {each.partition: result for each, result in found.items()}
 
 
@@ -244,17 +238,17 @@ class PartitionTail:
         if self._next_offset < 0:
             self._next_offset = self._topics.start_offsets(topic, [partition])[partition]
             self._consumer.assign([topic_partition(topic, partition, self._next_offset)])
-        end = self._topics.end_offsets(topic, [partition])[partition]
-        last = end - commit_markers
+        end = self._topics.end_offsets(topic, [partition])[partition] - commit_markers
         idle_since = time.monotonic()
-        while self._next_offset < last:
+        while self._next_offset < end:
             for message in self._consumer.consume(10_000, 0.02) or ():
                 idle_since = time.monotonic()
                 if message.error() is None:
                     yield message
-                elif message.error().code() != self._kafka.KafkaError._PARTITION_EOF:
-                    continue
-                self._next_offset = max(self._next_offset, message.offset() + (message.error() is None))
+                    self._next_offset = message.offset() + 1
+                # The offset of an end-of-partition event lies behind commit markers, which are not delivered.
+                elif message.error().code() == self._kafka.KafkaError._PARTITION_EOF:
+                    self._next_offset = max(self._next_offset, message.offset())
             if time.monotonic() - idle_since > self._brokers.patience:
                 raise self._brokers.unreachable_error()
 
@@ -278,8 +272,7 @@ class TopicDefinition:
         document = msgspec.json.decode(value)
         schemas = {int(version): from_arrow_base64(text) for version, text in document["schemas"].items()}
         settings = {name: value for name, value in document.items() if name in _STORED_FIELDS}
-        topic = Topic.from_json(msgspec.json.encode(settings), schemas[document["version"]])
-        return cls(topic, schemas)
+        return cls(Topic.from_json(msgspec.json.encode(settings), schemas[document["version"]]), schemas)
 
     def encode(self) -> bytes:
         """Returns the value of the record."""
@@ -289,10 +282,6 @@ class TopicDefinition:
             serializers = [AvroSerializer(Codec(schema), self.topic.name) for schema in self.schemas.values()]
             document["avro"] = {serializer.fingerprint: serializer.schema for serializer in serializers}
         return msgspec.json.encode(document)
-
-    def with_topic(self, topic: Topic) -> TopicDefinition:
-        """Returns a copy with a newer definition."""
-        return TopicDefinition(topic, self.schemas | {topic.version: topic.schema})
 
 
 class TopicDefinitions:
@@ -341,9 +330,8 @@ class TopicDefinitions:
         """
         try:
             if self._producer is None:
-                producer = self._brokers.create_producer({"transactional.id": DEFINITIONS_TOPIC})
-                self._brokers.retry(producer.init_transactions)
-                self._producer = producer
+                self._producer = self._brokers.create_producer({"transactional.id": DEFINITIONS_TOPIC})
+                self._brokers.retry(self._producer.init_transactions)
             self._refresh()
             new = build()
             if new is None:
@@ -354,7 +342,7 @@ class TopicDefinitions:
         except self._brokers.kafka.KafkaException as error:
             self._close_producer()
             raise self._brokers.translate_error(error) from None
-        except (FencedError, UnreachableError):
+        except HeadwaterError:
             self._close_producer()
             raise
         deadline = time.monotonic() + self._brokers.patience
@@ -362,9 +350,8 @@ class TopicDefinitions:
             self._refresh()  # readers see a commit shortly after its reply
 
     def _close_producer(self) -> None:
-        if self._producer is not None:
-            producer, self._producer = self._producer, None
-            close_quietly(producer)
+        close_quietly(self._producer)
+        self._producer = None
 
     def _refresh(self) -> None:
         if not self._topic_exists:
