@@ -273,8 +273,9 @@ def test_a_class_may_refuse_a_row_by_its_own_rule():
         n: pydantic.PositiveInt
 
     assert arrow_schema(Positive).field("n").type == pa.int64()
-    with pytest.raises(BadEventError, match="Positive"):
+    with pytest.raises(BadEventError) as caught:
         from_row(Positive, {"n": -1})
+    assert caught.value.data["type"] == "Positive"
 
 
 @dataclass
@@ -360,5 +361,6 @@ def test_arrow_schemas_spark_cannot_read_are_refused(fields):
 
 def test_unreadable_annotations_are_explained():
     cls = dataclasses.make_dataclass("Bad", [("wrong", "Missing")])
-    with pytest.raises(BadTypeError, match="Missing"):
+    with pytest.raises(BadTypeError) as caught:
         arrow_schema(cls)
+    assert caught.value.data["type"] == "Bad"

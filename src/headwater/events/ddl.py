@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
@@ -134,7 +135,7 @@ def _tokenize(text: str) -> Iterator[_Token]:
     yield _Token("end", "the end", len(text))
 
 
-def decimal_type(digits: int, scale: int, where: str, **data: str) -> pa.DataType:
+def decimal_type(digits: int, scale: int, where: str, **data: Any) -> pa.DataType:
     """Returns a decimal type; raises `BadTypeError` with this data if precision or scale is out of range."""
     if not (1 <= digits <= 38 and 0 <= scale <= digits):
         what = f"{where}: precision {digits} with scale {scale} is out of range"

@@ -97,7 +97,8 @@ class Transport:
                     return answer
                 if answer.status_code not in _BUSY or time.monotonic() >= deadline:
                     raise self._error_from(answer)
-                retry_after = _retry_after(answer.headers.get("retry-after"))
+                asked = answer.headers.get("retry-after", "")  # seconds, or a date, which is ignored
+                retry_after = min(float(asked), _BACKOFF.longest.total_seconds()) if asked.isdecimal() else 0.0
             delay = max(retry_after, _BACKOFF.delay(attempt).total_seconds())
             time.sleep(max(0.0, min(delay, deadline - time.monotonic())))
 
@@ -135,7 +136,3 @@ class Transport:
     def close(self) -> None:
         """Close all connections."""
         self._client.close()
-
-
-def _retry_after(text: str | None) -> float:
-    return min(float(text), _BACKOFF.longest.total_seconds()) if text and text.isdecimal() else 0.0

@@ -214,7 +214,7 @@ class Brokers:
         try:
             return kind(whole | settings | self.address.settings, logger=_driver_logger)
         except (self.kafka.KafkaException, ValueError, TypeError) as error:
-            what = f"a setting of {self.address} is not valid: {_error_message(error)}"
+            what = f"a setting of {self.address} is not valid: {_code_and_message(error)[1]}"
             raise BadSettingError(self.address.redact(what)) from None
 
     # -- calls ---------------------------------------------------------------------------------------------------
@@ -253,13 +253,13 @@ class Brokers:
         fault = self._last_error
         if fault is not None and fault.code() in self._authentication_codes:
             raise self.translate_error(fault) from None
-        if _error_code(error) not in self.retriable_codes:
+        if _code_and_message(error)[0] not in self.retriable_codes:
             raise self.translate_error(error) from None
 
     def translate_error(self, error: Any) -> HeadwaterError:
         """Returns the Headwater error for an error of the driver."""
-        code = _error_code(error)
-        message = self.address.redact(_error_message(error))
+        code, text = _code_and_message(error)
+        message = self.address.redact(text)
         if code in self._authentication_codes:
             what = f"{self.address} refuses the credentials"
             return BadCredentialsError(what, detail=message, fix="check user and password")
@@ -317,15 +317,6 @@ def topic_partition(topic: str, partition: int, offset: int | None = None) -> An
     return kafka.TopicPartition(topic, partition, kafka.OFFSET_INVALID if offset is None else offset)
 
 
-def _kafka_error(error: Any) -> Any:
-    return error.args[0] if isinstance(error, Exception) and error.args else error
-
-
-def _error_code(error: Any) -> Any:
-    inner = _kafka_error(error)
-    return inner.code() if hasattr(inner, "code") else None
-
-
-def _error_message(error: Any) -> str:
-    inner = _kafka_error(error)
-    return inner.str() if hasattr(inner, "str") else str(inner)
+def _code_and_message(error: Any) -> tuple[Any, str]:
+    inner = error.args[0] if isinstance(error, Exception) and error.args else error
+    return (inner.code(), inner.str()) if hasattr(inner, "code") else (None, str(inner))

@@ -125,9 +125,6 @@ class _PartitionIndex:
         if len(self.ranges) > 2 * _MAX_CACHED_RANGES:
             del self.ranges[:_MAX_CACHED_RANGES]
 
-    def covers(self, offset: int) -> bool:
-        return bool(self.ranges) and self.ranges[0].base_offset <= offset
-
     def since(self, offset: int) -> list[OffsetRange]:
         """Returns the ranges that end after an offset, and the idle markers at it."""
         first = bisect_right(self.ranges, offset, key=lambda each: each.next_offset)
@@ -163,7 +160,8 @@ class EventTimeIndex:
         """Returns the ranges from offset `start`, at least up to `end` if the side topic has them."""
         with self._lock:
             known = self._known.get(partition)
-            if known is None or (not known.covers(start) and start < known.end.next_offset):
+            dropped = known is not None and (not known.ranges or start < known.ranges[0].base_offset)
+            if known is None or (dropped and start < known.end.next_offset):
                 # The timestamp of a record is the end of its range, so this finds the range of the offset.
                 position = self._topics.offset_for_time(self.name, partition, start * 1000)
                 if position is None:

@@ -152,6 +152,7 @@ class EventTimeIndexer:
             }
             self._add_partitions(starts)
             self._is_leader = True
+        # A previous leader on this machine may have cached ranges that it did not commit.
         if self._log.batch_cache is not None:
             self._log.batch_cache.clear(self._name)
         self._checked_at = self._last_event_at = time.monotonic()
@@ -264,6 +265,7 @@ class EventTimeIndexer:
 
         state = {"reached": {str(number): [r.next_offset, r.max_event_time] for number, r in sorted(after.items())}}
         self._producer.commit(write, state)
+        # Readers of the index must see the ranges before waiters learn that they are indexed.
         self._log.kafka_topics.wait_until_visible(self._index, newest)
         self._progress = after
         for number, offset_range in ranges:

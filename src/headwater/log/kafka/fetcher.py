@@ -46,6 +46,7 @@ class PooledConsumer:
             DataGoneError: Retention has removed an offset.
             BadOffsetError: An offset is beyond the end.
         """
+        # Partitions that stay at their position keep what the driver has prefetched.
         gone = [number for number, at in self.positions.items() if positions.get(number) != at]
         fresh = {number: at for number, at in positions.items() if self.positions.get(number) != at}
         if fresh:
@@ -127,6 +128,7 @@ class PooledConsumer:
             found.setdefault(number, []).extend(messages)
             self.positions[number] = messages[-1].offset() + 1
         for messages in found.values():
+            # Rises at once and falls by half per poll, so large messages exceed `max_bytes` only once.
             size = sum(map(len, messages[:50])) // min(50, len(messages))
             self._message_size = max(1, size, self._message_size // 2)
         return found

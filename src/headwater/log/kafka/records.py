@@ -331,6 +331,7 @@ class RecordCodec:
                 return pa.RecordBatch.from_arrays(found.columns, schema=self.stored_schema), {}
             except BadEventError:
                 pass
+        # Tombstones have no value; their key columns are decoded from the record's key.
         gone = [row for row, line in enumerate(lines) if line is None]
         reasons: dict[int, str] = {}
         parts: list[DecodedRows] = []
