@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -25,10 +26,13 @@ __all__ = [
     "ProgressCallback",
     "ServerState",
     "Service",
+    "exchange",
     "free_ports",
     "java_command",
     "launch",
+    "password_file",
     "process_start_time",
+    "write_password",
 ]
 
 ProgressCallback = Callable[[str], None]
@@ -186,9 +190,31 @@ def _reserve_port(held: contextlib.ExitStack, kept: list[int]) -> int:
 
 
 def _is_free(port: int) -> bool:
-    with socket.socket() as tried:
-        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the servers do
-        return tried.connect_ex(("127.0.0.1", port)) != 0
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def exchange(port: int, request: bytes, size: int) -> bytes:
+    """Send a request to a port of 127.0.0.1; returns up to `size` bytes of the response, none if nobody answers."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
+            connection.sendall(request)
+            return connection.recv(size)
+    except OSError:
+        return b""
+
+
+def password_file(folder: Path) -> Path:
+    """Returns the file with the password of a server."""
+    return folder / "password"
+
+
+def write_password(folder: Path) -> Path:
+    """Write a new random password that only this user can read; returns its file."""
+    file = password_file(folder)
+    file.touch(mode=0o600)  # before the text: the password is never readable by others
+    file.write_text(f"{secrets.token_urlsafe(24)}\n")
+    return file
 
 
 class Service(msgspec.Struct, frozen=True):
@@ -275,7 +301,7 @@ class ServerState:
 
     def _write(self, service: Service) -> None:
         services = self.services() | {service.name: service}
-        partial = self.folder / f"{_FILE}.partial"
+        partial = self.folder / f"{_FILE}.partial"  # renamed when complete: readers take no lock
         partial.write_bytes(msgspec.json.format(msgspec.json.encode(services)) + b"\n")
         partial.rename(self.folder / _FILE)
 
