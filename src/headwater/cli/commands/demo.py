@@ -119,7 +119,7 @@ def _open_folder(options: Options) -> Iterator[Path]:
 
 def _print_banner(output: Output, run: DemoRun, name: str, length: float | None) -> None:
     until = "until Ctrl-C" if length is None else f"for {length:g} s"
-    spark = f"missing   {run.missing}" if run.missing else "starting; log and page already work"
+    spark = f"missing   {run.missing}" if run.missing else "starting; log and web page already work"
     output.note(f"headwater {__version__}  {name}   {run.url}")
     output.note(f"log        ready   {plural(len(run.app.topics), 'topic')} in {run.folder}")
     output.note(f"spark      {spark}")
