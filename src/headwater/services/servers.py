@@ -116,9 +116,14 @@ class LaunchedServer:
 
     def _start_error(self, waited: float) -> ServiceFailedError:
         code = self.process.returncode
-        how = f"did not answer within {waited:.0f} s" if code is None else f"ended with code {code}"
-        fix = f"read {self.output}"
-        return ServiceFailedError(f"{self.name} {how}", detail=self.tail(8), fix=fix, service=self.name)
+        how = f"did not answer within {waited:.0f} s" if code is None else f"exited with code {code}"
+        return ServiceFailedError(
+            f"{self.name} {how}",
+            detail=self.tail(8),
+            fix=f"read {self.output}",
+            service=self.name,
+            returncode=code,
+        )
 
 
 def launch(
