@@ -93,6 +93,7 @@ class EngineProcess:
         self._write_state("stopped")
 
     def _watch(self) -> None:
+        # A single thread starts and reads the process; `stop` only closes its input and waits.
         restarts = RestartLimit(_MAX_FAILURES, _FAILURE_WINDOW)
         while not self._stopping.is_set():
             self._process = _start_process(self._command | {"work": "run"})
@@ -184,6 +185,7 @@ class WorkerProcesses:
         ends = 0
         while not self._stopping.is_set():
             begun = time.monotonic()
+            # Workers write to our stderr, so that users see what their functions print and log.
             process = self._processes[number] = _start_process(
                 self._commands[number], "headwater.workers.process", None
             )

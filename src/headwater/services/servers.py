@@ -180,12 +180,13 @@ def free_ports(count: int, preferred: tuple[int, ...] = ()) -> tuple[int, ...]:
     """
     known = preferred if len(preferred) == count else (0,) * count
     kept = [port if port and _is_free(port) else 0 for port in known]
+    # All chosen sockets stay open until the end: the kernel would offer a closed one again.
     with contextlib.ExitStack() as held:
         return tuple(port or _reserve_port(held, kept) for port in kept)
 
 
 def _reserve_port(held: contextlib.ExitStack, kept: list[int]) -> int:
-    """Returns a free port, held until all are chosen, so that they differ."""
+    """Returns a free port that is not in `kept`; its socket stays open in `held`."""
     while True:
         tried = held.enter_context(socket.socket())
         tried.bind(("127.0.0.1", 0))

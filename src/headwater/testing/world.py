@@ -28,8 +28,8 @@ from headwater.workers import WorkerPool
 
 __all__ = ["World", "run"]
 
-_WAIT = 0.02
-_spark: list[Spark] = []
+_WAIT = 0.02  # seconds between two looks for new events; a node waits longer
+_spark: list[Spark] = []  # at most one: a JVM hosts one Spark session
 
 
 @contextmanager
@@ -125,6 +125,7 @@ class World:
 
     def advance(self, by: str | timedelta) -> None:
         """Advance the test clock; idle topics get their idle markers, as on a running node."""
+        # Before and after: a topic is idle once its newest event is older than `idle` at two checks.
         self._append_idle_markers()
         self.clock.advance(by)
         self._append_idle_markers()

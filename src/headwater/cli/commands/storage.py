@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,6 +18,7 @@ from headwater.cli.output import Column, Output, Progress
 from headwater.errors import DamagedError
 
 if TYPE_CHECKING:
+    from headwater.client import Client
     from headwater.log.maintenance.verify import VerifyReport
 
 __all__ = ["bench", "verify"]
@@ -61,11 +63,15 @@ def _measurements(folder: Path) -> Iterator[tuple[str, float, str]]:
         yield "durable append of one event, median", _median_time(lambda: client.send("durable", one)), "ms"
         rows = [_sample_order(number) for number in range(_BATCH_SIZE)]
         for durability in ("durable", "fast"):
-            rate = _measure_rate(lambda topic=durability: len(client.send_many(topic, rows)))
+            rate = _measure_rate(partial(_send, client, durability, rows))
             yield f"{durability} append, groups of {_BATCH_SIZE:,}", rate, "events/s"
         rate = _measure_rate(lambda: sum(batch.num_rows for batch in client.read_arrow("fast")))
         yield "read as Arrow", rate, "events/s"
         yield "read as Python events", _measure_rate(lambda: sum(1 for _ in client.read("fast"))), "events/s"
+
+
+def _send(client: Client, topic: str, rows: list[dict[str, Any]]) -> int:
+    return len(client.send_many(topic, rows))
 
 
 def _measure_sync(folder: Path) -> float:

@@ -150,7 +150,7 @@ class RowSelection:
     limit: Annotated[int | None, LIMIT] = None
     """Print at most this many rows."""
     as_of: _Text = None
-    """The rows as of an earlier time: a time with zone, or a relative time such as -10m."""
+    """As of an earlier time: a time with zone, or relative such as -10m."""
     after: str | None = None
     """Wait until the view includes the event at topic/partition/offset."""
     timeout: str = "10s"
