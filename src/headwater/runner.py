@@ -93,7 +93,7 @@ class EngineProcess:
         self._write_state("stopped")
 
     def _watch(self) -> None:
-        # A single thread starts and reads the process; `stop` only closes its input and waits.
+        # Only this thread starts the process; `stop` sets the event first, so that no new one is started.
         restarts = RestartLimit(_MAX_FAILURES, _FAILURE_WINDOW)
         while not self._stopping.is_set():
             self._process = _start_process(self._command | {"work": "run"})

@@ -56,7 +56,8 @@ def late(
     output = Output(options)
     name = "hw_quarantine" if quarantine else "hw_late"
     with open_client(options) as client:
-        known = _pipeline_names(client)
+        query = "select name from hw_pipelines order by name"
+        known = [row[0] for row in client.sql(query).rows] if client.view_source.views() else []
         if pipeline is not None and pipeline not in known:
             raise _unknown_pipeline(pipeline, known)
         where = None if pipeline is None else f"pipeline = {literal(pipeline)}"
@@ -91,12 +92,6 @@ def _resend(client: Client, to: str, name: str, where: str | None, output: Outpu
     progress.close()
     output.print_record({"sent": sent, "found": len(once), "topic": to}, [f"sent {plural(sent, 'event')} to {to}"])
     return 0
-
-
-def _pipeline_names(client: Client) -> list[str]:
-    if not client.view_source.views():
-        return []
-    return [row[0] for row in client.sql("select name from hw_pipelines order by name").rows]
 
 
 def _unknown_pipeline(name: str, known: list[str]) -> UnknownViewError:

@@ -158,10 +158,11 @@ def redrive(
     edits = parse_edits(edit)
     with open_client(options) as client:
         definition = client.broker.queue(queue)
-        letters = [
-            edit_message(definition, letter, edits)
-            for letter in _select_letters(client.broker, queue, group, dead, every)
-        ]
+        found = [one for one in client.broker.dead_letters(queue, group) if every or one.number in dead]
+        if missing := sorted(set(dead) - {letter.number for letter in found}):
+            what = f"queue {queue!r} has no dead letter {missing[0]}"
+            raise UsageError(what, fix=f"headwater queues {queue} --dead", queue=queue, missing=missing)
+        letters = [edit_message(definition, letter, edits) for letter in found]
         if dry_run:
             output.print_rows(DEAD_LETTER_COLUMNS, [dead_letter_row(queue, letter) for letter in letters])
             output.note(f"{plural(len(letters), 'dead letter')} would be redriven; nothing was changed (--dry-run)")
@@ -185,16 +186,6 @@ def parse_rate(rate: str) -> float:
     if found is None or not float(found[1]):
         raise BadSettingError(f"cannot read {rate!r} as a rate", detail="such as 10/s or 600/m", fix="--rate 10/s")
     return float(found[1]) / _UNITS[found[2]]
-
-
-def _select_letters(
-    broker: Broker, queue: str, group: str | None, numbers: tuple[int, ...], every: bool
-) -> list[DeadLetter]:
-    found = [letter for letter in broker.dead_letters(queue, group) if every or letter.number in numbers]
-    if missing := sorted(set(numbers) - {letter.number for letter in found}):
-        what = f"queue {queue!r} has no dead letter {missing[0]}"
-        raise UsageError(what, fix=f"headwater queues {queue} --dead", queue=queue, missing=missing)
-    return found
 
 
 def _redrive(broker: Broker, queue: str, letters: list[DeadLetter], pause: float, progress: Progress) -> int:
