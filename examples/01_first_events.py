@@ -1,4 +1,4 @@
-"""First events: declare a type, send a few, read them back; an event that does not fit is refused."""
+"""First events: declare a type, send events, read them back; an event that does not match is refused."""
 
 import tempfile
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""A consumer group: members share the partitions, and whoever comes next goes on where the group committed."""
+"""A consumer group: members share the partitions, and a new member resumes at the committed offsets."""
 
 import tempfile
 
@@ -23,11 +23,11 @@ with tempfile.TemporaryDirectory() as folder, hw.connect(folder) as client:
                 if not shared and first.assignment and second.assignment:
                     shared = True
                     print(f"together: first {first.assignment}, second {second.assignment}")
-            # Handed out, but not committed: somebody else will get these again.
+            # Received but not committed: another member gets these again.
             lost = [event.value["payment_id"] for event in second.poll("1 second", most=3) if event.value]
             print(f"committed {len(done)}, then left with {len(lost)} in hand")
 
-    # A new member, later, in another process perhaps.
+    # A new member, later, possibly in another process.
     with client.consumer("payments", group="billing", timeout="1 second") as third:
         for event in third:
             if event.value:
@@ -35,7 +35,7 @@ with tempfile.TemporaryDirectory() as folder, hw.connect(folder) as client:
         third.commit()
     print(f"processed {len(done)} payments, {len(set(done))} different ones")
 
-    # Another group knows nothing of the first: it sees every event.
+    # Groups are independent: another group reads every event.
     with client.consumer("payments", group="audit", timeout="0.1 seconds") as audit:
         print(f"audit saw {sum(1 for _ in audit)}")
     for lag in client.lag("billing"):

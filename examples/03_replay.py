@@ -1,4 +1,4 @@
-"""Replay: the log keeps what happened, so a result can be computed again, or from any moment on."""
+"""Replay: the log keeps all events, so a result can be computed again from the start or from any time."""
 
 import hashlib
 import tempfile
@@ -27,7 +27,7 @@ with tempfile.TemporaryDirectory() as folder, hw.connect(folder) as client:
     print(f"second run {len(second)} events {fingerprint(second)}")
     print(f"late {sum(event.late for event in first)}, in both runs the same ones")
 
-    # From a moment on: the first offset at which event time reaches it.
+    # From a time: starts at the first offset whose event time reaches it.
     later = list(client.read("sales", start=start + timedelta(minutes=90)))
     print(f"from 01:30 on {len(later)} events, the first at offset {later[0].offset}")
 
@@ -35,6 +35,6 @@ with tempfile.TemporaryDirectory() as folder, hw.connect(folder) as client:
     some = client.read("sales", start=10, stop=20)
     print(f"offsets {[event.offset for event in some]}")
 
-    # A question nobody had asked when the events came in.
+    # A new question about old events.
     honey = sum(event.value["cents"] for event in first if event.value and event.value["article"] == "honey")
     print(f"honey {honey / 100:.2f}")

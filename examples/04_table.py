@@ -10,7 +10,7 @@ with tempfile.TemporaryDirectory() as folder, hw.connect(folder) as client:
     client.send("products", {"product_id": 1, "name": "tea", "cents": 450})
     client.send("products", {"product_id": 2, "name": "honey", "cents": 600})
     before = client.send("products", {"product_id": 3, "name": "salt", "cents": 90})
-    client.send("products", {"product_id": 1, "name": "tea", "cents": 480})  # the newest row of a key counts
+    client.send("products", {"product_id": 1, "name": "tea", "cents": 480})  # replaces the row with this key
     client.delete("products", 3)
 
     products = client.table("products")
@@ -21,7 +21,7 @@ with tempfile.TemporaryDirectory() as folder, hw.connect(folder) as client:
     for change in products.changes():
         print(f"{change.op} {change.key[0]}: {change.before} -> {change.after}")
 
-    # The topic is the whole copy: a program that reads it from the beginning needs nothing else.
+    # The topic is a full copy of the table: a reader from the beginning needs no snapshot.
     copy: dict[int, dict[str, object]] = {}
     for event in client.read("products"):
         if event.tombstone:

@@ -1,4 +1,4 @@
-"""Overload: what happens when events come faster than the disk takes them is said per topic, and counted."""
+"""Overload: each topic has a policy for events that arrive faster than the disk writes; every outcome is counted."""
 
 import tempfile
 

@@ -1,4 +1,4 @@
-"""A first view: a function from a DataFrame to a DataFrame, kept up to date as a table while events come in."""
+"""A first view: a function from a DataFrame to a DataFrame, whose result is a table that stays up to date."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -34,7 +34,7 @@ def revenue(orders: DataFrame) -> DataFrame:
 
 app.view("by_day", key="day", sql="select date(placed_at) day, sum(amount) revenue from orders group by day")
 
-# `headwater run 06_first_view.py` would run the app for good; here it runs for a moment, in a folder of its own.
+# `headwater run 06_first_view.py` runs the app until Ctrl-C; here it runs briefly, in a temporary folder.
 if __name__ == "__main__":
     noon = datetime(2026, 1, 1, 12, tzinfo=UTC)
     with run(app, now=noon) as world:

@@ -1,4 +1,4 @@
-"""Windows: fixed minutes, a rolling average, visits that end in silence, and silence that depends on the event."""
+"""Windows: tumbling, sliding and session windows, and sessions whose gap depends on the event."""
 
 from datetime import UTC, datetime, timedelta
 

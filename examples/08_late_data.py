@@ -1,4 +1,4 @@
-"""Late data: the log says what is late, and each view says what becomes of it: keep, drop, or correct."""
+"""Late data: the log determines which events are late, and each view has a policy: keep, drop or correct."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -22,7 +22,7 @@ app.view("dropped", key="minute", late="drop")(by_minute)
 app.view("corrected", key="minute", late=hw.correct(for_="10 minutes"))(by_minute)
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
-#         minute of the reading, watts; late is what stands more than two minutes behind the newest before it
+#         minute of the reading, watts; a reading is late if an earlier one is more than two minutes newer
 READINGS = [(0, 5), (1, 6), (3, 7), (2, 8), (6, 9), (1, 100), (4, 10), (20, 11), (0, 1000), (21, 12)]
 
 if __name__ == "__main__":
@@ -30,7 +30,7 @@ if __name__ == "__main__":
         for minute, watts in READINGS:
             at = START + timedelta(minutes=minute)
             if at > world.clock.now():
-                world.clock.advance(at - world.clock.now())  # readings come as they are made, stragglers later
+                world.clock.advance(at - world.clock.now())  # readings arrive when they are made, stragglers later
             world.send("power", {"house": "h-1", "watts": watts, "at": at})
         world.settle()
         for view in app.pipelines:

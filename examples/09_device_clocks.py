@@ -1,4 +1,4 @@
-"""Device clocks: two stamps of a device and the time of arrival say how wrong its clock is; event time is put right."""
+"""Device clocks: event time is corrected by two timestamps of the device and the arrival time."""
 
 from datetime import UTC, datetime, timedelta
 

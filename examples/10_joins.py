@@ -1,4 +1,4 @@
-"""Joins of streams: events that belong together within a time range, those left alone, and a stream with itself."""
+"""Joins of streams: an inner join within a time range, an outer join, and a self-join."""
 
 from datetime import UTC, datetime, timedelta
 

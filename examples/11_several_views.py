@@ -1,4 +1,4 @@
-"""Several views of one log, and a chain: a view behind a view, a view behind a stream; changes give the table back."""
+"""Several views of one log, and chains: a view of a view, a view of a stream; the changelog rebuilds the table."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -41,14 +41,14 @@ ORDERS = [(PEOPLE[n % 3], 100 + 377 * n % 1500, START + timedelta(seconds=40 * n
 if __name__ == "__main__":
     with run(app, now=START + timedelta(hours=2)) as world:
         world.send("orders", *({"customer": who, "cents": cents, "at": at} for who, cents, at in ORDERS))
-        world.advance("3 hours")  # idle for so long that all windows close, in both steps of the chain
+        world.advance("3 hours")  # idle long enough that all windows close, in both steps of the chain
         world.settle()
         for row in world.rows("busiest"):
             print(f"busiest {row['hour']['start']:%H:%M}: {row['best']} of {row['minutes']} minutes")
         for row in world.rows("patrons"):
             print(f"patron {row['customer']}: {row['orders']}")
 
-        # A view is a table and a stream at once: add up its changes, and you have its rows.
+        # A view is a table and a stream: applying its changes gives its rows.
         added_up: dict[Any, Any] = {}
         for change in world.client.view("patrons").changes():
             added_up[change.key] = change.after

@@ -1,4 +1,4 @@
-"""A live view of a table: right through inserts, updates and deletes, in SQL and in Python."""
+"""A live view of a table: correct under inserts, updates and deletes, in SQL and in Python."""
 
 import headwater as hw
 from headwater.testing import run

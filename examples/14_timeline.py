@@ -1,4 +1,4 @@
-"""The social timeline: a join of two tables that both change; who unfollows loses the posts again."""
+"""The social timeline: a join of two tables that both change; an unfollow removes the posts."""
 
 import headwater as hw
 from headwater.testing import run

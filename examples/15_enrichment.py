@@ -1,4 +1,4 @@
-"""Enrichment: events with the rows that tables have for them now, and what becomes of an event without a row."""
+"""Enrichment: events joined with the current rows of tables, and policies for an event without a row."""
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -38,7 +38,7 @@ ORDERS = [order(1, 7, 1, 10, 1), order(2, 8, 2, 20, 2), order(3, 7, 1, 5, 3), or
 
 if __name__ == "__main__":
     with run(app, now="2026-01-01T12:00:05Z") as world:
-        world.send("orders", *ORDERS)  # they come first, and wait for the tables all the same
+        world.send("orders", *ORDERS)  # sent first, but they wait until the tables are loaded
         world.send("products", {"product_id": 7, "category": "tea"}, {"product_id": 8, "category": "ink"})
         world.send("customers", {"customer_id": 1, "country": "IT"}, {"customer_id": 2, "country": "NO"})
         world.settle()

@@ -1,4 +1,4 @@
-"""The as-of join: each order at the price that held when it was placed, whatever comes first, however late."""
+"""The as-of join: each order gets the price that was valid when it was placed, in any order of arrival."""
 
 from pyspark.sql import DataFrame
 

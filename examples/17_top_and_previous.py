@@ -1,4 +1,4 @@
-"""Analytics over a view: the best of each hour, and each hour beside the one before."""
+"""Analytics over a view: the top rows of each hour, and each hour beside the previous one."""
 
 from datetime import UTC, datetime, timedelta
 

@@ -1,4 +1,4 @@
-"""A user function with state per key: a plain Python function per key, and a vectorised one for all keys at once."""
+"""User functions with keyed state: a plain Python function per key, and a vectorised function for all keys."""
 
 from dataclasses import dataclass
 

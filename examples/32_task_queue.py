@@ -1,4 +1,4 @@
-"""A task queue: work that must be done once each, handed out one by one, tried again when it fails."""
+"""A task queue: each message goes to one worker and is retried if it fails."""
 
 from dataclasses import dataclass
 
@@ -17,20 +17,20 @@ class Email:
 
 
 emails = app.queue("emails", Email, retry=hw.retry(5, backoff="2s", jitter=0), visibility_timeout="30 seconds")
-busy = {"bob@example.com": 2}  # so often the line is busy before it is free
+busy = {"bob@example.com": 2}  # number of attempts that fail
 
 
 @emails.worker(threads=4)
 def send(email: Email, message: hw.Message) -> None:
     """Returns: the message is acknowledged. Raises: it is redelivered, after a backoff that doubles each time."""
     if "@" not in email.to:
-        raise hw.Reject(f"{email.to} is no address")  # no attempt can succeed
+        raise hw.Reject(f"{email.to} is not an address")  # no attempt can succeed
     if busy.get(email.to, 0) >= message.attempt:
         raise ConnectionError("the line is busy")
     print(f"sent {email.subject} to {email.to}, attempt {message.attempt}")
 
 
-# `headwater run 32_task_queue.py` would run the workers for good; here they run for a moment, in a folder of their own.
+# `headwater run 32_task_queue.py` runs the workers until Ctrl-C; here they run briefly, in a temporary folder.
 if __name__ == "__main__":
     with run(app) as world, world.queue("emails") as queue:
         queue.publish(Email("ada@example.com", "newsletter"), id="mail-1")

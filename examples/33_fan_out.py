@@ -1,4 +1,4 @@
-"""Fan-out: each group gets every message that it chooses, and the workers of one group share them."""
+"""Fan-out: each group gets every message that matches it, and the workers of a group share them."""
 
 import headwater as hw
 from headwater.testing import run
@@ -8,7 +8,7 @@ orders = app.queue(
     "orders",
     "order_id int, country string, amount int",
     key="country",
-    ordered=True,  # within a country one after the other, also through retries
+    ordered=True,  # in order per country, also across retries
     groups=[
         "books",  # everything
         hw.group("europe", routing_key="orders.*.eu"),  # * is one word, # any number of them

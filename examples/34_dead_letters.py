@@ -1,4 +1,4 @@
-"""Dead letters: what failed too often is kept with reason, stack and history, is mended, and goes back in line."""
+"""Dead letters: a message that failed too often is kept with its history, edited, and redriven."""
 
 import headwater as hw
 from headwater.testing import run

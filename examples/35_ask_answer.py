@@ -1,4 +1,4 @@
-"""Request and reply: a request goes to one of many workers, and its reply, or its error, comes back in time."""
+"""Request/reply: a request goes to one responder, and its reply or error comes back before the deadline."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from headwater.testing import run
 
 app = hw.App("prices")
 PRICES = {"tea": 990, "ink": 450}
-STOCK = [{"tea": 3, "ink": 1}, {"tea": 4}, {"ink": 5}]  # each partition knows a part
+STOCK = [{"tea": 3, "ink": 1}, {"tea": 4}, {"ink": 5}]  # each partition has a part
 
 
 @dataclass
@@ -39,7 +39,7 @@ async def count(question: dict[str, int | str]) -> int:
     return STOCK[int(question["partition"])].get(str(question["article"]), 0)
 
 
-# `headwater run 35_ask_answer.py` would answer for good; here it answers for a moment.
+# `headwater run 35_ask_answer.py` answers until Ctrl-C; here it answers briefly.
 if __name__ == "__main__":
     with run(app) as world:
         client = world.client

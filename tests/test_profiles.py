@@ -131,8 +131,9 @@ def test_a_secret_may_be_in_a_file_beside_the_profile(folder, monkeypatch):
     monkeypatch.chdir(folder / "below")
     monkeypatch.setenv("P", "a&b")
     profile = read_profile("prod")
-    with pytest.raises(MissingSecretError, match="No such file"):
+    with pytest.raises(MissingSecretError) as raised:
         profile.store.resolve()
+    assert raised.value.data["reference"] == "file:secrets/db"
     (folder / "secrets").mkdir()
     (folder / "secrets/db").write_text("tide\n")
     assert profile.store.resolve() == "postgresql://u:tide@h/d"
@@ -204,9 +205,9 @@ def test_no_form_of_a_profile_shows_its_secrets(monkeypatch):
 )
 def test_a_password_written_out_in_a_file_is_refused(folder, line):
     (folder / "headwater.toml").write_text(f"[profiles.prod]\n\n{line}\n")
-    with pytest.raises(BadProfileError, match="written out") as raised:
+    with pytest.raises(BadProfileError) as raised:
         read_profile("prod")
-    assert raised.value.location.line == 3
+    assert (raised.value.location.line, raised.value.data["key"]) == (3, line.split()[0])
     assert "${NAME}" in raised.value.fix
     assert CANARY not in raised.value.render() + str(raised.value.problem())
 
@@ -216,8 +217,8 @@ def test_a_password_written_out_in_a_file_is_refused(folder, line):
     [
         ('[profiles.prod]\nlgo = "x"\n', 2, "lgo"),
         (f'[profiles.prod]\npassword = "{CANARY}"\n', 2, "password"),
-        ("[profiles.prod]\nlog = 3\n", 2, "not a text"),
-        ('[profiles.prod]\nlog = ""\n', 2, "not a text"),
+        ("[profiles.prod]\nlog = 3\n", 2, "log"),
+        ('[profiles.prod]\nlog = ""\n', 2, "log"),
         ('[profiles.prod]\nlog = "kafka://"\n', 2, "kafka://"),
         ('[profiles.prod]\nlog = "kafka://h:port"\n', 2, "kafka://h:port"),
         ('[profiles.prod]\nlog = "kafka://a:1,b:70000"\n', 2, "70000"),
@@ -226,9 +227,9 @@ def test_a_password_written_out_in_a_file_is_refused(folder, line):
         ('[profiles.prod]\nstore = "shop.db"\n', 2, "shop.db"),
         ('[profiles.prod]\nspark = "local[x]"\n', 2, "local[x]"),
         ('[profiles.prod]\nspark = "spark://h p"\n', 2, "spark://h p"),
-        ('[profiles.other]\nlog = "y"\n["profiles".prod]\nstore = 1\n', 2, "not a text"),
-        ('[profiles.prod]\nlog = "x\n', 2, "not TOML"),
-        ('[profiles.prod]\nlog = "x"\nlog = "y"\n', 3, "not TOML"),
+        ('[profiles.other]\nlog = "y"\n["profiles".prod]\nstore = 1\n', 2, "store"),
+        ('[profiles.prod]\nlog = "x\n', 2, "headwater.toml"),
+        ('[profiles.prod]\nlog = "x"\nlog = "y"\n', 3, "headwater.toml"),
         ('colour = "blue"\n[profiles.prod]\n', 1, "colour"),
         ("profiles = 3\n", 1, "profiles"),
         ("[profiles]\nprod = 3\n", 1, "prod"),
@@ -264,8 +265,10 @@ def test_an_unknown_profile_names_near_ones(folder):
 
 
 def test_a_profile_without_any_file_says_where_it_would_be(folder):
-    with pytest.raises(UnknownProfileError, match=r"no headwater\.toml"):
+    with pytest.raises(UnknownProfileError) as raised:
         read_profile("prod")
+    assert raised.value.data["profile"] == "prod"
+    assert "headwater.toml" in raised.value.fix
 
 
 def test_what_is_described_is_where_things_are(folder, monkeypatch):
@@ -314,7 +317,7 @@ def test_connect_takes_the_folder_of_a_profile(folder, monkeypatch):
 
 
 def test_connect_refuses_both_a_place_and_a_profile(folder):
-    with pytest.raises(BadSettingError, match="both"):
+    with pytest.raises(BadSettingError):
         hw.connect(folder / "data", profile="prod")
 
 

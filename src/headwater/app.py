@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar, Unpack, overload
+from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
 from headwater.errors import BadAppError, BadPipelineError, HeadwaterError, SourceLocation
 from headwater.log import Topic
@@ -17,10 +17,18 @@ from headwater.pipelines.declaration import Columns, TopicOptions, ViewOptions, 
 from headwater.queues import Bridge, DeclaredQueue, Queue, QueueOptions, TargetKind
 from headwater.queues.request_reply.dispatcher import Answer
 
-__all__ = ["App", "TopicOptions", "ViewOptions"]
+__all__ = ["App", "StreamOptions", "TopicOptions", "ViewOptions"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 Decorator: TypeAlias = Callable[[Function], Pipeline]
+
+
+class StreamOptions(TypedDict, total=False):
+    """The options of a stream besides its name and its function or SQL; see `App.stream`."""
+
+    key: Columns | None
+    late: LatePolicy | str
+    latency: str | None
 
 
 class App:
@@ -168,6 +176,7 @@ class App:
             'orders to parcels'
         """
         location = SourceLocation.of_caller()
+        # A stream's topic has its name, so a stream may stand for a topic.
         target_kind = TargetKind.TOPIC if isinstance(source, DeclaredQueue) else TargetKind.QUEUE
         topic, queue = (source, target) if target_kind is TargetKind.QUEUE else (target, source)
         fits = isinstance(topic, Topic) or (isinstance(topic, Pipeline) and topic.kind is PipelineKind.STREAM)
@@ -175,7 +184,7 @@ class App:
             what = f"a bridge connects a topic with a queue, not {source!r} with {target!r}"
             raise BadAppError(what, fix="app.bridge(orders, parcels)", location=location)
         if isinstance(topic, Topic) and topic.compact and target_kind is TargetKind.QUEUE:
-            what = f'no bridge can lead from the table "{topic.name}" to a queue: a deleted row is no message'
+            what = f'a bridge cannot read the table "{topic.name}": a deleted row has no message'
             raise BadAppError(what, fix="use a topic as the source", location=location)
         bridge = Bridge(source.name, target.name, target_kind, location)
         if bridge in self._bridges:
@@ -245,26 +254,9 @@ class App:
     @overload
     def stream(self, function: Function, /) -> Pipeline: ...
     @overload
-    def stream(
-        self,
-        name: str | None = ...,
-        /,
-        *,
-        key: Columns | None = ...,
-        late: LatePolicy | str = ...,
-        latency: str | None = ...,
-    ) -> Decorator: ...
+    def stream(self, name: str | None = ..., /, **options: Unpack[StreamOptions]) -> Decorator: ...
     @overload
-    def stream(
-        self,
-        name: str,
-        /,
-        *,
-        key: Columns | None = ...,
-        late: LatePolicy | str = ...,
-        latency: str | None = ...,
-        sql: str,
-    ) -> Pipeline: ...
+    def stream(self, name: str, /, *, sql: str, **options: Unpack[StreamOptions]) -> Pipeline: ...
     def stream(
         self,
         name: str | Function | None = None,
@@ -282,7 +274,7 @@ class App:
             key: The key column or columns; rows with equal keys stay in order.
             late: What happens to late events: "keep" them in the late table, "drop" them, or `hw.correct(for_=…)`.
             latency: "realtime" for results within milliseconds: on Kafka, for a stream that reads one topic and uses
-                Spark SQL only; at least once, without ledger. `headwater plan` tells whether real-time mode can run it.
+                Spark SQL only; at least once, without ledger. `headwater plan` says whether real-time mode can run it.
             sql: A query in place of a function; the name is then required.
 
         Raises:

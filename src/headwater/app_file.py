@@ -80,17 +80,13 @@ def _import_file(file: Path) -> ModuleType:
 
 
 def _load_error(file: Path, error: Exception) -> BadAppError:
-    kind = type(error).__name__
     if isinstance(error, SyntaxError):
         line = (error.text or "").strip()
         location = SourceLocation.at(error.filename or str(file), error.lineno or 1, line)
         return BadAppError(f"{file} has a syntax error: {error.msg}", location=location, path=str(file))
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file.absolute())]
-    found = frames[-1] if frames else None
-    location = (
-        SourceLocation.at(found.filename, found.lineno or 1, found.line or "")
-        if found
-        else SourceLocation(str(file), 1)
-    )
-    what = f"{file} cannot be loaded: {kind}: {error}".rstrip(": ")
+    location = SourceLocation(str(file), 1)
+    if frames:  # the user's line, even if the error was raised in a library
+        location = SourceLocation.at(frames[-1].filename, frames[-1].lineno or 1, frames[-1].line or "")
+    what = f"{file} cannot be loaded: {type(error).__name__}: {error}".rstrip(": ")
     return BadAppError(what, fix=f"python {file}", location=location, path=str(file))

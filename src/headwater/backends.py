@@ -6,6 +6,7 @@ process loads only what it uses: a Spark worker reads the log and needs neither 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -41,7 +42,7 @@ __all__ = [
     "ping_store",
 ]
 
-_INSPECT_TIMEOUT: Final = timedelta(seconds=5)  # how long brokers may take to answer an inspection
+_INSPECT_TIMEOUT: Final = timedelta(seconds=5)  # for brokers to answer an inspection
 _PING_TIMEOUT: Final = timedelta(seconds=2)
 
 
@@ -130,7 +131,7 @@ def open_store(
         from headwater.store.sqlite import SqliteDialect
 
         return SqlStore(SqliteDialect(data / "store"), clock, before_commit)
-    from headwater.store.postgres import PostgresDialect
+    from headwater.store.postgres import PostgresDialect  # needs the extra postgres
 
     return SqlStore(PostgresDialect(url), clock, before_commit)
 
@@ -195,11 +196,8 @@ def ping_store(url: str) -> None:
     """
     from headwater.sql.postgres_pool import PostgresPool
 
-    pool = PostgresPool(url)
-    try:
+    with contextlib.closing(PostgresPool(url)) as pool:
         pool.open().connection.close()
-    finally:
-        pool.close()
 
 
 # -- queues, requests and replies ----------------------------------------------------------------------------------
@@ -290,7 +288,7 @@ def _is_rabbitmq(url: str) -> bool:
     if "://" in url:
         raise BadSettingError(
             f"there is no broker for {redact(url)!r}",
-            detail="it can be a folder or amqp://host:port",
+            detail="supported: a folder, or amqp://host:port",
             fix='hw.connect(".headwater")',
         )
     return False

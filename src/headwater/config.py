@@ -1,7 +1,7 @@
 """Settings: how one is declared, and where its value comes from.
 
-A setting is a name, a default and one sentence. The caller's value comes first, then the environment
-variable `HEADWATER_<NAME>`, then the default. The docs page and the help texts are made from this table.
+A setting is a name, a default and a help sentence. The caller's value takes precedence, then the environment
+variable `HEADWATER_<NAME>`, then the default. The docs page of commands is generated from this table.
 """
 
 from __future__ import annotations
@@ -49,26 +49,28 @@ class Setting:
         return int(value)
 
 
-DATA = Setting("data", ".headwater", "The folder of the log, or the address of a node such as http://127.0.0.1:8642.")
+DATA = Setting("data", ".headwater", "The data folder, or the URL of a node such as http://127.0.0.1:8642.")
 PORT = Setting("port", "8642", "The port a node listens on.")
-SPARK_CORES = Setting("spark_cores", "0", "How many processors Spark uses; 0 takes all of the machine.")
-SPARK_MEMORY = Setting("spark_memory", "1g", "The most memory that Spark's Java may take.")
+SPARK_CORES = Setting("spark_cores", "0", "The number of cores that Spark uses; 0 uses all cores of the machine.")
+SPARK_MEMORY = Setting("spark_memory", "1g", "The maximum heap of Spark's JVM.")
 JAVA_PATIENCE = Setting(
-    "java_patience", "60", "Seconds without an answer from Java after which the engine is started again."
+    "java_patience", "60", "Seconds without an answer from Java after which the engine is restarted."
 )
-PROFILE = Setting("profile", "embedded", "The profile: where log, store, queues and Spark are.")
+PROFILE = Setting("profile", "embedded", "The profile, which names the addresses of log, store, queues and Spark.")
 LOG = Setting("log", "", "The log of the profile: a folder, or kafka://host:port,host:port.")
 STORE = Setting("store", "", "The store of the profile: postgresql://…; without one, SQLite in the data folder.")
 QUEUES = Setting("queues", "", "The queues of the profile: amqp://…; without one, SQLite in the data folder.")
 SPARK = Setting("spark", "local[*]", "Spark's master: local[*], spark://host:port, k8s://… or yarn.")
 CHECKPOINTS = Setting(
-    "checkpoints", "", "Where Spark keeps checkpoints, if not in the data folder: a folder or URL that all reach."
+    "checkpoints",
+    "",
+    "A folder or URL for checkpoints that driver and workers access; without one, the data folder.",
 )
 JARS = Setting(
-    "jars", "", "A folder with the jars of Spark's Kafka connector, for real-time mode; fetched, if there is none."
+    "jars", "", "A folder with the jars of Spark's Kafka connector, for real-time mode; downloaded if not set."
 )
 REALTIME_PARTITIONS = Setting(
-    "realtime_partitions", "1", "Into how many parts the state of a real-time pipeline is cut, when it first runs."
+    "realtime_partitions", "1", "The number of state partitions of a real-time pipeline; fixed at its first run."
 )
 ADDRESSES = (LOG, STORE, QUEUES, SPARK, CHECKPOINTS)
 SETTINGS = (DATA, PORT, SPARK_CORES, SPARK_MEMORY, JAVA_PATIENCE, REALTIME_PARTITIONS, JARS, PROFILE, *ADDRESSES)

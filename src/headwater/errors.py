@@ -1,27 +1,27 @@
 """Every error Headwater raises, in one tree and one form.
 
     HeadwaterError
-    ├── UsageError                 the caller can put it right
+    ├── UsageError                 the caller can correct it
     │   ├── BadNameError           a name that cannot be a topic, group or field
     │   ├── BadTypeError           a declared type that cannot become a schema
-    │   ├── BadEventError          an event that does not fit its topic's schema
-    │   │   └── BadJsonError       a line that is not JSON at all
-    │   ├── BadKeyError            a key that is missing, or of no usable type
-    │   ├── BadOffsetError         an offset outside what the partition holds
-    │   ├── BadTimeError           a time, duration or size that cannot be read
+    │   ├── BadEventError          an event that does not match its topic's schema
+    │   │   └── BadJsonError       a line that is not JSON
+    │   ├── BadKeyError            a key that is missing or of an unsupported type
+    │   ├── BadOffsetError         an offset beyond the end of its partition
+    │   ├── BadTimeError           a time, duration or size that cannot be parsed
     │   ├── BadFilterError         a condition that cannot be evaluated
-    │   ├── BadSettingError        a setting or option with an impossible value
-    │   ├── BadProfileError        a profile that cannot be as it is written
+    │   ├── BadSettingError        a setting or option with an invalid value
+    │   ├── BadProfileError        a profile that is not valid
     │   │   ├── UnknownProfileError no profile of that name
-    │   │   └── MissingSecretError a reference to a variable or file that is not there
-    │   ├── BadQueryError          SQL that is refused, wrong or over its limits
+    │   │   └── MissingSecretError a reference to a variable or file that does not exist
+    │   ├── BadQueryError          SQL that is not valid, not allowed or over a limit
     │   ├── BadAppError            an app file that cannot be loaded
-    │   ├── BadPipelineError       a view, stream or file output that cannot be
-    │   │   ├── BadSqlError        SQL text that cannot be read
-    │   │   ├── UnknownInputError  a pipeline reads what the app does not declare
-    │   │   ├── CycleError         pipelines that wait for one another
+    │   ├── BadPipelineError       an invalid declaration of a view, stream or file output
+    │   │   ├── BadSqlError        SQL of a pipeline that cannot be parsed
+    │   │   ├── UnknownInputError  a pipeline reads a name that the app does not declare
+    │   │   ├── CycleError         pipelines that read one another
     │   │   └── NotRealtimeError   a pipeline that real-time mode cannot run
-    │   ├── BadWorkerError         a function that cannot work on messages, or answer
+    │   ├── BadWorkerError         a worker or responder with the wrong parameters
     │   ├── TimeColumnMissingError the event-time column is not in the type
     │   ├── TooLargeError          an event, line or body over its limit
     │   ├── UnknownTopicError      no topic of that name
@@ -30,40 +30,40 @@
     │   ├── UnknownViewError       no view of that name
     │   ├── KeyNotUniqueError      two rows of a view with one key
     │   └── UnknownCodeError       no error of that code
-    ├── RefusedError               allowed in principle, not like this
-    │   ├── SchemaConflictError    a type that old events cannot be read under
-    │   ├── TopicExistsError       the topic is there with other settings
-    │   ├── QueueExistsError       the queue is there with other settings
-    │   ├── StateChangedError      a pipeline was edited and its state does not fit
+    ├── RefusedError               the request is valid but not allowed
+    │   ├── SchemaConflictError    a type that cannot read old events
+    │   ├── TopicExistsError       the topic exists with other settings
+    │   ├── QueueExistsError       the queue exists with other settings
+    │   ├── StateChangedError      a changed pipeline whose state is not compatible
     │   ├── FencedError            a newer owner has taken over
-    │   ├── LedgerMismatchError    a batch comes again with other offsets
-    │   ├── LockedError            another process holds an exclusive role
-    │   ├── NeedsConfirmationError a change of data without a yes
+    │   ├── LedgerMismatchError    a batch was submitted again with other offsets
+    │   ├── LockedError            another process holds an exclusive lock
+    │   ├── NeedsConfirmationError a change of data without a confirmation
     │   └── ForbiddenError         an address, host or origin that is not served
     ├── OverloadedError            the append buffer is full
-    ├── ViewBehindError            a view has not taken an event in yet
-    ├── NoAnswerError              nobody answered a question in time
-    ├── AnswerFailedError          the function that answers raised an error
-    ├── DataError                  something in the log is not as it should be
-    │   ├── DataGoneError          the offsets asked for were removed by retention
+    ├── ViewBehindError            a view has not processed an event in time
+    ├── NoAnswerError              a request got no reply in time
+    ├── AnswerFailedError          the function of a responder raised an error
+    ├── DataError                  stored data is missing, damaged or unreadable
+    │   ├── DataGoneError          retention has removed the requested offsets
     │   ├── DamagedError           a checksum does not match
     │   └── NewerFormatError       written by a newer version of Headwater
-    └── EnvironmentFaultError      the machine said no
+    └── EnvironmentFaultError      disk, network or operating system failed
         ├── DiskFullError          no space left
         ├── DiskFailedError        a write or sync failed
         ├── NotWritableError       the data folder cannot be written
         ├── PortTakenError         the address is in use
-        ├── NoJavaError            no Java that Spark could run on
+        ├── NoJavaError            no Java that Spark can use
         ├── MissingPackageError    an optional Python package is not installed
-        ├── MissingConnectorError  Spark's Kafka connector is not there, or not the one we know
-        ├── BadCredentialsError    a server does not accept who we say we are
-        ├── MissingProgramError    a program that a local service needs
-        ├── ServiceFailedError     a local service ended or did not start
-        ├── EngineFailedError      Spark ended or did not start
+        ├── MissingConnectorError  Spark's Kafka connector is missing or untested
+        ├── BadCredentialsError    a server refuses our credentials
+        ├── MissingProgramError    a program of a local service is not installed
+        ├── ServiceFailedError     a local service exited or did not start
+        ├── EngineFailedError      Spark exited or did not start
         └── UnreachableError       no node, broker or database answers there
 
-One error says: code, what failed, where in the user's file, detail, fix. `render` prints
-it for a terminal, `problem` as problem+json, and `headwater help CODE` prints the class's
+An error has a code, what failed, the location in the user's file, a detail and a fix. `render`
+formats it for a terminal, `problem` as problem+json. `headwater help CODE` prints the class's
 docstring.
 """
 
@@ -793,9 +793,9 @@ def near_names(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
         >>> near_names("Oder", ["orders", "payments"])
         ['orders']
     """
-    import difflib  # needed only on the way to an error
+    import difflib  # imported only for an error message
 
     by_folded = {each.casefold(): each for each in known}
-    # The comparison takes time in the square of the length, and a name may come from outside.
+    # The comparison is quadratic in the length of the name, which may come from a request.
     found = difflib.get_close_matches(name[:100].casefold(), by_folded, n=limit)
     return [by_folded[each] for each in found]

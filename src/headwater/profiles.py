@@ -112,8 +112,8 @@ class Address:
         for start, end in [] if plain_secrets else _secret_spans(self.text):
             if start < end and not _REFERENCE.fullmatch(self.text, start, end):
                 raise BadProfileError(
-                    f"{self.kind} has a password written out: {self}",
-                    detail="a file is copied and committed; it refers to a secret and does not hold it",
+                    f"{self.kind} contains a plain password: {self}",
+                    detail="files are copied and committed: write a reference in place of the password",
                     fix="${NAME} for a variable of the environment, or ${file:/path}",
                     location=self.location,
                     key=self.kind,
@@ -146,17 +146,17 @@ class Address:
         if name and name[1] in os.environ:
             return os.environ[name[1]]
         if name:
-            what, fix = f"which is not set, as {self.kind} needs it", f"export {name[1]}=…"
+            what, fix = "which is not set", f"export {name[1]}=…"
         elif reference.startswith("file:"):
             try:
                 return (self.base / reference.removeprefix("file:")).read_text().rstrip("\r\n")
             except (OSError, UnicodeDecodeError) as error:
                 reason = getattr(error, "strerror", None) or "not text"
-                what, fix = f"which cannot be read: {reason}", f"write the secret of {self.kind} to that file"
+                what, fix = f"which cannot be read: {reason}", "write the secret to that file"
         else:
             what, fix = "which is not a reference", "${NAME} for a variable of the environment, or ${file:/path}"
         raise MissingSecretError(
-            f"the profile refers to {reference}, {what}", fix=fix, location=self.location, reference=reference
+            f"{self.kind} refers to {reference}, {what}", fix=fix, location=self.location, reference=reference
         )
 
     def _check_form(self, text: str) -> None:
@@ -231,9 +231,9 @@ class Profile:
         return self.log is not None and self.log.scheme == "kafka"
 
     def data_folder(self, given: object = None) -> str:
-        """Returns the data folder: the given one, else the log if it is a folder, else that of the settings.
+        """Returns the data folder: the given one, else the log if it is a folder, else the setting `data`.
 
-        With the log on Kafka it still holds what belongs to this machine: node.json, and checkpoints by default.
+        With the log on Kafka it still holds the files of this machine: the engine's, and checkpoints by default.
         """
         if given in (None, "") and self.log is not None and not self.kafka:
             return self.log.resolve()
@@ -333,7 +333,7 @@ def _parse_value(file: _ProfileFile, profile: str, key: str, value: Any) -> Addr
         known = f"keys: {', '.join(_KEYS)}"
         raise BadProfileError(what, detail=known, fix=near[0] if near else "leave it out", location=location, key=key)
     if not isinstance(value, str) or not value:
-        what = f'"{key}" of the profile "{profile}" is not a text'
+        what = f'"{key}" of the profile "{profile}" is not text, or is empty'
         raise BadProfileError(what, fix=f'{key} = "…"', location=location, key=key)
     if key == "jars":
         return str(file.path.parent / Path(value).expanduser())
@@ -343,14 +343,12 @@ def _parse_value(file: _ProfileFile, profile: str, key: str, value: Any) -> Addr
 
 
 def _find_file(start: Path) -> _ProfileFile | None:
-    for folder in (start, *start.parents):
-        for name in ("headwater.toml", "pyproject.toml"):
-            path = folder / name
-            if path.is_file():
-                text = path.read_text(encoding="utf-8")
-                found = _parse_file(path, text)
-                if found is not None:
-                    return _ProfileFile(path, text, _profile_tables(path, found))
+    paths = [folder / name for folder in (start, *start.parents) for name in ("headwater.toml", "pyproject.toml")]
+    for path in filter(Path.is_file, paths):
+        text = path.read_text(encoding="utf-8")
+        found = _parse_file(path, text)
+        if found is not None:
+            return _ProfileFile(path, text, _profile_tables(path, found))
     return None
 
 

@@ -30,7 +30,7 @@ _MAX_FAILURES: Final = 3
 _FAILURE_WINDOW: Final = timedelta(minutes=1)
 _BACKOFF: Final = Backoff(timedelta(seconds=0.5), timedelta(seconds=10))
 _STOP_TIMEOUT: Final = 45.0  # seconds for a process to end by itself
-_HEALTHY_AFTER: Final = 60.0  # seconds; a worker process that ran so long starts with the first delay again
+_HEALTHY_AFTER: Final = 60.0  # seconds; after a longer run the backoff starts again at its first delay
 
 
 def last_app(data: Path) -> Path | None:
@@ -93,17 +93,18 @@ class EngineProcess:
         self._write_state("stopped")
 
     def _watch(self) -> None:
+        # Only this thread starts the process; `stop` sets the event first, so that no new one is started.
         restarts = RestartLimit(_MAX_FAILURES, _FAILURE_WINDOW)
         while not self._stopping.is_set():
             self._process = _start_process(self._command | {"work": "run"})
-            self._command["rebuild"] = []  # an interrupted rebuild resumes by itself
+            self._command["rebuild"] = []  # the engine resumes an interrupted rebuild; a restart must not begin another
             self._write_state("restarting" if restarts.recent else "starting")
             error = self._relay_output(self._process)
             code = self._process.wait()
-            _kill_group(self._process)
+            _kill_group(self._process)  # Java may outlive the Python process
             if self._stopping.is_set():
                 return
-            why = error.what if error else f"the engine's process ended with code {code}"
+            why = error.what if error else f"the engine process exited with code {code}"
             logger.error("%s", why)
             if restarts.record(time.monotonic()) or (error is not None and not error.retryable):
                 self._write_state("failed", why)
@@ -184,6 +185,7 @@ class WorkerProcesses:
         ends = 0
         while not self._stopping.is_set():
             begun = time.monotonic()
+            # Workers write to our stderr, so that users see what their functions print and log.
             process = self._processes[number] = _start_process(
                 self._commands[number], "headwater.workers.process", None
             )
@@ -201,8 +203,8 @@ class WorkerProcesses:
                 self._notify(f"workers were given up: {error.render()}")
                 return
             ends = 1 if time.monotonic() - begun > _HEALTHY_AFTER else ends + 1
-            why = error.what if error else f"a worker process ended with code {code}"
-            self._notify(f"{why}; it is restarted")
+            why = error.what if error else f"a worker process exited with code {code}"
+            self._notify(f"{why}; restarting it")
             self._stopping.wait(_BACKOFF.delay(ends).total_seconds())
 
 
@@ -278,7 +280,7 @@ def _engine_output(command: dict[str, Any]) -> Iterator[dict[str, Any]]:
                 raise HeadwaterError.from_problem(document["error"])
             yield document
         if process.wait() != 0:
-            what = f"the engine's process ended with code {process.returncode}"
+            what = f"the engine process exited with code {process.returncode}"
             raise EngineFailedError(what, detail="see engine/engine.log and engine/spark.log of the data folder")
     finally:
         _stop_process(process)
@@ -309,8 +311,6 @@ def _stop_process(process: subprocess.Popen[bytes] | None) -> None:
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(_STOP_TIMEOUT)
     _kill_group(process)
-    if process.stdout is not None:
-        process.stdout.close()
 
 
 def _close_input(process: subprocess.Popen[bytes]) -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import aio_pika
 
-from headwater.services.rabbitmq import launch_rabbitmq, rabbitmq_environment, rabbitmq_password_file, rabbitmq_program
-from headwater.services.servers import LaunchedServer
+from headwater.services.rabbitmq import launch_rabbitmq, rabbitmq_environment, rabbitmq_program
+from headwater.services.servers import LaunchedServer, password_file
 from tests.services.system_packages import installed_program
 
 __all__ = ["Rabbit", "rabbit_broker"]
@@ -75,7 +75,7 @@ class Rabbit:
 
     def url(self, port: int | None = None) -> str:
         """Where it is, password included; by another port if there is a proxy before it."""
-        password = rabbitmq_password_file(self.folder).read_text().strip()
+        password = password_file(self.folder).read_text().strip()
         return f"amqp://headwater:{password}@127.0.0.1:{port or self.port}"
 
     def ctl(self, *words: str) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from headwater.cli.catalogue import COMMANDS, overview
 
 if TYPE_CHECKING:
-    from headwater.errors import HeadwaterError, UsageError
+    from headwater.errors import HeadwaterError
 
 __all__ = ["INTERRUPTED", "main"]
 
@@ -68,9 +68,18 @@ def _dispatch(tokens: list[str]) -> int:
         sys.stdout.write(f"headwater {version('headwater')}\n")
         return 0
     if word not in COMMANDS:
-        raise _unknown_command(word)
+        from headwater.errors import UsageError, near_names
+
+        near = near_names(word, COMMANDS)
+        raise UsageError(
+            f"there is no {'option' if word.startswith('-') else 'command'} {word!r}",
+            detail=f"commands: {', '.join(COMMANDS)}",
+            fix=f"headwater {near[0]}" if near else "headwater --help",
+            word=word,
+        )
     from headwater.cli.parser import run_command
 
+    # Options after "--" would be arguments.
     return run_command(COMMANDS[word], [*words[1:], *options] if "--" not in words else [*options, *words[1:]])
 
 
@@ -86,19 +95,6 @@ def _split_leading_options(tokens: list[str]) -> tuple[list[str], list[str]]:
         else:
             break
     return tokens[:at], tokens[at:]
-
-
-def _unknown_command(word: str) -> UsageError:
-    from headwater.errors import UsageError, near_names
-
-    near = near_names(word, COMMANDS)
-    kind = "option" if word.startswith("-") else "command"
-    return UsageError(
-        f"there is no {kind} {word!r}",
-        detail=f"commands: {', '.join(COMMANDS)}",
-        fix=f"headwater {near[0]}" if near else "headwater --help",
-        word=word,
-    )
 
 
 def _report_error(error: Exception, tokens: list[str]) -> int:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DEFAULTS",
+    "LIMIT",
+    "Flag",
     "Options",
     "PositionText",
     "data_folder",
@@ -26,6 +28,12 @@ __all__ = [
     "open_client",
     "parse_position",
 ]
+
+
+Flag = Annotated[bool, Parameter(negative="", show_default=False)]
+"""An option without a value and without a negative form."""
+LIMIT: Final = Parameter(name=["--limit", "-n"])
+"""The names of the option that limits the number of rows."""
 
 
 @Parameter(name="*")
@@ -37,11 +45,11 @@ class Options:
     """A data folder, or the http:// URL of a node [default: HEADWATER_DATA, else .headwater]."""
     profile: str | None = None
     """A profile of headwater.toml [default: HEADWATER_PROFILE, else embedded]."""
-    json: Annotated[bool, Parameter(negative="", show_default=False)] = False
+    json: Flag = False
     """Print one JSON object per line."""
-    plain: Annotated[bool, Parameter(negative="", show_default=False)] = False
+    plain: Flag = False
     """Print without colours, boxes and progress bars."""
-    trace: Annotated[bool, Parameter(negative="", show_default=False)] = False
+    trace: Flag = False
     """Print the traceback of an error."""
 
     @property

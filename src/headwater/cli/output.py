@@ -244,9 +244,10 @@ def print_view(output: Output, result: ViewResult) -> None:
 
     window = result.definition.window
     rows = result.rows()
-    flags = result.open if window else []
+    if window:
+        rows = [row | {_OPEN_FIELD: flag} for row, flag in zip(rows, result.open, strict=True)]
     if output.json:
-        output.print_rows([], [to_json_value(row) | mark for row, mark in _with_open_flag(rows, flags)])
+        output.print_rows([], map(to_json_value, rows))
         return
     columns = []
     for field in result.table.schema:
@@ -259,11 +260,10 @@ def print_view(output: Output, result: ViewResult) -> None:
             columns.append(Column(_title(output, field.name), field.name, _format_cell, right=right))
     if window:
         columns.append(Column(_title(output, "window"), _OPEN_FIELD))
-    shown = [
-        row | _window_columns(row, window) | {name: _WINDOW_STATES[mark[name]] for name in mark}
-        for row, mark in _with_open_flag(rows, flags)
-    ]
-    output.print_rows(columns, shown)
+        for row in rows:
+            row |= {f"_{name}": at for name, at in (row[window] or {}).items()}  # start and end
+            row[_OPEN_FIELD] = _WINDOW_STATES[row[_OPEN_FIELD]]
+    output.print_rows(columns, rows)
 
 
 def format_window(window: Mapping[str, datetime] | None) -> str:
@@ -287,20 +287,6 @@ def _time_of_day(at: datetime) -> str:
 
 def _title(output: Output, name: str) -> str:
     return name.upper() if output.terminal else name
-
-
-def _with_open_flag(
-    rows: list[dict[str, Any]], flags: Sequence[bool | None]
-) -> list[tuple[dict[str, Any], dict[str, bool | None]]]:
-    if not flags:
-        return [(row, {}) for row in rows]
-    return [(row, {_OPEN_FIELD: mark}) for row, mark in zip(rows, flags, strict=True)]
-
-
-def _window_columns(row: Mapping[str, Any], window: str | None) -> dict[str, Any]:
-    if window is None or row[window] is None:
-        return {}
-    return {"_start": row[window]["start"], "_end": row[window]["end"]}
 
 
 def _format_cell(value: Any) -> str:

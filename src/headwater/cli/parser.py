@@ -34,7 +34,14 @@ def run_command(command: Command, tokens: list[str]) -> int:
     try:
         function, bound, _ = app.parse_args(tokens, print_error=False, exit_on_error=False)
     except cyclopts.CycloptsError as error:
-        raise _usage_error(command, error) from error
+        first, *more = str(error).splitlines()
+        what = f"{first[:1].lower()}{first[1:]}".rstrip(".")
+        raise UsageError(
+            f"headwater {command.name}: {what}",
+            detail="\n".join(more) or None,
+            fix=f"headwater {command.name} --help",
+            verb=command.name,
+        ) from error
     result: int | None = function(*bound.args, **bound.kwargs)
     return result or 0
 
@@ -43,14 +50,3 @@ def _help_text(command: Any) -> str:
     """Returns the docstring up to `Args:`, each paragraph on one line; the formatter wraps it."""
     text = re.split(r"^Args:$", inspect.getdoc(command) or "", flags=re.MULTILINE)[0]
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.strip().split("\n\n"))
-
-
-def _usage_error(command: Command, error: cyclopts.CycloptsError) -> UsageError:
-    first, *more = str(error).splitlines()
-    what = f"{first[:1].lower()}{first[1:]}".rstrip(".")
-    return UsageError(
-        f"headwater {command.name}: {what}",
-        detail="\n".join(more) or None,
-        fix=f"headwater {command.name} --help",
-        verb=command.name,
-    )

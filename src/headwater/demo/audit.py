@@ -1,20 +1,20 @@
-"""Reconciles the demo: what producers were told, what the log holds, and what the pipelines computed.
+"""Reconciles the demo: the acknowledgements of producers, the events of the log, and the rows of pipelines.
 
-The expected result of each pipeline is a batch query over all events that were on time. Times are
-microseconds since 1970: `moment` is an event's time, `start` and `end` are those of a window.
+The expected rows of a pipeline are the result of a batch query over all events that were not late. Times are
+microseconds since 1970: `moment` is the event time; `start` and `end` are the bounds of a window.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
 import duckdb
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -32,9 +32,9 @@ __all__ = ["BATCH_QUERIES", "Audit", "BatchQuery", "PipelineFacts", "TopicFacts"
 
 @dataclass(frozen=True)
 class BatchQuery:
-    """A query for DuckDB over tables with the names of the pipeline's inputs.
+    """A DuckDB query over tables that are named like the pipeline's inputs.
 
-    `complete_at` names the column that says when a row is complete, for pipelines that wait until then.
+    `complete_at` is the column with the time at which a row is final, for pipelines that emit final rows only.
     """
 
     sql: str
@@ -104,17 +104,20 @@ BATCH_QUERIES: Final = {
         ("sensor_id",),
     ),
 }
-"""By pipeline. Sketches are left out: they may differ by a little."""
+"""By pipeline. Columns computed from sketches are left out: they are approximate."""
 
 
 _COUNTS: Final = ("in_", "used", "late", "quarantined", "dropped")
-_SLACK: Final = 1_000_000  # microseconds by which rows may wait behind the watermark for the next batch
+_SLACK: Final = 1_000_000  # microseconds: a row that is final may still wait for the next batch
 KeyedRows = dict[tuple[Any, ...], dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class TopicFacts:
-    """A topic: what producers were told in this run, and what it holds of this run."""
+    """A topic: what its producers counted in this run, and what the log holds of this run.
+
+    `missing` counts acknowledged events that are not in the log, `unknown` events of the log without acknowledgement.
+    """
 
     topic: str
     sent: SendCounts
@@ -123,19 +126,23 @@ class TopicFacts:
     unknown: int = 0
 
     def faults(self) -> list[str]:
-        """Returns what does not add up; nothing, if all is well."""
+        """Returns the differences as text."""
         claims = {
-            "sent = acknowledged + repeated": (self.sent.offered, self.sent.acknowledged + self.sent.duplicate),
-            "what was acknowledged is in the log": (self.sent.acknowledged, self.events),
-            "acknowledged events that are not where they should be": (self.missing, 0),
-            "events that nobody sent": (self.unknown, 0),
+            "sent = acknowledged + duplicates": (self.sent.offered, self.sent.acknowledged + self.sent.duplicate),
+            "acknowledged = in the log": (self.sent.acknowledged, self.events),
+            "acknowledged events missing from the log": (self.missing, 0),
+            "events in the log without an acknowledgement": (self.unknown, 0),
         }
-        return [f"{self.topic}: {claim}: {a:,} against {b:,}" for claim, (a, b) in claims.items() if a != b]
+        return [f"{self.topic}: {claim}: {a:,}, expected {b:,}" for claim, (a, b) in claims.items() if a != b]
 
 
 @dataclass(frozen=True)
 class PipelineFacts:
-    """A pipeline: what became of every event, and how its rows compare with a batch query over the same events."""
+    """A pipeline: the outcome of every event, and the comparison of its rows with a batch query over the same events.
+
+    `events` is the number of its input events; `rows` and `wrong` count its rows and those that differ. All three are
+    None until `Audit.compare` sets them.
+    """
 
     name: str
     kind: str = "view"
@@ -148,28 +155,25 @@ class PipelineFacts:
     wrong: int | None = None
 
     def faults(self) -> list[str]:
-        """Returns what does not add up; nothing, if all is well."""
+        """Returns the differences as text."""
         if self.state == "failed":
             return [f"{self.name} has failed: {self.detail}"]
-        taken = self.counts["in_"]
-        accounted = sum(self.counts[name] for name in _COUNTS[1:])
-        faults = []
-        if taken != accounted:
-            faults.append(f"{self.name}: in = used + late + quarantined + dropped: {taken:,} against {accounted:,}")
-        if self.events is not None and taken != self.events:
-            faults.append(f"{self.name}: it took in {taken:,} events of {self.events:,}")
-        if self.wrong:
-            faults.append(f"{self.name}: {self.wrong:,} rows differ from those of a batch query")
-        return faults
+        read = self.counts["in_"]
+        claims = {
+            "in = used + late + quarantined + dropped": (read, sum(self.counts[name] for name in _COUNTS[1:])),
+            "events read of its inputs": (read, read if self.events is None else self.events),
+            "rows that differ from the batch query": (self.wrong or 0, 0),
+        }
+        return [f"{self.name}: {claim}: {a:,}, expected {b:,}" for claim, (a, b) in claims.items() if a != b]
 
 
 class Audit:
-    """Compares, once the producers have stopped.
+    """Compares producers, log and pipelines; the numbers are final once the producers have stopped.
 
     Args:
-        client: The log and its views.
+        client: A client of the log and the views.
         app: The shop.
-        starts: Where each partition of each topic ended before this run.
+        starts: The end offset of each partition of each topic before this run.
     """
 
     def __init__(self, client: Client, app: App, starts: Mapping[str, Mapping[int, int]]) -> None:
@@ -180,60 +184,56 @@ class Audit:
     # -- topics --------------------------------------------------------------------------------------------------
 
     def topics(self, sent: Mapping[str, SendCounts], journals: Path) -> list[TopicFacts]:
-        """Returns all topics, compared event by event with what was acknowledged."""
-        told = _read_journals(journals)
-        return [
-            self._audit_topic(name, sent.get(name, SendCounts()), told.get(name, set())) for name in self._app.topics
-        ]
-
-    def _audit_topic(self, name: str, sent: SendCounts, told: set[tuple[int, int, str]]) -> TopicFacts:
-        found: set[tuple[int, int, str]] = set()
-        for batch in self._batches(name, self._starts[name]):
-            ids = batch.values.column(0).to_pylist()
-            found.update(
-                (batch.partition, offset, id_) for offset, id_ in zip(batch.offsets.tolist(), ids, strict=True)
-            )
-        return TopicFacts(name, sent, len(found), len(told - found), len(found - told))
+        """Returns all topics, compared event by event with the journals of the producers."""
+        acknowledged = _read_journals(journals)
+        facts = []
+        for name in self._app.topics:
+            found = {
+                (batch.partition, offset, id_)
+                for batch in self._batches(name, self._starts[name])
+                for offset, id_ in zip(batch.offsets.tolist(), batch.values.column(0).to_pylist(), strict=True)
+            }
+            missing, unknown = len(acknowledged[name] - found), len(found - acknowledged[name])
+            facts.append(TopicFacts(name, sent.get(name, SendCounts()), len(found), missing, unknown))
+        return facts
 
     # -- pipelines -----------------------------------------------------------------------------------------------
 
     def pipelines(self) -> list[PipelineFacts]:
-        """Returns all pipelines as they are now, not yet compared with anything."""
-        if not (self._client.log.folder / "store" / "store.db").exists():  # type: ignore[attr-defined]
-            return [PipelineFacts(name, pipeline.kind.value) for name, pipeline in self._app.pipelines.items()]
-        counts = ", ".join(_COUNTS)
-        asked = f"select name, kind, state, detail, watermark, {counts} from hw_pipelines"
-        known = {row[0]: row for row in self._client.sql(asked).rows}
-        return [
-            _parse_facts(known[name]) if name in known else PipelineFacts(name, pipeline.kind.value)
-            for name, pipeline in self._app.pipelines.items()
-        ]
+        """Returns the current state of all pipelines, without a comparison."""
+        facts = {name: PipelineFacts(name, pipeline.kind.value) for name, pipeline in self._app.pipelines.items()}
+        # The engine creates the store when it starts; SQL over a store that does not exist is an error.
+        if (self._client.log.folder / "store" / "store.db").exists():  # type: ignore[attr-defined]
+            query = f"select name, kind, state, detail, watermark, {', '.join(_COUNTS)} from hw_pipelines"
+            for name, kind, state, detail, watermark, *numbers in self._client.sql(query).rows:
+                counts = dict(zip(_COUNTS, numbers, strict=True))
+                facts[name] = PipelineFacts(name, kind, state or "starting", detail or "", counts, watermark)
+        return [facts[name] for name in self._app.pipelines]
 
     def input_events(self, name: str) -> int:
-        """How many events a pipeline has to take in: those of its topics, and final rows of a view before it."""
-        return sum(self._count_rows(source) for source in self._app.pipelines[name].inputs)
-
-    def _count_rows(self, source: str) -> int:
-        if source in self._app.pipelines:
-            return len(self._final_rows(source))
-        return sum(batch.values.num_rows for batch in self._batches(source))
+        """Returns the number of input events of a pipeline: events of topics, and final rows of upstream views."""
+        return sum(
+            len(self._final_rows(source))
+            if source in self._app.pipelines
+            else sum(batch.values.num_rows for batch in self._batches(source))
+            for source in self._app.pipelines[name].inputs
+        )
 
     def compare(self, facts: PipelineFacts) -> PipelineFacts:
-        """The same pipeline with how many rows it has, and how many differ from a batch query."""
+        """Returns the facts with the number of rows, and of rows that differ from the batch query."""
         pipeline, query = self._app.pipelines[facts.name], BATCH_QUERIES[facts.name]
         wanted = self._batch_rows(pipeline, query)
         found = self._pipeline_rows(pipeline, query)
         wrong = sum(not _rows_match(row, wanted.get(key)) for key, row in found.items())
-        done = facts.watermark - _SLACK if facts.watermark is not None else -_SLACK
+        done = (facts.watermark or 0) - _SLACK
         column = query.complete_at
         missing = sum(column is None or row[column] < done for key, row in wanted.items() if key not in found)
-        changed = {"events": self.input_events(facts.name), "rows": len(found), "wrong": wrong + missing}
-        return PipelineFacts(**(vars(facts) | changed))
+        return replace(facts, events=self.input_events(facts.name), rows=len(found), wrong=wrong + missing)
 
     def _batch_rows(self, pipeline: Pipeline, query: BatchQuery) -> KeyedRows:
         correction = pipeline.late.for_ if isinstance(pipeline.late, CorrectLate) else timedelta()
         tables = {source: self._input_table(source, correction) for source in pipeline.inputs}
-        if not all(table.num_columns for table in tables.values()):  # nothing of a view is final yet
+        if not all(table.num_columns for table in tables.values()):  # an upstream view has no final rows yet
             return {}
         with duckdb.connect() as batch:
             for source, table in tables.items():
@@ -243,18 +243,17 @@ class Audit:
             return _rows_by_key([dict(zip(names, row, strict=True)) for row in answer.fetchall()], query)
 
     def _pipeline_rows(self, pipeline: Pipeline, query: BatchQuery) -> KeyedRows:
+        rows: list[dict[str, Any]] = []
         if pipeline.kind is PipelineKind.STREAM:
-            return _rows_by_key(
-                [row for batch in self._batches(pipeline.name) for row in batch.values.to_pylist()], query
-            )
-        if pipeline.name not in self._client.views():
-            return {}
-        return _rows_by_key(_flatten_window(self._client.view(pipeline.name).table()).to_pylist(), query)
+            rows = [row for batch in self._batches(pipeline.name) for row in batch.values.to_pylist()]
+        elif pipeline.name in self._client.views():
+            rows = _flatten_window(self._client.view(pipeline.name).table()).to_pylist()
+        return _rows_by_key(rows, query)
 
     # -- events --------------------------------------------------------------------------------------------------
 
     def _input_table(self, source: str, correction: timedelta) -> pa.Table:
-        """Events as a table: the columns that are no times, `moment`, and whether they were `late`."""
+        """Returns the events of an input as a table: its columns except timestamps, `moment` and `late`."""
         if source in self._app.pipelines:
             return _flatten_window(pa.Table.from_pylist(self._final_rows(source)))
         topic = self._app.topics[source]
@@ -264,16 +263,19 @@ class Audit:
                      | {"moment": batch.event_times, "late": batch.late(topic.lateness + correction)})
             for batch in self._batches(source)
         ]  # fmt: skip
-        return pa.concat_tables(batches) if batches else _empty_table(topic.schema, columns)
+        if batches:
+            return pa.concat_tables(batches)
+        fields = [topic.schema.field(name) for name in columns]
+        return pa.schema([*fields, pa.field("moment", pa.int64()), pa.field("late", pa.bool_())]).empty_table()
 
     def _final_rows(self, view: str) -> list[dict[str, Any]]:
-        """Returns the rows of a view whose windows are over, each as it was then."""
+        """Returns the rows of a view's closed windows, as they were when the window closed."""
         changes = self._batches(changelog_topic(view, 1))
         rows = (row for batch in changes for row in batch.values.to_pylist())
         return [row["after"] for row in rows if row["op"] == "final"]
 
     def _batches(self, topic: str, starts: Mapping[int, int] | None = None) -> Iterator[LogBatch]:
-        if topic not in self._client.topics():  # that of a pipeline that has not begun
+        if topic not in self._client.topics():  # the output of a pipeline that has not started yet
             return
         ends = self._client.log.ends(topic)
         begin = starts or {part.partition: part.start for part in ends}
@@ -284,22 +286,14 @@ class Audit:
                 yield mine
 
 
-def _read_journals(journals: Path) -> dict[str, set[tuple[int, int, str]]]:
-    """Returns what producers wrote down, by topic: partition, offset, number of the event."""
-    told: dict[str, set[tuple[int, int, str]]] = {}
+def _read_journals(journals: Path) -> defaultdict[str, set[tuple[int, int, str]]]:
+    """Returns the acknowledged events by topic: partition, offset and event id."""
+    found: defaultdict[str, set[tuple[int, int, str]]] = defaultdict(set)
     for path in journals.glob("*.csv"):
-        with path.open() as lines:
-            for line in lines:
-                topic, partition, offset, event = line.rstrip("\n").split(",")
-                told.setdefault(topic, set()).add((int(partition), int(offset), event))
-    return told
-
-
-def _parse_facts(row: tuple[Any, ...]) -> PipelineFacts:
-    name, kind, state, detail, watermark, *counts = row
-    return PipelineFacts(
-        name, kind, state or "starting", detail or "", dict(zip(_COUNTS, counts, strict=True)), watermark
-    )
+        for line in path.read_text().splitlines():
+            topic, partition, offset, event = line.split(",")
+            found[topic].add((int(partition), int(offset), event))
+    return found
 
 
 def _flatten_window(table: pa.Table) -> pa.Table:
@@ -307,17 +301,11 @@ def _flatten_window(table: pa.Table) -> pa.Table:
     for number, column in enumerate(table.schema):
         if pa.types.is_struct(column.type):
             window = table.column(number).combine_chunks()
-            ends = {name: pc.struct_field(window, name).cast(pa.int64()) for name in ("start", "end")}
             table = table.remove_column(number)
-            for name, values in ends.items():
-                table = table.append_column(name, values)
+            for name in ("start", "end"):
+                table = table.append_column(name, pc.struct_field(window, name).cast(pa.int64()))
             return table
     return table
-
-
-def _empty_table(schema: pa.Schema, columns: list[str]) -> pa.Table:
-    fields = [schema.field(name) for name in columns]
-    return pa.schema([*fields, pa.field("moment", pa.int64()), pa.field("late", pa.bool_())]).empty_table()
 
 
 def _rows_by_key(rows: list[dict[str, Any]], query: BatchQuery) -> KeyedRows:
@@ -325,13 +313,12 @@ def _rows_by_key(rows: list[dict[str, Any]], query: BatchQuery) -> KeyedRows:
 
 
 def _rows_match(found: Mapping[str, Any], wanted: Mapping[str, Any] | None) -> bool:
-    """Whether the columns that both have are equal; floats to nine digits, the order of addition being Spark's."""
-    if wanted is None:
-        return False
-    return all(_values_match(found[name], value) for name, value in wanted.items() if name in found)
+    """Returns whether the common columns are equal.
 
-
-def _values_match(one: Any, other: Any) -> bool:
-    if isinstance(one, float | np.floating):
-        return math.isclose(one, other, rel_tol=1e-9)
-    return bool(one == other)
+    Floats may differ in the tenth digit: Spark and DuckDB add them in different orders.
+    """
+    return wanted is not None and all(
+        math.isclose(found[name], value, rel_tol=1e-9) if isinstance(value, float) else found[name] == value
+        for name, value in wanted.items()
+        if name in found
+    )

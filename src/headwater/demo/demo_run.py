@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
@@ -135,10 +135,11 @@ class DemoRun:
         self._port = port
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(_PRELOADED)
-        self._node: _ChildProcess | None = None
+        self._children: list[_ChildProcess] = []
         self._producers: list[_ChildProcess] = []
         self._engine: EngineProcess | None = None
         self._run = f"{time.time_ns():x}"
+        self._journals = folder / "demo" / self._run
         self._initial_counts: dict[str, int] = {}
         self._sent: dict[str, SendCounts] = {}
         self._failures: list[str] = []
@@ -149,34 +150,26 @@ class DemoRun:
 
     def start(self) -> None:
         """Start the node, create the topics, start the engine, then the producers."""
-        self._node = self._spawn("node", serve_node, (str(self.folder), self._port))
+        node = self._spawn("node", serve_node, (str(self.folder), self._port))
         self.app, self.missing = _load_shop()
         for topic in self.app.topics.values():
             self.client.log.create(topic)
         starts = {name: {part.partition: part.end for part in self.client.log.ends(name)} for name in self.app.topics}
         self._initial_counts = {name: self.client.log.counts(name)["appended"] for name in self.app.topics}
         self._audit = Audit(self.client, self.app, starts)
-        answer = self._node.receive()
+        answer = node.receive()
         if isinstance(answer, dict):
             raise HeadwaterError.from_problem(answer)
         self.url = answer
-        self._start_engine()
-        for process in PROGRAMS:
-            target = self.url if process in _VIA_NODE else str(self.folder)
-            rate, seed, failing = self.settings.rate, self.settings.seed, self.settings.failing_events
-            job = ProducerJob(target, process, self._journals, self._run, rate, seed, failing)
-            self._producers.append(self._spawn(process, produce, (job,)))
-
-    @property
-    def _journals(self) -> Path:
-        return self.folder / "demo" / self._run
-
-    def _start_engine(self) -> None:
         if self.missing:
             write_engine_status(self.folder, EngineStatus("failed", SystemClock().micros(), self.missing))
-            return
-        self._engine = EngineProcess(SHOP, self.folder)
-        self._engine.start()
+        else:
+            self._engine = EngineProcess(SHOP, self.folder)
+            self._engine.start()
+        for process in PROGRAMS:
+            target = self.url if process in _VIA_NODE else str(self.folder)
+            job = ProducerJob(target, process, self._journals, self._run, **asdict(self.settings))
+            self._producers.append(self._spawn(process, produce, (job,)))
 
     # -- watch ---------------------------------------------------------------------------------------------------
 
@@ -216,18 +209,17 @@ class DemoRun:
         """Returns whether every pipeline has read all its input, or has failed."""
         if self.missing or self.engine_status().state == "failed":
             return True
-        if self._lagging():
+        if self._is_lagging():
             return False
-        chained = [one for one in self.app.pipelines.values() if not set(one.inputs) <= set(self.app.topics)]
-        self._expected |= {one.name: self._audit.input_events(one.name) for one in chained}
-        return not self._lagging()
+        # Only now are the final rows of upstream views complete, which are events of the pipelines behind them.
+        chained = [one.name for one in self.app.pipelines.values() if not set(one.inputs) <= set(self.app.topics)]
+        self._expected |= {name: self._audit.input_events(name) for name in chained}
+        return not self._is_lagging()
 
-    def _lagging(self) -> list[str]:
-        return [
-            facts.name
-            for facts in self.pipelines()
-            if facts.state != "failed" and facts.counts["in_"] < self._expected[facts.name]
-        ]
+    def _is_lagging(self) -> bool:
+        return any(
+            facts.state != "failed" and facts.counts["in_"] < self._expected[facts.name] for facts in self.pipelines()
+        )
 
     def result(self) -> DemoResult:
         """Compare producers, topics and pipelines."""
@@ -253,21 +245,21 @@ class DemoRun:
         """Stop all processes."""
         if self._engine is not None:
             self._engine.stop()
-        processes = [*self._producers, *([self._node] if self._node else [])]
-        for process in processes:
-            process.pipe.close()
-        for process in processes:
-            process.process.join(_STOP_TIMEOUT)
-            if process.process.is_alive():
-                process.process.kill()
+        for child in self._children:
+            child.pipe.close()
+        for child in self._children:
+            child.process.join(_STOP_TIMEOUT)
+            if child.process.is_alive():
+                child.process.kill()
         self.client.close()
 
     def _spawn(self, name: str, work: Callable[..., None], arguments: tuple[Any, ...]) -> _ChildProcess:
         here, there = self._context.Pipe()
         process = self._context.Process(target=work, args=(*arguments, there), name=name, daemon=True)
         process.start()
-        there.close()
-        return _ChildProcess(name, process, here)
+        there.close()  # or `recv` would not end when the child dies
+        self._children.append(_ChildProcess(name, process, here))
+        return self._children[-1]
 
 
 def _load_shop() -> tuple[App, str]:

@@ -1,9 +1,9 @@
-"""The producers of the demo: tills, a web shop and cold-store sensors, in a process of their own.
+"""The producers of the demo: tills, a web shop and cold-store sensors, in their own processes.
 
-What they send depends on the seed alone. Faults are included on purpose: tills and phones without network
-send old events, a till repeats a payment because it did not see the answer, one sensor's clock is slow and
-another's says 2099. Every event has a number of its own. Each acknowledged event is recorded with its
-offset in a file, which audit.py compares with the log.
+The events depend on the seed alone. Some are faulty on purpose: offline tills and phones send old events, a
+till sends a payment twice because it missed the acknowledgement, one sensor's clock is 40 minutes slow and
+another is 73 years fast. Every event has a unique id, in its first field. Each acknowledgement is recorded in
+a journal, which audit.py compares with the log.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ __all__ = [
 
 
 class Journal:
-    r"""The acknowledgements of one program, one line each: topic, partition, offset, number of the event.
+    r"""The acknowledgements of one program, one line each: topic, partition, offset, event id.
 
     Args:
-        path: The file; it is written anew.
+        path: The file; an existing one is overwritten.
 
     Example:
         >>> import tempfile
@@ -63,11 +63,11 @@ class Journal:
         self._file = path.open("w")
 
     def record(self, event: str, receipt: Receipt) -> None:
-        """Write down one acknowledgement."""
+        """Record one acknowledgement."""
         self._file.write(f"{receipt.topic},{receipt.partition},{receipt.offset},{event}\n")
 
     def close(self) -> None:
-        """Write out what waits."""
+        """Flush and close the file."""
         self._file.close()
 
 
@@ -75,14 +75,14 @@ _CATEGORIES: Final = ("books", "food", "garden", "music", "toys")
 _PAGES: Final = ("/", "/offers", "/product", "/cart", "/checkout")
 _WORDS: Final = ("tea", "blue chair", "guitar", "seeds", "crime novel", "puzzle", "honey")
 _CUSTOMERS: Final = 2_000
-_CONCURRENT_CUSTOMERS: Final = 12  # customers that one web server has at a time
-_CLOCK_ERRORS: Final = {8: timedelta(minutes=-40), 9: timedelta(days=365 * 73)}  # how far off a sensor's clock is
+_CONCURRENT_CUSTOMERS: Final = 12  # per web server
+_CLOCK_ERRORS: Final = {8: timedelta(minutes=-40), 9: timedelta(days=365 * 73)}  # by sensor
 Now = Callable[[], datetime]
 
 
 @dataclass(frozen=True)
 class DemoEvent:
-    """One event to send; with a `sequence`, the log takes it once."""
+    """One event to send; with a `sequence`, a repeated send is deduplicated by the log."""
 
     topic: str
     value: dict[str, Any]
@@ -91,13 +91,13 @@ class DemoEvent:
 
 @dataclass(frozen=True)
 class ProgramContext:
-    """What a program needs to know.
+    """The settings of one program.
 
     Args:
-        name: Its own name, part of the number of each of its events.
-        seed: Decides what it sends.
-        now: What time it is.
-        run: Tells the events of this run from those of others.
+        name: The name of the program, a part of its event ids.
+        seed: The seed of its random numbers.
+        now: The clock.
+        run: The id of this run, a part of its event ids.
         failing_events: Whether some events make a pipeline's function fail.
     """
 
@@ -108,42 +108,43 @@ class ProgramContext:
     failing_events: bool = False
 
     def random(self) -> Random:
-        """Chance, the same for every run with this seed."""
+        """Returns a generator that gives the same numbers in every run with this seed."""
         return Random(f"{self.name} {self.seed}")
 
     def ago(self, random: Random, most: float) -> datetime:
-        """Returns a moment up to `most` seconds ago."""
+        """Returns a random time up to `most` seconds ago."""
         return self.now() - timedelta(seconds=random.uniform(0, most))
 
     def id(self, number: int) -> str:
-        """Returns the number of an event, as text."""
+        """Returns the id of an event."""
         return f"{self.name}-{self.run}-{number}"
 
 
 def till(context: ProgramContext) -> Iterator[DemoEvent]:
-    """Orders, and payments for most of them some orders later; every 25th payment is sent twice.
+    """Yields orders, and payments for 95 % of them up to 30 orders later; every 25th payment is sent twice.
 
     Every 40th order is five minutes old when it is sent, every 400th two hours.
     """
-    random, paying, payments = context.random(), dict[int, list[DemoEvent]](), 0
+    random, paying, payments = context.random(), defaultdict[int, list[dict[str, Any]]](list), 0
     for turn in count(1):
         order = _order(context, turn, random)
         yield DemoEvent("orders", order)
         if random.random() < 0.95:
-            paying.setdefault(turn + random.randint(1, 30), []).append(_payment(context, turn, random, order))
-        for sent in paying.pop(turn, []):
+            paying[turn + random.randint(1, 30)].append(_payment(context, turn, random, order))
+        for payment in paying.pop(turn, []):
             payments += 1
-            paid = DemoEvent(sent.topic, sent.value | {"paid_at": context.now()}, sequence=payments)
+            paid = DemoEvent("payments", payment | {"paid_at": context.now()}, sequence=payments)
             yield from [paid] * (2 if payments % 25 == 0 else 1)
 
 
 def web(context: ProgramContext) -> Iterator[DemoEvent]:
-    """Visits: a login, clicks and searches, mixed with those of other customers; every 50th click is a minute old."""
+    """Yields interleaved visits of customers: a login, clicks and searches; every 50th event, if a click, is late."""
     random, visitors = context.random(), list[int]()
     for turn in count(1):
         if len(visitors) < _CONCURRENT_CUSTOMERS:
             visitors.append(random.randrange(_CUSTOMERS))
-            yield DemoEvent("logins", _login(context, turn, random, visitors[-1]))
+            login = {"login_id": context.id(turn), "customer_id": visitors[-1], "success": random.random() < 0.9}
+            yield DemoEvent("logins", login)
             continue
         index = random.randrange(len(visitors))
         if random.random() < 0.3:
@@ -155,18 +156,17 @@ def web(context: ProgramContext) -> Iterator[DemoEvent]:
 
 
 def cold_stores(context: ProgramContext) -> Iterator[DemoEvent]:
-    """Temperatures of ten cold stores: one is too warm, one is often without network, two have wrong clocks."""
+    """Yields temperatures of ten cold stores: one is too warm, one is often offline, two have wrong clocks."""
     random = context.random()
     for turn in count(1):
         sensor = turn % 10
         clock = context.now() + _CLOCK_ERRORS.get(sensor, timedelta())
-        offline = sensor == 3 and turn % 50 == 3
-        waited = 60.0 if offline else random.uniform(0, 1)
+        delay = 60.0 if turn % 50 == 3 else random.uniform(0, 1)  # sensor 3 was offline for a minute
         reading = {
             "reading_id": context.id(turn),
             "sensor_id": f"cold-{sensor}",
             "celsius": round((7 if sensor == 7 else 4) + random.gauss(0, 0.5), 2),
-            "measured_at": clock - timedelta(seconds=waited),
+            "measured_at": clock - timedelta(seconds=delay),
             "sent_at": clock,
         }
         yield DemoEvent("sensors", reading)
@@ -183,18 +183,13 @@ def _order(context: ProgramContext, turn: int, random: Random) -> dict[str, Any]
     }
 
 
-def _payment(context: ProgramContext, turn: int, random: Random, order: dict[str, Any]) -> DemoEvent:
-    payment = {
+def _payment(context: ProgramContext, turn: int, random: Random, order: dict[str, Any]) -> dict[str, Any]:
+    return {
         "payment_id": context.id(turn),
         "order_id": order["order_id"],
         "method": random.choice(("card", "card", "cash", "voucher")),
         "amount": order["amount"],
     }
-    return DemoEvent("payments", payment)
-
-
-def _login(context: ProgramContext, turn: int, random: Random, customer: int) -> dict[str, Any]:
-    return {"login_id": context.id(turn), "customer_id": customer, "success": random.random() < 0.9}
 
 
 def _click(context: ProgramContext, turn: int, random: Random, customer: int) -> dict[str, Any]:
@@ -219,7 +214,7 @@ def _search(context: ProgramContext, turn: int, random: Random, customer: int) -
 
 @dataclass(frozen=True)
 class Program:
-    """One producing program: what it sends, and its share of all events."""
+    """A program: its events, and its share of the total rate."""
 
     name: str
     events: Callable[[ProgramContext], Iterator[DemoEvent]]
@@ -235,27 +230,31 @@ PROGRAMS: Final[dict[str, tuple[Program, ...]]] = {
 
 @dataclass
 class SendCounts:
-    """How many events were sent to one topic, and how that was answered."""
+    """The events sent to one topic: `offered` in total, of them `acknowledged` as new or as `duplicate`."""
 
     offered: int = 0
     acknowledged: int = 0
     duplicate: int = 0
 
     def __add__(self, other: SendCounts) -> SendCounts:
-        return SendCounts(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))
+        return SendCounts(
+            self.offered + other.offered,
+            self.acknowledged + other.acknowledged,
+            self.duplicate + other.duplicate,
+        )
 
 
 @dataclass(frozen=True)
 class ProducerJob:
-    """What a producing process is to do.
+    """The settings of one producer process.
 
     Args:
-        target: Folder or address of the log.
-        process: Which of `PROGRAMS`.
-        journals: The folder for what was acknowledged.
-        run: Tells the events of this run from those of others on the same log.
-        rate: Events a second of all processes together.
-        seed: Decides what is sent.
+        target: The folder or URL of the log.
+        process: The key of its programs in `PROGRAMS`.
+        journals: The folder of the journals.
+        run: The id of this run, a part of event ids: a log may hold events of several runs.
+        rate: Events per second of all processes together.
+        seed: The seed of the generated events.
         failing_events: Whether some events make a pipeline's function fail.
     """
 
@@ -269,19 +268,22 @@ class ProducerJob:
 
 
 def produce(job: ProducerJob, control: Connection) -> None:
-    """Do a job; report what was sent when `control` says anything, or closes.
+    """Send events until a message arrives on `control`; exit without a report if it closes.
 
     Args:
-        job: What to do.
-        control: Answers with the tallies by topic and a list of errors.
+        job: The settings.
+        control: Receives the counts by topic and a list of errors at the end.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all processes; the one in front decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent stops this one
     stop = threading.Event()
     with connect(job.target) as client:
         threads = [_ProducerThread(client, program, job, stop) for program in PROGRAMS[job.process]]
         for thread in threads:
             thread.start()
-        _wait_for_stop(control)
+        try:
+            control.recv()
+        except EOFError:  # the parent process is gone
+            raise SystemExit(1) from None
         stop.set()
         for thread in threads:
             thread.join()
@@ -289,18 +291,11 @@ def produce(job: ProducerJob, control: Connection) -> None:
     for thread in threads:
         for topic, counts in thread.counts.items():
             totals[topic] += counts
-    control.send((dict(totals), [str(desk.failure) for desk in threads if desk.failure]))
-
-
-def _wait_for_stop(control: Connection) -> None:
-    try:
-        control.recv()
-    except EOFError:  # the process in front is gone
-        raise SystemExit(1) from None
+    control.send((dict(totals), [str(thread.failure) for thread in threads if thread.failure]))
 
 
 class _ProducerThread(threading.Thread):
-    """One program at work."""
+    """Sends the events of one program at its share of the rate."""
 
     def __init__(self, client: Client, program: Program, job: ProducerJob, stop: threading.Event) -> None:
         super().__init__(name=program.name, daemon=True)
@@ -317,37 +312,34 @@ class _ProducerThread(threading.Thread):
         self._pending: defaultdict[str, deque[str]] = defaultdict(deque)
 
     def run(self) -> None:
-        """Send until told to stop, then wait for the last answers."""
+        """Send until `stop` is set, then wait for the last acknowledgements."""
         try:
-            self._send_all()
+            begun = time.monotonic()
+            for number, event in enumerate(self._events, 1):
+                due = begun + number / self._rate
+                if self._stopped.wait(max(0.0, due - time.monotonic())):
+                    break
+                self._send(event)
+                if number % max(1, int(self._rate)) == 0:  # about once a second
+                    self._collect_receipts()
+            self._collect_receipts()
         except HeadwaterError as error:
             self.failure = error
         finally:
             self._journal.close()
 
-    def _send_all(self) -> None:
-        begun = time.monotonic()
-        for number, sent in enumerate(self._events, 1):
-            due = begun + number / self._rate
-            if self._stopped.wait(max(0.0, due - time.monotonic())):
-                break
-            self._send(sent)
-            if number % max(1, int(self._rate)) == 0:
-                self._collect_receipts()
-        self._collect_receipts()
-
-    def _send(self, sent: DemoEvent) -> None:
-        if sent.topic not in self._producers:
-            self._producers[sent.topic] = self._client.producer(sent.topic, id=self._id)
-        self._producers[sent.topic].send(sent.value, sequence=sent.sequence)
-        self.counts[sent.topic].offered += 1
-        self._pending[sent.topic].append(next(iter(sent.value.values())))
+    def _send(self, event: DemoEvent) -> None:
+        if event.topic not in self._producers:
+            self._producers[event.topic] = self._client.producer(event.topic, id=self._id)
+        self._producers[event.topic].send(event.value, sequence=event.sequence)
+        self.counts[event.topic].offered += 1
+        self._pending[event.topic].append(next(iter(event.value.values())))
 
     def _collect_receipts(self) -> None:
-        """Wait for the answers to everything sent, count them and write them down."""
+        """Wait for the acknowledgements of all events sent so far, count them and record them."""
         for topic, producer in self._producers.items():
             counts = self.counts[topic]
-            for receipt in producer.flush():
+            for receipt in producer.flush():  # in the order of the sends
                 event = self._pending[topic].popleft()
                 counts.duplicate += receipt.duplicate
                 if not receipt.duplicate:

@@ -30,7 +30,7 @@ class Order:
 
 @dataclass
 class Payment:
-    """Money came in for an order."""
+    """A customer paid for an order."""
 
     payment_id: str
     order_id: str
@@ -41,7 +41,7 @@ class Payment:
 
 @dataclass
 class Click:
-    """A customer looked at a page."""
+    """A customer opened a page."""
 
     click_id: str
     customer_id: int
@@ -51,7 +51,7 @@ class Click:
 
 @dataclass
 class Search:
-    """A customer looked for something, and got an answer after some milliseconds."""
+    """A customer searched the shop; `millis` is the response time."""
 
     search_id: str
     customer_id: int
@@ -63,7 +63,7 @@ class Search:
 
 @dataclass
 class Login:
-    """A customer logged in, or tried to; it counts when it arrives."""
+    """A customer logged in or failed to; its event time is the arrival time."""
 
     login_id: str
     customer_id: int
@@ -72,7 +72,7 @@ class Login:
 
 @dataclass
 class Reading:
-    """A cold store's sensor reported; both times are by its own clock, which may be wrong."""
+    """A reading of a cold store's sensor; both times are from its own clock, which may be wrong."""
 
     reading_id: str
     sensor_id: str
@@ -98,7 +98,7 @@ app.topic(
 
 @app.view(key=("minute", "category"), late=hw.correct(for_="1 hour"))
 def revenue(orders: DataFrame) -> DataFrame:
-    """Revenue by minute and category; an order that comes late still counts for an hour."""
+    """Revenue by minute and category; late orders are still added for one hour."""
     minute = F.window("placed_at", "1 minute").alias("minute")
     sums = F.sum("amount").alias("revenue"), F.count("*").alias("orders")
     return orders.groupBy(minute, "category").agg(*sums)
@@ -106,7 +106,7 @@ def revenue(orders: DataFrame) -> DataFrame:
 
 @app.stream
 def unpaid(orders: DataFrame, payments: DataFrame) -> DataFrame:
-    """Orders that were not paid within 30 seconds, reported when that time is over."""
+    """Orders that were not paid within 30 seconds, emitted when the 30 seconds are over."""
     paid = payments.select(F.col("order_id").alias("paid_order"), "paid_at")
     in_time = "order_id = paid_order and paid_at between placed_at and placed_at + interval 30 seconds"
     joined = orders.join(paid, F.expr(in_time), "left_outer")
@@ -115,7 +115,7 @@ def unpaid(orders: DataFrame, payments: DataFrame) -> DataFrame:
 
 @app.view(key=("customer_id", "visit"))
 def visits(clicks: DataFrame, logins: DataFrame) -> DataFrame:
-    """What customers do until they pause for ten seconds."""
+    """Visits of customers; a pause of ten seconds ends a visit."""
     seen = clicks.selectExpr("customer_id", "clicked_at as at", "1 as page", "0 as login")
     came = logins.selectExpr("customer_id", "occurred_at as at", "0 as page", "1 as login")
     visit = F.session_window("at", "10 seconds").alias("visit")
@@ -141,13 +141,13 @@ app.view(
 
 @app.view(key=("sensor_id", "span"))
 def temperatures(sensors: DataFrame) -> DataFrame:
-    """The last half minute of each cold store, every ten seconds, by the time its clock should have said."""
+    """Average of the last 30 seconds of each cold store, every ten seconds, in corrected device time."""
     span = F.window("occurred_at", "30 seconds", "10 seconds").alias("span")
     return sensors.groupBy("sensor_id", span).agg(F.avg("celsius").alias("celsius"), F.count("*").alias("readings"))
 
 
 @app.view(key="sensor_id")
 def too_warm(temperatures: DataFrame) -> DataFrame:
-    """How often a cold store was too warm, made from another view's rows as they become final."""
+    """How often each cold store was too warm; reads the final rows of another view."""
     warm = F.count_if(F.col("celsius") > 5).alias("times")
     return temperatures.groupBy("sensor_id").agg(warm, F.max("celsius").alias("highest"), F.count("*").alias("spans"))

@@ -10,7 +10,6 @@ import base64
 import fcntl
 import os
 import shutil
-import socket
 import struct
 import subprocess
 import tempfile
@@ -21,7 +20,7 @@ from typing import Final
 
 from headwater.engine.spark.java import find_java, spark_jars
 from headwater.errors import ServiceFailedError
-from headwater.services.servers import LaunchedServer, ProgressCallback, free_ports, java_command, launch
+from headwater.services.servers import LaunchedServer, ProgressCallback, exchange, free_ports, java_command, launch
 
 __all__ = ["cache_folder", "fetch_jars", "kafka_command", "kafka_settings", "launch_kafka"]
 
@@ -104,7 +103,7 @@ _COORDINATES: Final = (
 )
 # The options of Kafka's own start script, apart from the heap.
 _JVM: Final = ("-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20", "-XX:InitiatingHeapOccupancyPercent=35")
-_API_VERSIONS: Final = struct.pack(">ihhih", 10, 18, 0, 1, -1)  # length, request, version, number, no client id
+_API_VERSIONS: Final = struct.pack(">ihhih", 10, 18, 0, 1, -1)  # length, API key, version, correlation id, no client id
 
 
 def launch_kafka(
@@ -139,7 +138,10 @@ def launch_kafka(
         _format_storage(command, settings, output)
     process = launch([*command, "kafka.Kafka", settings], output, die_with_parent=die_with_parent)
     url = f"kafka://127.0.0.1:{broker}"
-    return LaunchedServer("kafka", url, (broker, controller), process, output, lambda: _is_ready(broker))
+    # The port is open before the broker is ready; a whole response header means that it is.
+    return LaunchedServer(
+        "kafka", url, (broker, controller), process, output, lambda: len(exchange(broker, _API_VERSIONS, 8)) == 8
+    )
 
 
 def kafka_command(folder: Path, heap: str, on_progress: ProgressCallback | None = None) -> list[str]:
@@ -184,13 +186,3 @@ def kafka_settings(folder: Path, broker: int, controller: int, overrides: Mappin
     }
     settings.update({name.replace("_", "."): value for name, value in overrides.items()})
     return "".join(f"{name}={value}\n" for name, value in settings.items())
-
-
-def _is_ready(port: int) -> bool:
-    """Returns whether the broker answers an ApiVersions request; it listens before it answers."""
-    try:
-        with socket.create_connection(("127.0.0.1", port), timeout=1) as asked:
-            asked.sendall(_API_VERSIONS)
-            return len(asked.recv(8)) == 8
-    except OSError:
-        return False

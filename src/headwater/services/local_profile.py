@@ -1,4 +1,4 @@
-"""The profile that points to the servers of a folder, as a table of headwater.toml."""
+"""The profile `local` for the running servers of a folder, as a table of headwater.toml."""
 
 from __future__ import annotations
 
@@ -8,43 +8,36 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from headwater.services.postgres import postgres_password_file
-from headwater.services.rabbitmq import rabbitmq_password_file
-from headwater.services.servers import Service
+from headwater.services.servers import Service, password_file
 
 __all__ = ["profile_table", "write_table"]
 
+_KEYS = {"kafka": "log", "postgres": "store", "rabbitmq": "queues", "spark-master": "spark"}
+# The table up to the next header or the end of the file.
 _TABLE = re.compile(r"^\[profiles\.local\]\n(?:(?!\[).*\n?)*", re.MULTILINE)
 
 
 def profile_table(folder: Path, services: Mapping[str, Service]) -> str:
-    """Returns the table for the servers that run; passwords are referred to.
+    """Returns a table with the addresses of the running servers; passwords are references to files.
 
     Args:
         folder: The folder of the servers.
-        services: What was started there, by name.
+        services: The servers that were started there, by name.
     """
-    running = {name: service for name, service in services.items() if service.state == "running"}
-    values: dict[str, str] = {}
-    if "kafka" in running:
-        values["log"] = running["kafka"].url
-    if "postgres" in running:
-        password = f"${{file:{postgres_password_file(folder / 'postgres')}}}"
-        values["store"] = running["postgres"].url.replace("***", password)
-    if "rabbitmq" in running:
-        password = f"${{file:{rabbitmq_password_file(folder / 'rabbitmq')}}}"
-        values["queues"] = running["rabbitmq"].url.replace("***", password)
-    if "spark-master" in running:
-        values["spark"] = running["spark-master"].url
-        values["checkpoints"] = str(folder / "checkpoints")
-        values["python"] = sys.executable
-    # A text in JSON is one in TOML too.
+    values = {
+        key: services[name].url.replace("***", f"${{file:{password_file(folder / name)}}}")
+        for name, key in _KEYS.items()
+        if name in services and services[name].state == "running"
+    }
+    if "spark" in values:
+        values |= {"checkpoints": str(folder / "checkpoints"), "python": sys.executable}
+    # A JSON string is also a valid TOML string.
     lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in values.items()]
     return "\n".join(["[profiles.local]", *lines, ""])
 
 
 def write_table(file: Path, table: str) -> None:
-    r"""Append the table to a file, or put it in place of the one that is there.
+    r"""Append the table to a file, or replace the table of the same profile.
 
     Example:
         >>> import tempfile

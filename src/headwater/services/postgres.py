@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import pwd
-import secrets
 import shutil
 import signal
 import subprocess
@@ -14,18 +13,13 @@ from pathlib import Path
 from typing import Final
 
 from headwater.errors import MissingProgramError, ServiceFailedError
-from headwater.services.servers import LaunchedServer, free_ports, launch, process_start_time
+from headwater.services.servers import LaunchedServer, free_ports, launch, process_start_time, write_password
 
-__all__ = ["launch_postgres", "postgres_password_file"]
+__all__ = ["launch_postgres"]
 
 _SYSTEM: Final = Path("/usr/lib/postgresql")  # where Debian keeps each version's programs
 _KILL_TIMEOUT: Final = 20.0  # seconds for the processes of a server that was killed
 _USER: Final = "nobody"  # whom the server runs as when root starts it
-
-
-def postgres_password_file(folder: Path) -> Path:
-    """Returns the file with the password of the user postgres."""
-    return folder / "password"
 
 
 def launch_postgres(folder: Path, *, ports: tuple[int, ...] = ()) -> LaunchedServer:
@@ -104,9 +98,7 @@ def _init_data(programs: Path, prefix: list[str], folder: Path, data: Path) -> N
     partial.mkdir(mode=0o700)
     if prefix:
         shutil.chown(partial, _USER)
-    password = postgres_password_file(folder)
-    password.touch(mode=0o600)
-    password.write_text(f"{secrets.token_urlsafe(24)}\n")
+    password = write_password(folder)
     options = ["--username=postgres", "--auth=scram-sha-256", "--encoding=UTF8", "--no-locale"]
     command = [*prefix, str(programs / "initdb"), "-D", str(partial), f"--pwfile={password}", *options]
     done = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -25,10 +26,13 @@ __all__ = [
     "ProgressCallback",
     "ServerState",
     "Service",
+    "exchange",
     "free_ports",
     "java_command",
     "launch",
+    "password_file",
     "process_start_time",
+    "write_password",
 ]
 
 ProgressCallback = Callable[[str], None]
@@ -112,9 +116,14 @@ class LaunchedServer:
 
     def _start_error(self, waited: float) -> ServiceFailedError:
         code = self.process.returncode
-        how = f"did not answer within {waited:.0f} s" if code is None else f"ended with code {code}"
-        fix = f"read {self.output}"
-        return ServiceFailedError(f"{self.name} {how}", detail=self.tail(8), fix=fix, service=self.name)
+        how = f"did not answer within {waited:.0f} s" if code is None else f"exited with code {code}"
+        return ServiceFailedError(
+            f"{self.name} {how}",
+            detail=self.tail(8),
+            fix=f"read {self.output}",
+            service=self.name,
+            returncode=code,
+        )
 
 
 def launch(
@@ -171,12 +180,13 @@ def free_ports(count: int, preferred: tuple[int, ...] = ()) -> tuple[int, ...]:
     """
     known = preferred if len(preferred) == count else (0,) * count
     kept = [port if port and _is_free(port) else 0 for port in known]
+    # All chosen sockets stay open until the end: the kernel would offer a closed one again.
     with contextlib.ExitStack() as held:
         return tuple(port or _reserve_port(held, kept) for port in kept)
 
 
 def _reserve_port(held: contextlib.ExitStack, kept: list[int]) -> int:
-    """Returns a free port, held until all are chosen, so that they differ."""
+    """Returns a free port that is not in `kept`; its socket stays open in `held`."""
     while True:
         tried = held.enter_context(socket.socket())
         tried.bind(("127.0.0.1", 0))
@@ -186,9 +196,31 @@ def _reserve_port(held: contextlib.ExitStack, kept: list[int]) -> int:
 
 
 def _is_free(port: int) -> bool:
-    with socket.socket() as tried:
-        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the servers do
-        return tried.connect_ex(("127.0.0.1", port)) != 0
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def exchange(port: int, request: bytes, size: int) -> bytes:
+    """Send a request to a port of 127.0.0.1; returns up to `size` bytes of the response, none if nobody answers."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
+            connection.sendall(request)
+            return connection.recv(size)
+    except OSError:
+        return b""
+
+
+def password_file(folder: Path) -> Path:
+    """Returns the file with the password of a server."""
+    return folder / "password"
+
+
+def write_password(folder: Path) -> Path:
+    """Write a new random password that only this user can read; returns its file."""
+    file = password_file(folder)
+    file.touch(mode=0o600)  # before the text: the password is never readable by others
+    file.write_text(f"{secrets.token_urlsafe(24)}\n")
+    return file
 
 
 class Service(msgspec.Struct, frozen=True):
@@ -275,7 +307,7 @@ class ServerState:
 
     def _write(self, service: Service) -> None:
         services = self.services() | {service.name: service}
-        partial = self.folder / f"{_FILE}.partial"
+        partial = self.folder / f"{_FILE}.partial"  # renamed when complete: readers take no lock
         partial.write_bytes(msgspec.json.format(msgspec.json.encode(services)) + b"\n")
         partial.rename(self.folder / _FILE)
 

@@ -1,4 +1,4 @@
-"""A local Spark cluster: a master and some workers on loopback, from the package pyspark."""
+"""A local Spark cluster: a master and workers on loopback, from the package pyspark."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headwater.services.servers import LaunchedServer, free_ports, java_command,
 
 __all__ = ["launch_master", "launch_worker"]
 
-# They pass messages on and start executors: a quick start is worth more than fast code.
+# Master and workers only exchange messages and start executors: a fast start matters more than fast code.
 _JVM: Final = ("-Xmx512m", "-Xss4m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 _MODULE: Final = "jdk.incubator.vector"
 _JAVA_WRAPPER: Final = """\
@@ -33,8 +33,8 @@ def launch_master(folder: Path, *, ports: tuple[int, ...] = ()) -> LaunchedServe
     """Start a master; it answers when `wait` returns.
 
     Args:
-        folder: Where its output goes; made when missing.
-        ports: The master's own and that of its page, if they are free.
+        folder: The folder of its output; created if missing.
+        ports: Preferred ports of the master and of its web page.
     """
     port, page = free_ports(2, ports)
     arguments = ["--host", "127.0.0.1", "--port", str(port), "--webui-port", str(page)]
@@ -51,16 +51,16 @@ def launch_master(folder: Path, *, ports: tuple[int, ...] = ()) -> LaunchedServe
 def launch_worker(
     folder: Path, master: str, page: int, ports: tuple[int, ...] = (), *, number: int, cores: int, memory: str
 ) -> LaunchedServer:
-    """Start a worker; the master knows it when `wait` returns.
+    """Start a worker; it is registered with the master when `wait` returns.
 
     Args:
-        folder: Where its output and the files of its executors go; made when missing.
-        master: The URL of a master that answers.
-        page: The port of the master's page.
-        ports: The port to take, if it is free.
-        number: Which one it is, from 1 on.
-        cores: How many tasks it runs at once.
-        memory: How much it gives to executors, such as "1g".
+        folder: The folder of its output and of the files of its executors; created if missing.
+        master: The URL of a running master.
+        page: The port of the master's web page.
+        ports: The preferred port.
+        number: The number of the worker, counted from 1.
+        cores: The number of tasks that run at the same time.
+        memory: The memory for executors, such as "1g".
     """
     (port,) = free_ports(1, ports)
     work = folder / f"worker-{number}"
@@ -83,7 +83,7 @@ def _launch(
     environment = {
         "JAVA_HOME": str(_java_home(folder)),
         "SPARK_HOME": str(jars.parent),
-        "SPARK_SCALA_VERSION": "2.13",  # asked for when an executor is started
+        "SPARK_SCALA_VERSION": "2.13",  # the launcher of executors requires it
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_LOCAL_DIRS": str(folder / "local"),
         "PYSPARK_PYTHON": sys.executable,
@@ -96,21 +96,25 @@ def _launch(
 
 
 def _java_home(folder: Path) -> Path:
-    """The Java of executors, which Spark asks for a module that small runtimes lack and that nothing here needs."""
+    """Returns a Java home for executors.
+
+    Spark starts executors with `--add-modules=jdk.incubator.vector`, and a reduced Java runtime without that module
+    would not start. For such a runtime the home holds a wrapper that removes the option; nothing here needs the module.
+    """
     java = find_java().resolve()
     home = java.parent.parent
     release = home / "release"
     if not release.is_file() or _MODULE in release.read_text():
         return home
-    stand_in = folder / "java" / "bin" / "java"
-    stand_in.parent.mkdir(parents=True, exist_ok=True)
-    stand_in.write_text(_JAVA_WRAPPER.format(module=_MODULE, java=shlex.quote(str(java))))
-    stand_in.chmod(0o755)
+    wrapper = folder / "java" / "bin" / "java"
+    wrapper.parent.mkdir(parents=True, exist_ok=True)
+    wrapper.write_text(_JAVA_WRAPPER.format(module=_MODULE, java=shlex.quote(str(java))))
+    wrapper.chmod(0o755)
     return folder / "java"
 
 
 def _live_workers(page: int) -> set[int] | None:
-    """Returns the ports of the workers that the master's page calls alive; None while it does not answer."""
+    """Returns the ports of the workers that the master reports as alive; None while it does not answer."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{page}/json/", timeout=2) as answer:
             found = msgspec.json.decode(answer.read(), type=dict[str, Any])

@@ -28,8 +28,8 @@ from headwater.workers import WorkerPool
 
 __all__ = ["World", "run"]
 
-_WAIT = 0.02
-_spark: list[Spark] = []
+_WAIT = 0.02  # seconds that an input waits for events at most; a test has sent them before
+_spark: list[Spark] = []  # at most one: all tests of a process share it
 
 
 @contextmanager
@@ -125,6 +125,7 @@ class World:
 
     def advance(self, by: str | timedelta) -> None:
         """Advance the test clock; idle topics get their idle markers, as on a running node."""
+        # Before and after: idle time is measured from the check that first saw the current end of a partition.
         self._append_idle_markers()
         self.clock.advance(by)
         self._append_idle_markers()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -23,7 +24,6 @@ from headwater.profiles import describe
 
 if TYPE_CHECKING:
     from headwater.app import App
-    from headwater.log import EventLog, Topic
     from headwater.plan import Plan
     from headwater.runner import EngineProcess, WorkerProcesses
     from headwater.server import Node
@@ -63,7 +63,12 @@ def plan(app: str, /, *, mermaid: bool = False, spark: bool = True, options: Opt
         profile_lines = [*describe(profile, options.data), ""] if profile.location else []
         output.print_text("\n".join(map(escape, [*profile_lines, *planned.lines()])))
     if not options.remote:
-        planned = _inspect(output, planned, options)
+        from headwater.inspection import inspect_app
+
+        profile, folder = options.effective_profile, local_folder(options)
+        planned = planned.with_inspection(inspect_app(profile, folder, planned.graph, kafka=options.kafka))
+        if planned.inspection and not output.json:
+            output.print_text("\n".join(map(escape, ["", *planned.inspection.lines()])))
     if spark and planned.graph.pipelines:
         planned = _check_pipelines(output, planned, app, options)
     if output.json:
@@ -78,15 +83,6 @@ def exit_code(planned: Plan) -> int:
     if planned.is_refused:
         return 4
     return max((error.exit_code for error in planned.inspection.errors), default=0) if planned.inspection else 0
-
-
-def _inspect(output: Output, planned: Plan, options: Options) -> Plan:
-    from headwater.inspection import inspect_app
-
-    inspection = inspect_app(options.effective_profile, local_folder(options), planned.graph, kafka=options.kafka)
-    if not output.json:
-        output.print_text("\n".join(map(escape, ["", *inspection.lines()])))
-    return planned.with_inspection(inspection)
 
 
 def _check_pipelines(output: Output, planned: Plan, app: str, options: Options) -> Plan:
@@ -242,20 +238,27 @@ class _AppRunner:
     def _load(self) -> None:
         time.sleep(_STARTUP_DELAY)
         try:
-            app = None if self._file is None else _load_app(self._file)
-            for topic in app.topics.values() if app else ():
-                _create_topic(self._node.log, topic)
-            if app is not None and app.pipelines:
-                from headwater.runner import EngineProcess
-
-                self._engine = EngineProcess(str(self._file), self._folder, self._rebuild, self._profile)
-                self._engine.start()
-            if app is not None:
-                self._workers = _start_workers(app, str(self._file), self._folder, self._profile, self._output)
+            app = None if self._file is None else self._start_app(self._file)
             self._print_ready(app)
-        except BaseException as error:
+        except BaseException as error:  # raised again in the main thread, by `stop`
             self._error = error
             self._node.stop()
+
+    def _start_app(self, file: str) -> App:
+        app = _load_app(file)
+        for topic in app.topics.values():
+            try:
+                self._node.log.create(topic)
+            except HeadwaterError as error:
+                error.location = error.location or topic.location
+                raise
+        if app.pipelines:
+            from headwater.runner import EngineProcess
+
+            self._engine = EngineProcess(file, self._folder, self._rebuild, self._profile)
+            self._engine.start()
+        self._workers = _start_workers(app, file, self._folder, self._profile, self._output)
+        return app
 
     def _print_ready(self, app: App | None) -> None:
         log, url = self._node.log, self._node.url
@@ -268,11 +271,11 @@ class _AppRunner:
                 f"headwater {__version__}  {app.name if app else 'log'}   {url}",
                 f"log        ready   {plural(len(names), 'topic')}, {plural(events, 'event')} in {self._folder}",
                 *_queue_lines(app),
-                *(["spark      starting; log and page already work"] if self._engine else []),
+                *(["spark      starting; log and web page already work"] if self._engine else []),
             ],
         )
         if self._output.terminal:
-            self._output.note("Ctrl-C stops it")
+            self._output.note("Ctrl-C stops the node")
 
 
 def _load_app(file: str) -> App:
@@ -352,12 +355,9 @@ def _declare_queues(app: App, folder: Path, profile: str | None) -> None:
     from headwater.backends import broker_url, open_broker
     from headwater.profiles import read_profile
 
-    broker = open_broker(broker_url(read_profile(profile), folder))
-    try:
+    with contextlib.closing(open_broker(broker_url(read_profile(profile), folder))) as broker:
         for queue in app.queues.values():
             broker.declare(queue.definition)
-    finally:
-        broker.close()
 
 
 def _queue_lines(app: App | None) -> list[str]:
@@ -366,12 +366,3 @@ def _queue_lines(app: App | None) -> list[str]:
     workers = sum(len(queue.workers) for queue in app.queues.values())
     answers = f", {plural(len(app.answers), 'answer')}" if app.answers else ""
     return [f"queues     ready   {plural(len(app.queues), 'queue')}, {plural(workers, 'worker')}{answers}"]
-
-
-def _create_topic(log: EventLog, topic: Topic) -> None:
-    """Create a topic; an error quotes the line where it is declared."""
-    try:
-        log.create(topic)
-    except HeadwaterError as error:
-        error.location = error.location or topic.location
-        raise

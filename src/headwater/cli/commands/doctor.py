@@ -7,6 +7,7 @@ longer.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import socket
@@ -24,6 +25,7 @@ import msgspec
 import pyarrow as pa
 
 from headwater.cli.commands.status import inspect_node
+from headwater.cli.commands.topics import to_datetime
 from headwater.cli.formatting import format_bytes, format_duration, format_time, plural
 from headwater.cli.options import DEFAULTS, Options, local_folder
 from headwater.cli.output import Column, Output
@@ -37,8 +39,8 @@ from headwater.profiles import Address, Profile
 __all__ = ["Check", "CheckState", "doctor", "log_checks", "machine_checks"]
 
 _MIN_PYTHON: Final = (3, 11)
-_LOW_SPACE: Final = 1_000_000_000
-_MIN_SPACE: Final = 100_000_000
+_LOW_SPACE: Final = 1_000_000_000  # bytes
+_MIN_SPACE: Final = 100_000_000  # bytes
 _SLOW_SYNC: Final = 0.050  # seconds
 _MIN_INSTANCES: Final = 64
 _MIN_WATCHES: Final = 8_192
@@ -74,7 +76,7 @@ def machine_checks(folder: Path, port: int) -> Iterator[Check]:
     yield _check_sync(folder)
     yield _check_inotify()
     yield _check_clock()
-    yield _check_port(port)
+    yield _check_port(folder, port)
 
 
 def _check_python() -> Check:
@@ -138,22 +140,16 @@ def _time_sync(handle: int) -> float:
 
 def _check_inotify() -> Check:
     """Check the inotify limits of Linux; each waiting reader needs one instance."""
-    limits = {name: _read_number(Path(f"/proc/sys/fs/inotify/max_user_{name}")) for name in ("instances", "watches")}
-    instances, watches = limits["instances"], limits["watches"]
-    if instances is None or watches is None:
+    limits = Path("/proc/sys/fs/inotify")
+    try:
+        instances, watches = (int((limits / f"max_user_{name}").read_text()) for name in ("instances", "watches"))
+    except (OSError, ValueError):
         return Check("wake-up", CheckState.OK, "this system has no limit on watched files")
     detail = f"{instances:,} instances, {watches:,} watches per user"
     if instances < _MIN_INSTANCES or watches < _MIN_WATCHES:
         fix = "sysctl fs.inotify.max_user_instances=512 fs.inotify.max_user_watches=65536"
         return Check("wake-up", CheckState.WARN, detail, fix)
     return Check("wake-up", CheckState.OK, detail)
-
-
-def _read_number(path: Path) -> int | None:
-    try:
-        return int(path.read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return None
 
 
 def _check_clock() -> Check:
@@ -171,12 +167,15 @@ def check_clock_skew(newest: datetime | None, now: datetime) -> Check | None:
     return Check("clock", CheckState.WARN, detail, "set the machine's clock; received_at of new events would go back")
 
 
-def _check_port(port: int) -> Check:
+def _check_port(folder: Path, port: int) -> Check:
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the node does
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
+            node = inspect_node(folder)
+            if node.info is not None and node.health is not None:
+                return Check("port", CheckState.OK, f"the node of this folder listens at {node.info.url}")
             detail = f"127.0.0.1:{port} is not free: {error.strerror}"
             return Check("port", CheckState.WARN, detail, "headwater run --port 8643")
     return Check("port", CheckState.OK, f"127.0.0.1:{port} is free")
@@ -217,22 +216,12 @@ def doctor(*, port: int | None = None, options: Options = DEFAULTS) -> int:
     """
     output = Output(options)
     folder = local_folder(options)
-    checks = [_recheck_port(check, options) for check in machine_checks(folder, PORT.number(port))]
+    checks = list(machine_checks(folder, PORT.number(port)))
     if (folder / "log.json").exists():
         checks += log_checks(folder)
     checks += server_checks(options.effective_profile)
     _print_checks(output, checks)
     return 1 if any(check.state is CheckState.FAIL for check in checks) else 0
-
-
-def _recheck_port(check: Check, options: Options) -> Check:
-    """Returns OK for a port that is in use by this folder's node."""
-    if check.name != "port" or check.state is CheckState.OK:
-        return check
-    node = inspect_node(local_folder(options))
-    if node.info is None or node.health is None:
-        return check
-    return Check("port", CheckState.OK, f"our own node listens at {node.info.url}")
 
 
 def _print_checks(output: Output, checks: list[Check]) -> None:
@@ -250,13 +239,12 @@ def _print_checks(output: Output, checks: list[Check]) -> None:
     output.note(", ".join(plural(found[state], words[state]) for state in words if found[state]) or "no problems found")
 
 
-_MIN_AGE: Final = 60  # seconds; a younger file may still be written
+_MIN_AGE: Final = 60  # seconds; a writer may still rename a younger file
 
 
 def log_checks(folder: Path) -> Iterator[Check]:
     """Yields the checks of an existing log that do not read its events."""
-    fault = _check_format(folder)
-    if fault is not None:
+    if (fault := _check_format(folder)) is not None:
         yield fault
         return
     yield Check("format", CheckState.OK, f"format {FORMAT_VERSION}, which this version reads and writes")
@@ -329,11 +317,8 @@ def _find_damaged_ends(folder: Path, partitions: int) -> list[int]:
     with_events = [number for number in range(partitions) if any((folder / str(number)).glob("*"))]
     if not path.exists():
         return with_events
-    ends = StateFile(Disk(), path)
-    try:
+    with contextlib.closing(StateFile(Disk(), path)) as ends:
         return [number for number in with_events if ends.read(number) is None]
-    finally:
-        ends.close()
 
 
 def _group_faults(folder: Path) -> Iterator[Check]:
@@ -362,11 +347,8 @@ def _leftovers(folder: Path) -> Iterator[Check]:
 def _latest_append(folder: Path) -> datetime | None:
     """Returns the arrival time of the newest event."""
     latest = 0
-    for topic_folder in _topic_folders(folder):
-        if not (topic_folder / "ends").exists():
-            continue
-        ends = StateFile(Disk(), topic_folder / "ends")
-        slots = [ends.read(number) for number in range((topic_folder / "ends").stat().st_size // 128 + 1)]
-        ends.close()
+    for path in (folder / "topics").glob("*/ends"):
+        with contextlib.closing(StateFile(Disk(), path)) as ends:
+            slots = [ends.read(number) for number in range(path.stat().st_size // 128 + 1)]  # slots of 128 bytes
         latest = max([latest, *(slot.appended_at for slot in slots if slot is not None)])
-    return datetime.fromtimestamp(latest / 1e6, UTC) if 0 < latest < 2**58 else None
+    return to_datetime(latest)

@@ -32,10 +32,17 @@ def explain(code: str | None = None, /, *, options: Options = DEFAULTS) -> int:
         return run_command(COMMANDS[code], ["--help", *(["--plain"] if options.plain else [])])
     error = by_code().get(code.upper())
     if error is None:
-        raise _unknown_code(code)
+        near = near_names(code, by_code())
+        raise UnknownCodeError(
+            f"there is no error code {code!r}",
+            detail=f"did you mean {', '.join(near)}?" if near else None,
+            fix="headwater help   lists all codes",
+            code_asked=code,
+        )
     document = _error_document(error)
     text = [f"  {line}".rstrip() for line in str(document["text"]).splitlines()]
-    facts = f"  exit code {error.exit_code}, HTTP status {error.status}, {_retry_hint(error)}"
+    retry = "the same call may succeed later" if error.retryable else "the same call will fail again"
+    facts = f"  exit code {error.exit_code}, HTTP status {error.status}, {retry}"
     output.print_record(document, [error.code, *text, facts])
     return 0
 
@@ -50,17 +57,3 @@ def _error_document(error: type[HeadwaterError]) -> dict[str, object]:
         "meaning": text.splitlines()[0] if text else "",
         "text": text,
     }
-
-
-def _retry_hint(error: type[HeadwaterError]) -> str:
-    return "the same call may succeed later" if error.retryable else "the same call will fail again"
-
-
-def _unknown_code(code: str) -> UnknownCodeError:
-    near = near_names(code, by_code())
-    return UnknownCodeError(
-        f"there is no error code {code!r}",
-        detail=f"did you mean {', '.join(near)}?" if near else None,
-        fix="headwater help   lists them all",
-        code_asked=code,
-    )

@@ -5,15 +5,12 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated, Any
-
-from cyclopts import Parameter
+from typing import TYPE_CHECKING, Any
 
 from headwater.cli.formatting import format_count, format_duration, plural
-from headwater.cli.options import DEFAULTS, Options, PositionText, open_client, parse_position
+from headwater.cli.options import DEFAULTS, Flag, Options, PositionText, open_client, parse_position
 from headwater.cli.output import Column, Output
 from headwater.errors import DamagedError, NeedsConfirmationError, RefusedError, UnknownGroupError
 from headwater.units import duration
@@ -62,7 +59,7 @@ def lag(
     group: str | None = None,
     /,
     *,
-    partitions: Annotated[bool, Parameter(negative="", show_default=False)] = False,
+    partitions: Flag = False,
     over: str = "1s",
     options: Options = DEFAULTS,
 ) -> int:
@@ -81,15 +78,17 @@ def lag(
     window = duration(over)
     with open_client(options) as client:
         if partitions:
-            output.print_rows(_PARTITIONS, map(_partition_row, client.lag(group)))
+            rows = [
+                asdict(part) | {"behind": part.behind.total_seconds(), "events": part.events}
+                for part in client.lag(group)
+            ]
+            output.print_rows(_PARTITIONS, rows)
             return 0
         before = _read_lags(client, group)
         if window and any(before):
             time.sleep(window.total_seconds())
         now = _read_lags(client, group) if window else before
-    pipelines = _pipeline_rows(before[0], now[0], window)
-    groups = _group_rows(before[1], now[1], window)
-    _print_lags(output, pipelines, groups)
+    _print_lags(output, _pipeline_rows(before[0], now[0], window), _group_rows(before[1], now[1], window))
     return 0
 
 
@@ -116,86 +115,43 @@ def _print_lags(output: Output, pipelines: list[dict[str, Any]], groups: list[di
 
 def _pipeline_rows(before: list[PipelineLag], now: list[PipelineLag], window: timedelta) -> list[dict[str, Any]]:
     earlier = {(lag.pipeline, lag.input): lag.events for lag in before}
-    rows = []
-    for lag in now:
-        known = earlier.get((lag.pipeline, lag.input), lag.events)
-        rate = (lag.events - known) / window.total_seconds() if window else None
-        rows.append(
-            {
-                "pipeline": lag.pipeline,
-                "input": lag.input,
-                "behind": lag.behind.total_seconds(),
-                "events": lag.events,
-                "trend": rate,
-                "left": _time_left(lag.events, rate),
-                "state": lag.state,
-            }
-        )
-    return rows
-
-
-@dataclass
-class _GroupLag:
-    """The lag of a group on a topic, over its partitions."""
-
-    events: int = 0
-    behind: timedelta = timedelta(0)
-    gone: int = 0
-    owners: frozenset[str] = frozenset()
-
-
-def _sum_by_topic(lags: Iterable[Lag]) -> dict[tuple[str, str], _GroupLag]:
-    sums: dict[tuple[str, str], _GroupLag] = {}
-    for part in lags:
-        total = sums.setdefault((part.group, part.topic), _GroupLag())
-        total.events += part.events
-        total.behind = max(total.behind, part.behind)
-        total.gone += part.gone
-        total.owners |= {part.owner} if part.owner else frozenset()
-    return sums
+    return [
+        {"pipeline": lag.pipeline, "input": lag.input}
+        | _lag_columns(lag.behind, lag.events, earlier.get((lag.pipeline, lag.input)), window)
+        | {"state": lag.state}
+        for lag in now
+    ]
 
 
 def _group_rows(before: list[Lag], now: list[Lag], window: timedelta) -> list[dict[str, Any]]:
-    earlier = _sum_by_topic(before)
+    """Returns one row per group and topic, over all partitions."""
+    earlier = {key: sum(part.events for part in parts) for key, parts in _by_topic(before).items()}
     rows = []
-    for (group, topic), total in _sum_by_topic(now).items():
-        rate = None
-        if window:
-            rate = (total.events - earlier.get((group, topic), total).events) / window.total_seconds()
+    for key, parts in _by_topic(now).items():
+        behind, events = max(part.behind for part in parts), sum(part.events for part in parts)
+        members = len({part.owner for part in parts if part.owner})
         rows.append(
-            {
-                "group": group,
-                "topic": topic,
-                "behind": total.behind.total_seconds(),
-                "events": total.events,
-                "trend": rate,
-                "left": _time_left(total.events, rate),
-                "members": len(total.owners),
-                "gone": total.gone,
-            }
+            {"group": key[0], "topic": key[1]}
+            | _lag_columns(behind, events, earlier.get(key), window)
+            | {"members": members, "gone": sum(part.gone for part in parts)}
         )
     return rows
 
 
-def _time_left(events: int, rate: float | None) -> float | None:
-    """Returns the seconds until the lag is 0 at this rate; None if it does not shrink."""
-    if not events:
-        return 0.0
-    return events / -rate if rate is not None and rate < 0 else None
+def _by_topic(lags: list[Lag]) -> dict[tuple[str, str], list[Lag]]:
+    found: dict[tuple[str, str], list[Lag]] = {}
+    for part in lags:
+        found.setdefault((part.group, part.topic), []).append(part)
+    return found
 
 
-def _partition_row(part: Lag) -> dict[str, Any]:
-    return {
-        "group": part.group,
-        "topic": part.topic,
-        "partition": part.partition,
-        "behind": part.behind.total_seconds(),
-        "events": part.events,
-        "committed": part.committed,
-        "end": part.end,
-        "gone": part.gone,
-        "owner": part.owner,
-    }
+def _lag_columns(behind: timedelta, events: int, earlier: int | None, window: timedelta) -> dict[str, Any]:
+    """Returns the values of `_LAG_COLUMNS`; `left` is None if the lag does not shrink."""
+    rate = None
+    if window:
+        rate = (events - (events if earlier is None else earlier)) / window.total_seconds()
+    left = 0.0 if not events else events / -rate if rate is not None and rate < 0 else None
+    return {"behind": behind.total_seconds(), "events": events, "trend": rate, "left": left}
 
 
 _RESET_COLUMNS = [
@@ -204,7 +160,6 @@ _RESET_COLUMNS = [
     Column("NEW", "new", format_count, right=True),
     Column("EFFECT", "effect"),
 ]
-_SWITCH = Parameter(negative="", show_default=False)
 
 
 def reset(
@@ -213,8 +168,8 @@ def reset(
     *,
     topic: str,
     to: PositionText,
-    dry_run: Annotated[bool, _SWITCH] = False,
-    yes: Annotated[bool, _SWITCH] = False,
+    dry_run: Flag = False,
+    yes: Flag = False,
     options: Options = DEFAULTS,
 ) -> int:
     """Set the committed offsets of a consumer group.
@@ -233,7 +188,9 @@ def reset(
     output = Output(options)
     start = parse_position(to)
     with open_client(options) as client:
-        _check_group(client, group, topic)
+        client.topic(topic)  # raises for an unknown topic
+        with contextlib.suppress(DamagedError):  # the group exists, and a reset repairs it
+            client.log.groups.state(group, topic)
         moves = client.reset(group, topic, start, dry_run=True)
         output.print_rows(_RESET_COLUMNS, [asdict(move) | {"effect": _effect(move)} for move in moves])
         if dry_run:
@@ -248,12 +205,6 @@ def reset(
         client.log.groups.reset(group, topic, {move.partition: move.new for move in moves})
     output.note(f"{group} continues at the new offsets of {topic}")
     return 0
-
-
-def _check_group(client: Client, group: str, topic: str) -> None:
-    client.topic(topic)
-    with contextlib.suppress(DamagedError):  # the group exists, and a reset repairs it
-        client.log.groups.state(group, topic)
 
 
 def _confirm(output: Output, group: str, topic: str) -> None:

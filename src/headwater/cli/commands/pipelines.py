@@ -6,10 +6,8 @@ import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import Parameter
-
 from headwater.cli.formatting import format_count, format_time, plural
-from headwater.cli.options import DEFAULTS, Options, engine_folder, open_client
+from headwater.cli.options import DEFAULTS, LIMIT, Flag, Options, engine_folder, open_client
 from headwater.cli.output import Column, Output, Progress
 from headwater.errors import UnknownViewError, UsageError, near_names
 from headwater.events import Codec
@@ -36,8 +34,8 @@ def late(
     pipeline: str | None = None,
     /,
     *,
-    quarantine: Annotated[bool, Parameter(negative="", show_default=False)] = False,
-    limit: Annotated[int, Parameter(name=["--limit", "-n"])] = 100,
+    quarantine: Flag = False,
+    limit: Annotated[int, LIMIT] = 100,
     to: str | None = None,
     options: Options = DEFAULTS,
 ) -> int:
@@ -58,14 +56,15 @@ def late(
     output = Output(options)
     name = "hw_quarantine" if quarantine else "hw_late"
     with open_client(options) as client:
-        known = _pipeline_names(client)
+        query = "select name from hw_pipelines order by name"
+        known = [row[0] for row in client.sql(query).rows] if client.view_source.views() else []
         if pipeline is not None and pipeline not in known:
             raise _unknown_pipeline(pipeline, known)
         where = None if pipeline is None else f"pipeline = {literal(pipeline)}"
         if to is not None:
             return _resend(client, to, name, where, output) if known else 0
         rows = client.view(name).rows(where=where, order=["-received_at", "-offset"], limit=limit) if known else []
-        total = _count_events(client, name, where) if rows else 0
+        total = client.sql(f"select count(*) from {name} where {where or 'true'}").rows[0][0] if rows else 0
     output.print_rows(_EVENT_COLUMNS, rows)
     word = "quarantined event" if quarantine else "late event"
     if total > len(rows):
@@ -79,7 +78,7 @@ def _resend(client: Client, to: str, name: str, where: str | None, output: Outpu
     """Send late or quarantined events to a topic; the original offset is the sequence number, so each is sent once."""
     codec = Codec(client.topic(to).schema)
     rows = client.view(name).rows(where=where, order=["topic", "partition", "offset"])
-    # Several pipelines may have set the same event aside.
+    # Several pipelines may have recorded the same event.
     once = {(row["topic"], row["partition"], row["offset"]): row for row in rows}
     progress, sent = Progress(output, "send"), 0
     for partition, positions in itertools.groupby(once, key=lambda position: position[:2]):
@@ -93,17 +92,6 @@ def _resend(client: Client, to: str, name: str, where: str | None, output: Outpu
     progress.close()
     output.print_record({"sent": sent, "found": len(once), "topic": to}, [f"sent {plural(sent, 'event')} to {to}"])
     return 0
-
-
-def _pipeline_names(client: Client) -> list[str]:
-    if not client.view_source.views():
-        return []
-    return [row[0] for row in client.sql("select name from hw_pipelines order by name").rows]
-
-
-def _count_events(client: Client, name: str, where: str | None) -> int:
-    ((number,),) = client.sql(f"select count(*) from {name} where {where or 'true'}").rows
-    return int(number)
 
 
 def _unknown_pipeline(name: str, known: list[str]) -> UnknownViewError:

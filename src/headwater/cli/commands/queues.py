@@ -11,7 +11,7 @@ import msgspec
 from cyclopts import Parameter
 
 from headwater.cli.formatting import format_count, format_time, plural
-from headwater.cli.options import DEFAULTS, Options, open_client
+from headwater.cli.options import DEFAULTS, LIMIT, Flag, Options, open_client
 from headwater.cli.output import Column, Output, Progress
 from headwater.errors import BadSettingError, UsageError
 
@@ -43,9 +43,9 @@ def queues(
     name: str | None = None,
     /,
     *,
-    dead: Annotated[bool, Parameter(negative="", show_default=False)] = False,
+    dead: Flag = False,
     group: str | None = None,
-    limit: Annotated[int, Parameter(name=["--limit", "-n"])] = 100,
+    limit: Annotated[int, LIMIT] = 100,
     options: Options = DEFAULTS,
 ) -> int:
     """Show the counts of queues, or the dead letters of a queue.
@@ -93,7 +93,6 @@ def _available_counts(broker: Broker, counts: GroupCounts) -> dict[str, Any]:
 
 def dead_letter_row(queue: str, letter: DeadLetter) -> dict[str, Any]:
     """Returns a dead letter as a row."""
-    last = letter.attempts[-1].why if letter.attempts else ""
     return {
         "queue": queue,
         "number": letter.number,
@@ -104,7 +103,7 @@ def dead_letter_row(queue: str, letter: DeadLetter) -> dict[str, Any]:
         "published_at": letter.published_at,
         "died_at": letter.died_at,
         "why": letter.why,
-        "error": last,
+        "error": letter.attempts[-1].why if letter.attempts else "",
         "attempts": len(letter.attempts),
         "history": [asdict(attempt) for attempt in letter.attempts],
         "value": _decode_body(letter.message.body),
@@ -118,7 +117,6 @@ def _decode_body(body: bytes) -> Any:
         return body.decode(errors="backslashreplace")
 
 
-_SWITCH = Parameter(negative="", show_default=False)
 _BATCH_SIZE = 500
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 
@@ -132,7 +130,7 @@ def redrive(
     group: str | None = None,
     rate: str | None = None,
     edit: tuple[str, ...] = (),
-    dry_run: Annotated[bool, _SWITCH] = False,
+    dry_run: Flag = False,
     options: Options = DEFAULTS,
 ) -> int:
     """Send dead letters back to their queue.
@@ -160,10 +158,11 @@ def redrive(
     edits = parse_edits(edit)
     with open_client(options) as client:
         definition = client.broker.queue(queue)
-        letters = [
-            edit_message(definition, letter, edits)
-            for letter in _select_letters(client.broker, queue, group, dead, every)
-        ]
+        found = [one for one in client.broker.dead_letters(queue, group) if every or one.number in dead]
+        if missing := sorted(set(dead) - {letter.number for letter in found}):
+            what = f"queue {queue!r} has no dead letter {missing[0]}"
+            raise UsageError(what, fix=f"headwater queues {queue} --dead", queue=queue, missing=missing)
+        letters = [edit_message(definition, letter, edits) for letter in found]
         if dry_run:
             output.print_rows(DEAD_LETTER_COLUMNS, [dead_letter_row(queue, letter) for letter in letters])
             output.note(f"{plural(len(letters), 'dead letter')} would be redriven; nothing was changed (--dry-run)")
@@ -189,18 +188,8 @@ def parse_rate(rate: str) -> float:
     return float(found[1]) / _UNITS[found[2]]
 
 
-def _select_letters(
-    broker: Broker, queue: str, group: str | None, numbers: tuple[int, ...], every: bool
-) -> list[DeadLetter]:
-    found = [letter for letter in broker.dead_letters(queue, group) if every or letter.number in numbers]
-    if missing := sorted(set(numbers) - {letter.number for letter in found}):
-        what = f"queue {queue!r} has no dead letter {missing[0]}"
-        raise UsageError(what, fix=f"headwater queues {queue} --dead", queue=queue, missing=missing)
-    return found
-
-
 def _redrive(broker: Broker, queue: str, letters: list[DeadLetter], pause: float, progress: Progress) -> int:
-    """Redrive in batches without a pause, or one by one at the rate of the pause."""
+    """Redrive in batches, or one by one with a pause of that many seconds; returns the number of messages."""
     step, done = (1 if pause else _BATCH_SIZE), 0
     begun = time.monotonic()
     for start in range(0, len(letters), step):

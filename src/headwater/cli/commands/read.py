@@ -16,7 +16,7 @@ import pyarrow as pa
 from cyclopts import Parameter
 
 from headwater.cli.formatting import escape, format_time, plural
-from headwater.cli.options import DEFAULTS, Options, PositionText, open_client, parse_position
+from headwater.cli.options import DEFAULTS, LIMIT, Flag, Options, PositionText, open_client, parse_position
 from headwater.cli.output import Output
 from headwater.errors import BadOffsetError, BadSettingError
 from headwater.events import key_bytes
@@ -40,8 +40,8 @@ def cat(
     to: PositionText = "end",
     where: str | None = None,
     partition: int | None = None,
-    limit: Annotated[int | None, Parameter(name=["--limit", "-n"])] = None,
-    envelope: Annotated[bool, Parameter(negative="", show_default=False)] = False,
+    limit: Annotated[int | None, LIMIT] = None,
+    envelope: Flag = False,
     options: Options = DEFAULTS,
 ) -> int:
     """Print a range of events of a topic.
@@ -59,12 +59,10 @@ def cat(
         envelope: Print whole events as CloudEvents documents, with key, times and headers.
         options: Options of every command.
     """
-    start, stop = parse_position(from_), parse_position(to)
+    chosen = TopicSelection(topic, parse_position(from_), parse_position(to), parse_filter(where), partition, limit)
     with open_client(options) as client:
         printer = EventPrinter(Output(options), envelope=envelope)
-        for batch in read_batches(
-            client.log, TopicSelection(topic, start, stop, parse_filter(where), partition, limit)
-        ):
+        for batch in read_batches(client.log, chosen):
             printer.print_batch(batch)
         printer.close()
     return 0
@@ -77,8 +75,8 @@ def tail(
     from_: Annotated[PositionText, Parameter(name="--from")] = "latest",
     where: str | None = None,
     partition: int | None = None,
-    limit: Annotated[int | None, Parameter(name=["--limit", "-n"])] = None,
-    envelope: Annotated[bool, Parameter(negative="", show_default=False)] = False,
+    limit: Annotated[int | None, LIMIT] = None,
+    envelope: Flag = False,
     options: Options = DEFAULTS,
 ) -> int:
     """Follow a topic and print events as they arrive.
@@ -94,11 +92,10 @@ def tail(
         envelope: Print whole events as CloudEvents documents, with key, times and headers.
         options: Options of every command.
     """
-    start = parse_position(from_)
+    chosen = TopicSelection(topic, parse_position(from_), None, parse_filter(where), partition, limit)
     output = Output(options)
     with open_client(options) as client:
         printer = EventPrinter(output, envelope=envelope)
-        chosen = TopicSelection(topic, start, None, parse_filter(where), partition, limit)
         if output.terminal:
             output.note(f"following {topic}; Ctrl-C ends")
         for batch in read_batches(client.log, chosen):
@@ -128,23 +125,18 @@ class EventPrinter:
         if self._envelope:
             self._output.print_lines(msgspec.json.encode(event.cloud_event()) for event in batch.events())
         elif self._output.terminal:
-            values = batch.codec.to_json(batch.values)
-            lines = map(self._format_event, batch.events(), values)
+            lines = map(self._format_event, batch.events(), batch.codec.to_json(batch.values))
             self._output.print_text("\n".join(lines))
         else:
-            self._print_values(batch)
+            if "_hw.deleted" in batch.envelope:
+                self._tombstones += int(np.count_nonzero(batch.tombstones))
+                batch = batch.select(~batch.tombstones)
+            self._output.print_lines(batch.codec.to_json(batch.values))
 
     def close(self) -> None:
         """Report tombstones that were left out."""
         if self._tombstones:
             self._output.note(f"{plural(self._tombstones, 'tombstone')} left out; --envelope prints them")
-
-    def _print_values(self, batch: LogBatch) -> None:
-        if "_hw.deleted" in batch.envelope:
-            deleted = batch.tombstones
-            self._tombstones += int(np.count_nonzero(deleted))
-            batch = batch.select(~deleted)
-        self._output.print_lines(batch.codec.to_json(batch.values))
 
     def _format_event(self, event: Event, value: bytes) -> str:
         key = "" if event.key is None else key_bytes(event.key).decode(errors="replace")
@@ -154,7 +146,7 @@ class EventPrinter:
         return f"{self._output.style(escape(prefix), 'dim')}{self._output.style(late, 'yellow')}  {escape(text)}"
 
 
-_FOLLOW_TIMEOUT = 3600.0  # seconds of one wait while following
+_FOLLOW_TIMEOUT = 3600.0  # seconds of one wait; then it waits again
 _TIMESTAMP = pa.timestamp("us", "UTC")
 _HEADERS = pa.map_(pa.string(), pa.string())
 
@@ -200,7 +192,8 @@ def read_batches(log: Log, selection: TopicSelection) -> Iterator[LogBatch]:
     if selection.limit is not None and selection.limit < 1:
         raise BadSettingError(f"limit {selection.limit} is less than 1", fix="--limit 10")
     if selection.where is not None:
-        selection.where.mask(_empty_batch(topic.schema), _empty_envelope(topic))
+        # Evaluated once over no rows: a mistake in the condition is reported even if the topic is empty.
+        selection.where.mask(pa.RecordBatch.from_pylist([], topic.schema), _empty_envelope(topic))
     numbers = _select_partitions(topic, selection.partition)
     positions = {number: log.find_offset(topic.name, number, selection.start) for number in numbers}
     stops = None
@@ -283,7 +276,3 @@ def _empty_envelope(topic: Topic) -> dict[str, pa.Array]:
     kinds = {"key": key, "partition": pa.int64(), "offset": pa.int64(), "occurred_at": _TIMESTAMP}
     kinds |= {"received_at": _TIMESTAMP, "headers": _HEADERS, "late": pa.bool_()}
     return {name: pa.nulls(0, kind) for name, kind in kinds.items()}
-
-
-def _empty_batch(schema: pa.Schema) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], names=schema.names)

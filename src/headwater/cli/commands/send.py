@@ -168,7 +168,8 @@ def send(
             dropped += len(receipts) if receipts.dropped else 0
             sent += 0 if receipts.dropped else len(receipts)
             if options.json:
-                output.print_rows([], map(_receipt_row, receipts))
+                names = ("topic", "partition", "offset", "duplicate", "dropped")
+                output.print_rows([], ({name: getattr(receipt, name) for name in names} for receipt in receipts))
             if not typed:
                 progress.update(sent)
         progress.close()
@@ -177,21 +178,14 @@ def send(
     return 0
 
 
-def _receipt_row(receipt: Any) -> dict[str, Any]:
-    return {name: getattr(receipt, name) for name in ("topic", "partition", "offset", "duplicate", "dropped")}
-
-
 def _parse_overrides(key: str | None, headers: list[str] | None, event_time: str | None) -> EventOverrides:
-    from headwater.events import check_headers
-
     pairs: dict[str, str] = {}
     for header in headers or []:
         name, equals, value = header.partition("=")
         if not equals or not name:
             raise BadSettingError(f"header {header!r} is not of the form name=value", fix="--header tenant=acme")
         pairs[name] = value
-    at = None if event_time is None else moment(event_time)
-    return EventOverrides(key, check_headers(pairs), at)
+    return EventOverrides(key, check_headers(pairs), None if event_time is None else moment(event_time))
 
 
 def _send_chunks(client: Client, topic: str, event: str | None, overrides: EventOverrides) -> Iterator[Receipts]:
@@ -250,7 +244,7 @@ class EventOverrides:
     @property
     def is_set(self) -> bool:
         """Whether any option is given."""
-        return self.key is not None or bool(self.headers) or self.time is not None
+        return self != EventOverrides()
 
 
 class _CloudEvent(msgspec.Struct):
@@ -307,20 +301,21 @@ class LineParser:
         if not self._overrides.is_set and not any(b'"specversion"' in line for line in lines):
             return [self._encoder.encode_json(lines, sent_at)] if lines else []
         items = [self._parse_line(line, row) for row, line in enumerate(lines)]
-        made: list[WriteBatch] = []
+        batches: list[WriteBatch] = []
         first = 0
         for tombstone, members in groupby(items, key=lambda item: item.tombstone):
             group = list(members)
             try:
-                made.extend(self._tombstone_rows(group, sent_at) if tombstone else [self._event_rows(group, sent_at)])
+                batches += self._tombstone_rows(group, sent_at) if tombstone else [self._event_rows(group, sent_at)]
             except BadEventError as error:
                 if isinstance(error.data.get("row"), int):
                     error.data["row"] += first
                 raise
             first += len(group)
-        return made
+        return batches
 
     def _parse_line(self, line: bytes, row: int) -> _ParsedEvent:
+        # A topic with a field "specversion" holds plain values that only look like CloudEvents documents.
         item = self._parse_cloud_event(line, row) if self._whole_events and b'"specversion"' in line else None
         item = item or _ParsedEvent(line)
         overrides = self._overrides
@@ -394,7 +389,7 @@ class LineParser:
         except msgspec.DecodeError:
             parts = []
         if len(parts) != len(fields):
-            what = f"{preview(text)} is no key of topic {self._topic.name!r}"
+            what = f"{preview(text)} is not a key of topic {self._topic.name!r}"
             columns = ", ".join(self._topic.key)
             raise BadKeyError(what, detail=f"its key is a JSON array of {columns}", topic=self._topic.name)
         return parts
@@ -402,7 +397,7 @@ class LineParser:
     def _tombstone_rows(self, items: list[_ParsedEvent], sent_at: int) -> Iterator[WriteBatch]:
         for item in items:
             if item.key is None or not self._topic.key:
-                what = f'topic "{self._topic.name}" cannot take a deletion without a key'
+                what = f'a tombstone of topic "{self._topic.name}" needs a key'
                 raise BadKeyError(what, topic=self._topic.name)
             fields = [self._topic.schema.field(name) for name in self._topic.key]
             row = dict(zip(self._topic.key, self._parse_key(item.key), strict=True))

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import http.client
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
@@ -41,6 +40,13 @@ class NodeStatus(msgspec.Struct, frozen=True):
     info: NodeInfo | None
     stale: bool
     health: dict[str, Any] | None
+
+    @property
+    def state(self) -> str:
+        """The state: running, silent (the process runs but does not answer), died or none."""
+        if self.health is not None:
+            return "running"
+        return "silent" if self.info else "died" if self.stale else "none"
 
 
 def inspect_node(folder: Path) -> NodeStatus:
@@ -80,9 +86,8 @@ def status(*, options: Options = DEFAULTS) -> int:
         document = {"node": _node_facts(node, options), "folder": options.target} | _log_facts(client)
     if options.kafka:
         document |= {"log": str(options.effective_profile.log), "engine": _engine_facts(local_folder(options))}
-    output.print_record(document, _lines(node, document))
-    healthy = node.health is not None or (node.info is None and not node.stale)
-    return 0 if healthy else UnreachableError.exit_code
+    output.print_record(document, _lines(document))
+    return 0 if node.state in ("running", "none") else UnreachableError.exit_code
 
 
 def _find_node(options: Options) -> NodeStatus:
@@ -95,58 +100,46 @@ def _find_node(options: Options) -> NodeStatus:
 
 
 def _node_facts(node: NodeStatus, options: Options) -> dict[str, Any]:
-    known = node.info
+    known = msgspec.structs.asdict(node.info) if node.info else node.health or {}
     return {
-        "state": _node_state(node),
-        "url": known.url if known else options.target if options.remote else None,
-        "pid": known.pid if known else (node.health or {}).get("pid"),
-        "started_at": known.started_at if known else (node.health or {}).get("started_at"),
+        "state": node.state,
+        "url": node.info.url if node.info else options.target if options.remote else None,
+        "pid": known.get("pid"),
+        "started_at": known.get("started_at"),
     }
 
 
 def _engine_facts(folder: Path) -> dict[str, Any]:
     """Returns the state of this folder's engine; a killed engine leaves its last status behind."""
-    told = read_engine_status(folder)
-    if told is None or (told.pid is not None and not Path(f"/proc/{told.pid}").exists()):
-        ended = told is not None and told.state == "failed"
-        return {"state": "failed" if ended else "stopped", "detail": told.detail if told and ended else ""}
-    return {"state": told.state, "detail": told.detail, "pid": told.pid}
-
-
-def _node_state(node: NodeStatus) -> str:
-    if node.health is not None:
-        return "running"
-    return "silent" if node.info else "died" if node.stale else "none"
+    last = read_engine_status(folder)
+    if last is None:
+        return {"state": "stopped", "detail": ""}
+    if last.pid is None or Path(f"/proc/{last.pid}").exists():
+        return {"state": last.state, "detail": last.detail, "pid": last.pid}
+    failed = last.state == "failed"
+    return {"state": "failed" if failed else "stopped", "detail": last.detail if failed else ""}
 
 
 def _log_facts(client: Client) -> dict[str, Any]:
-    names = client.topics()
-    events = sum(event_count(client.log, name) for name in names)
-    lags = client.lag()
+    names, lags, pipeline_lags = client.topics(), client.lag(), client.pipeline_lag()
     furthest = max(lags, key=lambda lag: lag.behind, default=None)
+    slowest = max(pipeline_lags, key=lambda lag: lag.behind, default=None)
+    states = client.sql("select name, state from hw_pipelines order by name").rows if pipeline_lags else []
     return {
         "topics": len(names),
-        "events": events,
+        "events": sum(event_count(client.log, name) for name in names),
         "groups": len({lag.group for lag in lags}),
         "behind": furthest.behind.total_seconds() if furthest else 0.0,
         "behind_events": sum(lag.events for lag in lags),
         "furthest": {"group": furthest.group, "topic": furthest.topic} if furthest else None,
-    } | _pipeline_facts(client)
-
-
-def _pipeline_facts(client: Client) -> dict[str, Any]:
-    lags = client.pipeline_lag()
-    states = client.sql("select name, state from hw_pipelines order by name").rows if lags else []
-    furthest = max(lags, key=lambda lag: lag.behind, default=None)
-    return {
         "pipelines": len(states),
         "pipelines_failed": [name for name, state in states if state == "failed"],
-        "pipelines_behind": furthest.behind.total_seconds() if furthest else 0.0,
-        "pipelines_furthest": {"pipeline": furthest.pipeline, "input": furthest.input} if furthest else None,
+        "pipelines_behind": slowest.behind.total_seconds() if slowest else 0.0,
+        "pipelines_furthest": {"pipeline": slowest.pipeline, "input": slowest.input} if slowest else None,
     }
 
 
-def _lines(node: NodeStatus, document: dict[str, Any]) -> list[str]:
+def _lines(document: dict[str, Any]) -> list[str]:
     about: Any = document["node"]
     words = {
         "running": f"running   {about['url']} (process {about['pid']}, since {about['started_at']})",
@@ -156,19 +149,15 @@ def _lines(node: NodeStatus, document: dict[str, Any]) -> list[str]:
     }
     place = document.get("log", document["folder"])
     held = f"{plural(document['topics'], 'topic')}, {plural(document['events'], 'event')} in {place}"
-    lines = [f"node       {words[_node_state(node)]}", f"log        ready     {held}"]
+    lines = [f"node       {words[about['state']]}", f"log        ready     {held}"]
     if engine := document.get("engine"):
         about = engine["detail"] or f"its folder is {document['folder']}"
         lines[0] = f"engine     {engine['state']:<9} {about}"
-    if document["furthest"]:
-        furthest, behind = document["furthest"], format_duration(timedelta(seconds=document["behind"]))
-        place = f"{furthest['group']} on {furthest['topic']}"
-        lines.append(f"groups     {document['groups']:<9} furthest behind: {place}, {behind}")
-    if document["pipelines_furthest"]:
-        furthest = document["pipelines_furthest"]
-        behind = format_duration(timedelta(seconds=document["pipelines_behind"]))
-        place = f"{furthest['pipeline']} on {furthest['input']}"
-        lines.append(f"pipelines  {document['pipelines']:<9} furthest behind: {place}, {behind}")
+    for title, prefix in (("groups", ""), ("pipelines", "pipelines_")):
+        if furthest := document[f"{prefix}furthest"]:
+            behind = format_duration(document[f"{prefix}behind"])
+            place = " on ".join(furthest.values())
+            lines.append(f"{title:10} {document[title]:<9} furthest behind: {place}, {behind}")
     if document["pipelines_failed"]:
         names = ", ".join(document["pipelines_failed"])
         lines.append(f"failed     {len(document['pipelines_failed']):<9} {names}; headwater view hw_pipelines says why")

@@ -65,11 +65,8 @@ def _measurements(folder: Path) -> Iterator[tuple[str, float, str]]:
         for durability in ("durable", "fast"):
             rate = _measure_rate(partial(_send, client, durability, rows))
             yield f"{durability} append, groups of {_BATCH_SIZE:,}", rate, "events/s"
-        yield (
-            "read as Arrow",
-            _measure_rate(lambda: sum(batch.num_rows for batch in client.read_arrow("fast"))),
-            "events/s",
-        )
+        rate = _measure_rate(lambda: sum(batch.num_rows for batch in client.read_arrow("fast")))
+        yield "read as Arrow", rate, "events/s"
         yield "read as Python events", _measure_rate(lambda: sum(1 for _ in client.read("fast"))), "events/s"
 
 
@@ -92,7 +89,7 @@ def _measure_sync(folder: Path) -> float:
 
 
 def _median_time(work: Callable[[], Any]) -> float:
-    """Milliseconds that one call takes."""
+    """Returns the median duration of a call in milliseconds."""
     times = []
     for _ in range(_SAMPLES):
         begun = time.perf_counter()
@@ -102,8 +99,8 @@ def _median_time(work: Callable[[], Any]) -> float:
 
 
 def _measure_rate(work: Callable[[], int]) -> float:
-    """Events per second of calls that return how many they did."""
-    work()
+    """Returns the events per second of a function that returns the number of events it processed."""
+    work()  # the first call pays for imports and open files
     done, begun = 0, time.perf_counter()
     while time.perf_counter() - begun < _MIN_DURATION:
         done += work()
@@ -153,21 +150,11 @@ def verify(*, options: Options = DEFAULTS) -> int:
 
 
 def _print_report(output: Output, report: VerifyReport) -> None:
-    found = [*report.faults, *report.notes]
-    if found and not output.json:
+    if output.json:
+        output.print_rows([], [{"sound": report.ok} | asdict(report)])
+        return
+    if found := [*report.faults, *report.notes]:
         output.print_rows(_FAULTS, [asdict(fault) for fault in found])
     read = f"{plural(report.topics, 'topic')}, {plural(report.segments, 'segment')}, {plural(report.events, 'event')}"
     verdict = "sound" if report.ok else plural(len(report.faults), "fault")
-    document = {
-        "sound": report.ok,
-        "topics": report.topics,
-        "segments": report.segments,
-        "events": report.events,
-        "bytes": report.bytes,
-        "faults": [asdict(fault) for fault in report.faults],
-        "notes": [asdict(note) for note in report.notes],
-    }
-    if output.json:
-        output.print_rows([], [document])
-    else:
-        output.note(f"{verdict}: {read}, {format_bytes(report.bytes)} read")
+    output.note(f"{verdict}: {read}, {format_bytes(report.bytes)} read")

@@ -11,10 +11,9 @@ from headwater.cli.output import Column, Output
 
 if TYPE_CHECKING:
     from headwater.log import Topic
-    from headwater.log.event_log import PartitionRange
     from headwater.log.protocol import Log
 
-__all__ = ["event_count", "topics"]
+__all__ = ["event_count", "to_datetime", "topics"]
 
 _TOPICS = [
     Column("TOPIC", "topic"),
@@ -56,7 +55,8 @@ def topics(name: str | None = None, /, *, options: Options = DEFAULTS) -> int:
 def event_count(log: Log, name: str) -> int:
     """Returns how many events a topic holds.
 
-    Idle markers take an offset each, so the append counters limit the number. Kafka keeps no such counters.
+    Idle markers take offsets, too, so the result is at most the number of appended events. On Kafka there are no append
+    counters, and idle markers are in another topic.
     """
     held = sum(part.end - part.start for part in log.ends(name))
     return held if lacks_counts(log) else min(log.counts(name)["appended"], held)
@@ -68,8 +68,7 @@ def lacks_counts(log: Log) -> bool:
 
 
 def _topic_row(log: Log, topic: Topic) -> dict[str, Any]:
-    ranges = log.ends(topic.name)
-    last = max((part.appended_at for part in ranges), default=0)
+    last = max((part.appended_at for part in log.ends(topic.name)), default=0)
     return {
         "topic": topic.name,
         "events": event_count(log, topic.name),
@@ -77,7 +76,7 @@ def _topic_row(log: Log, topic: Topic) -> dict[str, Any]:
         "key": list(topic.key),
         "time": topic.time,
         "durability": topic.durability.value,
-        "last_at": _to_datetime(last),
+        "last_at": to_datetime(last),
     }
 
 
@@ -98,7 +97,16 @@ def _describe(output: Output, log: Log, name: str) -> None:
             "size": topic.retention.size,
         },
         "counts": None if lacks_counts(log) else log.counts(topic.name),
-        "ranges": [_range_row(part) for part in log.ends(topic.name)],
+        "ranges": [
+            {
+                "partition": part.partition,
+                "start": part.start,
+                "end": part.end,
+                "event_time": to_datetime(part.max_event_time),
+                "appended_at": to_datetime(part.appended_at),
+            }
+            for part in log.ends(topic.name)
+        ],
     }
     if output.json:
         output.print_rows([], [document])
@@ -106,11 +114,6 @@ def _describe(output: Output, log: Log, name: str) -> None:
     if output.terminal:
         output.print_text("\n".join(_topic_lines(topic, document)))
     output.print_rows(_PARTITIONS, document["ranges"])
-
-
-def _range_row(part: PartitionRange) -> dict[str, Any]:
-    times = {"event_time": _to_datetime(part.max_event_time), "appended_at": _to_datetime(part.appended_at)}
-    return {"partition": part.partition, "start": part.start, "end": part.end} | times
 
 
 def _topic_lines(topic: Topic, document: dict[str, Any]) -> list[str]:
@@ -136,6 +139,6 @@ def _format_retention(retention: dict[str, Any]) -> str:
     return " or ".join(limits) or "all events, without limit"
 
 
-def _to_datetime(micros: int) -> datetime | None:
+def to_datetime(micros: int) -> datetime | None:
     """Returns a datetime from microseconds since 1970; None for a partition without events."""
     return datetime.fromtimestamp(micros / 1e6, UTC) if 0 < micros < 2**58 else None

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from headwater.cli.commands.topics import to_datetime
 from headwater.cli.formatting import escape, format_count, format_plain, format_time
-from headwater.cli.options import DEFAULTS, Options, open_client
-from headwater.cli.output import Column, Output
+from headwater.cli.options import DEFAULTS, LIMIT, Flag, Options, open_client
+from headwater.cli.output import Column, Output, format_window, print_view
 from headwater.errors import BadSettingError
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ def changes(
     *,
     since: str | None = None,
     follow: bool = True,
-    snapshot: Annotated[bool, Parameter(negative="", show_default=False)] = False,
-    limit: Annotated[int | None, Parameter(name=["--limit", "-n"])] = None,
+    snapshot: Flag = False,
+    limit: Annotated[int | None, LIMIT] = None,
     options: Options = DEFAULTS,
 ) -> int:
     """Follow the changes of a view.
@@ -66,7 +66,7 @@ def _format_change(change: Change) -> str:
 
 
 def _format_difference(change: Change) -> str:
-    """What is new in the row, or all of it."""
+    """Returns the changed columns of an update, or all columns of an insert or delete."""
     before, after = change.before or {}, change.after or {}
     if before and after:
         other = [name for name in after if after[name] != before.get(name)]
@@ -75,16 +75,12 @@ def _format_difference(change: Change) -> str:
 
 
 def _format_value(value: Any) -> str:
-    from headwater.cli.output import format_window
-
     if isinstance(value, dict) and list(value) == ["start", "end"]:
         return format_window(value)
     return "null" if value is None else format_plain(value)
 
 
-def sql(
-    text: str, /, *, limit: Annotated[int, Parameter(name=["--limit", "-n"])] = 1000, options: Options = DEFAULTS
-) -> int:
+def sql(text: str, /, *, limit: Annotated[int, LIMIT] = 1000, options: Options = DEFAULTS) -> int:
     """Run a SELECT over views.
 
     The query runs in the store, read-only and with limits on time and memory. In an embedded store (SQLite), times are
@@ -105,7 +101,13 @@ def sql(
         Column(name.upper() if output.terminal else name, name, right=bool(numbers) and numbers[at])
         for at, name in enumerate(names)
     ]
-    output.print_rows(columns, [dict(zip(names, map(_cell, row), strict=True)) for row in answer.rows])
+    output.print_rows(
+        columns,
+        [
+            {name: cell.hex() if isinstance(cell, bytes) else cell for name, cell in zip(names, row, strict=True)}
+            for row in answer.rows
+        ],
+    )
     if not answer.complete:
         output.note(f"only the first {len(answer.rows):,} rows; --limit shows more, up to 10,000")
     return 0
@@ -120,10 +122,6 @@ def _unique_names(names: tuple[str, ...]) -> list[str]:
             shown, number = f"{name}_{number}", number + 1
         found.append(shown)
     return found
-
-
-def _cell(value: object) -> object:
-    return value.hex() if isinstance(value, bytes) else value
 
 
 _VIEWS = [
@@ -141,24 +139,24 @@ _Text = Annotated[str | None, Parameter(allow_leading_hyphen=True)]
 @Parameter(name="*")
 @dataclass(frozen=True)
 class RowSelection:
-    """Which rows are wanted."""
+    """A selection of rows."""
 
     where: str | None = None
-    """Only rows for which this holds, a condition in SQL such as "n > 100"."""
+    """Only rows that meet a condition in SQL, such as "n > 100"."""
     key: Annotated[list[str] | None, Parameter(allow_leading_hyphen=True, negative="")] = None
-    """Only the row with this key; once for each column of the key, a window as start/end."""
+    """Only the row with this key; once per key column, a window as start/end."""
     order: _Text = None
-    """Columns to sort by, with commas between, and - before one that falls; else the order of the key."""
-    limit: Annotated[int | None, Parameter(name=["--limit", "-n"])] = None
-    """At most so many rows."""
+    """Columns to sort by, separated by commas; - before a column sorts descending [default: the key]."""
+    limit: Annotated[int | None, LIMIT] = None
+    """Print at most this many rows."""
     as_of: _Text = None
-    """As the view was then: a time with zone, or relative like -10m."""
+    """As of an earlier time: a time with zone, or relative such as -10m."""
     after: str | None = None
-    """Wait until the view has taken in the event at topic/partition/offset."""
+    """Wait until the view includes the event at topic/partition/offset."""
     timeout: str = "10s"
-    """How long to wait for that."""
+    """How long --after waits."""
     open: Annotated[bool | None, Parameter(negative="--closed")] = None
-    """Only rows of open windows, or of closed ones."""
+    """Only rows of open windows, or only rows of closed windows."""
 
 
 _ALL_ROWS = RowSelection()
@@ -167,21 +165,22 @@ _ALL_ROWS = RowSelection()
 def view(name: str | None = None, /, *, selection: RowSelection = _ALL_ROWS, options: Options = DEFAULTS) -> int:
     """Print the rows of a view, or list the views.
 
-    A row of a window says by a word whether the window is open, so that the row may still change, or closed. The
-    system's own views are hw_pipelines, hw_batches, hw_late, hw_quarantine and hw_state.
+    A view with windows has a column that says "open" for windows whose rows may still change, and "closed" for the
+    others. System views: hw_pipelines, hw_batches, hw_late, hw_quarantine, hw_state.
 
     Args:
         name: The view; lists all views if left out.
-        selection: Which rows are wanted.
+        selection: A selection of rows.
         options: Options of every command.
     """
     output = Output(options)
     with open_client(options) as client:
         if name is None:
-            _list_views(output, client)
+            infos = client.view_source.views()
+            output.print_rows(_VIEWS, map(_view_row, infos))
+            if not infos:
+                output.note("there are no views yet; headwater run app.py creates those of an app")
             return 0
-        from headwater.cli.output import print_view
-
         query = _view_query(name, selection)
         result = client.view_source.read(_add_key(client, query, selection.key))
         print_view(output, result)
@@ -195,12 +194,11 @@ def _view_query(name: str, selection: RowSelection) -> ViewQuery:
     from headwater.units import duration
 
     if selection.limit is not None and selection.limit < 0:
-        raise BadSettingError(f"a limit of {selection.limit} rows", fix="--limit 10")
-    columns = None if selection.order is None else [part.strip() for part in selection.order.split(",")]
+        raise BadSettingError(f"limit {selection.limit} is less than 0", fix="--limit 10")
     return ViewQuery(
         name,
         where=selection.where,
-        order=None if columns is None else tuple(columns),
+        order=None if selection.order is None else tuple(part.strip() for part in selection.order.split(",")),
         limit=selection.limit,
         as_of=selection.as_of,
         after=normalize_receipts(selection.after),
@@ -218,23 +216,14 @@ def _add_key(client: Client, query: ViewQuery, texts: list[str] | None) -> ViewQ
     return replace(query, key=parse_key(definition, texts))
 
 
-def _list_views(output: Output, client: Client) -> None:
-    infos = client.view_source.views()
-    output.print_rows(_VIEWS, map(_view_row, infos))
-    if not infos:
-        output.note("there are no views yet; headwater run app.py keeps those of an app")
-
-
 def _view_row(info: ViewInfo) -> dict[str, Any]:
-    watermark = info.watermark
-    epoch = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
     return {
         "view": info.name,
         "kind": info.kind,
         "rows": info.rows,
         "key": list(info.key),
         "window": info.window,
-        "watermark": None if watermark is None else epoch + timedelta(microseconds=watermark),
+        "watermark": None if info.watermark is None else to_datetime(info.watermark),
         "version": info.version,
         "changes": info.changes_topic,
     }
