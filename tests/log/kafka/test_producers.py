@@ -107,7 +107,7 @@ def test_rows_and_what_they_are_made_of_are_one_transaction(
 ):
     (log, heir), id = runners, fresh("pipeline")
     publish(log, topic, id, [1], batch=3, epoch=2, span="0 to 9")
-    state = heir._named_producers.get(topic, id)._producer.state
+    state = heir.named_producers.get(topic, id)._producer.state
     assert state == {"origin": {"batch": 3, "epoch": 2, "span": "0 to 9"}, "sequences": {"0": 3 << 32}}
 
 
@@ -136,7 +136,7 @@ def test_a_zombie_whose_answer_was_lost_does_not_come_back(
         monkeypatch.undo()
         raise UnreachableError("the answer was lost")
 
-    monkeypatch.setattr(zombie._named_producers.get(topic, id)._producer, "_attempt", lost)
+    monkeypatch.setattr(zombie.named_producers.get(topic, id)._producer, "_attempt", lost)
     for _ in range(2):
         with pytest.raises(FencedError):
             publish(zombie, topic, id, [99], batch=1, epoch=1)
@@ -148,7 +148,7 @@ def test_what_a_dead_process_left_open_is_never_seen(
 ):
     (dead, heir), id = runners, fresh("pipeline")
     dead.last_sequences(topic, id)
-    producer = dead._named_producers.get(topic, id)._producer._producer
+    producer = dead.named_producers.get(topic, id)._producer._producer
     producer.begin_transaction()
     producer.produce(topic, b'{"n":13}', partition=0)
     producer.flush()
