@@ -6,11 +6,11 @@ Nothing is subtracted, so no rounding error accumulates, and equal rows give equ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Context, Decimal
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, starmap
 from typing import Final, Literal
 
 import numpy as np
@@ -102,7 +102,7 @@ def compute_aggregates(
 
 def _output_type(operator: str, aggregate: WindowAggregate, rows: pa.Schema) -> pa.DataType:
     call = f"{aggregate.function}({aggregate.column or '*'})"
-    what = f"{operator} cannot compute {call}"
+    what, fix = f"{operator} cannot compute {call}", "cast the column, or another function"
     if aggregate.function not in _COMPUTE:
         refuse(what, f"one of: {', '.join(_COMPUTE)}", aggregate=call)
     if aggregate.column is None:
@@ -115,7 +115,6 @@ def _output_type(operator: str, aggregate: WindowAggregate, rows: pa.Schema) -> 
     given = rows.field(aggregate.column).type
     kind = _result_type(aggregate.function, given)
     if kind is None:
-        fix = "cast the column, or another function"
         refuse(f"{what}: the column is of type {given}", fix, aggregate=call, column=aggregate.column)
     return kind
 
@@ -136,9 +135,7 @@ def _result_type(function: AggregateFunction, kind: pa.DataType) -> pa.DataType 
 
 
 def _valid_counts(column: pa.Array, low: Numbers, high: Numbers) -> Numbers:
-    before = _prefix_sums(column.is_valid().to_numpy(zero_copy_only=False).astype(np.int64))
-    counts: Numbers = before[high] - before[low]
-    return counts
+    return _subtract_prefixes(column.is_valid().to_numpy(zero_copy_only=False).astype(np.int64), low, high)
 
 
 def _sum(column: pa.Array, low: Numbers, high: Numbers) -> pa.Array:
@@ -172,12 +169,11 @@ def _stddev(column: pa.Array, low: Numbers, high: Numbers) -> pa.Array:
     present = np.flatnonzero(valid)
     first = np.append(values[present], 0.0)[np.searchsorted(present, low)]
     squares = np.zeros(len(low))
-    for part in _split_ranges(low, high):
-        rows, sizes = _expand_ranges(low[part], high[part])
+    for part, rows, sizes in _expand_ranges(low, high):
         distances = np.where(valid[rows], values[rows] - np.repeat(first[part], sizes), 0.0)
-        means = _range_sums(distances, sizes) / np.maximum(counts[part], 1)
+        means = _reduce_ranges(np.add, distances, sizes, 0.0) / np.maximum(counts[part], 1)
         distances = np.where(valid[rows], distances - np.repeat(means, sizes), 0.0)
-        squares[part] = _range_sums(distances * distances, sizes)
+        squares[part] = _reduce_ranges(np.add, distances * distances, sizes, 0.0)
     return pa.array(np.sqrt(squares / np.maximum(counts - 1, 1)), mask=counts < 2)
 
 
@@ -189,12 +185,8 @@ def _extreme(better: np.ufunc, column: pa.Array, low: Numbers, high: Numbers) ->
     null = len(column) if better is np.minimum else -1  # never better than a value
     ranks[order[len(column) - column.null_count :]] = null
     best = np.full(len(low), null)
-    for part in _split_ranges(low, high):
-        rows, sizes = _expand_ranges(low[part], high[part])
-        filled = np.flatnonzero(sizes)
-        if len(filled):
-            starts = np.cumsum(sizes)[filled] - sizes[filled]
-            best[np.arange(len(low))[part][filled]] = better.reduceat(ranks[rows], starts)
+    for part, rows, sizes in _expand_ranges(low, high):
+        best[part] = _reduce_ranges(better, ranks[rows], sizes, null)
     return column.take(pa.array(np.append(order, 0)[best], mask=best == null))
 
 
@@ -211,46 +203,43 @@ def _exact_sums(column: pa.Array, low: Numbers, high: Numbers) -> Numbers:
         values = [0 if value is None else int(_EXACT.scaleb(value, scale)) for value in column.to_pylist()]
     else:
         values = column.fill_null(0).to_pylist()
-    before = _prefix_sums(np.array(values, object))
+    return _subtract_prefixes(np.array(values, object), low, high)
+
+
+def _subtract_prefixes(values: Numbers, low: Numbers, high: Numbers) -> Numbers:
+    """Returns the sum of each range as the difference of two prefix sums, which is exact for integers only."""
+    before = np.concatenate([np.zeros(1, values.dtype), np.cumsum(values)])
     sums: Numbers = before[high] - before[low]
     return sums
 
 
-def _prefix_sums(values: Numbers) -> Numbers:
-    """Returns the sum of the values before each index, and after the last."""
-    return np.concatenate([np.zeros(1, values.dtype), np.cumsum(values)])
-
-
 def _float_sums(values: Numbers, low: Numbers, high: Numbers) -> Numbers:
     sums = np.zeros(len(low))
-    for part in _split_ranges(low, high):
-        rows, sizes = _expand_ranges(low[part], high[part])
-        sums[part] = _range_sums(values[rows], sizes)
+    for part, rows, sizes in _expand_ranges(low, high):
+        sums[part] = _reduce_ranges(np.add, values[rows], sizes, 0.0)
     return sums
 
 
-def _split_ranges(low: Numbers, high: Numbers) -> list[slice]:
-    """Split the ranges into parts of limited total size; a single range may be larger."""
-    sizes = np.cumsum(high - low)
-    total = int(sizes[-1]) if len(sizes) else 0
-    cuts = np.searchsorted(sizes, np.arange(_MAX_ROWS, total, _MAX_ROWS), side="right")
-    edges = np.unique(np.concatenate([[0], cuts, [len(low)]])).tolist()
-    return [slice(start, end) for start, end in pairwise(edges)]
+def _expand_ranges(low: Numbers, high: Numbers) -> Iterator[tuple[slice, Numbers, Numbers]]:
+    """Yields the ranges in parts of limited total size; a single range may be larger.
+
+    A part is a slice of the ranges, the rows of its ranges, one range after another, and the length of each range.
+    """
+    ends = np.cumsum(high - low)
+    total = int(ends[-1]) if len(ends) else 0
+    cuts = np.searchsorted(ends, np.arange(_MAX_ROWS, total, _MAX_ROWS), side="right")
+    for part in starmap(slice, pairwise(np.unique([0, *cuts, len(low)]).tolist())):
+        sizes = high[part] - low[part]
+        starts = np.cumsum(sizes) - sizes
+        yield part, np.arange(int(sizes.sum())) + np.repeat(low[part] - starts, sizes), sizes
 
 
-def _expand_ranges(low: Numbers, high: Numbers) -> tuple[Numbers, Numbers]:
-    """Returns the rows of all ranges, one range after another, and the length of each."""
-    sizes = high - low
-    starts = np.cumsum(sizes) - sizes
-    return np.arange(int(sizes.sum())) + np.repeat(low - starts, sizes), sizes
-
-
-def _range_sums(values: Numbers, sizes: Numbers) -> Numbers:
-    """Returns the sum of each of the ranges that `_expand_ranges` has joined."""
-    sums, filled = np.zeros(len(sizes)), np.flatnonzero(sizes)
-    if len(filled):
-        sums[filled] = np.add.reduceat(values, np.cumsum(sizes)[filled] - sizes[filled])
-    return sums
+def _reduce_ranges(function: np.ufunc, values: Numbers, sizes: Numbers, empty: float) -> Numbers:
+    """Returns the result of a function for each range of a part; `empty` for a range without rows."""
+    results, filled = np.full(len(sizes), empty, values.dtype), np.flatnonzero(sizes)
+    if len(filled):  # `reduceat` has no result for an empty range
+        results[filled] = function.reduceat(values, np.cumsum(sizes)[filled] - sizes[filled])
+    return results
 
 
 _COMPUTE: Final[dict[str, Callable[[pa.Array, Numbers, Numbers], pa.Array]]] = {

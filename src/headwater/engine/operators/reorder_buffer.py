@@ -7,7 +7,7 @@ row is small. A slice that the watermark has passed in part is rewritten with th
 entry each, because its rows may be read only together with their key.
 
 `track_emitted` and `read_affected` keep rows that were emitted before they were final: a later record can still correct
-them until the watermark passes their time.
+them until the watermark passes their time. `diff_rows` returns the corrections.
 """
 
 from __future__ import annotations
@@ -42,10 +42,18 @@ from headwater.engine.state.grouping import (
     with_position,
 )
 from headwater.engine.state.key_groups import encode_ipc
-from headwater.engine.state.state import TIME, Operator, State, delete_timers, pop_timers, set_timers
+from headwater.engine.state.state import TIME, WEIGHT, Operator, State, delete_timers, pop_timers, set_timers
 from headwater.events import to_ddl
 
-__all__ = ["ReorderBuffer", "hold_rows", "read_affected", "release_complete", "release_rows", "track_emitted"]
+__all__ = [
+    "ReorderBuffer",
+    "diff_rows",
+    "hold_rows",
+    "read_affected",
+    "release_complete",
+    "release_rows",
+    "track_emitted",
+]
 
 _BUFFER: Final = "held"
 _TIMER_PREFIX: Final = b"\x02held:"
@@ -106,16 +114,15 @@ class ReorderBuffer:
         return self.operator.step(state, [sort_by_event_time(ready)], watermark)
 
     def _buffer_rows(self, state: State, events: pa.Table) -> None:
-        if not events.num_rows:
-            return
         columns = [events.column(name) for name in self.keys[0]]
         keys, rows = encode_keys(columns), encode_rows(events.schema, events)
         state.put(_BUFFER, keys, encode_positions(events), rows, kinds=kinds_of(columns))
+        # One microsecond later: an event is complete once the watermark is above its time.
         set_timers(state, (event_times(events) + 1).tolist(), [_TIMER_PREFIX + key for key in keys])
 
     def _release(self, state: State, watermark: int) -> pa.Table:
         timers = pop_timers(state, watermark)
-        others = [(time, name) for time, name in timers if not name.startswith(_TIMER_PREFIX)]
+        others = [timer for timer in timers if not timer[1].startswith(_TIMER_PREFIX)]
         set_timers(state, [time for time, _ in others], [name for _, name in others])  # the operator pops them itself
         keys = {name[len(_TIMER_PREFIX) :] for _, name in timers if name.startswith(_TIMER_PREFIX)}
         state.prefetch(_BUFFER, keys)
@@ -243,3 +250,18 @@ def read_affected(state: State, by_key: RowsByKey, times: Numbers, schema: pa.Sc
     state.prefetch(_EMITTED, by_key.keys)
     bounds = zip(by_key.keys, split_bytes(encode_int64(earliest[:-1]).tobytes(), 8), strict=True)
     return decode_rows(schema, [row for key, low in bounds for _, row in state.entries(_EMITTED, key, low)])
+
+
+def diff_rows(before: pa.Table, after: pa.Table) -> pa.Table:
+    """Returns the rows that are in one table only, whatever their weights.
+
+    Example:
+        >>> before, after = pa.table({"n": [1, 2], WEIGHT: [-1, -1]}), pa.table({"n": [2, 3], WEIGHT: [1, 1]})
+        >>> diff_rows(before, after).to_pylist()
+        [{'n': 1, '_hw_weight': -1}, {'n': 3, '_hw_weight': 1}]
+    """
+    # Compared as text: NaN equals NaN there.
+    old, new = ([repr(row) for row in rows.drop_columns([WEIGHT]).to_pylist()] for rows in (before, after))
+    both = set(old) & set(new)
+    masks = [pa.array([row not in both for row in texts], pa.bool_()) for texts in (old, new)]
+    return pa.concat_tables([before.filter(masks[0]), after.filter(masks[1])])

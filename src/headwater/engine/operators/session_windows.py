@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from headwater.engine.operators.aggregates import WindowAggregate, compute_aggregates, input_columns, output_fields
 from headwater.engine.operators.arguments import refuse, require_distinct, require_duration, require_key
+from headwater.engine.operators.reorder_buffer import diff_rows
 from headwater.engine.operators.timelines import Timeline, insert_entries, pop_expired, rewrite_timelines, set_expiry
 from headwater.engine.state.encoding import decode_keys, decode_rows, encode_rows
 from headwater.engine.state.grouping import (
@@ -22,15 +23,14 @@ from headwater.engine.state.grouping import (
     select_events,
     to_int64,
 )
-from headwater.engine.state.state import WEIGHT, State, pop_timers
+from headwater.engine.state.state import TIMESTAMP, WEIGHT, State, pop_timers
 
 __all__ = ["SessionWindows"]
 
 _EVENTS: Final = "events"
 """The space of timelines; the contents of an event are its gap and the columns that aggregates read."""
 _GAP: Final = "_hw_gap"
-_TIMESTAMP: Final = pa.timestamp("us", "UTC")
-_WINDOW_TYPE: Final = pa.struct([("start", _TIMESTAMP), ("end", _TIMESTAMP)])
+_WINDOW_TYPE: Final = pa.struct([("start", TIMESTAMP), ("end", TIMESTAMP)])
 _Session = tuple[int, int, int, int]
 """The index of the first event, the index after the last event, start and end."""
 
@@ -116,7 +116,7 @@ class SessionWindows:
         before = self._session_rows({key: old for key, (old, _) in touched.items()}, -1)
         after = self._session_rows({key: new for key, (_, new) in touched.items()}, 1)
         self._expire(state, watermark)
-        return _diff_rows(before, after)
+        return diff_rows(before, after)
 
     def _require_gap(self, gap: str) -> None:
         if gap not in self.events.names:
@@ -148,7 +148,7 @@ class SessionWindows:
             keys += [key] * len(merged)
             at += size
         low, high, *bounds = np.array(sessions, np.int64).reshape(-1, 4).T
-        windows = pa.StructArray.from_arrays([pa.array(each, _TIMESTAMP) for each in bounds], fields=list(_WINDOW_TYPE))
+        windows = pa.StructArray.from_arrays([pa.array(each, TIMESTAMP) for each in bounds], fields=list(_WINDOW_TYPE))
         key_columns = decode_keys(keys, pa.schema([self.events.field(name) for name in self.key]))
         aggregates = compute_aggregates(self.aggregates, contents, low, high)
         weights = pa.array(np.full(len(sessions), weight, np.int64))
@@ -179,15 +179,3 @@ def _merge_sessions(times: list[int], gaps: list[int], longest: int | None) -> l
                 first, start, end = last_first, last_start, max(last_end, end)
         sessions.append((first, number + 1, start, end if longest is None else min(end, start + longest)))
     return sessions
-
-
-def _diff_rows(before: pa.Table, after: pa.Table) -> pa.Table:
-    """Returns the rows that are in one table only."""
-    # Compared as text: NaN equals NaN there.
-    old, new = ([repr(row) for row in rows.drop_columns([WEIGHT]).to_pylist()] for rows in (before, after))
-    both = set(old) & set(new)
-    parts = [
-        rows.take(pa.array([at for at, row in enumerate(texts) if row not in both], pa.int64()))
-        for rows, texts in ((before, old), (after, new))
-    ]
-    return pa.concat_tables(parts)

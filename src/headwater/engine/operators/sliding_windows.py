@@ -11,9 +11,8 @@ import pyarrow as pa
 
 from headwater.engine.operators.aggregates import WindowAggregate, compute_aggregates, input_columns, output_fields
 from headwater.engine.operators.arguments import require_distinct, require_duration, require_key
-from headwater.engine.operators.reorder_buffer import read_affected, release_complete, track_emitted
+from headwater.engine.operators.reorder_buffer import diff_rows, read_affected, release_complete, track_emitted
 from headwater.engine.operators.timelines import (
-    Timeline,
     count_before,
     insert_entries,
     pop_expired,
@@ -114,10 +113,10 @@ class SlidingWindows:
             result = self._aggregate_rows(state, release_complete(state, _WAITING, events, watermark), 1)
         else:
             affected = read_affected(state, by_key, event_times(events), with_position(self.events))
-            before = self._aggregate_rows(state, affected, -1)
+            before = self._aggregate_rows(state, affected, -1)  # as emitted: the state must not have changed yet
             self._insert(state, events, by_key)
             after = self._aggregate_rows(state, affected, 1)
-            result = pa.concat_tables([_diff_rows(before, after), self._aggregate_rows(state, events, 1)])
+            result = pa.concat_tables([diff_rows(before, after), self._aggregate_rows(state, events, 1)])
             track_emitted(state, by_key, events, watermark)
         self._expire(state, watermark)
         return result
@@ -145,16 +144,6 @@ class SlidingWindows:
     def _expire(self, state: State, watermark: int) -> None:
         """Delete events that are in no window of an event at or after the watermark."""
         limit = encode_time(watermark - self.length + self.itself)
-
-        def trim(_: bytes, timeline: Timeline) -> Timeline:
-            return timeline[2 * count_before(timeline, limit) :]
-
-        rewrite_timelines(state, _EVENTS, pop_expired(state, watermark), trim)
-
-
-def _diff_rows(before: pa.Table, after: pa.Table) -> pa.Table:
-    """Returns the rows that differ between two tables, old and new."""
-    old, new = (rows.drop_columns([WEIGHT]).to_pylist() for rows in (before, after))
-    # Compared as text: NaN equals NaN there.
-    changed = [at for at, (was, now) in enumerate(zip(old, new, strict=True)) if repr(was) != repr(now)]
-    return pa.concat_tables([rows.take(pa.array(changed, pa.int64())) for rows in (before, after)])
+        rewrite_timelines(
+            state, _EVENTS, pop_expired(state, watermark), lambda _, events: events[2 * count_before(events, limit) :]
+        )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import pyarrow as pa
 
@@ -21,11 +20,10 @@ from headwater.engine.operators.timelines import (
 )
 from headwater.engine.state.encoding import decode_keys, decode_rows, encode_rows
 from headwater.engine.state.grouping import decode_times, encode_positions, event_times, group_by_key
-from headwater.engine.state.state import DELETED, WEIGHT, State, pop_timers
+from headwater.engine.state.state import DELETED, TIMESTAMP, WEIGHT, State, pop_timers
 
 __all__ = ["TableHistory"]
 
-_TIMESTAMP: Final = pa.timestamp("us", "UTC")
 VersionSpan = tuple[bytes, int, int | None]
 """The contents of a version, the start of its validity, and the exclusive end; None for the current version."""
 _Change = tuple[bytes, VersionSpan, int]
@@ -82,7 +80,7 @@ class TableHistory:
     @property
     def schema(self) -> pa.Schema:
         """The table's columns, `valid_from`, `valid_to`, `WEIGHT`."""
-        spans = [pa.field(self.valid_from, _TIMESTAMP), pa.field(self.valid_to, _TIMESTAMP)]
+        spans = [pa.field(self.valid_from, TIMESTAMP), pa.field(self.valid_to, TIMESTAMP)]
         return pa.schema([*self.table, *spans, pa.field(WEIGHT, pa.int64())])
 
     @property
@@ -129,8 +127,8 @@ class TableHistory:
         contents = decode_rows(self._contents, [span[0] for _, span, _ in changes])
         columns = dict(zip(self.key, key, strict=True))
         columns |= {name: contents.column(name) for name in contents.column_names}
-        columns[self.valid_from] = pa.array([span[1] for _, span, _ in changes], _TIMESTAMP)
-        columns[self.valid_to] = pa.array([span[2] for _, span, _ in changes], _TIMESTAMP)
+        columns[self.valid_from] = pa.array([span[1] for _, span, _ in changes], TIMESTAMP)
+        columns[self.valid_to] = pa.array([span[2] for _, span, _ in changes], TIMESTAMP)
         columns[WEIGHT] = pa.array([weight for _, _, weight in changes], pa.int64())
         return pa.Table.from_arrays([columns[name] for name in self.schema.names], schema=self.schema)
 

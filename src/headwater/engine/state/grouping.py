@@ -25,7 +25,7 @@ from headwater.engine.state.encoding import (
     normalize_zeros,
     split_bytes,
 )
-from headwater.engine.state.state import OFFSET, PARTITION, TIME
+from headwater.engine.state.state import OFFSET, PARTITION, TIME, TIMESTAMP
 
 __all__ = [
     "POSITION_SCHEMA",
@@ -154,7 +154,7 @@ def python_values(column: pa.ChunkedArray | pa.Array) -> list[Any]:
     if not column.null_count and kind != pa.float16():
         if pa.types.is_integer(kind) or pa.types.is_floating(kind):
             return list(column.to_numpy().tolist())
-        if kind == pa.timestamp("us", "UTC"):
+        if kind == TIMESTAMP:
             naive = column.cast(pa.int64()).to_numpy().view("datetime64[us]").tolist()
             return [time.replace(tzinfo=UTC) for time in naive]
     return list(column.to_pylist())

@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from headwater.engine.state.encoding import hash_keys
 from headwater.engine.state.grouping import group_by_key
-from headwater.engine.state.state import MapValues, MemoryState, SingleValues
+from headwater.engine.state.state import TIMESTAMP, MapValues, MemoryState, SingleValues
 from headwater.errors import NewerFormatError, StateChangedError
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ IPC_BATCH_SCHEMA: Final = pa.schema(
     [
         ("bucket", pa.int32()),
         ("input", pa.int32()),
-        ("at", pa.timestamp("us", "UTC")),
+        ("at", TIMESTAMP),
         ("count", pa.int64()),
         ("rows", pa.binary()),
     ]

@@ -25,7 +25,7 @@ from headwater.engine.state.key_groups import (
     pack_key_group,
     unpack_key_group,
 )
-from headwater.engine.state.state import OFFSET, PARTITION, TIME, MemoryState, Operator, next_timer
+from headwater.engine.state.state import OFFSET, PARTITION, TIME, TIMESTAMP, MemoryState, Operator, next_timer
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -194,6 +194,6 @@ def _to_spark_values(column: pa.ChunkedArray) -> Any:
     if not column.null_count:
         if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
             return column.to_numpy()
-        if kind == pa.timestamp("us", "UTC"):
+        if kind == TIMESTAMP:
             return column.cast(pa.int64()).to_numpy().view("datetime64[us]")
     return tuple(column.to_pylist())

@@ -2,7 +2,7 @@
 
 `State` stores entries of bytes in named spaces, by key and name; `MemoryState` keeps them in memory. Timers
 (`set_timers`, `pop_timers`) let an operator see a key again when the watermark has passed a time. `Operator` is the
-protocol of a stateful operator, wherever it runs.
+protocol of an operator with state per key, wherever it runs.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ __all__ = [
     "SINCE",
     "TIME",
     "TIMERS",
+    "TIMESTAMP",
     "WEIGHT",
     "Entry",
     "MapValues",
@@ -32,6 +33,7 @@ __all__ = [
     "Operator",
     "SingleValues",
     "State",
+    "StatefulStep",
     "delete_timers",
     "describe_columns",
     "next_timer",
@@ -209,6 +211,7 @@ class MemoryState:
                     entries = maps[key] = _MapEntries({})
                 entries.put(name, value)
             elif entries is not None and entries.remove(name):
+                # A key without entries must not stay: the keys of a space would grow for ever.
                 del maps[key]
 
     def __iter__(self) -> Iterator[tuple[str, bytes, bytes, bytes]]:
@@ -292,6 +295,8 @@ def next_timer(state: State) -> int | None:
     return decode_time(first[0][0]) if first else None
 
 
+TIMESTAMP: Final = pa.timestamp("us", "UTC")
+"""The type of every visible time column."""
 TIME: Final = "_hw_time"
 """The event time of a row: microseconds since 1970, an int64 that is never null."""
 PARTITION: Final = "_hw_partition"
@@ -315,20 +320,11 @@ QUARANTINE_SCHEMA: Final = pa.schema([(PARTITION, pa.int64()), (OFFSET, pa.int64
 """The columns of a rejected event: its position and the reason."""
 
 
-class Operator(Protocol):
-    """An operator with state per key.
+class StatefulStep(Protocol):
+    """A step with state.
 
-    It is deterministic: the same state, rows and watermark give the same new state and result. It is pickled into
-    Spark's workers, so it holds plain data only.
+    It is deterministic: the same state, rows and watermark give the same new state and result.
     """
-
-    @property
-    def keys(self) -> tuple[tuple[str, ...], ...]:
-        """The key columns of each input.
-
-        Rows of one key are always processed together. `step` may read and write only the state of the keys of its rows
-        and of its expired timers, because the state of other keys may be on another host.
-        """
 
     @property
     def schema(self) -> pa.Schema:
@@ -348,6 +344,21 @@ class Operator(Protocol):
 
         Returns:
             Rows of exactly `schema`.
+        """
+
+
+class Operator(StatefulStep, Protocol):
+    """A step with state per key, which can run on several hosts.
+
+    It is pickled into Spark's workers, so it holds plain data only.
+    """
+
+    @property
+    def keys(self) -> tuple[tuple[str, ...], ...]:
+        """The key columns of each input.
+
+        Rows of one key are always processed together. `step` may read and write only the state of the keys of its rows
+        and of its expired timers, because the state of other keys may be on another host.
         """
 
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 from headwater.engine.state.encoding import decode_int64, decode_keys, encode_keys, kinds_of
 from headwater.engine.state.state import WEIGHT, State
 from headwater.engine.tables.evaluation import evaluate
-from headwater.engine.tables.zset import decode_weight, encode_weight
+from headwater.engine.tables.zset import add_weights
 from headwater.sql.identifiers import quote
 
 __all__ = ["OrderedValues", "Total", "ValueMoves", "total_of"]
@@ -60,12 +60,9 @@ class OrderedValues:
     def apply(self, state: State, rows: pa.Table, by: tuple[str, ...]) -> dict[bytes, ValueMoves]:
         """Apply changes; returns the distinct values added and removed, by group."""
         keys, names, weights = self._delta(rows, by)
-        before = [decode_weight(value) for value in state.values(self.space, keys, names)]
-        after = [old + more for old, more in zip(before, weights, strict=True)]
-        kinds = kinds_of([rows.column(each) for each in by])
-        state.put(self.space, keys, names, [encode_weight(weight) for weight in after], kinds=kinds)
+        sums = add_weights(state, self.space, keys, names, weights, kinds_of([rows.column(each) for each in by]))
         moves = {key: ValueMoves() for key in keys}
-        for key, name, old, new in zip(keys, names, before, after, strict=True):
+        for key, name, (old, new) in zip(keys, names, sums, strict=True):
             if not old:
                 moves[key].added.append(name)
             elif not new:

@@ -21,6 +21,7 @@ from headwater.engine.state.state import (
     PARTITION,
     QUARANTINE_SCHEMA,
     SINCE,
+    TIMESTAMP,
     WEIGHT,
     State,
     describe_columns,
@@ -163,9 +164,6 @@ class _TrackedSpace:
             self._state.put(self._space, [_ALL_ROWS] * len(changed), changed, list(map(self.current.get, changed)))
 
 
-_TIMESTAMP: Final = pa.timestamp("us", "UTC")
-
-
 class _UnusableError(Exception):
     """The reason why a change cannot be applied."""
 
@@ -206,7 +204,7 @@ class ApplyChanges:
     @property
     def schema(self) -> pa.Schema:
         """The table's columns, weight and time of a version, and position and reason of a rejected event."""
-        return pa.schema([*self.rows, (WEIGHT, pa.int64()), (SINCE, _TIMESTAMP), *QUARANTINE_SCHEMA])
+        return pa.schema([*self.rows, (WEIGHT, pa.int64()), (SINCE, TIMESTAMP), *QUARANTINE_SCHEMA])
 
     @property
     def form(self) -> str:
@@ -219,7 +217,7 @@ class ApplyChanges:
         return f"rows of {self.topic} by {', '.join(self.key)}"
 
     def step(self, state: State, inputs: Sequence[pa.Table], watermark: int) -> pa.Table:
-        """Process changes in topic order; see `headwater.engine.state.state.Operator`."""
+        """Process changes in topic order; see `headwater.engine.state.state.StatefulStep`."""
         (events,) = inputs
         if DELETED in events.column_names:  # a tombstone is no change of a row
             events = events.filter(pc.invert(events.column(DELETED)))
@@ -274,7 +272,7 @@ class ApplyChanges:
     def _build_result(self, versions: Sequence[Version], rejected: Sequence[tuple[int, int, str]]) -> pa.Table:
         rows = decode_rows(self.rows, [row for row, _, _ in versions])
         rows = rows.append_column(WEIGHT, pa.array([weight for _, weight, _ in versions], pa.int64()))
-        rows = rows.append_column(SINCE, pa.array([time for _, _, time in versions], pa.int64()).cast(_TIMESTAMP))
+        rows = rows.append_column(SINCE, pa.array([time for _, _, time in versions], pa.int64()).cast(TIMESTAMP))
         positions = [dict(zip(QUARANTINE_SCHEMA.names, event, strict=True)) for event in rejected]
         tables = [rows, pa.Table.from_pylist(positions, QUARANTINE_SCHEMA)]
         return pa.concat_tables(tables, promote_options="default").select(self.schema.names).cast(self.schema)

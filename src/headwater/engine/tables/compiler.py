@@ -10,8 +10,8 @@ import pyarrow as pa
 from sqlglot.expressions import Column
 
 from headwater.engine.state.encoding import require_keys
-from headwater.engine.state.state import WEIGHT, Operator
-from headwater.engine.tables.evaluation import cast_columns, evaluate, plain_schema, result_schema, result_type
+from headwater.engine.state.state import WEIGHT, StatefulStep
+from headwater.engine.tables.evaluation import cast_columns, evaluate, plain_schema, result_schema
 from headwater.engine.tables.expressions import scalar_writer
 from headwater.engine.tables.group import ZSetGroup
 from headwater.engine.tables.integrate import Integrate, ZSetDistinct
@@ -86,7 +86,7 @@ class DataflowNode:
         (0,)
     """
 
-    operator: Statement | Operator
+    operator: Statement | StatefulStep
     inputs: tuple[int, ...]
 
 
@@ -135,13 +135,15 @@ class Compiler:
         self._node_for(result)
         self.schema = without_weight(result.schema)
 
-    def _add_node(self, operator: Statement | Operator, inputs: tuple[int, ...], description: str | None = None) -> int:
+    def _add_node(
+        self, operator: Statement | StatefulStep, inputs: tuple[int, ...], description: str | None = None
+    ) -> int:
         self.nodes.append(DataflowNode(operator, inputs))
         if description:
             self.descriptions.append(description)
         return len(self.tables) + len(self.nodes) - 1
 
-    def _add_operator(self, operator: Operator, rows: _RelationSql, description: str) -> _RelationSql:
+    def _add_operator(self, operator: StatefulStep, rows: _RelationSql, description: str) -> _RelationSql:
         return self._select_from(self._add_node(operator, (self._node_for(rows),), description))
 
     def _node_for(self, rows: _RelationSql) -> int:
@@ -244,7 +246,8 @@ class Compiler:
         self._require_keys(pa.schema(list(zip(("left", "right"), kinds, strict=True))), part)
         if kinds[0] == kinds[1]:
             return sides, names
-        common = result_type("select coalesce(a, b) from t", {"t": pa.schema([("a", kinds[0]), ("b", kinds[1])])})
+        nulls = pa.table({"a": pa.nulls(1, kinds[0]), "b": pa.nulls(1, kinds[1])})
+        (common,) = evaluate("select typeof(coalesce(a, b)) as x from t", {"t": nulls}).column("x").to_pylist()
         cast_sides = [_add_cast(side, name, common) for side, name in zip(sides, names, strict=True)]
         return cast_sides, (f"key.{names[0]}", f"key.{names[1]}")
 

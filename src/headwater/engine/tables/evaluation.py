@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from threading import local
 from typing import TYPE_CHECKING, Any, cast
 
@@ -23,7 +22,6 @@ __all__ = [
     "evaluate",
     "plain_schema",
     "result_schema",
-    "result_type",
     "utc_schema",
 ]
 
@@ -46,17 +44,11 @@ def evaluate(sql: str, tables: Mapping[str, pa.Table]) -> pa.Table:
         >>> evaluate("select x + 1 as y from t", {"t": pa.table({"x": [1, 2]})}).to_pylist()
         [{'y': 2}, {'y': 3}]
     """
-    with _query(sql, tables) as relation:
-        return relation.to_arrow_table()
-
-
-@contextmanager
-def _query(sql: str, tables: Mapping[str, pa.Table]) -> Iterator[duckdb.DuckDBPyRelation]:
     connection = _connection()
     for name, table in tables.items():
         connection.register(name, table)
     try:
-        yield connection.sql(sql)
+        return connection.sql(sql).to_arrow_table()
     finally:
         for name in tables:
             connection.unregister(name)
@@ -70,18 +62,6 @@ def result_schema(sql: str, tables: Mapping[str, pa.Schema]) -> pa.Schema:
         y: double
     """
     return evaluate(sql, {name: schema.empty_table() for name, schema in tables.items()}).schema
-
-
-def result_type(sql: str, tables: Mapping[str, pa.Schema]) -> str:
-    """Returns DuckDB's name for the type of the only column of a query.
-
-    Example:
-        >>> result_type("select coalesce(a, b) from t", {"t": pa.schema([("a", pa.int32()), ("b", pa.int64())])})
-        'BIGINT'
-    """
-    with _query(sql, {name: schema.empty_table() for name, schema in tables.items()}) as relation:
-        (kind,) = relation.types
-        return str(kind)
 
 
 def consolidate(rows: pa.Table) -> pa.Table:

@@ -55,11 +55,6 @@ class ZSetGroup:
     aggregates: tuple[Aggregate, ...]
 
     @property
-    def keys(self) -> tuple[tuple[str, ...], ...]:
-        """The key columns."""
-        return (self.by,)
-
-    @property
     def schema(self) -> pa.Schema:
         """The key, the aggregates and the weight."""
         fields = [self.rows.field(name) for name in self.by]
@@ -73,7 +68,7 @@ class ZSetGroup:
         return f"groups of ({describe_columns(self.rows)}) by ({', '.join(self.by)}): {aggregates}"
 
     def step(self, state: State, inputs: Sequence[pa.Table], watermark: int) -> pa.Table:
-        """Process changes; see `Operator`."""
+        """Process changes; see `StatefulStep`."""
         (rows,) = inputs
         if not len(rows) and self.by:
             return self.schema.empty_table()

@@ -14,7 +14,7 @@ import pyarrow as pa
 from headwater.engine.state.encoding import decode_rows, encode_keys, encode_rows, normalize_zeros
 from headwater.engine.state.state import DELETED, WEIGHT, State, describe_columns
 from headwater.engine.tables.evaluation import consolidate, plain_schema
-from headwater.engine.tables.zset import build_zset, decode_weight, encode_weight
+from headwater.engine.tables.zset import add_weights, build_zset
 
 __all__ = ["Integrate", "ZSetDistinct"]
 
@@ -40,11 +40,6 @@ class ZSetDistinct:
     rows: pa.Schema
 
     @property
-    def keys(self) -> tuple[tuple[str, ...], ...]:
-        """All columns."""
-        return (tuple(self.rows.names),)
-
-    @property
     def schema(self) -> pa.Schema:
         """The columns and the weight."""
         return self.rows.append(pa.field(WEIGHT, pa.int64()))
@@ -55,15 +50,13 @@ class ZSetDistinct:
         return f"number of copies of ({describe_columns(self.rows)})"
 
     def step(self, state: State, inputs: Sequence[pa.Table], watermark: int) -> pa.Table:
-        """Process changes; see `Operator`."""
+        """Process changes; see `StatefulStep`."""
         changed = consolidate(inputs[0].select(self.schema.names))
         if not len(changed):
             return self.schema.empty_table()
         keys = encode_keys([changed.column(name) for name in self.rows.names])
-        before = [decode_weight(value) for value in state.values(_ROWS, keys)]
-        after = [old + more for old, more in zip(before, changed.column(WEIGHT).to_pylist(), strict=True)]
-        state.put(_ROWS, keys, None, [encode_weight(weight) for weight in after])
-        moves = [bool(new) - bool(old) for old, new in zip(before, after, strict=True)]
+        sums = add_weights(state, _ROWS, keys, None, changed.column(WEIGHT).to_pylist())
+        moves = [bool(new) - bool(old) for old, new in sums]
         rows = changed.select(self.rows.names).filter(pa.array(map(bool, moves), pa.bool_()))
         return build_zset([(rows, list(filter(None, moves)))], self.schema)
 
@@ -96,11 +89,6 @@ class Integrate:
     key: pa.Schema
 
     @property
-    def keys(self) -> tuple[tuple[str, ...], ...]:
-        """The columns of the primary key."""
-        return (tuple(self.key.names),)
-
-    @property
     def schema(self) -> pa.Schema:
         """The columns that the query uses, and the weight."""
         return plain_schema(self.rows).append(pa.field(WEIGHT, pa.int64()))
@@ -111,7 +99,7 @@ class Integrate:
         return f"row of {self.table} ({describe_columns(self.rows)}) by {describe_columns(self.key)}"
 
     def step(self, state: State, inputs: Sequence[pa.Table], watermark: int) -> pa.Table:
-        """Process versions; see `Operator`."""
+        """Process versions; see `StatefulStep`."""
         (versions,) = inputs
         if not len(versions):
             return self.schema.empty_table()

@@ -13,7 +13,7 @@ from headwater.engine.state.encoding import decode_rows, encode_rows
 from headwater.engine.state.grouping import Numbers, group_by_key
 from headwater.engine.state.state import WEIGHT, State, describe_columns
 from headwater.engine.tables.evaluation import consolidate
-from headwater.engine.tables.zset import build_zset, decode_weight, encode_weight
+from headwater.engine.tables.zset import add_weights, build_zset, decode_weight, encode_weight
 
 __all__ = ["ZSetJoin"]
 
@@ -55,11 +55,6 @@ class ZSetJoin:
     on: tuple[tuple[str, ...], tuple[str, ...]]
 
     @property
-    def keys(self) -> tuple[tuple[str, ...], ...]:
-        """The key columns of each side."""
-        return self.on
-
-    @property
     def schema(self) -> pa.Schema:
         """The columns of both sides (of a semi or anti join, of the left side) and the weight."""
         fields = [*self.left, *(() if self._is_half_join else self.right)]
@@ -77,7 +72,7 @@ class ZSetJoin:
         return self.how in ("semi", "anti")
 
     def step(self, state: State, inputs: Sequence[pa.Table], watermark: int) -> pa.Table:
-        """Process changes of both sides; see `Operator`."""
+        """Process changes of both sides; see `StatefulStep`."""
         sides = [_JoinSide(self, number, rows) for number, rows in enumerate(inputs)]
         touched = list(dict.fromkeys([*sides[0].unique, *sides[1].unique]))
         parts: list[pa.Table] = []
@@ -159,10 +154,7 @@ class _JoinSide:
     def put(self, state: State) -> None:
         """Add the changes to the state."""
         rows = encode_rows(self.schema, self.rows)
-        before = state.values(self.space, self.keys, rows)
-        added = zip(before, self.weights.tolist(), strict=True)
-        after = [encode_weight(more if old is None else decode_weight(old) + more) for old, more in added]
-        state.put(self.space, self.keys, rows, after, kinds=self.kinds)
+        add_weights(state, self.space, self.keys, rows, self.weights.tolist(), self.kinds)
 
     def has_rows(self, state: State, keys: list[bytes]) -> list[bool]:
         """Returns for each key whether a row of this side is stored."""

@@ -152,6 +152,10 @@ _UNITS: Final = {
     "DAY": timedelta(days=1),
     "WEEK": timedelta(weeks=1),
 }
+_TIME_PARTS: Final[dict[type[exp.Expr], str]] = {
+    exp.Day: "day", exp.DayOfMonth: "day", exp.Hour: "hour", exp.Minute: "minute", exp.Month: "month",
+    exp.Quarter: "quarter", exp.Second: "second", exp.Year: "year",
+}  # fmt: skip
 _TRUNC_UNITS: Final = ("SECOND", "MINUTE", "HOUR", "DAY", "WEEK", "MONTH", "QUARTER", "YEAR")
 
 
@@ -321,11 +325,8 @@ FUNCTIONS: Final[dict[type[exp.Expr], Handler]] = {
     exp.Concat: _concat,
     exp.DPipe: _concat,
     exp.DateDiff: _date_difference,
-    exp.Day: _unary("cast(day({}) as integer)", "time"),
-    exp.DayOfMonth: _unary("cast(day({}) as integer)", "time"),
     exp.Floor: _rounding("floor"),
     exp.Greatest: _variadic("greatest({})"),
-    exp.Hour: _unary("cast(hour({}) as integer)", "time"),
     exp.Interval: _interval,
     exp.IsNan: _unary("coalesce(isnan({}), false)", "number"),
     exp.Least: _variadic("least({})"),
@@ -333,18 +334,14 @@ FUNCTIONS: Final[dict[type[exp.Expr], Handler]] = {
     exp.Upper: _unary("hw_upper({})", "text"),
     exp.Length: _unary("cast(length({}) as integer)", "text"),
     exp.Like: _like,
-    exp.Minute: _unary("cast(minute({}) as integer)", "time"),
-    exp.Month: _unary("cast(month({}) as integer)", "time"),
     exp.Nullif: _variadic("nullif({})"),
-    exp.Quarter: _unary("cast(quarter({}) as integer)", "time"),
     exp.Round: _round,
-    exp.Second: _unary("cast(second({}) as integer)", "time"),
     exp.Sqrt: _unary("sqrt({})", "number"),
     exp.Substring: _substring,
     exp.TimestampTrunc: _date_trunc,
     exp.Trim: _trim,
     exp.TsOrDsAdd: _date_add,
     exp.TsOrDsToDate: _date,
-    exp.Year: _unary("cast(year({}) as integer)", "time"),
+    **{kind: _unary(f"cast({part}({{}}) as integer)", "time") for kind, part in _TIME_PARTS.items()},
 }
 """The handlers of functions; a function without one is refused."""

@@ -56,11 +56,6 @@ class ZSetTop:
     rank: str | None = None
 
     @property
-    def keys(self) -> tuple[tuple[str, ...], ...]:
-        """The group columns."""
-        return (self.per,)
-
-    @property
     def schema(self) -> pa.Schema:
         """The columns, the rank if requested, and the weight."""
         ranks = [pa.field(self.rank, pa.int32())] if self.rank else []
@@ -75,7 +70,7 @@ class ZSetTop:
         return f"rows ({describe_columns(self.rows)}) per ({', '.join(self.per)}) by {order}"
 
     def step(self, state: State, inputs: Sequence[pa.Table], watermark: int) -> pa.Table:
-        """Process changes; see `Operator`."""
+        """Process changes; see `StatefulStep`."""
         names = dict.fromkeys([*self.rows.names, *self.per, *(by.column for by in self.by)])
         changed = consolidate(inputs[0].select([*names, WEIGHT]))
         if not len(changed):

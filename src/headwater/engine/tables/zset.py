@@ -17,9 +17,10 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from headwater.engine.state.grouping import group_by_key
-from headwater.engine.state.state import WEIGHT
+from headwater.engine.state.state import WEIGHT, State
 
 __all__ = [
+    "add_weights",
     "apply_with_weights",
     "build_zset",
     "decode_weight",
@@ -133,3 +134,20 @@ def encode_weight(weight: int) -> bytes | None:
         (b'\x01', None)
     """
     return _ENCODE(weight) if weight else None
+
+
+def add_weights(
+    state: State, space: str, keys: list[bytes], names: list[bytes] | None, weights: list[int], kinds: str = ""
+) -> list[tuple[int, int]]:
+    """Add weights to stored ones; returns the weight of each entry before and after. Each entry must occur once.
+
+    Example:
+        >>> from headwater.engine.state.state import MemoryState
+        >>> state = MemoryState()
+        >>> add_weights(state, "rows", [b"a", b"b"], None, [1, 2]), add_weights(state, "rows", [b"b"], None, [-2])
+        ([(0, 1), (0, 2)], [(2, 0)])
+    """
+    before = map(decode_weight, state.values(space, keys, names))
+    sums = [(old, old + more) for old, more in zip(before, weights, strict=True)]
+    state.put(space, keys, names, [encode_weight(new) for _, new in sums], kinds=kinds)
+    return sums
