@@ -94,10 +94,6 @@ class Plan:
         queues, answers = tuple(app.queues.values()), tuple(app.answers.values())
         return cls(app.name, app.resolve(), queues=queues, answers=answers, bridges=app.bridges)
 
-    def with_inspection(self, inspection: Inspection) -> Plan:
-        """Returns the plan with an inspection of the profile's backends."""
-        return replace(self, inspection=inspection)
-
     def with_checks(self, checks: Iterable[PipelineCheck]) -> Plan:
         """Returns the plan with the engine's findings; a view whose table has other columns is refused."""
         tables = self.inspection.tables if self.inspection else {}

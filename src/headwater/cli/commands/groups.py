@@ -88,7 +88,15 @@ def lag(
         if window and any(before):
             time.sleep(window.total_seconds())
         now = _read_lags(client, group) if window else before
-    _print_lags(output, _pipeline_rows(before[0], now[0], window), _group_rows(before[1], now[1], window))
+    pipelines, groups = _pipeline_rows(before[0], now[0], window), _group_rows(before[1], now[1], window)
+    if pipelines:
+        output.print_rows(_PIPELINES, pipelines)
+    if pipelines and groups and not output.json:
+        output.print_text("")
+    if groups or not pipelines:
+        output.print_rows(_GROUPS, groups)
+    if not groups and not pipelines:
+        output.note("there are no consumer groups yet; client.consumer(topic, group=…) creates one")
     return 0
 
 
@@ -100,17 +108,6 @@ def _read_lags(client: Client, name: str | None) -> tuple[list[PipelineLag], lis
         if not pipelines:
             raise
         return pipelines, []
-
-
-def _print_lags(output: Output, pipelines: list[dict[str, Any]], groups: list[dict[str, Any]]) -> None:
-    if pipelines:
-        output.print_rows(_PIPELINES, pipelines)
-    if pipelines and groups and not output.json:
-        output.print_text("")
-    if groups or not pipelines:
-        output.print_rows(_GROUPS, groups)
-    if not groups and not pipelines:
-        output.note("there are no consumer groups yet; client.consumer(topic, group=…) creates one")
 
 
 def _pipeline_rows(before: list[PipelineLag], now: list[PipelineLag], window: timedelta) -> list[dict[str, Any]]:
