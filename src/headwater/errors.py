@@ -576,7 +576,7 @@ class NeedsConfirmationError(RefusedError):
 
 
 class ForbiddenError(RefusedError):
-    """The node serves this machine only and refuses other addresses, hosts and origins."""
+    """The node serves only this machine; it refuses other addresses, hosts and origins."""
 
     code = "FORBIDDEN"
     status = 403

@@ -1,6 +1,6 @@
 """The plan of an app, without running it: graph, types, keys, lateness, and the delivery class of each result.
 
-The plan of the file is available at once. The engine adds what only Spark can tell, as `PipelineCheck`: result types,
+The plan of the file is available at once. The engine adds what only Spark knows, as `PipelineCheck`: result types,
 state, and compatibility with the previous run.
 """
 
@@ -232,7 +232,7 @@ class Plan:
         """Returns the engine's findings as text."""
         return [line for check in self.checks for line in _check_lines(check)]
 
-    # -- as a picture --------------------------------------------------------------------------------------------
+    # -- as a Mermaid graph --------------------------------------------------------------------------------------
 
     def mermaid(self) -> str:
         """Returns the graph as Mermaid text, which documentation tools render.

@@ -1,8 +1,8 @@
 """Output of commands: tables on a terminal, tab-separated text in a pipe, JSON on request; and progress.
 
-Data goes to stdout, messages go to stderr. Progress is a bar on a terminal, a line each ten seconds
-elsewhere, or JSON. It appears after one second, or ten without a terminal. The rate is that of the last ten
-seconds; the remaining time is estimated after three seconds.
+Data goes to stdout, messages go to stderr. Progress is a bar on a terminal, a line every ten seconds
+elsewhere, or JSON. It appears after one second, or after ten without a terminal. The rate is that of the last
+ten seconds; the remaining time is estimated after three seconds.
 """
 
 from __future__ import annotations

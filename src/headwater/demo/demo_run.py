@@ -257,7 +257,7 @@ class DemoRun:
 
 
 def _load_shop() -> tuple[App, str]:
-    """Returns the app, and what is missing to run its pipelines; the app loads also without Spark."""
+    """Returns the app, and what is missing to run its pipelines; without Spark a stub module lets the app load."""
     try:
         importlib.import_module("pyspark.sql")
         from headwater.engine.spark.java import find_java

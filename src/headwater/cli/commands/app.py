@@ -233,7 +233,7 @@ class _AppRunner:
         try:
             app = None if self._file is None else self._start_app(self._file)
             self._print_ready(app)
-        except BaseException as error:  # raised again in the main thread, by `stop`
+        except BaseException as error:  # `stop` raises it again in the main thread
             self._error = error
             self._node.stop()
 

@@ -1,8 +1,7 @@
 """The command `doctor`: checks the machine, the data folder and its small files.
 
-Each check reports what it found and, on a problem, the command that fixes it. No check changes the log; the
-log rebuilds what it can when it is opened. Events themselves are checked by `headwater verify`, which takes
-longer.
+Each check reports what it found and, on a problem, the command that fixes it. No check changes the log, which
+rebuilds what it can when it is opened. `headwater verify` checks the events themselves, which takes longer.
 """
 
 from __future__ import annotations
@@ -135,7 +134,7 @@ def _check_inotify() -> Check:
 def _check_clock() -> Check:
     now = datetime.now(UTC)
     if now < _EARLIEST_TIME:
-        return Check("clock", CheckState.FAIL, f"it says {format_time(now)}", "set the machine's clock")
+        return Check("clock", CheckState.FAIL, f"the clock shows {format_time(now)}", "set the machine's clock")
     return Check("clock", CheckState.OK, format_time(now))
 
 
@@ -143,7 +142,7 @@ def check_clock_skew(newest: datetime | None, now: datetime) -> Check | None:
     """Returns a warning if the newest event is in the future: the clock went back."""
     if newest is None or newest - now < timedelta(seconds=5):
         return None
-    detail = f"it is behind the newest event by {format_duration(newest - now)}"
+    detail = f"the clock is behind the newest event by {format_duration(newest - now)}"
     return Check("clock", CheckState.WARN, detail, "set the machine's clock; received_at of new events would go back")
 
 

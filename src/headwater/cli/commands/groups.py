@@ -212,10 +212,14 @@ def _confirm(output: Output, group: str, topic: str) -> None:
             fix="add --yes",
             group=group,
         )
-    sys.stderr.write(f"Type the group's name to set it ({group}): ")
+    sys.stderr.write(f"Type the group's name to confirm ({group}): ")
     sys.stderr.flush()
     if sys.stdin.readline().strip() != group:
-        raise RefusedError("nothing was changed", detail="the name was not confirmed", fix="type it again, or --yes")
+        raise RefusedError(
+            "nothing was changed",
+            detail="the name was not confirmed",
+            fix="run the command again and type the name, or add --yes",
+        )
 
 
 def _effect(move: OffsetReset) -> str:

@@ -81,6 +81,7 @@ def _resend(client: Client, to: str, name: str, where: str | None, output: Outpu
     # Several pipelines may have recorded the same event.
     once = {(row["topic"], row["partition"], row["offset"]): row for row in rows}
     progress, sent = Progress(output, "send"), 0
+    # One producer per original partition: sequence numbers of a producer only grow.
     for partition, positions in itertools.groupby(once, key=lambda position: position[:2]):
         some = [once[position] for position in positions]
         values = codec.rows(codec.decode_json([row["value"].encode() for row in some]))

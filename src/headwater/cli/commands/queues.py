@@ -1,4 +1,4 @@
-"""The commands `queues` and `redrive`: counts and dead letters of queues; redrive dead letters, edited if needed."""
+"""The commands `queues` and `redrive`: show counts and dead letters of queues, and redrive dead letters."""
 
 from __future__ import annotations
 
