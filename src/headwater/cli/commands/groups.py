@@ -218,7 +218,7 @@ def _confirm(output: Output, group: str, topic: str) -> None:
         raise RefusedError(
             "nothing was changed",
             detail="the name was not confirmed",
-            fix="run the command again and type the name, or add --yes",
+            fix="type it again, or add --yes",
         )
 
 
