@@ -66,18 +66,3 @@ def test_a_command_for_the_files_of_a_log_says_that_there_are_none(call):
     done = call("verify", "--profile", "far", where=None)
     assert done.code == 2
     assert "the log is on kafka://h:1" in done.err
-
-
-def test_services_that_were_never_started_are_told_so(call, tmp_path):
-    for words in (["services", "status"], ["cluster", "status"], ["services", "down"], ["cluster", "down"]):
-        done = call(*words, where=str(tmp_path / "servers"))
-        assert done.code == 0
-        assert done.err.startswith("nothing ")
-
-
-@pytest.mark.parametrize(
-    "words", [["services", "upp"], ["services", "up", "mysql"], ["cluster", "up", "--workers", "0"]]
-)
-def test_what_cannot_be_started_is_wrong_usage(call, words, tmp_path):
-    assert call(*words, where=str(tmp_path / "servers")).code == 2
-    assert not (tmp_path / "servers" / "services.json").exists()
