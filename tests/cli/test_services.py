@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 
-def test_services_that_were_never_started_are_told_so(call, tmp_path):
+def test_without_servers_there_is_nothing_to_show_or_stop(call, tmp_path):
     for words in (["services", "status"], ["cluster", "status"], ["services", "down"], ["cluster", "down"]):
         done = call(*words, where=str(tmp_path / "servers"))
         assert done.code == 0
