@@ -144,6 +144,7 @@ __all__ = [
     "near_names",
 ]
 
+# Ends with a separator: a user's folder such as headwater_apps does not match.
 _PACKAGE = os.path.join(os.path.dirname(__file__), "")
 
 

@@ -290,6 +290,7 @@ def _start_process(
     order: dict[str, Any], program: str = "headwater.engine.process", errors: int | None = subprocess.DEVNULL
 ) -> subprocess.Popen[bytes]:
     """Start a process in its own process group, so that its children can be ended with it."""
+    # The pipe to stdin is never written: its end tells the child that this process stopped or died.
     command = [sys.executable, "-m", program, msgspec.json.encode(order).decode()]
     return subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=True

@@ -104,7 +104,7 @@ def _read_lags(client: Client, name: str | None) -> tuple[list[PipelineLag], lis
     pipelines = [lag for lag in client.pipeline_lag() if name in (None, lag.pipeline)]
     try:
         return pipelines, client.lag(name)
-    except UnknownGroupError:
+    except UnknownGroupError:  # no error if a pipeline has this name
         if not pipelines:
             raise
         return pipelines, []

@@ -192,6 +192,7 @@ def _redrive(broker: Broker, queue: str, letters: list[DeadLetter], pause: float
     step, done = (1 if pause else _BATCH_SIZE), 0
     begun = time.monotonic()
     for start in range(0, len(letters), step):
+        # Each send has its time on the schedule: the duration of a send does not lower the rate.
         time.sleep(max(0.0, begun + start * pause - time.monotonic()))
         done += broker.redrive(queue, letters[start : start + step])
         progress.update(min(start + step, len(letters)), len(letters))

@@ -121,6 +121,7 @@ def _read_blocks(stream: BinaryIO) -> Iterator[tuple[bytes, bool]]:
         yield bytes(block), ended
 
 
+# Errors count the rows of a chunk; the user needs the line of the input.
 _ROW_PREFIX = re.compile(r"^(?:line|row) \d+")
 
 

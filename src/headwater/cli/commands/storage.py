@@ -9,15 +9,12 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from headwater.cli.formatting import format_bytes, format_count, plural
 from headwater.cli.options import DEFAULTS, Options, data_folder, local_folder
 from headwater.cli.output import Column, Output, Progress
 from headwater.errors import DamagedError
-
-if TYPE_CHECKING:
-    from headwater.log.maintenance.verify import VerifyReport
 
 __all__ = ["bench", "measure_sync", "verify"]
 
@@ -141,16 +138,13 @@ def verify(*, options: Options = DEFAULTS) -> int:
     with EventLog(folder) as log:
         report = verify_log(log, progress.update)
     progress.close()
-    _print_report(output, report)
-    return 0 if report.ok else DamagedError.exit_code
-
-
-def _print_report(output: Output, report: VerifyReport) -> None:
+    code = 0 if report.ok else DamagedError.exit_code
     if output.json:
         output.print_rows([], [{"sound": report.ok} | asdict(report)])
-        return
+        return code
     if found := [*report.faults, *report.notes]:
         output.print_rows(_FAULTS, [asdict(fault) for fault in found])
     read = f"{plural(report.topics, 'topic')}, {plural(report.segments, 'segment')}, {plural(report.events, 'event')}"
     verdict = "sound" if report.ok else plural(len(report.faults), "fault")
     output.note(f"{verdict}: {read}, {format_bytes(report.bytes)} read")
+    return code
