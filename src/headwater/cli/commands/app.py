@@ -319,7 +319,8 @@ def _start_processes(
     """Start the engine, if the app has pipelines, and its workers and answers; `processes` stops them."""
     from headwater.runner import EngineProcess, WorkerProcesses
 
-    note, engine = Output(options).note, None
+    note = Output(options).note
+    engine: EngineProcess | None = None
     if app.pipelines:
         engine = EngineProcess(file, folder, rebuild, options.profile, note)
         engine.start()

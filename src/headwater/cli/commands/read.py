@@ -172,7 +172,8 @@ def read_batches(
         BadFilterError: The condition is not valid for the topic; raised before anything is read.
         BadOffsetError: The topic has no such partition or offset.
     """
-    topic, where = log.topic(name), None
+    topic = log.topic(name)
+    where: Filter | None = None
     if selection.limit is not None and selection.limit < 1:
         raise BadSettingError(f"limit {selection.limit} is less than 1", fix="--limit 10")
     if selection.where is not None:
