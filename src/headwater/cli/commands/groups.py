@@ -216,9 +216,7 @@ def _confirm(output: Output, group: str, topic: str) -> None:
     sys.stderr.flush()
     if sys.stdin.readline().strip() != group:
         raise RefusedError(
-            "nothing was changed",
-            detail="the name was not confirmed",
-            fix="type it again, or add --yes",
+            "nothing was changed", detail="the name was not confirmed", fix="type it again, or add --yes"
         )
 
 
