@@ -215,9 +215,7 @@ def _confirm(output: Output, group: str, topic: str) -> None:
     sys.stderr.write(f"Type the group's name to confirm ({group}): ")
     sys.stderr.flush()
     if sys.stdin.readline().strip() != group:
-        raise RefusedError(
-            "nothing was changed", detail="the name was not confirmed", fix="type it again, or add --yes"
-        )
+        raise RefusedError("nothing was changed", detail="the name does not match", fix="type it again, or add --yes")
 
 
 def _effect(move: OffsetReset) -> str:
