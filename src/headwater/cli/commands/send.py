@@ -112,13 +112,13 @@ def _read_blocks(stream: BinaryIO) -> Iterator[tuple[bytes, bool]]:
     waiting.register(handle)
     ended = False
     while not ended:
-        block = bytearray()
+        buffer = bytearray()
         # The first read waits as long as it takes; after it, a pause ends the block.
-        while len(block) < _CHUNK and not ended and (not block or waiting.poll(_PAUSE * 1000)):
-            piece = os.read(handle, _CHUNK - len(block))
-            block += piece
+        while len(buffer) < _CHUNK and not ended and (not buffer or waiting.poll(_PAUSE * 1000)):
+            piece = os.read(handle, _CHUNK - len(buffer))
+            buffer += piece
             ended = not piece
-        yield bytes(block), ended
+        yield bytes(buffer), ended
 
 
 # Errors count the rows of a chunk; the user needs the line of the input.

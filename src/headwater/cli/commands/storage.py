@@ -58,7 +58,7 @@ def _measurements(folder: Path) -> Iterator[tuple[str, float, str]]:
         yield "durable append of one event, median", _median_time(lambda: client.send("durable", one), _SAMPLES), "ms"
         rows = [_sample_order(number) for number in range(_BATCH_SIZE)]
         for durability in ("durable", "fast"):
-            rate = _measure_rate(lambda topic=durability: len(client.send_many(topic, rows)))
+            rate = _measure_rate(lambda topic: len(client.send_many(topic, rows)), durability)
             yield f"{durability} append, groups of {_BATCH_SIZE:,}", rate, "events/s"
         rate = _measure_rate(lambda: sum(batch.num_rows for batch in client.read_arrow("fast")))
         yield "read as Arrow", rate, "events/s"
@@ -91,12 +91,12 @@ def _median_time(work: Callable[[], Any], samples: int) -> float:
     return round(statistics.median(times) * 1000, 3)
 
 
-def _measure_rate(work: Callable[[], int]) -> float:
+def _measure_rate(work: Callable[..., int], *arguments: str) -> float:
     """Returns the events per second of a function that returns the number of events it processed."""
-    work()  # the first call pays for imports and open files
+    work(*arguments)  # the first call pays for imports and open files
     done, begun = 0, time.perf_counter()
     while time.perf_counter() - begun < _MIN_DURATION:
-        done += work()
+        done += work(*arguments)
     return round(done / (time.perf_counter() - begun))
 
 
