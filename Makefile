@@ -1,7 +1,7 @@
-# Everything a developer types. `make` alone prints this list.
+# The commands for developers. `make` alone lists them.
 #
-# Needs Python 3.11 or newer and make, nothing else: uv is fetched by pip when it is missing, and all
-# packages go into .venv with the versions and hashes of requirements.lock.
+# Needs only Python 3.11 or newer and make: pip installs uv if it is missing, and all packages go into
+# .venv with the versions and hashes of requirements.lock.
 
 PYTHON ?= python3
 WORKERS ?= 2
@@ -10,11 +10,11 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 SYSTEM := $(VENV)/.system
 PREPARED := $(VENV)/.prepared
-# Spark lives for a minute in most tests: Java's second compiler would take more time than it gives back.
+# Spark runs for about a minute in most tests: Java's second compiler would cost more time than it saves.
 SHORT_LIVED := -XX:TieredStopAtLevel=1
 UV := $(shell command -v uv 2>/dev/null || echo $(VENV)-uv/bin/uv)
 
-# Some shells forbid it, and then every process that the tests start compiles all it imports.
+# Some shells set it; then every process that the tests start would compile all modules it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
@@ -25,7 +25,7 @@ help:  ## print this list
 
 install: $(INSTALLED) $(SYSTEM)  ## set up .venv (the other targets do it when needed)
 
-demo: $(INSTALLED)  ## run the shop: live events, six pipelines on Spark, a page in the browser (FOR=60s ends it)
+demo: $(INSTALLED)  ## run the demo shop: live events, six pipelines on Spark, a web page (FOR=60s ends it)
 	@$(BIN)/headwater demo $(if $(FOR),--for $(FOR))
 
 test: $(INSTALLED) $(SYSTEM) $(PREPARED)  ## run all tests, doctests included (WORKERS=0: in one process)
@@ -55,11 +55,11 @@ lint: $(INSTALLED)  ## check style, layers and types: ruff, import-linter, mypy
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/mypy
 
-format: $(INSTALLED)  ## put the code in the house style
+format: $(INSTALLED)  ## format the code with ruff
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-console: console/node_modules/.package-lock.json  ## build the page of the node (needs Node 20.19 or newer)
+console: console/node_modules/.package-lock.json  ## build the web page of the node (needs Node.js 20.19 or newer)
 	@cd console && npm run --silent check && npm run --silent build
 
 console/node_modules/.package-lock.json: console/package-lock.json
@@ -76,10 +76,10 @@ lock: | $(UV)  ## resolve requirements.lock (ARGS=--upgrade takes the newest ver
 	@$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	  --custom-compile-command "make lock" --group dev $(ARGS) pyproject.toml -o requirements.lock
 
-ci:  ## do what CI does, from set-up to the installed wheel
+ci:  ## run what CI runs, from set-up to the installed wheel
 	@CI=true .ci/run
 
-clean:  ## remove everything that make made
+clean:  ## remove everything that make has created
 	@rm -rf $(VENV) $(VENV)-uv dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache console/node_modules
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -98,19 +98,19 @@ $(INSTALLED): pyproject.toml requirements.lock | $(UV)
 	@$(UV) pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	@touch $@
 
-# Programs that fault tests call (strace and others); asks for nothing and never fails.
+# Programs that fault tests call (strace and others). The script asks nothing and never fails.
 $(SYSTEM): tests/system_packages.sh | $(INSTALLED)
 	@tests/system_packages.sh
 	@touch $@
 
-# Tests start Spark a hundred times: a minute spent on its classes once saves five.
+# Tests start Spark a hundred times: the archive takes a minute once and saves five.
 $(PREPARED): requirements.lock | $(INSTALLED)
-	@$(BIN)/headwater prepare && touch $@ || echo "make: Spark starts without prepared classes, which takes longer" >&2
+	@$(BIN)/headwater prepare && touch $@ || echo "make: no class archive; Spark starts more slowly" >&2
 
 # Used when no uv is on the path: a small environment of its own.
 $(VENV)-uv/bin/uv:
 	$(check_python)
 	@$(PYTHON) -m venv $(VENV)-uv || { \
 	  echo "make: $(PYTHON) cannot make a virtual environment (Debian, Ubuntu: apt-get install python3-venv)," >&2; \
-	  echo "make: or put uv on the path in another way." >&2; exit 1; }
+	  echo "make: or install uv in another way." >&2; exit 1; }
 	@$(VENV)-uv/bin/pip install --quiet "uv>=0.9"

@@ -1,7 +1,8 @@
-"""Measurements whose figures stand in the docs: Headwater beside what it is judged by, in one run.
+"""Benchmarks whose figures are in the docs: Headwater and what it is compared with, in one run.
 
-`measure.py` takes wall and CPU time of cases in turn, `table.py` prints what came out beside its aim,
-`machine.py` names the machine. `orders.py` is the event that is sent. `bare_disk.py` and `kafka_producer.py`
-are what Headwater is compared with, `headwater_log.py` and `headwater_growth.py` are Headwater itself, and
-`bench_log.py` puts the three into one table.
+`measure.py` measures wall and CPU time of cases in turn, `table.py` prints the results beside their targets,
+`machine.py` describes the machine, `orders.py` generates the events. `bare_disk.py` and `kafka_producer.py`
+are what Headwater is compared with, `headwater_log.py` and `headwater_growth.py` measure Headwater, and
+`bench_log.py` prints all three in one table. Further tables: `bench_spine.py` (views), `bench_state.py`,
+`bench_queues.py`, `bench_scale.py`.
 """

@@ -1,10 +1,10 @@
-"""One benchmark, in turns, of this tree and of another commit: what a change makes faster or slower.
+"""Runs one benchmark alternately on this tree and on another commit: what a change makes faster or slower.
 
     python -m benchmarks.against COMMIT log --rounds 3 --no-kafka
 
-Other options are passed to the benchmark. The commit is checked out into a folder of its own and runs with the
-packages of this environment. Figures are medians over the rounds. A ratio is this tree over the commit: for a
-rate more is better, for seconds less.
+Other options are passed to the benchmark. The commit is checked out into a temporary folder and runs with the
+packages of this environment. Figures are medians over the rounds. A ratio is this tree divided by the commit:
+higher is better for a rate, lower for seconds.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ def compare(before: Sequence[Rows], after: Sequence[Rows]) -> list[tuple[str, st
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the benchmark on both sides, in turns, and print the figures side by side."""
+    """Run the benchmark on both sides alternately, and print the figures side by side."""
     parser = argparse.ArgumentParser(prog="benchmarks.against", description=__doc__.splitlines()[0])
     parser.add_argument("commit", help="the commit to compare with")
     parser.add_argument("benchmark", help="log, spine, queues, state, …")
-    parser.add_argument("--rounds", type=int, default=3, help="how often both sides run")
+    parser.add_argument("--rounds", type=int, default=3, help="number of runs of each side")
     given, options = parser.parse_known_args(arguments)
     before: list[Rows] = []
     after: list[Rows] = []

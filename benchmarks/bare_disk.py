@@ -1,10 +1,10 @@
-"""What the disk itself gives: bytes written to one growing file and synced, in groups.
+"""The speed of the disk: bytes written to one growing file and synced, in groups.
 
     python -m benchmarks.bare_disk [--quick] [--json] [--folder FOLDER]
 
 No log that syncs before it acknowledges can be faster than this with one writer, so durable figures are given
-as a share of it. "Growing" is what a plain append does: the size of the file is synced with the data. The
-prepared file has its blocks written before, so a sync there writes no metadata: what preparing would gain.
+as a share of it. A plain append grows the file, whose size is synced with the data. The prepared file has its
+blocks written in advance, so a sync writes no metadata.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ GROUPS = (1, 10, 100, 1_000)
 def write_and_sync(
     folder: Path, *, group: int, groups: int, event_bytes: float = JSON_BYTES, prepared: bool = False
 ) -> Case:
-    """A case that writes groups of events, each group in one write and one fdatasync."""
+    """Returns a case that writes groups of events, each group in one write and one fdatasync."""
     data = os.urandom(round(group * event_bytes))
 
     def case(watch: Watch) -> None:
@@ -48,7 +48,7 @@ def write_and_sync(
 
 
 class BareSync:
-    """A growing file to time single syncs on; a context manager that removes it."""
+    """A growing file on which single syncs are measured; a context manager that removes it."""
 
     def __init__(self, folder: Path, size: int = JSON_BYTES) -> None:
         self._path = folder / "bare-sync"
@@ -56,7 +56,7 @@ class BareSync:
         self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
 
     def timed(self) -> float:
-        """Write one event, sync it, and say how many seconds that took."""
+        """Write one event and sync it; returns the duration in seconds."""
         start = time.perf_counter()
         os.write(self._file, self._data)
         os.fdatasync(self._file)
@@ -78,7 +78,7 @@ def _prepare(file: int, size: int) -> None:
 
 
 def disk_rows(options: Options) -> list[Row]:
-    """Each group size on a growing and on a prepared file, and the latency of one sync."""
+    """Returns rows for each group size on a growing and on a prepared file, and the latency of one sync."""
     rows = []
     for group in GROUPS:
         say(f"groups of {group:,}")

@@ -1,9 +1,9 @@
-"""CPU for one event to and from a Kafka, with values in JSON, Avro and Arrow, and the bytes of a value.
+"""CPU per event to and from Kafka by value format (JSON, Avro, Arrow), and the size of a value.
 
     python -m benchmarks.bench_forms [--quick]
 
-The same orders go out by `send_many` from an Arrow batch and come back as Arrow batches. CPU is that of this process,
-threads of the driver included; the broker's is not counted.
+`send_many` sends the same orders from an Arrow batch, and they are read as Arrow batches. CPU is that of this process,
+including the threads of the driver, without the broker.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _reading(client: Client, topic: str, count: int) -> Case:
 
 
 def figures(options: Options) -> list[Row]:
-    """For each form: CPU to send, CPU to read, and size."""
+    """Returns, for each format, CPU to send, CPU to read, and size."""
     count = options.size(full=50_000, quick=200)
     with kafka_broker(options.folder / "kafka") as address, connect(f"kafka://{address}") as client:
         for form in ValueFormat:
@@ -77,7 +77,7 @@ def _size(form: ValueFormat) -> Row:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table."""
     with bench_options("forms of values on Kafka", arguments) as options:
-        title = "CPU per event by form of the value"
+        title = "CPU per event by value format"
         print_table(title, this_machine(options.folder), figures(options), as_json=options.json)
 
 

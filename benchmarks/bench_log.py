@@ -1,10 +1,10 @@
-"""The log's figures in one table: bare disk, Headwater and Kafka, in turn, in one run.
+"""The figures of the log in one table: bare disk, Headwater and Kafka, alternately, in one run.
 
     python -m benchmarks.bench_log [--quick] [--json] [--no-kafka] [--folder FOLDER]
 
 The bare disk writes as many bytes per event as Headwater does, so that the ratio compares the same work.
-Kafka gets the events as JSON of 200 bytes, since that is what its producers send; where Headwater starts from
-dicts, so does Kafka, without the validation.
+Kafka gets the events as JSON of 200 bytes, as its producers send them; where Headwater starts from dicts, so
+does Kafka, but without validation.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ DISK = "bare disk"
 
 @dataclass(frozen=True)
 class Bench:
-    """What one run measures with: its options, a log, and a broker unless it was left out."""
+    """The setup of one run: its options, a log, and a broker unless --no-kafka is given."""
 
     options: Options
     log: Headwater
     kafka: Kafka | None
 
     def measure(self, cases: Mapping[str, Case | None]) -> dict[str, Measured]:
-        """Run the cases in turn; those that are None need the broker that was left out."""
+        """Run the cases alternately; a case is None if it needs a broker and there is none."""
         here = {name: case for name, case in cases.items() if case is not None}
         processes = [self.kafka.process] if self.kafka else []
         return measure(here, repeats=self.options.repeats, processes=processes, warm_up=not self.options.quick)
 
     def on_kafka(self, case: Callable[[Kafka], Case]) -> Case | None:
-        """A case on the broker, or None without one."""
+        """Returns a case on the broker; None without one."""
         return case(self.kafka) if self.kafka else None
 
 
 def compared(figure: str, measured: Mapping[str, Measured], case: str, against: Mapping[str, Aim | None]) -> list[Row]:
-    """One row for each case of the run that this case is compared with; one without, when there is none."""
+    """Returns one row per case that this case is compared with; one row without a comparison if there is none."""
     pairs = [(name, measured[name], aim) for name, aim in against.items() if name in measured]
     if not pairs:
         return [rate_row(figure, measured[case])]
@@ -61,7 +61,7 @@ def compared(figure: str, measured: Mapping[str, Measured], case: str, against: 
 
 
 def group_rows(bench: Bench) -> list[Row]:
-    """Durable appends in groups, each waited for."""
+    """Returns rows for durable appends in groups; each append waits for its acknowledgement."""
     rows = []
     for group, full in ((1, 300), (10, 300), (100, 300), (1_000, 1_000)):
         say(f"durable append, groups of {group:,}")
@@ -88,7 +88,7 @@ def _synced_groups(bench: Bench, group: int, groups: int) -> Case | None:
 
 
 def volume_rows(bench: Bench) -> list[Row]:
-    """Many events at `fast`, in few calls."""
+    """Returns rows for many events at `fast`, in few calls."""
     say("send_many at fast")
     count = bench.options.size(full=1_000_000, quick=2_000)
     dicts = bench.options.size(full=200_000, quick=2_000)
@@ -107,7 +107,7 @@ def volume_rows(bench: Bench) -> list[Row]:
 
 
 def sender_rows(bench: Bench) -> list[Row]:
-    """Single events, each waited for, from one thread and from 64."""
+    """Returns rows for single events from one thread and from 64; each send waits for its acknowledgement."""
     say("concurrent single senders, durable")
     one, each = bench.options.size(full=2_000, quick=3), bench.options.size(full=200, quick=2)
     measured = bench.measure(
@@ -130,7 +130,7 @@ def sender_rows(bench: Bench) -> list[Row]:
 
 
 def read_rows(bench: Bench) -> list[Row]:
-    """A whole topic, as Arrow batches and as Python events."""
+    """Returns rows for reading a whole topic, as Arrow batches and as Python events."""
     say("reading")
     count = bench.options.size(full=1_000_000, quick=2_000)
     topic = bench.log.fill(count)
@@ -151,7 +151,7 @@ def read_rows(bench: Bench) -> list[Row]:
 
 
 def latency_rows(bench: Bench) -> list[Row]:
-    """From the call of the sender until a consumer in another process has the event."""
+    """Returns rows for the time from `send` until a consumer in another process has the event."""
     rows = []
     count = bench.options.size(full=1_000, quick=5)
     for level, topic in (("durable", "synced"), ("fast", "unsynced")):
@@ -166,7 +166,7 @@ def latency_rows(bench: Bench) -> list[Row]:
 
 
 def _latency_rows(figure: str, found: Latencies, extra: float = 0.0) -> list[Row]:
-    """Half and nearly all of the events; what was synced is judged by a bare sync, `extra` seconds longer."""
+    """Returns p50 and p99; durable latency is compared with a bare sync plus `extra` seconds."""
     p50, p99 = (percentile(found.events, share) * 1e3 for share in (0.5, 0.99))
     row = Row(f"{figure}, p50", p50, "ms", aim=at_most(0.5, unit="ms"))
     if found.syncs:
@@ -186,7 +186,7 @@ def _latency_on_kafka(figure: str, name: str, ours: Latencies, theirs: Sequence[
 
 
 def slow_disk_rows(bench: Bench) -> list[Row]:
-    """The figures that one sync decides, as they would be on a slower disk."""
+    """Returns the figures that depend on the duration of a sync, as on a slower disk."""
     disk = f"on a disk {EXTRA * 1e3:.0f} ms slower"
     say(f"senders and latency {disk}")
     log = Headwater(bench.options.folder / "slow", SlowDisk())
@@ -215,7 +215,7 @@ def _with_aim(figure: str, measured: Mapping[str, Measured], case: str, against:
 
 
 def log_rows(bench: Bench) -> list[Row]:
-    """Every row of the table, in the order of the docs."""
+    """Returns all rows of the table, in the order of the docs."""
     return [
         *group_rows(bench),
         *volume_rows(bench),
@@ -230,7 +230,7 @@ def log_rows(bench: Bench) -> list[Row]:
 
 @contextlib.contextmanager
 def bench_of(options: Options) -> Iterator[Bench]:
-    """A log and, unless it was left out, a broker, for as long as the block runs."""
+    """Yields a log and, unless --no-kafka is given, a broker; both end with the block."""
     with contextlib.ExitStack() as stack:
         server = _broker(options, stack) if options.kafka else None
         log = Headwater(options.folder / "log")
@@ -244,7 +244,7 @@ def _broker(options: Options, stack: contextlib.ExitStack) -> Kafka | None:
     try:
         return stack.enter_context(kafka(options.folder / "kafka"))
     except UnavailableError as missing:
-        say(f"{missing}\ngoing on without Kafka")
+        say(f"{missing}\ncontinuing without Kafka")
         return None
 
 

@@ -1,4 +1,4 @@
-"""The options every benchmark takes, and the folder it works in."""
+"""The options of every benchmark, and its working folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Options", "bench_options"]
 
 @dataclass(frozen=True)
 class Options:
-    """How large a run is, where it writes and what it prints."""
+    """Size, folder and output of a run."""
 
     folder: Path
     quick: bool = False
@@ -32,30 +32,30 @@ class Options:
 
     @property
     def repeats(self) -> int:
-        """How often each case is measured."""
+        """The number of measurements of each case."""
         return 1 if self.quick else 7
 
     def size(self, *, full: int, quick: int) -> int:
-        """A number of events, groups or topics: `full`, or `quick` when the run only shows that it works."""
+        """Returns a number of events, groups or topics: `full`, or `quick` for a run that only proves that it works."""
         return quick if self.quick else full
 
 
 @contextlib.contextmanager
 def bench_options(what: str, arguments: Sequence[str] | None = None) -> Iterator[Options]:
-    """The options from the command line, with a fresh folder that is removed at the end.
+    """Yields the options of the command line, with a new folder that is removed at the end.
 
-    It is made in the cache folder of the user, since `/tmp` is often memory, where a sync costs nothing.
+    The folder is in the user's cache folder: `/tmp` is often in memory, where a sync costs nothing.
     """
     parser = argparse.ArgumentParser(prog=what, description=f"Benchmark: {what}.")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it runs, not how fast")
     parser.add_argument("--json", action="store_true", help="print one JSON document in place of the table")
-    parser.add_argument("--no-kafka", action="store_true", help="leave out the Kafka broker (no Java needed)")
+    parser.add_argument("--no-kafka", action="store_true", help="do not start a Kafka broker (no Java needed)")
     parser.add_argument("--folder", type=Path, default=cache_folder(), help="a folder on the disk to measure")
     parser.add_argument("--events", type=int, default=5_000_000, help="events of a case (spine only)")
     parser.add_argument("--turns", type=int, default=3, help="how often each case is measured (spine only)")
     parser.add_argument("--pathway", type=Path, help="a Python that has Pathway, to compare with (state only)")
     given = parser.parse_args(arguments)
-    # Without this, a run that is asked to end would leave its folder behind.
+    # Without this, a run that is terminated would leave its folder behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     given.folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="bench-", dir=given.folder) as folder:

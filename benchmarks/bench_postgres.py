@@ -2,10 +2,9 @@
 
     python -m benchmarks.bench_postgres [--quick]
 
-Both start from the same Arrow table and send it as CSV that Arrow writes, into a temporary table and from there by one
-statement; the server syncs its commits. The store also looks up what the rows were, finds those that did not change,
-and writes ledger and changes; staged, two connections send half of the rows each. CPU is that of this process and of
-all backends.
+Both start from the same Arrow table, copy it as CSV into a temporary table, and upsert from there in one statement;
+the server syncs its commits. The store also reads the old rows, finds the unchanged ones, and writes ledger and
+changes. In the staged case two connections send half of the rows each. CPU is that of this process and of all backends.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ __all__ = ["figures", "main"]
 
 
 class Bare:
-    """The least a program does that keeps rows by key."""
+    """The minimum for storing rows by key."""
 
     def __init__(self, url: str) -> None:
         self.connection = psycopg.connect(url, autocommit=True)
@@ -52,7 +51,7 @@ class Bare:
         self.connection.execute("TRUNCATE users")
 
 
-class Kept:
+class ThroughStore:
     """The same rows through the store."""
 
     def __init__(self, url: str) -> None:
@@ -69,7 +68,7 @@ class Kept:
         self._batch += 1
 
     def write_staged(self, table: pa.Table) -> None:
-        """Stage two halves at once, as two workers would, and publish them by one commit."""
+        """Stage two halves in parallel, as two workers would, and publish them in one commit."""
         halves = [table.slice(0, table.num_rows // 2), table.slice(table.num_rows // 2)]
         with ThreadPoolExecutor(2) as workers:
             parts = workers.map(lambda half: self.dialect.stage(VIEW, self._batch, half), halves)
@@ -78,13 +77,15 @@ class Kept:
         self._batch += 1
 
     def clear(self) -> None:
-        """Remove all rows, and what waits to be published."""
+        """Remove all rows and the outbox."""
         with self.dialect.pool.session() as session:
             session.execute("TRUNCATE headwater.v1_users, hw$outbox")
 
 
-def _case(target: Bare | Kept, tables: Sequence[pa.Table], write: Callable[[pa.Table], None], *, fresh: bool) -> Case:
-    """Write a table; either into nothing, or over other rows with the same keys."""
+def _case(
+    target: Bare | ThroughStore, tables: Sequence[pa.Table], write: Callable[[pa.Table], None], *, fresh: bool
+) -> Case:
+    """Returns a case that writes a table, into an empty table or over other rows with the same keys."""
 
     def work(watch: Watch) -> None:
         target.clear()
@@ -97,12 +98,12 @@ def _case(target: Bare | Kept, tables: Sequence[pa.Table], write: Callable[[pa.T
 
 
 def figures(options: Options) -> list[Row]:
-    """One row for each size, of new and of changed rows."""
+    """Returns one row per size, for new and for changed rows."""
     found: list[Row] = []
     with postgres_server(durable=True) as server:
         url = server.url()
-        bare, kept = Bare(url), Kept(url)
-        kept.write_staged(rows(10, 0))  # opens all connections there will be
+        bare, kept = Bare(url), ThroughStore(url)
+        kept.write_staged(rows(10, 0))  # opens all connections
         backends = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend'"
         processes = [pid for (pid,) in bare.connection.execute(backends)]
         for count in (options.size(full=1_000, quick=100), options.size(full=200_000, quick=1_000)):

@@ -1,9 +1,9 @@
-"""The queue's figures in one table: embedded and a real RabbitMQ, in turn, in one run.
+"""The figures of queues in one table: embedded and a real RabbitMQ, alternately, in one run.
 
     python -m benchmarks.bench_queues [--quick] [--json] [--folder FOLDER]
 
 RabbitMQ gets a bare AMQP client and a quorum queue: publisher confirms, one consumer, an acknowledgement for each
-message. What is embedded is published by as many threads as RabbitMQ has tasks. CPU is that of the clients alone.
+message. The embedded queue has as many publishing threads as RabbitMQ has tasks. CPU is that of the clients only.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ QUORUM = "RabbitMQ, quorum queue"
 
 @dataclass(frozen=True)
 class Bench:
-    """What one run measures with."""
+    """The setup of one run."""
 
     options: Options
     embedded: Embedded
     rabbit: Rabbit | None
 
     def measure(self, cases: dict[str, Case]) -> dict[str, Measured]:
-        """Run the cases in turn."""
+        """Run the cases alternately."""
         return measure(cases, repeats=self.options.repeats, warm_up=not self.options.quick)
 
 
 def round_rows(bench: Bench) -> Iterator[Row]:
-    """Publish with confirmation, receive, acknowledge."""
+    """Yields rows for a publish with confirmation, a receive and an acknowledgement."""
     for clients in CLIENTS:
         say(f"publish, receive, acknowledge; {clients} at a time")
         count = bench.options.size(full=max(50, 2_000 // clients), quick=3)
@@ -59,7 +59,7 @@ def round_rows(bench: Bench) -> Iterator[Row]:
 
 
 def waiting_rows(bench: Bench) -> Iterator[Row]:
-    """The same with a million messages waiting in front of nobody: of a group that nobody serves."""
+    """Yields the same with a million waiting messages."""
     waiting = bench.options.size(full=1_000_000, quick=2_000)
     say(f"{waiting:,} messages wait")
     count = bench.options.size(full=100, quick=3)
@@ -72,11 +72,11 @@ def waiting_rows(bench: Bench) -> Iterator[Row]:
     figure = f"publish, receive, acknowledge, 16 at a time, {waiting:,} waiting"
     yield _messages(rate_row(figure, measured["full"], ("empty queue", measured["empty"]), at_least(0.8, of="ratio")))
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory) / 1024
-    yield Row(f"memory that it took more, {waiting:,} waiting", grown, "MB", aim=at_most(50, unit="MB"))
+    yield Row(f"additional memory, {waiting:,} waiting", grown, "MB", aim=at_most(50, unit="MB"))
 
 
 def latency_rows(bench: Bench) -> Iterator[Row]:
-    """From the call of the publisher until a worker in another process has the message."""
+    """Yields rows for the time from `publish` until a worker in another process has the message."""
     say("publish to worker in another process")
     count, name = bench.options.size(full=1_000, quick=5), bench.embedded.queue()
     syncs: list[float] = []
@@ -99,7 +99,7 @@ def latency_rows(bench: Bench) -> Iterator[Row]:
 
 
 def asking_rows(bench: Bench) -> Iterator[Row]:
-    """From question to answer, by a worker in another process."""
+    """Yields rows for the time from request to reply, by a responder in another process."""
     say("ask, answer")
     count = bench.options.size(full=1_000, quick=5)
     ours = percentile(our_asks(bench.options.folder / "asked", count), 0.5) * 1e3
@@ -123,20 +123,20 @@ def _messages(row: Row) -> Row:
 
 
 def queue_rows(bench: Bench) -> list[Row]:
-    """Every row of the table, in the order of the docs."""
+    """Returns all rows of the table, in the order of the docs."""
     return [*round_rows(bench), *latency_rows(bench), *waiting_rows(bench), *asking_rows(bench)]
 
 
 @contextlib.contextmanager
 def bench_of(options: Options) -> Iterator[Bench]:
-    """Queues in a folder and a RabbitMQ, for as long as the block runs."""
+    """Yields queues in a folder and a RabbitMQ broker; both end with the block."""
     with contextlib.ExitStack() as stack:
         embedded = Embedded(options.folder / "queues")
         stack.callback(embedded.close)
         try:
             server = stack.enter_context(rabbit_broker(options.folder / "rabbitmq"))
         except UnavailableError as missing:
-            say(f"{missing}\ngoing on without RabbitMQ")
+            say(f"{missing}\ncontinuing without RabbitMQ")
             yield Bench(options, embedded, None)
             return
         yield Bench(options, embedded, Rabbit(server.url()))

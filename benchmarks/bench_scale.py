@@ -2,8 +2,8 @@
 
     python -m benchmarks.bench_scale [--quick] [--events N] [--turns N] [--json] [--folder FOLDER]
 
-Starts a broker and a PostgreSQL of its own. Every turn has a topic of its own, whose event time is walked then.
-Compared by CPU, as in bench_spine; that of the brokers and of PostgreSQL is not counted.
+Starts its own broker and PostgreSQL server. Every turn reads a new topic, so it includes the event-time index.
+Cases are compared by CPU, as in bench_spine, without the CPU of Kafka and PostgreSQL.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from benchmarks.machine import this_machine
 from benchmarks.measure import Lap, Measured, say
 from benchmarks.process_tree import TreeWatch
 from benchmarks.scale_realtime import realtime_rows
-from benchmarks.scale_work import Place, sent, sink_by_hand, sink_by_headwater, view_by_hand, view_by_headwater
+from benchmarks.scale_work import Place, send_events, sink_by_hand, sink_by_headwater, view_by_hand, view_by_headwater
 from benchmarks.scale_workers import worker_rows
 from benchmarks.table import Aim, Row, at_least, print_table
 from headwater.engine.realtime.kafka import load_connector
@@ -31,13 +31,13 @@ Case = Callable[[Place, str], int]
 
 
 def compared_rows(options: Options, place: Place) -> Iterator[Row]:
-    """The same work by Headwater and by hand; a turn before the others warms Java up."""
+    """Yields rows that compare Headwater with hand-written queries; the first turn warms up the JVM."""
     turns = 1 if options.quick else options.turns
     events = options.size(full=options.events // 5, quick=20_000)
     topics = [f"events{turn}" for turn in range(turns + 1)]
     for topic in topics:
         say(f"{topic}: {events:,} events into Kafka")
-        sent(place.kafka, topic, events)
+        send_events(place.kafka, topic, events)
     yield _row(
         "Kafka to windowed view in PostgreSQL",
         (view_by_headwater, view_by_hand),
@@ -59,7 +59,7 @@ def compared_rows(options: Options, place: Place) -> Iterator[Row]:
 def _row(
     figure: str, cases: tuple[Case, Case], compared: tuple[str, Aim], place: Place, topics: list[str], events: int
 ) -> Row:
-    """Events for a second of CPU, and their ratio to what the other case does in the same turn."""
+    """Returns events per CPU second, and the ratio to the other case of the same turn."""
     say(figure)
     measured = []
     for case in cases:
@@ -84,7 +84,7 @@ def _lap(case: Case, place: Place, topic: str, events: int) -> Lap:
 
 
 def scale_rows(options: Options) -> list[Row]:
-    """All figures."""
+    """Returns all figures."""
     with kafka_broker(options.folder / "kafka") as address, postgres_server(durable=True) as server:
         spark = Spark(options.folder / "spark", SparkSettings(cores=4, memory="2g"))
         try:
@@ -97,7 +97,7 @@ def scale_rows(options: Options) -> list[Row]:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Print the table."""
     with bench_options("bench_scale") as options:
         rows = scale_rows(options)
         print_table("At scale", this_machine(options.folder), rows, as_json=options.json)

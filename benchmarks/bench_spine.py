@@ -1,9 +1,9 @@
-"""The spine's figures in one table: events to view rows, beside Structured Streaming written by hand on the same Spark.
+"""The figures of views in one table: events to rows, beside hand-written Structured Streaming on the same Spark.
 
     python -m benchmarks.bench_spine [--quick] [--events N] [--turns N] [--json] [--folder FOLDER]
 
-Compared by CPU: all of it, of this process, Java and every Python worker. The hand-written queries read the same events
-as JSON files (what a team would have) or as Parquet, keep their rows in SQLite, and give none of the guarantees: no
+Cases are compared by the CPU of this process, Java and all Python workers. The hand-written queries read the same
+events as JSON files (as a team would) or as Parquet, store their rows in SQLite, and give none of the guarantees: no
 ledger, no changelog, no accounting, no synced checkpoint.
 """
 
@@ -20,7 +20,7 @@ from benchmarks.bench_options import Options, bench_options
 from benchmarks.machine import this_machine
 from benchmarks.measure import Lap, Measured, say
 from benchmarks.process_tree import TreeWatch
-from benchmarks.spine_events import Given, made
+from benchmarks.spine_events import EventFiles, make_events
 from benchmarks.spine_latency import idle_rows, latency_rows
 from benchmarks.spine_work import WORK, Work, by_hand, by_headwater, read_only
 from benchmarks.table import Aim, Row, at_least, at_most, print_table
@@ -33,18 +33,18 @@ _CORES = 2
 
 @dataclass(frozen=True)
 class Bench:
-    """What one run measures with."""
+    """The setup of one run."""
 
     options: Options
     spark: SparkSession
 
     @property
     def turns(self) -> int:
-        """How often each case is measured, after a first time that does not count."""
+        """The number of measurements of each case, after one for warm-up."""
         return 1 if self.options.quick else self.options.turns
 
     def measure(self, events: int, cases: dict[str, Callable[[], int]]) -> dict[str, Measured]:
-        """Run the cases in turn; the first turn warms Java up."""
+        """Run the cases alternately; the first turn warms up the JVM."""
         laps: dict[str, list[Lap]] = {name: [] for name in cases}
         for turn in range(self.turns + 1):
             for name, case in cases.items():
@@ -59,19 +59,19 @@ class Bench:
 
 
 def compared_rows(bench: Bench) -> Iterator[Row]:
-    """The same work by Headwater and by hand."""
+    """Yields rows that compare Headwater with hand-written queries."""
     events = bench.options.size(full=bench.options.events, quick=50_000)
     for number, work in enumerate(WORK):
         say(f"{work.name}: {events:,} events")
         folder = bench.options.folder / f"work-{number}"
-        given = made(folder, events, work.keys)
+        given = make_events(folder, events, work.keys)
         measured = bench.measure(events, _cases(bench, work, given, folder))
         ours = measured.pop("Headwater")
         for name, aim in (("JSON files", at_most(0.9, of="ratio")), ("Parquet files", at_most(1.15, of="ratio"))):
             yield cpu_row(work.name, ours, name, measured[name], aim)
 
 
-def _cases(bench: Bench, work: Work, given: Given, folder: Path) -> dict[str, Callable[[], int]]:
+def _cases(bench: Bench, work: Work, given: EventFiles, folder: Path) -> dict[str, Callable[[], int]]:
     return {
         "Headwater": lambda: by_headwater(work, given, bench.spark, _CORES),
         "JSON files": lambda: by_hand(work, given, bench.spark, folder / "hand", "json"),
@@ -80,17 +80,17 @@ def _cases(bench: Bench, work: Work, given: Given, folder: Path) -> dict[str, Ca
 
 
 def cpu_row(figure: str, ours: Measured, name: str, theirs: Measured, aim: Aim) -> Row:
-    """A row of CPU seconds, with its ratio to another case of the same run."""
+    """Returns a row of CPU seconds, with the ratio to another case of the same run."""
     ratio = statistics.median(mine.cpu / other.cpu for mine, other in zip(ours.laps, theirs.laps, strict=True))
     compared = f"{name} by hand, {theirs.cpu:.1f} s CPU"
     return Row(figure, ours.cpu, "s CPU", ours.wall, ours.cpu, compared, ratio, aim)
 
 
 def source_rows(bench: Bench) -> Iterator[Row]:
-    """The source by itself: typed rows into Spark, and what the late rule and the accounting cost."""
+    """Yields rows for the source alone: typed rows into Spark, and the cost of late detection."""
     events = bench.options.size(full=bench.options.events, quick=50_000)
     say(f"source alone: {events:,} events")
-    given = made(bench.options.folder / "source", events, 10_000, files=False)
+    given = make_events(bench.options.folder / "source", events, 10_000, files=False)
     measured = bench.measure(
         events,
         {
@@ -105,13 +105,13 @@ def source_rows(bench: Bench) -> Iterator[Row]:
 
 
 def backlog_rows(bench: Bench) -> Iterator[Row]:
-    """A backlog of growing length: CPU for one event stays the same."""
+    """Yields rows for backlogs of growing length; CPU per event should stay constant."""
     first: float | None = None
     longest = bench.options.size(full=2 * bench.options.events, quick=60_000)
     for events in (longest // 10, longest * 3 // 10, longest):
         say(f"backlog: {events:,} events")
         folder = bench.options.folder / f"backlog-{events}"
-        given = made(folder, events, 10_000, files=False)
+        given = make_events(folder, events, 10_000, files=False)
         watch = TreeWatch()
         with watch.lap(events):
             by_headwater(WORK[0], given, bench.spark, _CORES)
@@ -123,7 +123,7 @@ def backlog_rows(bench: Bench) -> Iterator[Row]:
 
 
 def spine_rows(options: Options, spark: SparkSession) -> list[Row]:
-    """All figures."""
+    """Returns all figures."""
     bench = Bench(options, spark)
     return [
         *compared_rows(bench),
@@ -135,7 +135,7 @@ def spine_rows(options: Options, spark: SparkSession) -> list[Row]:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Print the table."""
     with bench_options("bench_spine") as options:
         spark = Spark(options.folder / "spark", SparkSettings(cores=_CORES, memory="2g"))
         try:

@@ -1,11 +1,11 @@
-"""State per key in one table: count and sum for each key, beside Spark's own aggregate over the same source.
+"""The figures of keyed state in one table: count and sum per key, beside Spark's aggregate over the same source.
 
     python -m benchmarks.bench_state [--quick] [--turns N] [--json] [--folder FOLDER] [--pathway PYTHON]
 
-Compared by CPU: of this process, Java and every Python worker, after the first batches of a query, on a Java that is
-warm; without Java's compiler, which works for the first minute of each query and then no more. Every query reads the
-same topic through the same source, and its rows are taken by `toArrow` and dropped. A ratio above one means that ours
-took less CPU than what it is compared with.
+Cases are compared by the CPU of this process, Java and all Python workers, after the first batches of a query, on a
+warm JVM; without Java's compilers, which work only in the first minute of a query. Every query reads the same topic
+through the same source, and its rows are collected with `toArrow` and dropped. A ratio above one means that Headwater
+took less CPU.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from benchmarks.bench_options import Options, bench_options
 from benchmarks.machine import this_machine
 from benchmarks.measure import Lap, Measured, say
 from benchmarks.process_tree import KEEP_COMPILERS
-from benchmarks.state_joins import JOINS, Size, filled, joined
-from benchmarks.state_size import grown
-from benchmarks.state_timeline import Events, fanned_out, in_pathway
-from benchmarks.state_work import HOSTS, PER_KEY, SQL, Query, Topic, counting, filled_topic, made_topic, run
+from benchmarks.state_joins import JOINS, Size, fill_topics, run_join
+from benchmarks.state_size import measure_growth
+from benchmarks.state_timeline import Events, run_pathway, run_timeline
+from benchmarks.state_work import HOSTS, PER_KEY, SQL, Query, Topic, counting, make_filled_topic, make_topic, run
 from benchmarks.table import Row, at_least, print_table
 from headwater.engine.spark.session import Spark, SparkSettings
 
@@ -35,13 +35,13 @@ _CORES = 2
 
 @dataclass(frozen=True)
 class Case:
-    """One size of state and of batches, and what is aimed at by each host.
+    """One size of state and of batches, and the target of each host.
 
     Args:
-        keys: How many keys there are.
-        batch: How many rows a batch has.
-        batches: How many batches are measured, after `warm` others.
-        aims: Times Spark's own aggregate, by host.
+        keys: The number of keys.
+        batch: The number of rows of a batch.
+        batches: The number of measured batches, after `warm` others.
+        aims: The target ratio to Spark's aggregate, by host.
         filled: Whether every key has state before the first batch.
     """
 
@@ -63,29 +63,29 @@ CASES = (
     Case(2_000_000, 5_000, batches=10, warm=4, aims={"at the sink": 2.0}, filled=True),
 )
 JOIN_AIMS = {"stream-table join": 250_000, "as-of join": 150_000}
-"""Events a second and two cores of CPU."""
+"""Events per second on two cores of CPU."""
 SAMPLE = Case(10_000, 20_000, batches=2, warm=1, aims={})
-"""What transformWithState for each key is measured with: little, since it is slow."""
+"""The size for transformWithState per key; small, because it is slow."""
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What one run measures with."""
+    """The setup of one run."""
 
     options: Options
     spark: SparkSession
 
     def topic(self, case: Case) -> Topic:
-        """Events for a case."""
+        """Write the events of a case."""
         batch = self.options.size(full=case.batch, quick=min(case.batch, 2_000))
         batches = self.options.size(full=case.batches + case.warm, quick=case.warm + 1)
         folder = self.options.folder / f"events-{case.keys}-{case.batch}"
         keys = self.options.size(full=case.keys, quick=min(case.keys, 20_000))
-        make = filled_topic if case.filled else made_topic
+        make = make_filled_topic if case.filled else make_topic
         return make(folder, events=batch * batches, keys=keys, batch=batch)
 
     def measure(self, case: Case, queries: Mapping[str, Query]) -> dict[str, Measured]:
-        """Run the queries in turn; the first turn warms Java up."""
+        """Run the queries alternately; the first turn warms up the JVM."""
         topic = self.topic(case)
         turns = 1 if self.options.quick else self.options.turns
         laps: dict[str, list[Lap]] = {name: [] for name in queries}
@@ -99,7 +99,7 @@ class Bench:
 
 
 def compared_rows(bench: Bench, case: Case, hosts: Mapping[str, Query]) -> Iterator[Row]:
-    """Each host beside Spark's own aggregate."""
+    """Yields rows that compare each host with Spark's aggregate."""
     say(str(case))
     ours = {name: host for name, host in hosts.items() if name in case.aims}
     measured = bench.measure(case, {"Spark SQL": SQL, **ours})
@@ -109,7 +109,7 @@ def compared_rows(bench: Bench, case: Case, hosts: Mapping[str, Query]) -> Itera
 
 
 def per_key_rows(bench: Bench, hosts: Mapping[str, Query]) -> Iterator[Row]:
-    """Each host beside transformWithState for each key."""
+    """Yields rows that compare each host with transformWithState per key."""
     say(f"transformWithState for each key: {SAMPLE}")
     measured = bench.measure(SAMPLE, {"transformWithState": PER_KEY, **hosts})
     theirs = measured.pop("transformWithState")
@@ -133,11 +133,11 @@ def _row(figure: str, ours: Measured, name: str, theirs: Measured, aim: float) -
 
 
 def size_rows(options: Options) -> Iterator[Row]:
-    """Batches of 5,000 rows into ever more keys, at the sink; what is not Spark's."""
+    """Yields rows for batches of 5,000 rows into a growing number of keys, at the sink and without Spark."""
     sizes = [1_000, 10_000] if options.quick else [100_000, 1_000_000, 10_000_000]
     batches = options.size(full=20, quick=2)
     first: float | None = None
-    for found in grown(options.folder / "grown", sizes, 5_000, batches, counting()):
+    for found in measure_growth(options.folder / "grown", sizes, 5_000, batches, counting()):
         say(f"  {found.keys:,} keys: {found.batch_cpu * 1e3:.0f} ms CPU a batch")
         first = first or found.batch_cpu
         about = f"{found.keys:,} keys, {found.file / 1e6:,.0f} MB"
@@ -150,15 +150,15 @@ def size_rows(options: Options) -> Iterator[Row]:
 
 
 def join_rows(bench: Bench) -> Iterator[Row]:
-    """Events with rows of a table beside them, from topic to topic."""
+    """Yields rows for joins of events with a table, from topic to topic."""
     options = bench.options
     size = Size(options.size(full=3_000_000, quick=60_000), options.size(full=100_000, quick=500), versions=10)
     folder = options.folder / "joins"
-    filled(folder, size)
+    fill_topics(folder, size)
     for name, join in JOINS.items():
         say(f"{name}, {size.keys:,} keys, {size.versions} versions each")
         turns = 1 if options.quick else options.turns
-        laps = [joined(folder, size, join, bench.spark, _CORES) for _ in range(turns)]
+        laps = [run_join(folder, size, join, bench.spark, _CORES) for _ in range(turns)]
         measured = Measured(tuple(laps))
         rate = 2 / measured.cpu_per_event
         figure = f"{name}: {size.keys:,} keys with {size.versions} versions"
@@ -166,24 +166,24 @@ def join_rows(bench: Bench) -> Iterator[Row]:
 
 
 def timeline_rows(options: Options) -> Iterator[Row]:
-    """Posts that reach their followers, beside the join computed anew for each batch."""
+    """Yields rows for posts that reach their followers, beside a full join per batch."""
     follows = options.size(full=1_000_000, quick=2_000)
     for old in (0, follows // 100):
         say(f"timeline, {follows:,} follows, {old:,} old posts")
-        events = Events.made(follows, old, posts=20, batches=options.size(full=20, quick=2))
-        found = fanned_out(options.folder / "timeline", events)
+        events = Events.generate(follows, old, posts=20, batches=options.size(full=20, quick=2))
+        found = run_timeline(options.folder / "timeline", events)
         figure = f"timeline of {follows:,} follows and {found.before:,} rows, 20 posts a batch"
         rate, unit, aim = found.rows / found.cpu, "rows/s of CPU", at_least(2.0, of="ratio")
-        anew = "the join computed anew by DuckDB for each batch"
-        yield Row(figure, rate, unit, found.wall, found.cpu, anew, found.anew_cpu / found.cpu, aim)
+        full = "the full join by DuckDB for each batch"
+        yield Row(figure, rate, unit, found.wall, found.cpu, full, found.recomputed_cpu / found.cpu, aim)
         if options.pathway is not None:
-            rows, cpu = in_pathway(options.pathway, options.folder, events)
+            rows, cpu = run_pathway(options.pathway, options.folder, events)
             assert rows == found.rows
             yield Row(figure, rate, unit, found.wall, found.cpu, "Pathway, in memory", cpu / found.cpu, aim)
 
 
 def state_rows(options: Options, spark: SparkSession) -> list[Row]:
-    """All figures."""
+    """Returns all figures."""
     bench = Bench(options, spark)
     rows = [row for case in CASES for row in compared_rows(bench, case, HOSTS)]
     rows += [*per_key_rows(bench, HOSTS), *join_rows(bench)]
@@ -191,7 +191,7 @@ def state_rows(options: Options, spark: SparkSession) -> list[Row]:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Print the table."""
     os.environ["JDK_JAVA_OPTIONS"] = KEEP_COMPILERS
     with bench_options("bench_state") as options:
         spark = Spark(options.folder / "spark", SparkSettings(cores=_CORES, memory="2g"))

@@ -1,10 +1,10 @@
-"""What a commit of a view costs beside a bare upsert of the same rows: the ledger, changes and checks on top.
+"""The cost of a view's commit beside a bare upsert of the same rows: ledger, changes and checks.
 
     python -m benchmarks.bench_store [--rows 10000,200000] [--repeats 5]
 
-Both start from the same Arrow table, write the same rows to a SQLite file under the same settings, and are timed in
-processor seconds, in turn; the ratio is of the medians. "Updated" changes one column of every row, so that the commit
-also reads all rows as they were; "same" sends the rows again unchanged.
+Both start from the same Arrow table and write the same rows to a SQLite file with the same settings. They run
+alternately and are measured in CPU seconds; the ratio is that of the medians. "Updated" changes one column of every
+row, so the commit also reads all old rows; "same" sends unchanged rows.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ VIEW = ViewTable("users", 1, _SCHEMA, ("user_id",))
 
 
 def rows(count: int, seed: int) -> pa.Table:
-    """Rows of a view of users, in an order that is not that of the key."""
+    """Returns rows of a view of users, not in the order of the key."""
     numbers = np.random.default_rng(1).permutation(count)
     return pa.table(
         [
@@ -52,7 +52,7 @@ def rows(count: int, seed: int) -> pa.Table:
 
 
 class Bare:
-    """The least a program does that keeps rows by key: executemany of an upsert, times as text."""
+    """The minimum for storing rows by key: executemany of an upsert, times as text."""
 
     def __init__(self, folder: Path) -> None:
         self._connection = open_writer(folder / "bare.db", "benchmark")
@@ -70,7 +70,7 @@ class Bare:
         self._connection.execute("COMMIT")
 
 
-class Kept:
+class ThroughStore:
     """The same rows through the store."""
 
     def __init__(self, folder: Path) -> None:
@@ -92,8 +92,8 @@ def _timed(work: Callable[[], None]) -> float:
     return time.process_time() - start
 
 
-def _case(writer: type[Bare] | type[Kept], count: int) -> list[float]:
-    """Processor seconds of fresh, updated and same rows."""
+def _case(writer: type[Bare] | type[ThroughStore], count: int) -> list[float]:
+    """Returns the CPU seconds of fresh, updated and same rows."""
     first, second = rows(count, 0), rows(count, 1)
     with tempfile.TemporaryDirectory() as folder:
         target = writer(Path(folder))
@@ -108,7 +108,7 @@ def main() -> None:
     options = parser.parse_args()
     print(f"{'rows':>8}  {'case':8} {'bare':>9} {'store':>9}  ratio")
     for count in map(int, options.rows.split(",")):
-        pairs = [(_case(Bare, count), _case(Kept, count)) for _ in range(options.repeats)]
+        pairs = [(_case(Bare, count), _case(ThroughStore, count)) for _ in range(options.repeats)]
         for index, name in enumerate(("fresh", "updated", "same")):
             bare, kept = (statistics.median(pair[side][index] for pair in pairs) for side in (0, 1))
             print(f"{count:8}  {name:8} {bare * 1e3:7.1f}ms {kept * 1e3:7.1f}ms  {kept / bare:5.2f}")

@@ -1,9 +1,9 @@
-"""A consumer in a process of its own that notes when each event reaches it.
+"""A consumer in its own process that records when each event reaches it.
 
     python -m benchmarks.follower kafka|headwater ADDRESS TOPIC COUNT
 
-The sender puts the time of its call into `product_id`; the follower takes its own time on arrival. Both read
-the monotonic clock, which on Linux is one clock for all processes.
+The sender writes the time of its call to `product_id`; the follower reads its own clock on arrival. Both use
+the monotonic clock, which Linux shares between processes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Follower"]
 
 
 class Follower:
-    """The other process, seen from the sender's side; a context manager that waits for its end."""
+    """The consumer process, as the sender sees it; a context manager that ends it."""
 
     def __init__(self, kind: str, address: str, topic: str, count: int) -> None:
         self.count = count
@@ -37,7 +37,7 @@ class Follower:
     def latencies(
         self, send: Callable[[dict[str, Any]], object], between: Callable[[], object] = lambda: None
     ) -> list[float]:
-        """Seconds that each event took; before each of them a pause and a call of `between`."""
+        """Send events, each after a pause and a call of `between`; returns the latency of each in seconds."""
         self._process.line()
         for order in itertools.islice(itertools.cycle(orders(100)), self.count + WARM_UP):
             time.sleep(PAUSE)
@@ -48,7 +48,7 @@ class Follower:
 
 
 def kafka_events(address: str, topic: str) -> Iterator[dict[str, Any]]:
-    """The events of a Kafka topic, decoded; the first `{}` says that the consumer is there."""
+    """Yields the decoded events of a Kafka topic, after a `{}` when the consumer is ready."""
     import msgspec
     from confluent_kafka import Consumer, TopicPartition
 
@@ -64,7 +64,7 @@ def kafka_events(address: str, topic: str) -> Iterator[dict[str, Any]]:
 
 
 def headwater_events(address: str, topic: str) -> Iterator[dict[str, Any]]:
-    """The events of a topic in a folder or on a server; the first `{}` says that the consumer is there."""
+    """Yields the events of a topic in a folder or on a server, after a `{}` when the consumer is ready."""
     import headwater as hw
 
     with hw.connect(address) as client, client.consumer(topic, group="follower") as consumer:
@@ -74,7 +74,7 @@ def headwater_events(address: str, topic: str) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    """Print "ready", then the nanoseconds each event took."""
+    """Print "ready", then the latency of each event in nanoseconds."""
     kind, address, topic, count = sys.argv[1:]
     events = {"kafka": kafka_events, "headwater": headwater_events}[kind](address, topic)
     next(events)

@@ -1,4 +1,4 @@
-"""What a process that has just started sees of a log: how long opening takes, how much memory reading takes.
+"""Measures in a new process how long it takes to open a log, and how much memory it takes to read one.
 
 python -m benchmarks.fresh_process open|read|read-events FOLDER TOPIC COUNT
 """
@@ -14,11 +14,11 @@ from pathlib import Path
 
 __all__ = ["in_fresh_process", "out_of_page_cache"]
 
-LONGEST = 300.0  # seconds; a task that takes longer hangs
+LONGEST = 300.0  # seconds; a longer task hangs
 
 
 def in_fresh_process(task: str, folder: Path, topic: str, count: int) -> dict[str, float]:
-    """Run a task of this file, on a topic of `count` events, in a process of its own; what it measured."""
+    """Run a task of this module in a new process, on a topic of `count` events; returns its measurements."""
     command = [sys.executable, "-m", "benchmarks.fresh_process", task, str(folder), topic, str(count)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=LONGEST)
     measured: dict[str, float] = json.loads(done.stdout)
@@ -26,7 +26,7 @@ def in_fresh_process(task: str, folder: Path, topic: str, count: int) -> dict[st
 
 
 def out_of_page_cache(folder: Path) -> int:
-    """Ask the system to forget what it keeps in memory of the files; returns their size in bytes."""
+    """Drop the files from the page cache; returns their size in bytes."""
     total = 0
     for path in (path for path in folder.rglob("*") if path.is_file()):
         file = os.open(path, os.O_RDONLY)
@@ -38,7 +38,7 @@ def out_of_page_cache(folder: Path) -> int:
 
 
 def open_log(folder: str, topic: str) -> dict[str, float]:
-    """Open a log, read its first event and append one: after that a program is at work."""
+    """Open a log, read its first event and append one."""
     import headwater as hw
 
     start = time.perf_counter()
@@ -50,7 +50,7 @@ def open_log(folder: str, topic: str) -> dict[str, float]:
 
 
 def read_log(folder: str, topic: str, count: int, *, events: bool) -> dict[str, float]:
-    """Read a topic to its end; memory in the first twentieth of the way, and the most there was after it."""
+    """Read a topic to its end; returns the peak memory in the first twentieth, and after it."""
     import headwater as hw
 
     seen, early, most = 0, 0, 0
@@ -68,11 +68,11 @@ def read_log(folder: str, topic: str, count: int, *, events: bool) -> dict[str, 
 
 
 def _memory() -> int:
-    """Bytes of memory in use by this process, without pages of files that the system may take back."""
+    """Returns the memory of this process in bytes, without pages of files."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024
-    raise RuntimeError("this system does not say how much memory a process uses")
+    raise RuntimeError("this system does not report the memory of a process")
 
 
 def main() -> None:

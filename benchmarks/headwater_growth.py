@@ -1,4 +1,4 @@
-"""Whether a long log costs more than a short one: opening, memory of a reader, cost per event."""
+"""Compares long logs with short ones: time to open, memory of a reader, cost per event."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from benchmarks.table import Aim, Row, at_most
 
 __all__ = ["growth_rows", "large_log_rows"]
 
-# Repeats of one and the same case differ by about this much on a machine that does other work too.
+# Repeats of the same case differ by about this much on a machine with other load.
 SAME = 1.25
 GROUP = 1_000
 
 
 def large_log_rows(options: Options) -> list[Row]:
-    """A large log in a process that has just started: time to open it, memory to read it."""
+    """Returns rows for a large log in a new process: time to open it, memory to read it."""
     folder = options.folder / "large"
     count = options.size(full=8_500_000, quick=20_000)
     say(f"a log of {count:,} events")
@@ -53,7 +53,7 @@ def _memory_row(name: str, size: int, early: float, most: float) -> Row:
 
 @dataclass(frozen=True)
 class Length:
-    """A log to compare with the shortest: so many segments in its topic, so many topics beside it."""
+    """The length of a log: segments of its topic, and other topics."""
 
     name: str
     segments: int
@@ -61,7 +61,7 @@ class Length:
 
 
 def growth_rows(options: Options) -> list[Row]:
-    """CPU per event, appended and read, in logs of growing length."""
+    """Returns rows for CPU per event, appended and read, in logs of growing length."""
     many = options.size(full=1_000, quick=20)
     lengths = [
         Length("1 segment", 1),
@@ -85,7 +85,7 @@ def _log_of(length: Length, folder: Path) -> tuple[Headwater, str]:
     log = Headwater(folder)
     for _ in range(length.topics):
         log.client.send_many(log.topic("fast"), arrow_orders(10))
-    # Segments of 1 MB hold about seven groups; an eighth makes sure that the next one has begun.
+    # A segment of 1 MB holds about seven groups; the eighth is in the next segment.
     topic = log.fill(length.segments * 8 * GROUP, block=GROUP, segment_size="1 MB")
     return log, topic
 
@@ -102,7 +102,7 @@ def _append(log: Headwater, topic: str, groups: int) -> Case:
 
 
 def _read_middle(log: Headwater, topic: str, groups: int) -> Case:
-    """Groups of events from offsets spread over the topic, each found anew."""
+    """Returns a case that reads groups of events from offsets spread over the topic, with one seek each."""
 
     def case(watch: Watch) -> None:
         end = log.client.send_many(topic, arrow_orders(1))[-1].offset

@@ -1,4 +1,4 @@
-"""Headwater's side of the comparison: the same events through the client, in a folder of the run."""
+"""Headwater's side of the comparison: the same events through the client, in a temporary folder."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ BLOCK = 100_000
 
 @dataclass(frozen=True)
 class Latencies:
-    """Seconds of each event from call to consumer, and of the bare syncs made in turn with them."""
+    """The latency of each event from call to consumer, and of the bare syncs between them, in seconds."""
 
     events: list[float]
     syncs: list[float]
 
 
 class Headwater:
-    """A log in a folder; its methods give cases for `measure`, each on a topic of its own."""
+    """A log in a folder; its methods return cases for `measure`, each with its own topic."""
 
     def __init__(self, folder: Path, disk: Disk | None = None) -> None:
         self.folder = folder
@@ -45,13 +45,13 @@ class Headwater:
         self.client.close()
 
     def topic(self, durability: str, **settings: object) -> str:
-        """A new topic with one partition, keyed by customer."""
+        """Create a topic with one partition, keyed by customer; returns its name."""
         name = f"orders-{next(self._numbers)}"
         self.client.create_topic(name, SCHEMA, key="customer_id", partitions=1, durability=durability, **settings)
         return name
 
     def append_groups(self, durability: str, *, groups: int, group: int = 1_000, arrow: bool = True) -> Case:
-        """Groups of events, each waited for, as Arrow data or as dicts."""
+        """Returns a case that appends groups of events, as Arrow data or as dicts, and waits for each."""
         rows = arrow_orders(group) if arrow else orders(group)
 
         def case(watch: Watch) -> None:
@@ -63,12 +63,12 @@ class Headwater:
         return case
 
     def append_all(self, durability: str, *, count: int, arrow: bool = True) -> Case:
-        """Many events in few calls, as Arrow data or as dicts."""
+        """Returns a case that appends many events in few calls, as Arrow data or as dicts."""
         block = min(count, BLOCK)
         return self.append_groups(durability, groups=count // block, group=block, arrow=arrow)
 
     def concurrent_senders(self, durability: str, *, senders: int, count: int) -> Case:
-        """So many threads, each with one event on its way at a time, over one client."""
+        """Returns a case with `senders` threads that share a client; each has one event in flight."""
         rows = orders(1_000)
 
         def case(watch: Watch) -> None:
@@ -79,7 +79,7 @@ class Headwater:
         return case
 
     def fill(self, count: int, *, block: int = BLOCK, **settings: object) -> str:
-        """A topic with so many events, for reading."""
+        """Create a topic with `count` events; returns its name."""
         topic = self.topic("fast", **settings)
         block = min(count, block)
         for _ in range(count // block):
@@ -87,7 +87,7 @@ class Headwater:
         return topic
 
     def read_arrow(self, topic: str, *, count: int) -> Case:
-        """All events of a topic as Arrow batches."""
+        """Returns a case that reads all events of a topic as Arrow batches."""
 
         def case(watch: Watch) -> None:
             with watch.lap(count):
@@ -98,7 +98,7 @@ class Headwater:
         return case
 
     def read_events(self, topic: str, *, count: int) -> Case:
-        """All events of a topic as Python events, their values looked at."""
+        """Returns a case that reads all events of a topic as Python events and accesses their values."""
 
         def case(watch: Watch) -> None:
             with watch.lap(count):
@@ -109,7 +109,7 @@ class Headwater:
         return case
 
     def bytes_per_event(self, group: int = 1_000) -> float:
-        """Bytes that one event takes on disk when sent in groups of this size."""
+        """Returns the bytes of one event on disk if sent in groups of this size."""
         before = self._segment_bytes()
         self.append_groups("fast", groups=10, group=group)(Watch())
         return (self._segment_bytes() - before) / (10 * group)
@@ -118,13 +118,13 @@ class Headwater:
         return sum(path.stat().st_size for path in self.folder.rglob("*.segment"))
 
     def latency(self, durability: str, *, count: int) -> Latencies:
-        """Seconds from the call until a consumer in another process has each event."""
+        """Measure the time from `send` until a consumer in another process has each event."""
         topic = self.topic(durability)
         syncs: list[float] = []
         with Follower("headwater", str(self.folder), topic, count) as follower, BareSync(self.folder) as sync:
 
             def between() -> None:
-                # At the other levels nothing is synced, and a sync in between would only disturb.
+                # Other durability levels do not sync; a sync between events would disturb them.
                 if durability == "durable":
                     syncs.append(sync.timed())
                     time.sleep(PAUSE)

@@ -1,9 +1,9 @@
-"""What a real Kafka broker on this machine gives to confluent-kafka, for the same events as JSON bytes.
+"""A real Kafka broker on this machine with confluent-kafka, for the same events as JSON bytes.
 
     python -m benchmarks.kafka_producer [--quick] [--json] [--folder FOLDER]
 
 Two topics: Kafka's default leaves syncing to the operating system; `flush.messages=1` syncs each batch before
-it is acknowledged, as Headwater does at `durable`. CPU counts the broker's too. One partition, acks=all.
+it is acknowledged, as `durable` does in Headwater. CPU includes the broker. One partition, acks=all.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ UNSYNCED, SYNCED = "unsynced", "synced"
 
 
 class Kafka:
-    """A broker with the topics of the benchmark; its methods give cases for `measure`."""
+    """A broker with the topics of the benchmark; its methods return cases for `measure`."""
 
     def __init__(self, broker: Broker) -> None:
         self.address = broker.address
@@ -41,7 +41,7 @@ class Kafka:
         create_kafka_topic(self.address, SYNCED, flush_messages=1)
 
     def append_groups(self, topic: str, *, groups: int, group: int = 1_000, idempotent: bool = True) -> Case:
-        """Groups of events, each waited for."""
+        """Returns a case that appends groups of events and waits for each."""
         values = [{"value": value} for value in json_orders(group)]
         producer = self.producer(enable_idempotence=idempotent)
 
@@ -54,7 +54,7 @@ class Kafka:
         return case
 
     def append_all(self, topic: str, *, count: int, from_dicts: bool = False) -> Case:
-        """Events as fast as the producer takes them, waited for at the end; bytes, or dicts to encode."""
+        """Returns a case that sends events as fast as the producer accepts them, and waits at the end."""
         block = min(count, 10_000)
         values, rows = json_orders(block), orders(block)
         producer = self.producer(queue_buffering_max_messages=1_000_000)
@@ -71,10 +71,10 @@ class Kafka:
         return case
 
     def concurrent_senders(self, topic: str, *, senders: int, count: int) -> Case:
-        """So many threads, each with one event on its way at a time, over one shared producer.
+        """Returns a case with `senders` threads that share a producer; each has one event in flight.
 
-        Each number of senders gets the setting it is fastest with: waiting a millisecond for more events
-        makes 64 senders 8 times faster on a synced topic, and one sender 3 times slower.
+        Each number of senders gets its fastest setting: a linger of a millisecond makes 64 senders 8 times
+        faster on a synced topic, and one sender 3 times slower.
         """
         values = json_orders(1_000)
         producer = self.producer(linger_ms=0 if senders == 1 else 1)
@@ -88,7 +88,7 @@ class Kafka:
         return case
 
     def read(self, topic: str, *, count: int, decoded: bool = False) -> Case:
-        """The first `count` events of a topic as bytes, or decoded from JSON into dicts."""
+        """Returns a case that reads the first `count` events of a topic, as bytes or decoded from JSON."""
 
         def case(watch: Watch) -> None:
             consumer = self.consumer()
@@ -104,12 +104,12 @@ class Kafka:
         return case
 
     def fill(self, topic: str, count: int) -> None:
-        """Create a topic with so many events, for reading."""
+        """Create a topic with `count` events."""
         create_kafka_topic(self.address, topic)
         self.append_all(topic, count=count)(Watch())
 
     def latency(self, topic: str, *, count: int) -> list[float]:
-        """Seconds from the call of the producer until a consumer in another process has each event."""
+        """Measure the time from `produce` until a consumer in another process has each event, in seconds."""
         create_kafka_topic(self.address, f"{topic}-latency", **({"flush_messages": 1} if topic == SYNCED else {}))
         producer = self.producer(linger_ms=0)
         encode = msgspec.json.encode
@@ -122,11 +122,11 @@ class Kafka:
             return follower.latencies(send)
 
     def producer(self, **settings: object) -> Producer:
-        """A producer that waits for all replicas; settings with `_` for `.`."""
+        """Returns a producer with acks=all; names of settings have `_` in place of `.`."""
         return Producer(_settings({"bootstrap.servers": self.address, "acks": "all", **settings}))
 
     def consumer(self) -> Consumer:
-        """A consumer outside any group, with the largest fetches."""
+        """Returns a consumer outside any group, with large fetches."""
         return Consumer(
             _settings(
                 {
@@ -142,7 +142,7 @@ class Kafka:
 
 @contextlib.contextmanager
 def kafka(folder: Path) -> Iterator[Kafka]:
-    """A broker that runs while the block does, with the heap Kafka's own start script gives it."""
+    """Yields a broker that runs during the block, with the heap of Kafka's start script."""
     say("starting a Kafka broker ...")
     broker = start_kafka(folder, heap="1g")
     try:
@@ -180,12 +180,12 @@ def _send_and_wait(producer: Producer, topic: str, value: bytes) -> None:
 
 
 def _settings(settings: dict[str, Any]) -> dict[str, Any]:
-    quiet = {"log_level": 3}  # errors only: it also speaks of each retry while the broker is starting
+    quiet = {"log_level": 3}  # errors only: the driver also logs each retry while the broker is starting
     return quiet | {name.replace("_", "."): value for name, value in settings.items()}
 
 
 def kafka_rows(options: Options, server: Kafka) -> list[Row]:
-    """The rows of the table: groups, all at once, concurrent senders, reading, latency."""
+    """Returns the rows of the table: groups, all at once, concurrent senders, reading, latency."""
     groups, count = options.size(full=200, quick=2), options.size(full=500_000, quick=10_000)
     cases: dict[str, Case] = {}
     for topic in (UNSYNCED, SYNCED):

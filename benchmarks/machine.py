@@ -1,4 +1,4 @@
-"""The machine a figure was measured on: without it a figure says nothing."""
+"""The machine on which a figure was measured."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Machine", "this_machine"]
 
 @dataclass(frozen=True)
 class Machine:
-    """What decides how fast a log can be, and how busy the machine was already."""
+    """The hardware and software that a log's speed depends on, and the load at the start."""
 
     processor: str
     cores: int
@@ -30,7 +30,7 @@ class Machine:
 
 
 def this_machine(folder: Path) -> Machine:
-    """The machine this runs on, with the file system that holds `folder`."""
+    """Returns this machine, with the file system of `folder`."""
     return Machine(
         processor=_processor(),
         cores=len(os.sched_getaffinity(0)),

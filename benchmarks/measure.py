@@ -1,7 +1,7 @@
-"""Wall and CPU time of cases that take turns.
+"""Wall and CPU time of cases that run alternately.
 
-Cases that are to be compared run one after another, then all again: what disturbs the machine for some
-seconds disturbs each of them alike, so ratios hold where single figures do not.
+Cases to be compared run one after another, then all again. A disturbance of some seconds affects all of them
+alike, so ratios are more stable than single figures.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Case", "Lap", "Measured", "Watch", "measure", "percentile", "say"]
 
 @dataclass(frozen=True)
 class Lap:
-    """One timed stretch of work: how many events, in how many seconds, at how many seconds of CPU."""
+    """One measurement: the number of events, wall time and CPU time in seconds."""
 
     events: int
     wall: float
@@ -35,7 +35,7 @@ class Lap:
 
 @dataclass
 class Watch:
-    """Times the stretches that a case marks; what stands outside them is preparation.
+    """Measures the laps that a case marks; everything outside them is preparation.
 
     CPU is that of this process, of the children it has waited for, and of the `processes` given by id.
 
@@ -52,7 +52,7 @@ class Watch:
 
     @contextlib.contextmanager
     def lap(self, events: int) -> Iterator[None]:
-        """Time the block as work on so many events."""
+        """Measure the block as work on `events` events."""
         cpu, wall = self._cpu(), time.perf_counter()
         yield
         self.laps.append(Lap(events, time.perf_counter() - wall, self._cpu() - cpu))
@@ -63,7 +63,7 @@ class Watch:
 
 
 def _cpu_of(process: int) -> float:
-    # Fields 14 and 15; the name before them is in brackets and may hold spaces.
+    # Fields 14 and 15; the name before them is in brackets and may contain spaces.
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -73,7 +73,7 @@ Case = Callable[[Watch], None]
 
 @dataclass(frozen=True)
 class Measured:
-    """What the repeats of one case came to; the figures are those of the median lap."""
+    """The laps of one case; each figure is a median over them."""
 
     laps: tuple[Lap, ...]
 
@@ -83,33 +83,33 @@ class Measured:
         return statistics.median(lap.rate for lap in self.laps)
 
     def ratio(self, other: Measured) -> float:
-        """Times the rate of another case of the same run: the median over the turns.
+        """Returns the ratio to the rate of another case of the same run: the median over the turns.
 
-        Laps of one turn stand next to each other in time, so a disk that is slow for some turns is slow for both.
+        Laps of one turn are close in time, so a disk that is slow for some turns is slow for both.
         """
         turns = zip(self.laps, other.laps, strict=True)
         return statistics.median(own.rate / their.rate for own, their in turns)
 
     @property
     def wall(self) -> float:
-        """Seconds that one lap took."""
+        """Wall time of one lap in seconds."""
         return statistics.median(lap.wall for lap in self.laps)
 
     @property
     def cpu(self) -> float:
-        """Seconds of CPU that one lap took."""
+        """CPU time of one lap in seconds."""
         return statistics.median(lap.cpu for lap in self.laps)
 
     @property
     def cpu_per_event(self) -> float:
-        """Seconds of CPU for one event."""
+        """CPU time of one event in seconds."""
         return statistics.median(lap.cpu / lap.events for lap in self.laps)
 
 
 def measure(
     cases: Mapping[str, Case], *, repeats: int, processes: Sequence[int] = (), warm_up: bool = True
 ) -> dict[str, Measured]:
-    """Run all cases, in turn, `repeats` times; the first turn is thrown away when `warm_up`."""
+    """Run all cases alternately, `repeats` times, after a turn for `warm_up` that does not count."""
     watches = {name: Watch(tuple(processes)) for name in cases}
     for turn in range(repeats + warm_up):
         for name, case in cases.items():
@@ -123,7 +123,7 @@ def measure(
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value that `share` of the values do not exceed.
+    """Returns the value that `share` of the values do not exceed.
 
     Example:
         >>> percentile([5.0, 1.0, 3.0, 2.0, 4.0], 0.5)
@@ -134,5 +134,5 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def say(text: str) -> None:
-    """Show progress, on stderr, so that the table alone is on stdout."""
+    """Print progress to stderr; stdout has only the table."""
     print(text, file=sys.stderr, flush=True)

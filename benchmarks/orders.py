@@ -30,7 +30,7 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz "
 
 @cache
 def orders(count: int) -> list[dict[str, Any]]:
-    """So many orders as dicts, the same ones in every run.
+    """Returns `count` orders as dicts, the same in every run.
 
     Example:
         >>> len(orders(3)), sorted(orders(1)[0])
@@ -43,13 +43,13 @@ def orders(count: int) -> list[dict[str, Any]]:
 
 @cache
 def arrow_orders(count: int) -> pa.RecordBatch:
-    """The same orders as one Arrow batch."""
+    """Returns the same orders as one Arrow batch."""
     return pa.RecordBatch.from_pylist(orders(count), schema=SCHEMA)
 
 
 @cache
 def json_orders(count: int) -> list[bytes]:
-    """The same orders as JSON, each of `JSON_BYTES` bytes."""
+    """Returns the same orders as JSON, each of `JSON_BYTES` bytes."""
     return [_json(order) for order in orders(count)]
 
 

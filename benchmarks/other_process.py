@@ -1,4 +1,4 @@
-"""A program of the benchmarks in a process of its own, seen from the side that started it."""
+"""Starts a module of the benchmarks in its own process and reads its output."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Final
 __all__ = ["PAUSE", "WARM_UP", "OtherProcess"]
 
 WARM_UP: Final = 20
-"""So many of the first ones do not count."""
+"""The number of first measurements that do not count."""
 PAUSE: Final = 0.002
-"""Seconds between two of them."""
-_LONGEST: Final = 120.0  # seconds; one that takes longer will never get what it waits for
+"""Seconds between two measurements."""
+_LONGEST: Final = 120.0  # seconds; a longer process hangs
 
 
 class OtherProcess:
-    """`python -m MODULE WORDS`; a context manager that waits for its end."""
+    """`python -m MODULE WORDS`; a context manager that ends it."""
 
     def __init__(self, module: str, *words: str) -> None:
         command = [sys.executable, "-m", module, *words]
@@ -27,7 +27,7 @@ class OtherProcess:
         self._killer.start()
 
     def line(self) -> str:
-        """The next line that it prints."""
+        """Returns the next line of its output."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:

@@ -1,8 +1,8 @@
-"""The social timeline in Pathway, beside which ours is measured; run by a Python that has Pathway, in its environment.
+"""The social timeline in Pathway, for comparison with ours; needs a Python environment with Pathway.
 
     python benchmarks/pathway_timeline.py EVENTS.npz
 
-Prints the rows that new posts made, and the CPU seconds from the first of them to the last row.
+Prints the number of rows of new posts, and the CPU seconds from the first post to the last row.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ MARKS: dict[str, float] = {}
 COUNTED = [0]
 
 
-def wait_until_quiet() -> None:
-    """Pathway works in its own threads: wait until they have nothing to do."""
+def wait_until_idle() -> None:
+    """Wait until Pathway's own threads are idle."""
     used = 0.0
     while process_time() - used > 0.05:
         used = process_time()
@@ -37,7 +37,7 @@ class Follow(pw.Schema):  # type: ignore[misc]
 
 
 class Post(pw.Schema):  # type: ignore[misc]
-    """What somebody wrote."""
+    """A post and its author."""
 
     post_id: int = pw.column_definition(primary_key=True)
     author: int
@@ -63,7 +63,7 @@ class Posts(pw.io.python.ConnectorSubject):  # type: ignore[misc]
         LOADED.wait()
         old = EVENTS["old"].tolist()
         self._send(0, old)
-        wait_until_quiet()
+        wait_until_idle()
         MARKS["begun"], MARKS["old"] = process_time(), COUNTED[-1]
         for number, authors in enumerate(EVENTS["new"].tolist()):
             self._send(len(old) + number * len(authors), authors)
@@ -75,7 +75,7 @@ class Posts(pw.io.python.ConnectorSubject):  # type: ignore[misc]
 
 
 def counted(key: object, row: dict[str, int], time: int, is_addition: bool) -> None:
-    """Called by Pathway with how many rows the timeline has; takes the time."""
+    """Called by Pathway with the number of rows of the timeline; records it with the time."""
     if is_addition:
         COUNTED.append(row["n"])
         MARKS["ended"] = process_time()

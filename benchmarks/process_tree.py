@@ -1,4 +1,4 @@
-"""CPU time of this process and everything it has started: Java, Spark's Python workers, sources."""
+"""CPU time and memory of a process and its descendants: Java, Spark's Python workers, sources."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from benchmarks.measure import Watch
 __all__ = ["KEEP_COMPILERS", "TreeWatch", "compiler_cpu", "tree_cpu", "tree_memory"]
 
 KEEP_COMPILERS = "-XX:-UseDynamicNumberOfCompilerThreads"
-"""For `JDK_JAVA_OPTIONS`."""
+"""A value of `JDK_JAVA_OPTIONS` that keeps the number of compiler threads constant, for `compiler_cpu`."""
 _TICK = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass
 class TreeWatch(Watch):
-    """A watch that counts the CPU time of all descendants, those that have ended included."""
+    """A watch that counts the CPU time of all descendants, including ended ones."""
 
     def _cpu(self) -> float:
         return tree_cpu(os.getpid())
 
 
 def tree_cpu(root: int) -> float:
-    """Seconds of CPU of a process and its descendants, with what ended children of each have used."""
+    """Returns the CPU seconds of a process and its descendants, including ended ones."""
     return sum(sum(map(int, fields[11:15])) for _, fields in _tree(root)) / _TICK
 
 
 def compiler_cpu(root: int) -> float:
-    """Seconds of CPU that Java's compiler threads below a process have used.
+    """Returns the CPU seconds of Java's compiler threads below a process.
 
-    Java has to keep its number of compiler threads, or those that have ended are missing here: see `KEEP_COMPILERS`.
+    Ended threads are not counted, so Java must keep its compiler threads: see `KEEP_COMPILERS`.
     """
     found = 0
     for pid, _ in _tree(root):
@@ -46,7 +46,7 @@ def compiler_cpu(root: int) -> float:
 
 
 def tree_memory(root: int) -> int:
-    """Resident bytes of a process and its descendants; shared pages count in each."""
+    """Returns the resident bytes of a process and its descendants; shared pages count in each."""
     return sum(int(fields[21]) for _, fields in _tree(root)) * _PAGE
 
 

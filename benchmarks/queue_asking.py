@@ -1,8 +1,8 @@
-"""Questions and answers between two processes: ours, also through RabbitMQ, and a bare client's by direct reply-to.
+"""Requests and replies between two processes: ours, ours through RabbitMQ, and a bare client's by direct reply-to.
 
     python -m benchmarks.queue_asking ours|bare ADDRESS
 
-answers until its standard input closes.
+replies until its standard input closes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _WARM_UP = 20
 
 
 def our_asks(folder: Path, count: int, *, url: str | None = None) -> list[float]:
-    """Seconds that each of our answers took: in a data folder, or through the RabbitMQ of a URL."""
+    """Returns the latency of each of our requests in seconds: in a data folder, or through the RabbitMQ of a URL."""
     folder.mkdir()
     with (
         hw.Client(EventLog(folder), SystemClock(), folder=folder, queues=url) as client,
@@ -51,7 +51,7 @@ def _timed(ask: Callable[[int], object], count: int) -> list[float]:
 
 
 def bare_asks(url: str, count: int) -> list[float]:
-    """Seconds that each answer through RabbitMQ took with a bare client."""
+    """Returns the latency of each request of a bare client through RabbitMQ in seconds."""
     with _answering("bare", url):
         return asyncio.run(_bare_asks(url, count))
 
@@ -104,7 +104,7 @@ async def _answer_on_rabbit(url: str) -> None:
 
 
 def main() -> None:
-    """Answer until nobody asks any more."""
+    """Reply until standard input closes."""
     kind, address = sys.argv[1:]
     if kind == "bare":
         asyncio.run(_answer_on_rabbit(address))

@@ -1,4 +1,4 @@
-"""Messages published with confirmation, received and acknowledged: by our broker, and by a bare AMQP client."""
+"""Messages published with confirmation, received and acknowledged, by our broker and by a bare AMQP client."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BLOCK = 1_000
 
 
 class Embedded:
-    """Queues in a folder; its methods give cases for `measure`."""
+    """Queues in a folder; its methods return cases for `measure`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -32,7 +32,7 @@ class Embedded:
         self._bodies = json_orders(_BLOCK)
 
     def queue(self, waiting: int = 0) -> str:
-        """A new queue, with so many messages that nobody takes."""
+        """Create a queue with `waiting` messages; returns its name."""
         name = f"work-{next(self._numbers)}"
         self.broker.declare(Queue.declare(name))
         for _ in range(0, waiting, _BLOCK):
@@ -40,7 +40,7 @@ class Embedded:
         return name
 
     def rounds(self, clients: int, count: int, name: str | None = None) -> Case:
-        """So many threads publish, each one message at a time, while one receiver takes and acknowledges as many."""
+        """Returns a case: `clients` threads publish one message at a time, and one receiver acknowledges them."""
 
         def case(watch: Watch) -> None:
             queue = name or self.queue()
@@ -69,10 +69,10 @@ class Embedded:
 
 
 class Rabbit:
-    """Quorum queues of a RabbitMQ, with a client that does nothing else.
+    """Quorum queues of a RabbitMQ broker, with a bare client.
 
     Args:
-        url: Where it is.
+        url: The URL of the broker.
     """
 
     def __init__(self, url: str) -> None:
@@ -81,7 +81,7 @@ class Rabbit:
         self._bodies = json_orders(_BLOCK)
 
     def rounds(self, clients: int, count: int) -> Case:
-        """So many tasks publish, each one message at a time, while a consumer takes and acknowledges as many."""
+        """Returns a case: `clients` tasks publish one message at a time, and one consumer acknowledges them."""
 
         def case(watch: Watch) -> None:
             asyncio.run(self._rounds(watch, clients, count))

@@ -1,9 +1,9 @@
-"""A worker in a process of its own that notes when each message reaches it.
+"""A worker in its own process that records when each message reaches it.
 
     python -m benchmarks.queue_worker embedded|rabbitmq ADDRESS QUEUE COUNT
 
-The publisher puts the time of its call into the body; the worker takes its own time on arrival. Both read the monotonic
-clock, which on Linux is one clock for all processes.
+The publisher writes the time of its call to the body; the worker reads its own clock on arrival. Both use the monotonic
+clock, which Linux shares between processes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["latencies"]
 def latencies(
     kind: str, address: str, queue: str, count: int, publish: Callable[[bytes], object], between: Callable[[], object]
 ) -> list[float]:
-    """Seconds that each message took to a worker; before each of them a pause and a call of `between`."""
+    """Publish messages, each after a pause and a call of `between`; returns the latency of each in seconds."""
     total = count + WARM_UP
     with OtherProcess("benchmarks.queue_worker", kind, address, queue, str(total)) as worker:
         worker.line()
@@ -35,7 +35,7 @@ def latencies(
 
 
 def embedded(address: str, queue: str, count: int) -> list[int]:
-    """Nanoseconds of each message of a queue in a folder."""
+    """Receive from a queue in a folder; returns the latency of each message in nanoseconds."""
     from headwater.queues.embedded import EmbeddedBroker
 
     broker = EmbeddedBroker(Path(address))
@@ -52,7 +52,7 @@ def embedded(address: str, queue: str, count: int) -> list[int]:
 
 
 def rabbitmq(address: str, queue: str, count: int) -> list[int]:
-    """Nanoseconds of each message of a RabbitMQ's queue."""
+    """Receive from a queue of RabbitMQ; returns the latency of each message in nanoseconds."""
     return asyncio.run(_rabbitmq(address, queue, count))
 
 
@@ -75,7 +75,7 @@ async def _rabbitmq(address: str, queue: str, count: int) -> list[int]:
 
 
 def main() -> None:
-    """Print "ready", then the nanoseconds each message took."""
+    """Print "ready", then the latency of each message in nanoseconds."""
     kind, address, queue, count = sys.argv[1:]
     print(json.dumps({"embedded": embedded, "rabbitmq": rabbitmq}[kind](address, queue, int(count))), flush=True)
 

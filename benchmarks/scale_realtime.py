@@ -1,9 +1,9 @@
-"""From a producer's send to a plain consumer's receive, Kafka to Kafka: real-time mode beside our own micro-batches.
+"""Latency from a producer to a plain consumer, Kafka to Kafka: real-time mode beside micro-batches.
 
     python -m benchmarks.scale_realtime [--quick] [--json] [--folder FOLDER]
 
-One event every 50 ms, one partition, a broker and Spark on this machine. The default pipeline of the aggregate is a
-view in SQLite; what its consumer reads is the view's topic of changes.
+One event every 50 ms, one partition, a broker and Spark on this machine. With micro-batches, the aggregate is a view
+in SQLite, and the consumer reads its changelog topic.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _PAUSE = 0.05
 _WARM_UP = 40
 _PATIENCE = 120.0
 _SHOPS = 200
-"""As many as events in ten seconds: a micro-batch would show several events of one shop as one change."""
+"""As many as events in ten seconds: a micro-batch emits one change for several events of a shop."""
 
 
 def realtime_rows(options: Options, spark: SparkSession, address: str) -> Iterator[Row]:
-    """Select and aggregate, p50 and p95, each beside the default pipeline of the same run.
+    """Yields p50 and p95 of a select and an aggregate, each beside micro-batches in the same run.
 
     Args:
-        options: How large the run is.
+        options: The options of the run.
         spark: A session with at least three task slots.
         address: Host and port of a broker.
     """
@@ -67,7 +67,7 @@ def realtime_rows(options: Options, spark: SparkSession, address: str) -> Iterat
 
 
 def _latencies(options: Options, spark: SparkSession, address: str, sql: str, latency: str | None) -> list[float]:
-    """Seconds that each event took, once the pipeline runs warm."""
+    """Returns the latency of each event in seconds, after warm-up."""
     name = "e" + uuid.uuid4().hex[:8]
     say(f"latency, {latency or 'micro-batches'}: {sql}")
     app = hw.App("latency")
@@ -105,7 +105,7 @@ def _sent_and_received(address: str, source: str, target: str, count: int) -> li
         while not wanted():
             message = consumer.poll(1.0)
             if message is None:
-                assert time.monotonic() < deadline, "no more events come out"
+                assert time.monotonic() < deadline, "no more output"
                 continue
             row: dict[str, Any] = json.loads(message.value() or b"{}")
             began = row.get("after", row)["sent"]
@@ -114,7 +114,7 @@ def _sent_and_received(address: str, source: str, target: str, count: int) -> li
     first = {"id": 0, "shop": "first", "sent": time.monotonic_ns()}
     producer.produce(source, json.dumps(first))
     producer.flush()
-    receive(lambda: bool(found))  # until then the pipeline starts
+    receive(lambda: bool(found))  # the pipeline has started
     sender = threading.Thread(target=send)
     sender.start()
     receive(lambda: not sender.is_alive() and max(sent) in found)
@@ -129,8 +129,8 @@ def _running(app: hw.App, folder: Path, spark: SparkSession, address: str) -> It
     engine = Engine(app.resolve(), lambda: spark, EngineContext(folder, log, store, SystemClock()))
     engine.start()
     try:
-        for keeper in engine.supervisors.values():
-            keeper.wait_until_running()
+        for supervisor in engine.supervisors.values():
+            supervisor.wait_until_running()
         yield
     finally:
         engine.stop()
@@ -139,7 +139,7 @@ def _running(app: hw.App, folder: Path, spark: SparkSession, address: str) -> It
 
 
 def main() -> None:
-    """Measure and print."""
+    """Print the table."""
     with bench_options("scale_realtime") as options:
         broker = start_kafka(options.folder / "kafka", heap="1g")
         spark = Spark(options.folder / "spark", SparkSettings(cores=4, memory="2g"))

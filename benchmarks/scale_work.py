@@ -1,7 +1,7 @@
-"""The work that is compared at scale: Kafka to a windowed view in PostgreSQL, and Kafka to Kafka.
+"""The work of bench_scale: Kafka to a windowed view in PostgreSQL, and Kafka to Kafka.
 
-By Headwater with all its guarantees, and in Structured Streaming as a team would write it: Spark's own Kafka source, an
-upsert by COPY in `foreachBatch`, Spark's own Kafka sink.
+Headwater runs it with all its guarantees. The hand-written version is Structured Streaming as a team would write it:
+Spark's Kafka source, an upsert by COPY in `foreachBatch`, Spark's Kafka sink.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from headwater.events import SystemClock
 from headwater.store.postgres.columns import to_csv
 from tests.services.kafka import create_kafka_topic
 
-__all__ = ["Place", "mapped", "sent", "sink_by_hand", "sink_by_headwater", "view_by_hand", "view_by_headwater"]
+__all__ = ["Place", "mapped", "send_events", "sink_by_hand", "sink_by_headwater", "view_by_hand", "view_by_headwater"]
 
 _KEYS = 10_000
 _GROUP = 25_000
@@ -36,14 +36,14 @@ _BATCH = 625_000  # events of a hand-written batch, as in bench_spine
 
 @dataclass(frozen=True)
 class Place:
-    """Where a case runs.
+    """The servers and the folder of a case.
 
     Args:
         spark: The session.
         kafka: The brokers' address.
         postgres: URL of a database that the case may empty.
-        folder: For its files; emptied.
-        cores: How many cores Spark has.
+        folder: The folder of its files; the case empties it.
+        cores: The number of cores of Spark.
     """
 
     spark: SparkSession
@@ -52,15 +52,15 @@ class Place:
     folder: Path
     cores: int = 2
 
-    def emptied(self) -> Path:
-        """The folder, with nothing in it."""
+    def clear_folder(self) -> Path:
+        """Empty the folder and return it."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
         return self.folder
 
 
-def sent(kafka: str, topic: str, events: int) -> None:
-    """Make a topic and send it the events."""
+def send_events(kafka: str, topic: str, events: int) -> None:
+    """Create a topic and send the events."""
     client = hw.connect(f"kafka://{kafka}")
     client.create_topic(topic, EVENTS_DDL, key="customer", time="at", lateness="10 seconds", partitions=4)
     for batch in batches(events, _KEYS, _GROUP):
@@ -69,17 +69,17 @@ def sent(kafka: str, topic: str, events: int) -> None:
 
 
 def mapped(events: DataFrame) -> DataFrame:
-    """Half of the events, with a computed column."""
+    """Returns half of the events, with a computed column."""
     return events.where("product < 500").select("event_id", "customer", (F.col("amount") * 2).alias("double"), "at")
 
 
 def _run(app: hw.App, place: Place) -> None:
-    """Run an app until it has taken everything."""
+    """Run an app until it has processed all events."""
     clock = SystemClock()
     log = open_log(f"kafka://{place.kafka}", clock, index_time=True, cache=place.folder / "pages")
-    store = open_store(place.postgres, place.emptied(), clock)
-    around = EngineContext(place.folder, log, store, clock, cores=place.cores, wait=0.05)
-    engine = Engine(app.resolve(), lambda: place.spark, around)
+    store = open_store(place.postgres, place.clear_folder(), clock)
+    context = EngineContext(place.folder, log, store, clock, cores=place.cores, wait=0.05)
+    engine = Engine(app.resolve(), lambda: place.spark, context)
     try:
         engine.start()
         engine.catch_up()
@@ -96,7 +96,7 @@ def _app(topic: str) -> hw.App:
 
 
 def _named(function: Callable[[DataFrame], DataFrame], topic: str) -> Callable[..., DataFrame]:
-    """A function whose parameter is called like the topic."""
+    """Returns the function with a parameter that has the name of the topic."""
     made: dict[str, Any] = {"function": function}
     exec(f"def result({topic}):\n    return function({topic})", made)
     found: Callable[..., DataFrame] = made["result"]
@@ -104,7 +104,7 @@ def _named(function: Callable[[DataFrame], DataFrame], topic: str) -> Callable[.
 
 
 def view_by_headwater(place: Place, topic: str) -> int:
-    """Events of a topic to the windowed view in PostgreSQL; how many rows it has."""
+    """Maintain a windowed view in PostgreSQL; returns its number of rows."""
     with psycopg.connect(place.postgres, autocommit=True) as connection:
         connection.execute("DROP SCHEMA IF EXISTS headwater CASCADE")
     app = _app(topic)
@@ -117,7 +117,7 @@ def view_by_headwater(place: Place, topic: str) -> int:
 
 
 def _events(place: Place, topic: str) -> DataFrame:
-    """A topic by Spark's own source, its JSON values as columns."""
+    """Returns a topic from Spark's Kafka source, with its JSON values as columns."""
     source = place.spark.readStream.format("kafka").option("kafka.bootstrap.servers", place.kafka)
     source = source.option("subscribe", topic).option("startingOffsets", "earliest")
     source = source.option("maxOffsetsPerTrigger", _BATCH).option("kafka.isolation.level", "read_committed")
@@ -126,8 +126,8 @@ def _events(place: Place, topic: str) -> DataFrame:
 
 
 def view_by_hand(place: Place, topic: str) -> int:
-    """The same as a team would write it; how many rows the table has."""
-    folder = place.emptied()
+    """Maintain the same table with hand-written code; returns its number of rows."""
+    folder = place.clear_folder()
     connection = psycopg.connect(place.postgres, autocommit=True)
     columns = "minute_start timestamptz, minute_end timestamptz, customer int, n bigint, total double precision"
     connection.execute("DROP TABLE IF EXISTS by_hand")
@@ -154,7 +154,7 @@ def view_by_hand(place: Place, topic: str) -> int:
 
 
 def sink_by_headwater(place: Place, topic: str) -> int:
-    """Events of a topic to another topic, each effect once; how many came."""
+    """Write events to another topic, effectively once; returns their number."""
     with psycopg.connect(place.postgres, autocommit=True) as connection:
         connection.execute("DROP SCHEMA IF EXISTS headwater CASCADE")
     app = _app(topic)
@@ -164,8 +164,8 @@ def sink_by_headwater(place: Place, topic: str) -> int:
 
 
 def sink_by_hand(place: Place, topic: str) -> int:
-    """The same by Spark's own sink, which writes at least once; how many came."""
-    folder = place.emptied()
+    """Write the same events with Spark's sink, at least once; returns their number."""
+    folder = place.clear_folder()
     target = f"by_hand_{topic}"
     create_kafka_topic(place.kafka, target)
     result = mapped(_events(place, topic)).select(
@@ -178,7 +178,7 @@ def sink_by_hand(place: Place, topic: str) -> int:
 
 
 def _committed(kafka: str, topic: str) -> int:
-    """How many records a plain consumer finds, marks of commits left out."""
+    """Returns the number of records that a plain consumer reads."""
     consumer = Consumer(
         {
             "bootstrap.servers": kafka,

@@ -1,8 +1,8 @@
-"""One Spark worker against two, each with one core, on a pipeline that keeps processors busy.
+"""One Spark worker against two, each with one core, on a CPU-bound pipeline.
 
     python -m benchmarks.scale_workers MASTER FOLDER CORES
 
-measures one run in a process of its own, since a process has one Spark.
+measures one run in its own process, because a process has one Spark session.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 import headwater as hw
 from benchmarks.bench_options import Options
 from benchmarks.measure import say
-from benchmarks.spine_events import EVENTS_DDL, made
+from benchmarks.spine_events import EVENTS_DDL, make_events
 from benchmarks.table import Row
 from headwater.engine.context import EngineContext
 from headwater.engine.engine import Engine
@@ -36,7 +36,7 @@ _ROUNDS = 60  # hashes for each event
 
 
 def busy(events: DataFrame) -> DataFrame:
-    """A long chain of hashes for each event, and then few rows."""
+    """Compute a long chain of hashes for each event, then aggregate to few rows."""
     hashed = F.col("note")
     for _ in range(_ROUNDS):
         hashed = F.sha2(hashed, 512)
@@ -45,9 +45,9 @@ def busy(events: DataFrame) -> DataFrame:
 
 
 def worker_rows(options: Options) -> Iterator[Row]:
-    """Events for a second with two workers, beside one."""
+    """Yields events per second with two workers, beside one."""
     events = options.size(full=options.events // 10, quick=5_000)
-    given = made(options.folder / "busy", events, 10_000, files=False)
+    given = make_events(options.folder / "busy", events, 10_000, files=False)
     seconds = {workers: _with_workers(options.folder, given.data, workers) for workers in (1, 2)}
     one, two = (events / seconds[workers] for workers in (1, 2))
     yield Row(
@@ -79,7 +79,7 @@ def _with_workers(folder: Path, data: Path, workers: int) -> float:
 
 
 def run(master: str, data: Path, cores: int) -> float:
-    """Seconds that the view takes for all events, when Spark and its workers are warm."""
+    """Returns the seconds in which the view processes all events, after warm-up."""
     spark = Spark(data.parent / "spark", SparkSettings(cores=cores, memory="1g", master=master))
     took = 0.0
     for _ in range(2):
@@ -91,8 +91,8 @@ def run(master: str, data: Path, cores: int) -> float:
         clock = SystemClock()
         with EventLog(data) as log:
             store = SqlStore(SqliteDialect(data / "store"), clock)
-            around = EngineContext(log.folder, log, store, clock, cores=cores, wait=0.05)
-            engine = Engine(app.resolve(), lambda: spark.session, around)
+            context = EngineContext(log.folder, log, store, clock, cores=cores, wait=0.05)
+            engine = Engine(app.resolve(), lambda: spark.session, context)
             began = time.monotonic()
             engine.start()
             engine.catch_up()

@@ -1,4 +1,4 @@
-"""Many senders at once: threads that start together and each send one event after another."""
+"""Concurrent senders: threads that start together and send one event after another."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["send_at_once"]
 
 
 def send_at_once(send: Callable[[int], object], senders: int, count: int) -> None:
-    """Call `send` with 0, 1, ... from so many threads, `count` times in each; raises what one raised."""
+    """Call `send` with 0, 1, ... `count` times in each of `senders` threads; raises the error of a thread."""
     together = threading.Barrier(senders)
 
     def sender(first: int) -> None:

@@ -1,7 +1,7 @@
-"""A disk whose syncs take longer than this one's: what a figure that depends on the disk would be elsewhere.
+"""A disk with slower syncs than this machine's, for figures that depend on the disk.
 
-Group commit and wake-up are judged by how they compare with one sync. Where a sync takes 0.1 ms, Python's own time
-decides those figures; where it takes 2 ms, as on many disks of servers, the design does.
+Group commit and notification are compared with one sync. If a sync takes 0.1 ms, the figures depend on Python's own
+time; if it takes 2 ms, as on many servers, they depend on the design.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from headwater.log.storage import Disk
 
 __all__ = ["EXTRA", "SlowDisk"]
 
-EXTRA = 0.002
+EXTRA = 0.002  # seconds
 
 
 class SlowDisk(Disk):

@@ -2,9 +2,8 @@
 
     python -m benchmarks.soak [--minutes N] [--rate N]
 
-Prints the memory of the node and of the engine (driver, Java, Python workers) minute by minute, and how the last third
-of the run compares with the second: a leak shows as a ratio above one. The first third, in which Java grows to its
-size, does not count.
+Prints the memory of the node and of the engine (driver, Java, Python workers) every minute, and the ratio of the last
+third of the run to the second: a leak gives a ratio above one. The first third, in which the JVM grows, does not count.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _SAMPLE = 5.0  # seconds
 
 
 def growth(samples: list[float]) -> float:
-    """The median of the last third of a run over that of its second third.
+    """Returns the median of the last third of a run divided by that of its second third.
 
     Example:
         >>> growth([1, 5, 10, 10, 10, 12, 12, 12]) == 12 / 10
@@ -49,8 +48,8 @@ def _node_pid(folder: Path) -> int | None:
     return node.pid if node else None
 
 
-def _sampled(demo: subprocess.Popen[bytes], folder: Path) -> dict[str, list[float]]:
-    """Megabytes of each, every few seconds until the demo ends."""
+def _sample_memory(demo: subprocess.Popen[bytes], folder: Path) -> dict[str, list[float]]:
+    """Returns the megabytes of node and engine, sampled every few seconds until the demo ends."""
     whose: dict[str, Callable[[Path], int | None]] = {"node": _node_pid, "engine": _engine_pid}
     samples: dict[str, list[float]] = {name: [] for name in whose}
     begun = time.monotonic()
@@ -67,7 +66,7 @@ def _sampled(demo: subprocess.Popen[bytes], folder: Path) -> dict[str, list[floa
 
 
 def main() -> None:
-    """Run the shop, sample, print."""
+    """Run the demo shop, sample its memory and print it."""
     parser = argparse.ArgumentParser(prog="soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--rate", type=int, default=2_000)
@@ -76,7 +75,7 @@ def main() -> None:
         words = ["demo", "--for", f"{given.minutes * 60:.0f}s", "--rate", str(given.rate), "--port", "0"]
         command = [str(Path(sys.executable).with_name("headwater")), *words, "--data", folder]
         with subprocess.Popen(command, stdout=sys.stderr) as demo:
-            samples = _sampled(demo, Path(folder))
+            samples = _sample_memory(demo, Path(folder))
         for name, found in samples.items():
             print(f"{name}: {found[-1]:,.0f} MB at the end, {growth(found):.2f} x the middle of the run")
         sys.exit(demo.returncode)

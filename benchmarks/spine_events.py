@@ -1,4 +1,4 @@
-"""The same events three times: in a topic of the log, as JSON files and as Parquet files."""
+"""The same events in three forms: in a topic, as JSON files and as Parquet files."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ import pyarrow.parquet as pq
 
 import headwater as hw
 
-__all__ = ["EVENTS_DDL", "Given", "batches", "made"]
+__all__ = ["EVENTS_DDL", "EventFiles", "batches", "make_events"]
 
 EVENTS_DDL = "event_id bigint, customer int, product int, amount double, note string, at timestamp"
 _START = 1_767_225_600_000_000  # 2026-01-01T00:00:00Z
 _GROUP = 25_000
 _FILES = 16
-_SPAN = 600 * 1_000_000  # all events lie within ten minutes of event time
+_SPAN = 600 * 1_000_000  # microseconds: ten minutes of event time
 
 
 @dataclass(frozen=True)
-class Given:
-    """Where the events are.
+class EventFiles:
+    """The places of the events.
 
     Args:
-        events: How many.
-        data: The data folder whose topic `events` has them.
+        events: Their number.
+        data: The data folder with the topic `events`.
         json: A folder of JSON lines.
         parquet: A folder of Parquet files.
     """
@@ -38,9 +38,9 @@ class Given:
     parquet: Path
 
 
-def made(folder: Path, events: int, keys: int, *, files: bool = True) -> Given:
-    """Make the events; `keys` customers take turns at random, times go forward with some disorder."""
-    given = Given(events, folder / "data", folder / "json", folder / "parquet")
+def make_events(folder: Path, events: int, keys: int, *, files: bool = True) -> EventFiles:
+    """Write the events; each has one of `keys` random customers, and times advance with some disorder."""
+    given = EventFiles(events, folder / "data", folder / "json", folder / "parquet")
     client = hw.connect(given.data)
     client.create_topic("events", EVENTS_DDL, key="customer", time="at", lateness="10 seconds", partitions=4)
     for path in (given.json, given.parquet):
@@ -57,7 +57,7 @@ def made(folder: Path, events: int, keys: int, *, files: bool = True) -> Given:
 
 
 def batches(events: int, keys: int, size: int) -> Iterator[pa.RecordBatch]:
-    """Events in groups; times go forward with some disorder."""
+    """Yields the events in batches; times advance with some disorder."""
     random = np.random.default_rng(7)
     for start in range(0, events, size):
         rows = min(size, events - start)

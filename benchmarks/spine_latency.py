@@ -1,4 +1,4 @@
-"""From an event that is sent to a row that is visible, and what pipelines cost that have nothing to do."""
+"""The latency from `send` to a visible row, and the cost of idle pipelines."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ _DDL = "id bigint, amount int, at timestamp"
 
 
 def plain(events: DataFrame) -> DataFrame:
-    """Stateless."""
+    """A stateless query."""
     return events.where("amount >= 0").select("id", "amount", "at")
 
 
 def windowed(events: DataFrame) -> DataFrame:
-    """Windows."""
+    """A query with windows."""
     return events.groupBy(F.window("at", "1 second").alias("second")).agg(F.max("id").alias("id"))
 
 
 def latency_rows(options: Options, spark: SparkSession) -> Iterator[Row]:
-    """Event to visible row, one event at a time, beside a batch of Spark that does nothing but run."""
+    """Yields the latency from event to visible row, one event at a time, beside that of an empty Spark batch."""
     tries = options.size(full=60, quick=5)
     floor = _floor(options, spark, tries)
     for name, function, key, aim in (("stateless", plain, "id", 150), ("windowed", windowed, "second", 300)):
@@ -79,7 +79,7 @@ def _named(function: Function) -> Function:
 
 
 def _floor(options: Options, spark: SparkSession, tries: int) -> float:
-    """The median time of a batch that reads ten rows of Spark's own and keeps none."""
+    """Returns the median duration of a batch that reads ten rows of Spark's rate source and drops them."""
     frame = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 10).load()
     query = frame.writeStream.format("noop").option("checkpointLocation", str(options.folder / "floor")).start()
     while query.lastProgress is None or query.lastProgress["batchId"] < tries + 20:
@@ -90,7 +90,7 @@ def _floor(options: Options, spark: SparkSession, tries: int) -> float:
 
 
 def idle_rows(options: Options, spark: SparkSession) -> Iterator[Row]:
-    """Ten pipelines without events: processor time of all processes."""
+    """Yields the CPU time and memory of all processes with ten idle pipelines."""
     pipelines = options.size(full=10, quick=2)
     seconds = options.size(full=30, quick=2)
     say(f"{pipelines} idle pipelines")
@@ -110,14 +110,14 @@ def idle_rows(options: Options, spark: SparkSession) -> Iterator[Row]:
 
 @contextmanager
 def running(app: hw.App, folder: Path, spark: SparkSession, wait: float = 1.0) -> Iterator[SqlStore]:
-    """An app on a session that is there, until the block ends; its pipelines have started."""
+    """Run an app on an existing session during the block; its pipelines are running."""
     clock = SystemClock()
     with EventLog(folder) as log:
         store = SqlStore(SqliteDialect(folder / "store"), clock)
         engine = Engine(app.resolve(), lambda: spark, EngineContext(log.folder, log, store, clock, wait=wait))
         engine.start()
-        for keeper in engine.supervisors.values():
-            keeper.wait_until_running()
+        for supervisor in engine.supervisors.values():
+            supervisor.wait_until_running()
         try:
             yield store
         finally:

@@ -1,4 +1,4 @@
-"""The work that is compared: the same functions in an app of ours, and in Structured Streaming written by hand."""
+"""The work of bench_spine: the same functions in a Headwater app and in hand-written Structured Streaming."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import headwater as hw
-from benchmarks.spine_events import EVENTS_DDL, Given
+from benchmarks.spine_events import EVENTS_DDL, EventFiles
 from headwater.engine.build.build import new_session
 from headwater.engine.build.inputs import Input, InputOptions, stream_inputs
 from headwater.engine.context import EngineContext
@@ -27,14 +27,14 @@ __all__ = ["WORK", "Work", "by_hand", "by_headwater", "read_only"]
 
 @dataclass(frozen=True)
 class Work:
-    """One function, and how its result is kept.
+    """One function, and how its result is stored.
 
     Args:
-        name: What it is called in the table.
-        function: From the events to the result.
+        name: Its name in the table.
+        function: The function from events to result.
         key: The result's key, as columns of the SQLite table.
-        mode: The output mode that a hand-written query uses.
-        keys: How many customers the events have.
+        mode: The output mode of the hand-written query.
+        keys: The number of customers in the events.
     """
 
     name: str
@@ -79,8 +79,8 @@ WORK = (
 )
 
 
-def by_headwater(work: Work, given: Given, spark: SparkSession, cores: int) -> int:
-    """Run it as an app: view, ledger, changelog, accounting; how many rows the view has."""
+def by_headwater(work: Work, given: EventFiles, spark: SparkSession, cores: int) -> int:
+    """Run it as an app with view, ledger, changelog and accounting; returns the number of rows."""
     for name in ("store", "engine", "groups", "topics/result.changes"):
         shutil.rmtree(given.data / name, ignore_errors=True)
     app = hw.App("bench")
@@ -106,8 +106,8 @@ def _named(function: Callable[[DataFrame], DataFrame]) -> Callable[[DataFrame], 
     return result
 
 
-def by_hand(work: Work, given: Given, spark: SparkSession, folder: Path, form: str) -> int:
-    """Run it as a team would write it: files in, `foreachBatch`, upsert into SQLite, and none of the guarantees."""
+def by_hand(work: Work, given: EventFiles, spark: SparkSession, folder: Path, form: str) -> int:
+    """Run it as hand-written code: files, `foreachBatch`, upserts into SQLite, and none of the guarantees."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     source = spark.readStream.schema(EVENTS_DDL).option("maxFilesPerTrigger", 2)
@@ -147,8 +147,8 @@ def _count(path: Path) -> int:
     return found
 
 
-def read_only(given: Given, spark: SparkSession, cores: int, *, late: bool) -> int:
-    """Read all events into Spark and nothing else; how many events were read."""
+def read_only(given: EventFiles, spark: SparkSession, cores: int, *, late: bool) -> int:
+    """Read all events into Spark and drop them; returns their number."""
     folder = given.data / "engine" / "read"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

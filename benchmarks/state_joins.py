@@ -1,4 +1,4 @@
-"""Events with rows of a table beside them: with the present row, and with the one that held at the event's time."""
+"""Joins of events with a table: with the current row, and with the row that was valid at the event time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from headwater.events import SystemClock
 from headwater.log import EventLog
 from headwater.store import SqliteDialect, SqlStore
 
-__all__ = ["JOINS", "Size", "filled", "joined"]
+__all__ = ["JOINS", "Size", "fill_topics", "run_join"]
 
 Join = Callable[[DataFrame, hw.Table], DataFrame]
 JOINS: dict[str, Join] = {
@@ -39,7 +39,7 @@ _MOMENT = pa.timestamp("us", "UTC")
 
 @dataclass(frozen=True)
 class Size:
-    """How many events there are, keys of the table, and versions of each row."""
+    """The number of events, of keys of the table, and of versions of each row."""
 
     events: int
     keys: int
@@ -58,8 +58,8 @@ def _app(join: Join) -> hw.App:
     return app
 
 
-def filled(folder: Path, size: Size) -> None:
-    """Write the table, each product in turn with its next price, and an hour of events; none is late."""
+def fill_topics(folder: Path, size: Size) -> None:
+    """Write the versions of the table, round-robin over its keys, and an hour of events; none is late."""
     client = hw.connect(folder)
     random = np.random.default_rng(11)
     client.create_topic("events", _EVENTS, key="product", time="at", partitions=4)
@@ -68,7 +68,7 @@ def filled(folder: Path, size: Size) -> None:
     for start in range(0, rows, _GROUP):
         ids = np.arange(start, min(start + _GROUP, rows))
         client.send_many("prices", _prices(ids % size.keys, _START + ids * _SPAN // rows, random))
-    # What held at the time of an event is known once the table has got further.
+    # The valid row of an event is final once the table's event time has passed it.
     client.send_many("prices", _prices(np.arange(64), np.full(64, _START + 2 * _SPAN), random))
     for start in range(0, size.events, _GROUP):
         ids = np.arange(start, min(start + _GROUP, size.events))
@@ -89,16 +89,16 @@ def _prices(products: np.ndarray, since: np.ndarray, random: np.random.Generator
     )
 
 
-def joined(folder: Path, size: Size, join: Join, spark: SparkSession, cores: int) -> Lap:
-    """Run it as an app, with all that belongs to it; the lap is what comes after the first third of the events."""
+def run_join(folder: Path, size: Size, join: Join, spark: SparkSession, cores: int) -> Lap:
+    """Run the join as an app; the lap starts after the first third of the events."""
     for name in ("store", "engine", "groups", "topics/result"):
         shutil.rmtree(folder / name, ignore_errors=True)
     clock = SystemClock()
     with EventLog(folder) as log:
         store = SqlStore(SqliteDialect(folder / "store"), clock)
         rows = max(size.events // 3, 1_000)
-        around = EngineContext(log.folder, log, store, clock, rows=rows, cores=cores, wait=0.05)
-        engine = Engine(_app(join).resolve(), lambda: spark, around)
+        context = EngineContext(log.folder, log, store, clock, rows=rows, cores=cores, wait=0.05)
+        engine = Engine(_app(join).resolve(), lambda: spark, context)
         engine.start()
         first = _taken(store)
         while not first:
@@ -111,13 +111,13 @@ def joined(folder: Path, size: Size, join: Join, spark: SparkSession, cores: int
         )
         engine.stop()
         store.close()
-        # The last ten seconds of the hour are not yet known to be complete.
+        # The last ten seconds of the hour are not complete yet.
         assert sum(end.end for end in log.ends("result")) > 0.99 * size.events
     return lap
 
 
 def _taken(store: SqlStore) -> int:
-    """How many events were joined so far."""
+    """Returns the number of events joined so far."""
     last = store.last_entry("result@1")
     ends = {topic: end for topic, _, end in last.ranges()} if last else {}
     return sum(ends.get("events", {}).values())

@@ -1,4 +1,4 @@
-"""What state costs as it grows: batches of the same size into ever more keys, with the state in the store."""
+"""The cost of growing state: batches of the same size into more and more keys, with the state in the store."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from headwater.engine.state.state import TIME
 from headwater.engine.state.store_state import PageCache, StoreState
 from headwater.store import Commit, LedgerEntry, SqliteDialect, SqlStore
 
-__all__ = ["Grown", "grown"]
+__all__ = ["StateCost", "measure_growth"]
 
 _QUERY = "counted@1"
 _FILL = 250_000
 
 
 @dataclass(frozen=True)
-class Grown:
-    """What batches cost with so many keys.
+class StateCost:
+    """The cost of batches with `keys` keys.
 
     Attributes:
-        keys: How many keys have state.
+        keys: The number of keys with state.
         batch_cpu: CPU seconds of one batch, after the first.
-        batch_wall: Seconds of it.
+        batch_wall: Wall time of it in seconds.
         restart: Seconds from opening the store to the end of the first batch.
-        file: Bytes of the store.
-        memory: The most memory of this process so far, in bytes.
+        file: The size of the store in bytes.
+        memory: The peak memory of this process so far, in bytes.
     """
 
     keys: int
@@ -44,8 +44,10 @@ class Grown:
     memory: int
 
 
-def grown(folder: Path, sizes: list[int], batch: int, batches: int, operator: SinkOperator) -> Iterator[Grown]:
-    """Fill the state up to each size, begin anew as after a restart, and run some batches on random keys."""
+def measure_growth(
+    folder: Path, sizes: list[int], batch: int, batches: int, operator: SinkOperator
+) -> Iterator[StateCost]:
+    """Fill the state to each size, reopen the store as after a restart, and run batches on random keys."""
     random, filled, number = np.random.default_rng(3), 0, 0
     shutil.rmtree(folder, ignore_errors=True)
     for keys in sizes:
@@ -64,11 +66,11 @@ def grown(folder: Path, sizes: list[int], batch: int, batches: int, operator: Si
         number = run.close()
         file = sum(path.stat().st_size for path in folder.iterdir())
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        yield Grown(keys, cpu, wall, restart, file, memory)
+        yield StateCost(keys, cpu, wall, restart, file, memory)
 
 
 class _Run:
-    """A process's life: a store that is open, batches one after the other."""
+    """The batches between opening and closing a store, as in one process."""
 
     def __init__(self, folder: Path, operator: SinkOperator, number: int) -> None:
         self._store = SqlStore(SqliteDialect(folder))

@@ -1,4 +1,4 @@
-"""The social timeline: follows and posts joined as both change, beside the same SQL computed anew each time."""
+"""The social timeline: an incremental join of follows and posts, beside the same SQL recomputed for each batch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from headwater.engine.state.store_state import PageCache, StoreState
 from headwater.engine.tables.dataflow import Dataflow, TableInput, compile_tables
 from headwater.store import Commit, LedgerEntry, SqliteDialect, SqlStore
 
-__all__ = ["Events", "Fanned", "fanned_out", "in_pathway"]
+__all__ = ["Events", "TimelineCost", "run_pathway", "run_timeline"]
 
 Numbers = npt.NDArray[np.int64]
 
@@ -35,21 +35,21 @@ _QUERY = "timeline@1"
 
 @dataclass(frozen=True)
 class Events:
-    """Whom each follower follows, who wrote the old posts, and who wrote those of each batch."""
+    """The followee of each follower, the authors of old posts, and the authors of the posts of each batch."""
 
     followees: Numbers
     old: Numbers
     new: Numbers
 
     @classmethod
-    def made(cls, follows: int, old: int, posts: int, batches: int) -> Events:
-        """A hundred followers for each author, on average."""
+    def generate(cls, follows: int, old: int, posts: int, batches: int) -> Events:
+        """Returns random events; an author has a hundred followers on average."""
         random, authors = np.random.default_rng(5), max(1, follows // 100)
         sizes = (follows, old, (batches, posts))
         return cls(*(random.integers(0, authors, size) for size in sizes))
 
     def batches(self) -> Iterator[pa.Table]:
-        """The posts: all old ones, then the others batch by batch."""
+        """Yields the posts: all old ones, then the others batch by batch."""
         first = 0
         for authors in (self.old, *self.new):
             ids = np.arange(first, first + len(authors))
@@ -58,41 +58,41 @@ class Events:
 
 
 @dataclass(frozen=True)
-class Fanned:
-    """What new posts cost: rows that came of them, CPU seconds of ours, and of the whole computed anew each time.
+class TimelineCost:
+    """The cost of new posts: their rows, the CPU seconds of the incremental join, and those of a full join per batch.
 
-    `before` is how many rows the timeline had before them.
+    `before` is the number of rows of the timeline before them.
     """
 
     before: int
     rows: int
     cpu: float
     wall: float
-    anew_cpu: float
+    recomputed_cpu: float
 
 
-def fanned_out(folder: Path, events: Events) -> Fanned:
-    """Load the follows and old posts; then let new ones come, batch by batch."""
+def run_timeline(folder: Path, events: Events) -> TimelineCost:
+    """Load the follows and old posts, then measure new posts batch by batch."""
     shutil.rmtree(folder, ignore_errors=True)
     edges = pa.table({"follower": np.arange(len(events.followees)), "followee": events.followees})
-    timeline, anew = _Timeline(folder), _Anew(edges)
+    timeline, recomputed = _Timeline(folder), _Recomputed(edges)
     timeline.take(edges.cast(_FOLLOWS), None)
     old, *batches = events.batches()
     before = timeline.take(None, old)
-    anew.take(old)
+    recomputed.take(old)
     rows, ours, wall, theirs = 0, 0.0, 0.0, 0.0
     for new in batches:
         begun, cpu = time.perf_counter(), time.process_time()
         rows += timeline.take(None, new)
         ours, wall = ours + time.process_time() - cpu, wall + time.perf_counter() - begun
-        theirs += anew.take(new)
-    assert anew.rows() == before + rows
+        theirs += recomputed.take(new)
+    assert recomputed.rows() == before + rows
     timeline.close()
-    return Fanned(before, rows, ours, wall, theirs)
+    return TimelineCost(before, rows, ours, wall, theirs)
 
 
-def in_pathway(python: Path, folder: Path, events: Events) -> tuple[int, float]:
-    """The same by Pathway, which keeps all in memory: rows that new posts made, and CPU seconds."""
+def run_pathway(python: Path, folder: Path, events: Events) -> tuple[int, float]:
+    """Run the same in Pathway, in memory; returns the number of rows of new posts, and CPU seconds."""
     file = folder / "events.npz"
     np.savez(file, followees=events.followees, old=events.old, new=events.new)
     script = Path(__file__).with_name("pathway_timeline.py")
@@ -101,8 +101,8 @@ def in_pathway(python: Path, folder: Path, events: Events) -> tuple[int, float]:
     return found["rows"], found["cpu"]
 
 
-class _Anew:
-    """The same query, computed whole by DuckDB each time."""
+class _Recomputed:
+    """The same query, which DuckDB computes in full for each batch."""
 
     def __init__(self, follows: pa.Table) -> None:
         self._duckdb = duckdb.connect()
@@ -112,7 +112,7 @@ class _Anew:
         self._duckdb.execute("create table posts (post_id bigint, author bigint, words varchar)")
 
     def take(self, posts: pa.Table) -> float:
-        """Add posts; CPU seconds of the query."""
+        """Add posts and run the query; returns its CPU seconds."""
         self._duckdb.register("new", posts)
         self._duckdb.execute("insert into posts select * from new")
         cpu = time.process_time()
@@ -125,7 +125,7 @@ class _Anew:
 
 
 class _Timeline:
-    """The view as it is kept at the sink: the join's state and the ledger in one transaction of the store."""
+    """The view as the sink maintains it: the join's state and the ledger in one transaction of the store."""
 
     def __init__(self, folder: Path) -> None:
         tables = {"follows": TableInput(_FOLLOWS, ("follower", "followee")), "posts": TableInput(_POSTS, ("post_id",))}
@@ -136,7 +136,7 @@ class _Timeline:
         self._batch = 0
 
     def take(self, follows: pa.Table | None, posts: pa.Table | None) -> int:
-        """One batch; how many rows of the timeline it made."""
+        """Process one batch; returns the number of new rows of the timeline."""
         given = {"follows": _changes(follows, _FOLLOWS), "posts": _changes(posts, _POSTS)}
         state = StoreState(self._store.state_store(_QUERY), self._recent)
         made = self._flow.step(state, [given[name] for name in self._flow.inputs], 0)
@@ -151,7 +151,7 @@ class _Timeline:
 
 
 def _changes(rows: pa.Table | None, schema: pa.Schema) -> pa.Table:
-    """New rows as they come from a table's topic."""
+    """Returns new rows with the columns of a table's topic."""
     table = schema.empty_table() if rows is None else rows
     number = table.num_rows
     hidden: dict[str, Any] = {

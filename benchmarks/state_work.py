@@ -1,4 +1,4 @@
-"""Count and sum for each key, kept in several ways, over the same events from the same source."""
+"""Count and sum per key, with state in several places, over the same events from the same source."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from headwater.engine.state.state import OFFSET, PARTITION, Operator
 from headwater.log import EventLog
 from headwater.store import Commit, LedgerEntry, SqliteDialect, SqlStore
 
-__all__ = ["HOSTS", "PER_KEY", "SQL", "Query", "Topic", "counting", "filled_topic", "made_topic", "run"]
+__all__ = ["HOSTS", "PER_KEY", "SQL", "Query", "Topic", "counting", "make_filled_topic", "make_topic", "run"]
 
 _QUERY = "counted@1"
 _FILL = 250_000
@@ -43,7 +43,7 @@ _RESULT = "customer int, n bigint, total double"
 
 @dataclass(frozen=True)
 class Topic:
-    """Events in a log: `batch` of them make one batch. Those of `filled`, if given, come before them."""
+    """Events in a log, read in batches of `batch`; the events of `filled`, if given, come first."""
 
     folder: Path
     events: int
@@ -54,9 +54,9 @@ class Topic:
 
 @dataclass(frozen=True)
 class Query:
-    """One way to count and to sum; operators of ours also need to know where rows stand in their topic.
+    """One way to count and sum; our operators also need the position of rows in their topic (`placed`).
 
-    What runs after Spark is `operator`; its state is committed to a store with an entry of the ledger.
+    `operator` runs after Spark; its state is committed to a store with a ledger entry.
     """
 
     build: Callable[[DataFrame], DataFrame]
@@ -71,8 +71,8 @@ def _with_topic(folder: Path) -> hw.Client:
     return client
 
 
-def made_topic(folder: Path, *, events: int, keys: int, batch: int) -> Topic:
-    """Write the events; in frames so small that a batch can have the size asked for."""
+def make_topic(folder: Path, *, events: int, keys: int, batch: int) -> Topic:
+    """Write the events, in frames small enough for the batch size."""
     client = _with_topic(folder)
     for group in batches(events, keys, min(batch, 25_000)):
         client.send_many("events", group)
@@ -80,8 +80,8 @@ def made_topic(folder: Path, *, events: int, keys: int, batch: int) -> Topic:
     return Topic(folder, events, keys, batch)
 
 
-def filled_topic(folder: Path, *, events: int, keys: int, batch: int) -> Topic:
-    """The same, after one event of each key."""
+def make_filled_topic(folder: Path, *, events: int, keys: int, batch: int) -> Topic:
+    """Write one event of each key, then the same events."""
     filled = folder.with_name(f"{folder.name}-filled")
     client = _with_topic(filled)
     for group in batches(keys, keys, _FILL):
@@ -102,7 +102,7 @@ def _sql(events: DataFrame) -> DataFrame:
 
 
 SQL = Query(_sql, "update")
-"""Spark's own aggregate."""
+"""Spark's aggregate."""
 
 
 def _added(
@@ -114,7 +114,7 @@ def _added(
 
 
 def counting() -> Operator:
-    """Count and sum, for all keys of a batch at once."""
+    """Returns an operator that counts and sums, for all keys of a batch at once."""
     schema = pa.schema([("customer", pa.int32()), ("amount", pa.float64())])
     state = "n bigint, total double"
     return VectorizedStateful(schema, by=["customer"], fn=_added, returns=_RESULT, state=state)
@@ -127,11 +127,11 @@ HOSTS: dict[str, Query] = {
     ),
     "at the sink": Query(lambda events: events, placed=True, operator=counting()),
 }
-"""Where our operator may run, one function for all keys of a batch."""
+"""The hosts of our operator: one function for all keys of a batch."""
 
 
 class _PerKey(StatefulProcessor):
-    """What Spark's documentation shows: one value of state for each key."""
+    """The example of Spark's documentation: one value of state per key."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         kept = [T.StructField("n", T.LongType()), T.StructField("total", T.DoubleType())]
@@ -154,12 +154,12 @@ def _per_key(events: DataFrame) -> DataFrame:
 
 
 PER_KEY = Query(_per_key)
-"""transformWithState, as it is meant to be used."""
+"""transformWithState, as documented."""
 
 
 @dataclass
 class _Laps:
-    """CPU at the end of each batch, without that of Java's compiler, which is a matter of the first minute."""
+    """CPU at the end of each batch, without Java's compilers, which work only in the first minute."""
 
     after: StatefulStage | None
     store: SqlStore
@@ -180,7 +180,7 @@ class _Laps:
 
 
 def run(spark: SparkSession, topic: Topic, query: Query, *, warm: int) -> Lap:
-    """Read all events; the lap is what comes after the first batches, up to the end."""
+    """Read all events; the lap starts after the first `warm` batches."""
     folder = topic.folder / "engine" / "bench"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -195,7 +195,7 @@ def run(spark: SparkSession, topic: Topic, query: Query, *, warm: int) -> Lap:
 
 
 def _read(spark: SparkSession, topic: Topic, query: Query, folder: Path) -> list[tuple[float, float]]:
-    """Read what is new in a topic; wall time and CPU at the end of each batch."""
+    """Read the new events of a topic; returns wall time and CPU at the end of each batch."""
     with EventLog(topic.folder) as log:
         starts = {end.partition: end.start for end in log.ends("events")}
         input_ = Input("events", log.topic("events"), has_position=query.placed)

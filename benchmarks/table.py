@@ -1,4 +1,4 @@
-"""One row per figure: what was measured, what it is compared with, its aim and whether that was reached."""
+"""One row per figure: the measurement, its comparison, its target, and whether the target was reached."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Aim", "Row", "at_least", "at_most", "print_table", "rate_row"]
 
 @dataclass(frozen=True)
 class Aim:
-    """A bound on the value of a row or on its ratio; `text` is how the bound is written."""
+    """A bound on the value of a row or on its ratio; `text` is the bound as printed."""
 
     text: str
     bound: float
@@ -25,7 +25,7 @@ class Aim:
     above: bool = True
 
     def reached(self, row: Row) -> bool | None:
-        """Whether the row keeps to the bound; None when it has nothing to be compared with."""
+        """Returns whether the row meets the bound; None without a comparison."""
         found = row.value if self.of == "value" else row.ratio
         if found is None:
             return None
@@ -33,18 +33,18 @@ class Aim:
 
 
 def at_least(bound: float, *, of: str = "value", unit: str = "") -> Aim:
-    """An aim from below: `at_least(0.8, of="ratio")`."""
+    """Returns a lower bound: `at_least(0.8, of="ratio")`."""
     return Aim(f"≥ {bound:,}{_unit(of, unit)}", bound, of, above=True)
 
 
 def at_most(bound: float, *, of: str = "value", unit: str = "") -> Aim:
-    """An aim from above: `at_most(2, unit="s")`."""
+    """Returns an upper bound: `at_most(2, unit="s")`."""
     return Aim(f"≤ {bound:,}{_unit(of, unit)}", bound, of, above=False)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One figure. `ratio` is its value over the value it is compared with."""
+    """One figure; `ratio` is its value divided by the value it is compared with."""
 
     figure: str
     value: float
@@ -57,11 +57,11 @@ class Row:
 
     @property
     def reached(self) -> bool | None:
-        """Whether the aim was reached; None without an aim."""
+        """Whether the target was reached; None without a target."""
         return self.aim.reached(self) if self.aim else None
 
     def cells(self) -> list[str]:
-        """The row as it is printed."""
+        """Returns the cells of the printed row."""
         return [
             self.figure,
             f"{_number(self.value)} {self.unit}".strip(),
@@ -77,7 +77,7 @@ class Row:
 def rate_row(
     figure: str, measured: Measured, against: tuple[str, Measured] | None = None, aim: Aim | None = None
 ) -> Row:
-    """A row of events per second, with its ratio to the rate of another case of the same run."""
+    """Returns a row of events per second, with the ratio to another case of the same run."""
     name, other = against or ("", None)
     compared = f"{name}, {other.rate:,.0f} events/s" if other else ""
     ratio = measured.ratio(other) if other else None
@@ -85,7 +85,7 @@ def rate_row(
 
 
 def print_table(title: str, machine: Machine, rows: Sequence[Row], *, as_json: bool = False) -> None:
-    """Print the rows on stdout, with the machine named; `as_json` prints one document for programs."""
+    """Print the rows and the machine to stdout; `as_json` prints one JSON document."""
     if as_json:
         document = {"title": title, "machine": asdict(machine), "rows": [_plain(row) for row in rows]}
         print(json.dumps(document, indent=2, ensure_ascii=False))
@@ -96,7 +96,7 @@ def print_table(title: str, machine: Machine, rows: Sequence[Row], *, as_json: b
         table.add_column(heading, justify="right" if right else "left")
     for row in rows:
         table.add_row(*row.cells())
-    # A file has no width: there, each row stays on one line.
+    # A file has no width: each row stays on one line.
     Console(width=None if Console().is_terminal else 230).print(table)
 
 

@@ -20,7 +20,7 @@ def rate(pages: DataFrame) -> DataFrame:
 
 @app.view(key=("span", "kind"))
 def speed(pages: DataFrame) -> DataFrame:
-    """Hopping: the last five minutes, anew every minute, so each page counts five times."""
+    """Hopping: the last five minutes, every minute, so each page counts five times."""
     span = F.window("at", "5 minutes", "1 minute").alias("span")
     found = F.avg("millis").alias("mean"), F.percentile("millis", F.lit(0.9)).alias("p90")
     return pages.groupBy(span, "kind").agg(*found, F.approx_count_distinct("user").alias("users"))

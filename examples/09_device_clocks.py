@@ -20,7 +20,7 @@ app.topic(
 
 @app.view(key="minute")
 def warmth(readings: DataFrame) -> DataFrame:
-    """Mean of all devices by minute; `occurred_at` is the corrected time, `at` what the device said."""
+    """Mean of all devices by minute; `occurred_at` is the corrected time, `at` the time of the device."""
     minute = F.window("occurred_at", "1 minute").alias("minute")
     return readings.groupBy(minute).agg(F.avg("celsius").alias("celsius"), F.count("*").alias("readings"))
 

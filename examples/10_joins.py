@@ -22,7 +22,7 @@ def paid(orders: DataFrame, payments: DataFrame) -> DataFrame:
 
 @app.view(key="order_id")
 def settled(orders: DataFrame, payments: DataFrame) -> DataFrame:
-    """Left: every order; without a payment once none can come any more."""
+    """Left: every order; without a payment as soon as none can arrive any more."""
     found = orders.join(payments, F.expr(WITHIN), "left")
     return found.select("order_id", "placed_at", "payment_id")
 

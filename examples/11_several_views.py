@@ -21,14 +21,14 @@ def by_minute(orders: DataFrame) -> DataFrame:
 
 @app.view(key="hour")
 def busiest(by_minute: DataFrame) -> DataFrame:
-    """The best minute of each hour: every minute comes here once, when it is final."""
+    """The best minute of each hour; reads each minute once, when it is final."""
     hour = F.window("occurred_at", "1 hour").alias("hour")
     return by_minute.groupBy(hour).agg(F.max("cents").alias("best"), F.count("*").alias("minutes"))
 
 
 @app.stream(key="customer")
 def large(orders: DataFrame) -> DataFrame:
-    """Orders above ten euros: events of a topic of its own."""
+    """Orders above ten euros, as events of a new topic."""
     return orders.where("cents > 1000")
 
 

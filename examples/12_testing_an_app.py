@@ -21,7 +21,7 @@ app.topic("orders", "order_id int, cents int, at timestamp", key="order_id", tim
 
 @app.view(key="minute")
 def revenue(orders: DataFrame) -> DataFrame:
-    """What a test is about: revenue by minute, each order once."""
+    """Revenue by minute; each order counts once."""
     once = orders.dropDuplicates(["order_id", "at"])
     return once.groupBy(F.window("at", "1 minute").alias("minute")).agg(F.sum("cents").alias("cents"))
 
@@ -32,7 +32,7 @@ def order(order_id: int, cents: int, *, second: int) -> dict[str, Any]:
 
 
 def test_a_minute_is_open_until_its_stragglers_had_their_time(run_app: RunApp) -> None:
-    """The clock belongs to the test: two minutes pass at once."""
+    """The test moves the clock: three minutes pass at once."""
     with run_app(app, now=NOON) as world:
         world.send("orders", order(1, 500, second=5), order(1, 500, second=5), order(2, 70, second=50))
         world.settle()
@@ -48,7 +48,7 @@ def test_a_minute_is_open_until_its_stragglers_had_their_time(run_app: RunApp) -
 
 @pytest.mark.parametrize("point", ["before-sink-commit", "in-sink-commit", "after-sink-commit"])
 def test_a_crash_changes_nothing(run_app: RunApp, point: str) -> None:
-    """The next batch dies at this point, the query starts again and catches up."""
+    """The next batch crashes at this point; the query restarts and catches up."""
     with run_app(app, now=NOON) as world:
         world.send("orders", order(1, 500, second=5))
         world.settle()

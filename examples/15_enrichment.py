@@ -14,7 +14,7 @@ app.table("customers", "customer_id int, country string", key="customer_id")
 
 @app.view(key=("minute", "category", "country"))
 def revenue(orders: DataFrame, products: hw.Table, customers: hw.Table) -> DataFrame:
-    """Two tables at once, then a window: all in one query of Spark."""
+    """Joins two tables, then aggregates by window, in one Spark query."""
     known = hw.enrich(hw.enrich(orders, products, on="product_id"), customers, on="customer_id")
     minute = F.window("at", "1 minute").alias("minute")
     return known.groupBy(minute, "category", "country").agg(F.sum("amount").alias("revenue"))
@@ -22,7 +22,7 @@ def revenue(orders: DataFrame, products: hw.Table, customers: hw.Table) -> DataF
 
 @app.view(key="order_id")
 def checked(orders: DataFrame, products: hw.Table) -> DataFrame:
-    """An order for a product that nobody knows waits for a minute, and is then quarantined."""
+    """An order for an unknown product waits for a minute, and is then quarantined."""
     return hw.enrich(orders, products, on="product_id", missing="quarantine", wait="1 minute")
 
 

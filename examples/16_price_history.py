@@ -18,7 +18,7 @@ def priced(orders: DataFrame, prices: hw.Table) -> DataFrame:
 
 @app.view(key="product_id", history=True)
 def price_history(prices: hw.Table) -> hw.Table:
-    """Every price with the time from which, and up to which, it held."""
+    """Every price with the time range in which it was valid."""
     return prices
 
 

@@ -22,7 +22,7 @@ class Seen:
 
 
 def climbing(sensor, readings, seen):  # type: ignore[no-untyped-def]
-    """Tell when a sensor has risen three times in a row."""
+    """Report a sensor whose readings have risen three times in a row."""
     rows = []
     for reading in readings:
         rose = seen is not None and reading["celsius"] > seen.last
@@ -34,7 +34,7 @@ def climbing(sensor, readings, seen):  # type: ignore[no-untyped-def]
 
 @app.stream
 def alarms(readings: DataFrame) -> DataFrame:
-    """Sensors that climb."""
+    """Sensors with three rising readings in a row."""
     columns = "sensor string, celsius double, at timestamp"
     return hw.stateful(readings, by="sensor", state=Seen, fn=climbing, returns=columns, expire="1 hour")
 
@@ -52,7 +52,7 @@ def extremes(events, at, states, keys):  # type: ignore[no-untyped-def]
 
 @app.view(key="sensor")
 def ranges(readings: DataFrame) -> DataFrame:
-    """Between what each sensor has been."""
+    """The lowest and highest reading of each sensor."""
     state, columns = "n bigint, low double, high double", "sensor string, low double, high double"
     return hw.stateful(readings, by="sensor", state=state, fn=extremes, returns=columns)
 

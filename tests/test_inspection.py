@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import sqlite3
+from dataclasses import replace
 
 import psycopg
 import pyarrow as pa
@@ -220,7 +221,7 @@ def test_columns_that_differ_from_the_table_are_found_when_spark_has_looked(tmp_
     store = SqlStore(SqliteDialect(tmp_path / "store"))
     store.create(ViewTable("kept", 1, SCHEMA, ("id",)))
     store.close()
-    planned = Plan.of(app).with_inspection(inspect_app(Profile("embedded"), tmp_path, app.resolve()))
+    planned = replace(Plan.of(app), inspection=inspect_app(Profile("embedded"), tmp_path, app.resolve()))
     [same] = planned.with_checks([PipelineCheck("kept", "id STRING, n BIGINT")]).checks
     [other] = planned.with_checks([PipelineCheck("kept", "id STRING")]).checks
     assert (same.compatibility, other.compatibility) == ("new", "refused")

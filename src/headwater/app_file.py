@@ -53,7 +53,7 @@ def check_app_file(path: str | Path) -> Path:
 
 
 def module_name(file: Path) -> str:
-    """Returns the module name of an app's file, which no installed module has.
+    """Returns the module name of an app's file; the prefix avoids names of installed modules.
 
     Example:
         >>> module_name(Path("shop/orders.py"))

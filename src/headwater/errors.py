@@ -62,8 +62,8 @@
         ├── EngineFailedError      Spark exited or did not start
         └── UnreachableError       no node, broker or database answers there
 
-An error has a code, what failed, the location in the user's file, a detail and a fix. `render`
-formats it for a terminal, `problem` as problem+json. `headwater help CODE` prints the class's
+The whole tree is public. An error has a code, what failed, the location in the user's file, a detail and a
+fix. `render` formats it for a terminal, `problem` as problem+json. `headwater help CODE` prints the class's
 docstring.
 """
 
@@ -77,73 +77,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, ClassVar
 
-__all__ = [
-    "AnswerFailedError",
-    "BadAppError",
-    "BadCredentialsError",
-    "BadEventError",
-    "BadFilterError",
-    "BadJsonError",
-    "BadKeyError",
-    "BadNameError",
-    "BadOffsetError",
-    "BadPipelineError",
-    "BadProfileError",
-    "BadQueryError",
-    "BadSettingError",
-    "BadSqlError",
-    "BadTimeError",
-    "BadTypeError",
-    "BadWorkerError",
-    "CycleError",
-    "DamagedError",
-    "DataError",
-    "DataGoneError",
-    "DiskFailedError",
-    "DiskFullError",
-    "EngineFailedError",
-    "EnvironmentFaultError",
-    "FencedError",
-    "ForbiddenError",
-    "HeadwaterError",
-    "KeyNotUniqueError",
-    "LedgerMismatchError",
-    "LockedError",
-    "MissingConnectorError",
-    "MissingPackageError",
-    "MissingProgramError",
-    "MissingSecretError",
-    "NeedsConfirmationError",
-    "NewerFormatError",
-    "NoAnswerError",
-    "NoJavaError",
-    "NotRealtimeError",
-    "NotWritableError",
-    "OverloadedError",
-    "PortTakenError",
-    "QueueExistsError",
-    "RefusedError",
-    "SchemaConflictError",
-    "ServiceFailedError",
-    "SourceLocation",
-    "StateChangedError",
-    "TimeColumnMissingError",
-    "TooLargeError",
-    "TopicExistsError",
-    "UnknownCodeError",
-    "UnknownGroupError",
-    "UnknownInputError",
-    "UnknownProfileError",
-    "UnknownQueueError",
-    "UnknownTopicError",
-    "UnknownViewError",
-    "UnreachableError",
-    "UsageError",
-    "ViewBehindError",
-    "by_code",
-    "near_names",
-]
-
+# Ends with a separator: a user's folder such as headwater_apps does not match.
 _PACKAGE = os.path.join(os.path.dirname(__file__), "")
 
 
@@ -576,7 +510,7 @@ class NeedsConfirmationError(RefusedError):
 
 
 class ForbiddenError(RefusedError):
-    """The node serves this machine only and refuses other addresses, hosts and origins."""
+    """The node serves only this machine; it refuses other addresses, hosts and origins."""
 
     code = "FORBIDDEN"
     status = 403

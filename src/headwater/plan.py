@@ -1,6 +1,6 @@
 """The plan of an app, without running it: graph, types, keys, lateness, and the delivery class of each result.
 
-The plan of the file is available at once. The engine adds what only Spark can tell, as `PipelineCheck`: result types,
+The plan of the file is available at once. The engine adds what only Spark knows, as `PipelineCheck`: result types,
 state, and compatibility with the previous run.
 """
 
@@ -93,10 +93,6 @@ class Plan:
         """
         queues, answers = tuple(app.queues.values()), tuple(app.answers.values())
         return cls(app.name, app.resolve(), queues=queues, answers=answers, bridges=app.bridges)
-
-    def with_inspection(self, inspection: Inspection) -> Plan:
-        """Returns the plan with an inspection of the profile's backends."""
-        return replace(self, inspection=inspection)
 
     def with_checks(self, checks: Iterable[PipelineCheck]) -> Plan:
         """Returns the plan with the engine's findings; a view whose table has other columns is refused."""
@@ -236,7 +232,7 @@ class Plan:
         """Returns the engine's findings as text."""
         return [line for check in self.checks for line in _check_lines(check)]
 
-    # -- as a picture --------------------------------------------------------------------------------------------
+    # -- as a Mermaid graph --------------------------------------------------------------------------------------
 
     def mermaid(self) -> str:
         """Returns the graph as Mermaid text, which documentation tools render.

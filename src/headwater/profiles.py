@@ -59,7 +59,7 @@ def redact(text: str) -> str:
         >>> redact("postgresql://shop:tide@db/shop"), redact("kafka://b:9092?sasl.password=tide")
         ('postgresql://shop:***@db/shop', 'kafka://b:9092?sasl.password=***')
     """
-    for start, end in reversed(_secret_spans(text)):
+    for start, end in reversed(_secret_spans(text)):  # from the end: earlier positions stay valid
         text = f"{text[:start]}***{text[end:]}"
     return text
 
@@ -346,26 +346,20 @@ def _find_file(start: Path) -> _ProfileFile | None:
     paths = [folder / name for folder in (start, *start.parents) for name in ("headwater.toml", "pyproject.toml")]
     for path in filter(Path.is_file, paths):
         text = path.read_text(encoding="utf-8")
-        found = _parse_file(path, text)
-        if found is not None:
+        try:
+            document = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            line = re.search(r"at line (\d+)", str(error))
+            location = SourceLocation.at(str(path), int(line[1]) if line else len(text.splitlines()))
+            what = f"{path.name} is not TOML: {error}"
+            raise BadProfileError(what, fix="correct that line", location=location) from None
+        found = document.get("tool", {}).get("headwater") if path.name == "pyproject.toml" else document
+        if found is not None:  # a pyproject.toml without our table does not end the search
             return _ProfileFile(path, text, _profile_tables(path, found))
     return None
 
 
-def _parse_file(path: Path, text: str) -> Any:
-    """Returns the document, or the table tool.headwater of a pyproject.toml; None if that is missing."""
-    try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        line = re.search(r"at line (\d+)", str(error))
-        location = SourceLocation.at(str(path), int(line[1]) if line else len(text.splitlines()))
-        what = f"{path.name} is not TOML: {error}"
-        raise BadProfileError(what, fix="correct that line", location=location) from None
-    return document.get("tool", {}).get("headwater") if path.name == "pyproject.toml" else document
-
-
 def _profile_tables(path: Path, found: Any) -> dict[str, Any]:
-    """Returns the profiles by name."""
     document = found if isinstance(found, dict) else {"headwater": found}
     profiles = document.get("profiles", {})
     tables = profiles if isinstance(profiles, dict) else {"profiles": profiles}

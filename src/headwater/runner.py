@@ -69,7 +69,7 @@ class EngineProcess:
         self._data = data
         self._notify = notify
         self.error: HeadwaterError | None = None
-        """Why the engine is not restarted any more; None while it is."""
+        """Why the engine is no longer restarted; None while it is."""
         self._process: subprocess.Popen[bytes] | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="headwater-engine", daemon=True)
@@ -87,7 +87,7 @@ class EngineProcess:
 
     def stop(self) -> None:
         """Stop the engine and its child processes."""
-        self._stopping.set()
+        self._stopping.set()  # before the process ends, or `_watch` would restart it
         _stop_process(self._process)
         self._thread.join(timeout=_STOP_TIMEOUT)
         self._write_state("stopped")
@@ -132,7 +132,7 @@ class WorkerProcesses:
     """The supervised processes of an app's workers; each is restarted when it ends.
 
     A process is given up only after an error that the next start would meet again, such as an app file that cannot
-    be loaded. A message that kills its process is no such error: it becomes a dead letter after its last attempt.
+    be loaded. A message that kills its process is not such an error: it becomes a dead letter after its last attempt.
 
     Args:
         app: The app file.
@@ -153,7 +153,7 @@ class WorkerProcesses:
         self._commands = [_command(app, data, profile, **share) for share in shares]
         self._notify = notify
         self.error: HeadwaterError | None = None
-        """Why a process is not restarted any more; None while all are."""
+        """Why a process is no longer restarted; None while all are."""
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._stopping = threading.Event()
         self._threads = [
@@ -189,7 +189,7 @@ class WorkerProcesses:
             process = self._processes[number] = _start_process(
                 self._commands[number], "headwater.workers.process", None
             )
-            if self._stopping.is_set():  # `stop` ran before the process was registered
+            if self._stopping.is_set():  # `stop` may have run before the process was registered
                 _close_input(process)
             error = next(
                 (HeadwaterError.from_problem(one["error"]) for one in _read_documents(process) if "error" in one), None
@@ -290,6 +290,7 @@ def _start_process(
     order: dict[str, Any], program: str = "headwater.engine.process", errors: int | None = subprocess.DEVNULL
 ) -> subprocess.Popen[bytes]:
     """Start a process in its own process group, so that its children can be ended with it."""
+    # The pipe to stdin is never written: its end tells the child that this process stopped or died.
     command = [sys.executable, "-m", program, msgspec.json.encode(order).decode()]
     return subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=True

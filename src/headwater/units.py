@@ -92,7 +92,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def micros(at: datetime) -> int:
-    """Returns microseconds since 1970, exactly; a float of seconds would round.
+    """Returns microseconds since 1970, exactly; `datetime.timestamp` would round.
 
     Example:
         >>> micros(moment("1970-01-01T00:00:01Z"))

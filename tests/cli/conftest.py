@@ -1,4 +1,4 @@
-"""What the tests of the command line share: a log to look at, and two ways to call `headwater`."""
+"""Fixtures of the CLI tests: a log, and three ways to call `headwater`: in process, as a process, on a terminal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COMMAND = Path(sys.executable).with_name("headwater")
 
 
 class Done(NamedTuple):
-    """How a command ended, and what it printed."""
+    """The exit code of a command and its output."""
 
     code: int
     out: str
@@ -34,14 +34,14 @@ class Done(NamedTuple):
 
     @property
     def problem(self) -> dict[str, Any]:
-        """The error on stderr of a command that was called with --json."""
+        """The problem document on stderr of a command with --json."""
         found: dict[str, Any] = json.loads(self.err.splitlines()[-1])
         return found
 
 
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """For processes: compiled modules are kept, so that the second process starts sooner."""
+    """The environment of child processes, with a shared cache of compiled modules: later processes start faster."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("HEADWATER_", "PYTHONDONT"))}
     cache = tmp_path_factory.getbasetemp().parent / "bytecode"
     return kept | {"PYTHONPYCACHEPREFIX": str(cache), "TERM": "xterm", "COLUMNS": "200"}
@@ -67,7 +67,7 @@ def data(log: hw.Client, tmp_path: Path) -> str:
 
 @pytest.fixture
 def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
-    """`call("topics", "--json")` runs a command in this process, on the folder where `log` is."""
+    """`call("topics", "--json")` runs a command in this process, on the folder of `log`."""
 
     def run(*words: str, stdin: str | bytes = b"", where: str | None = str(tmp_path / "data")) -> Done:
         given = stdin.encode() if isinstance(stdin, str) else stdin
@@ -82,7 +82,7 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
 @pytest.fixture
 def shell(environment: dict[str, str], tmp_path: Path) -> Callable[..., Done]:
-    """`shell("topics", data=folder)` runs the real command in a process of its own."""
+    """`shell("topics", data=folder)` runs the installed command in its own process."""
 
     def run(*words: str, stdin: str | bytes = b"", data: str | None = None, **more: str) -> Done:
         given = stdin.encode() if isinstance(stdin, str) else stdin
@@ -103,7 +103,7 @@ def shell(environment: dict[str, str], tmp_path: Path) -> Callable[..., Done]:
 
 @pytest.fixture
 def terminal(environment: dict[str, str], tmp_path: Path) -> Callable[..., Done]:
-    """`terminal("topics", data=folder)` runs the real command on a terminal; `out` is all it printed."""
+    """`terminal("topics", data=folder)` runs the installed command on a terminal; `out` is its whole output."""
 
     def run(*words: str, typed: bytes = b"", data: str | None = None, **more: str) -> Done:
         outside, inside = pty.openpty()
@@ -117,7 +117,7 @@ def terminal(environment: dict[str, str], tmp_path: Path) -> Callable[..., Done]
         try:
             while piece := os.read(outside, 65536):
                 printed += piece
-        except OSError:  # the other end of a terminal is closed in this way
+        except OSError:  # Linux reports the closed end of a terminal as an error
             pass
         os.close(outside)
         return Done(process.wait(60), printed.decode().replace("\r\n", "\n"), "")

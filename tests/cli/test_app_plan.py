@@ -1,4 +1,4 @@
-"""`headwater plan`: the answer of the file alone, faults with their lines, and the exit codes."""
+"""`headwater plan`: the plan of the file, faults with their lines, and the exit codes."""
 
 from __future__ import annotations
 

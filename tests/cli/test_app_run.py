@@ -1,4 +1,4 @@
-"""`headwater run`, `status` and everything else over HTTP: one node, in a process of its own."""
+"""`headwater run`, `status`, and other commands over HTTP, against one node in its own process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ products = app.table("products", "product_id int, name string", key="product_id"
 
 
 def started(environment, folder: Path, *words: str) -> tuple[subprocess.Popen[bytes], dict[str, Any]]:
-    """A node in a process of its own, and what it said when it was ready."""
+    """Returns a node in its own process, and the document it printed when it was ready."""
     process = subprocess.Popen(
         [COMMAND, "run", *words, "--port", "0", "--json", "--data", str(folder / "data")],
         stdout=subprocess.PIPE,
@@ -85,7 +85,7 @@ def test_every_look_is_the_same_over_http_and_in_the_folder(call, node):
 
 
 def _still(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows without what changes while one looks."""
+    """Returns the rows without the values that change with time."""
     return [{name: value for name, value in row.items() if name != "behind"} for row in rows]
 
 
@@ -133,7 +133,7 @@ def test_a_second_node_on_the_folder_is_refused(call, node):
     assert done.problem["data"]["pid"] == node["pid"]
 
 
-def test_a_port_in_use_is_told_with_another(call, node, tmp_path):
+def test_a_port_in_use_is_an_error_that_suggests_another(call, node, tmp_path):
     port = node["url"].rpartition(":")[2]
     done = call("run", "--port", port, where=str(tmp_path / "other"))
     assert done.code == 3
@@ -163,7 +163,7 @@ def test_a_signal_ends_a_node_cleanly(environment, tmp_path, call, end):
     assert call("status", "--json").rows[0]["node"]["state"] == "none"
 
 
-def test_a_node_that_was_killed_is_told_from_one_that_never_ran(environment, tmp_path, call):
+def test_a_killed_node_differs_from_one_that_never_ran(environment, tmp_path, call):
     process, _ = started(environment, tmp_path)
     with process:
         process.kill()
@@ -238,7 +238,7 @@ def test_a_run_until_current_creates_the_queues_first(call, tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     views = "app.view('v', key='order_id', sql='select order_id from orders')\n"
     (tmp_path / "app.py").write_text(f"{APP}\napp.queue('emails')\n{views}")
-    assert "not here" in call("run", "app.py", "--until-current").err
+    assert call("run", "app.py", "--until-current", "--json").problem["code"] == "ENGINE_FAILED"
 
 
 def test_an_app_with_queues_runs_its_workers_and_no_spark(environment, tmp_path, call):

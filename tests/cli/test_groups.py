@@ -1,4 +1,4 @@
-"""`headwater lag` and `headwater reset`: how far groups are, and moving them after a preview."""
+"""`headwater lag` and `headwater reset`: the lag of groups, and resets after a preview."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture
 def billing(log):
-    """A group on a topic of 30 events that has read some of them and stopped; its committed offsets."""
+    """The committed offsets of a stopped group that has read 12 of the 30 events of a topic."""
     log.create_topic("payments", "payment_id int, customer int", key="customer", partitions=3)
     log.send_many("payments", [{"payment_id": n, "customer": n} for n in range(30)])
     with log.consumer("payments", group="billing") as consumer:
@@ -17,7 +17,7 @@ def billing(log):
 
 
 def ends(log) -> dict[int, int]:
-    """The end of each partition, by reading it."""
+    """Returns the end of each partition, counted by reading it."""
     return {number: sum(1 for _ in log.read("payments", partitions=[number])) for number in range(3)}
 
 

@@ -1,4 +1,4 @@
-"""`headwater cat` and `headwater tail`: ranges, conditions, forms that `send` takes back, safe terminals."""
+"""`headwater cat` and `headwater tail`: ranges, conditions, output that `send` accepts, escaped control characters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.cli.conftest import COMMAND
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
-# What a hostile event could hold: colours, cursor moves, a title, an answer-back, C1 controls, reversed writing.
+# Text of a hostile event: colours, cursor moves, a title, an answerback, C1 controls, reversed direction.
 HOSTILE = [
     "\x1b[31mred", "\x1b]0;title\x07", "\x1b[2J\x1b[H", "\x1b[c", "\x9b31m", "\x9d0;t\x9c", "a\rb", "a\nb", "\x08\x7f",
     "\u202egnp.exe", "\u2066x\u2069", "\u2028line", "[bold]markup[/bold]", "\x00",
@@ -28,7 +28,7 @@ CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
 def orders(number: int) -> list[dict[str, Any]]:
-    """Orders, one each minute."""
+    """Returns orders, one per minute."""
     return [
         {
             "order_id": f"o-{n}",
@@ -41,7 +41,7 @@ def orders(number: int) -> list[dict[str, Any]]:
 
 
 def same(event) -> tuple[object, ...]:
-    """What an event is, apart from where it stands and when it was taken."""
+    """Returns what a copy of an event keeps: everything except position and arrival time."""
     return event.key, event.value, event.occurred_at, event.headers, event.traceparent
 
 
@@ -255,7 +255,7 @@ def test_tail_prints_events_as_they_come_and_ends_by_ctrl_c(log, data, environme
     ) as process:
         assert process.stdout is not None
         seen: list[bytes] = []
-        while not seen:  # nothing tells from outside when it has begun to follow
+        while not seen:  # no output says when the command has started to follow
             log.send("notes", {"text": "hidden"})
             log.send("notes", {"text": "shown"})
             seen = _lines_within(process, 0.5)

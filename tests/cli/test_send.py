@@ -1,4 +1,4 @@
-"""`headwater send`: JSON in, checked as a whole, with the line that does not fit."""
+"""`headwater send`: JSON input is validated chunk by chunk, and an error names its line."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import pytest
 
 
 def order(number: int, **fields) -> dict[str, object]:
-    """An order as JSON has it."""
+    """Returns an order as a JSON object."""
     plain = {"order_id": f"o-{number}", "customer_id": number, "amount": "1.50", "placed_at": "2026-01-01T00:00:00Z"}
     return plain | fields
 
 
 def ndjson(*values: object) -> str:
-    """One JSON text per line."""
+    """Returns the values as JSON, one per line."""
     return "".join(f"{json.dumps(value)}\n" for value in values)
 
 
 def texts(log, topic="notes") -> list[str]:
-    """What a topic of notes holds."""
+    """Returns the texts in a topic of notes."""
     return [event.value["text"] for event in log.read(topic)]
 
 

@@ -1,4 +1,4 @@
-"""`headwater topics` and the three forms of every result: table, tabs, JSON."""
+"""`headwater topics`, and the three formats of every result: table, tab-separated, JSON."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def _order(number: int) -> dict[str, object]:
     return {"order_id": f"o-{number}", "customer_id": number, "amount": 1, "placed_at": at}
 
 
-def test_a_time_mark_is_not_an_event(call, log):
-    log.create_topic("quiet", "text string, at timestamp", time="at")
-    log.send("quiet", {"text": "a", "at": datetime(2026, 1, 1, tzinfo=UTC)})
-    log.log.open_topic("quiet").partitions[0].append_idle_marker(2_000_000_000_000_000)
-    assert log.log.ends("quiet")[0].end == 2
-    assert next(row for row in call("topics", "--json").rows if row["topic"] == "quiet")["events"] == 1
+def test_an_idle_marker_is_not_an_event(call, log):
+    log.create_topic("idle", "text string, at timestamp", time="at")
+    log.send("idle", {"text": "a", "at": datetime(2026, 1, 1, tzinfo=UTC)})
+    log.log.open_topic("idle").partitions[0].append_idle_marker(2_000_000_000_000_000)
+    assert log.log.ends("idle")[0].end == 2
+    assert next(row for row in call("topics", "--json").rows if row["topic"] == "idle")["events"] == 1
 
 
 def test_removed_events_are_not_counted(call, log):

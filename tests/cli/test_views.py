@@ -17,7 +17,7 @@ from tests.kept_views import NOON, REVENUE, TOTALS, Keeper, aside, minute
 
 @pytest.fixture
 def totals(log: hw.Client, data: str) -> Iterator[Keeper]:
-    """Rows of three categories, one with a text that would recolour a terminal."""
+    """A view with three categories; one has control characters in its name."""
     log.send_many("notes", [{"text": str(n)} for n in range(5)])
     keeper = Keeper(data, TOTALS, "notes")
     rows = [("ink", 1, "7.50"), ("pens", 1200, "3.00"), ("red\x1b[31m\u202e", -1, "0.00")]

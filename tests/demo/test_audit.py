@@ -1,4 +1,4 @@
-"""The check at the end of the demo: it finds what is missing, unknown, unaccounted for, or wrong."""
+"""The audit at the end of the demo finds missing, unknown and unaccounted events, and wrong rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SUM = {"in_": 10, "used": 7, "late": 1, "quarantined": 1, "dropped": 1}
 
 @pytest.fixture
 def shop(tmp_path):
-    """A log with 200 readings of which a journal knows; (audit, folder of the journal)."""
+    """An audit of a log with 200 readings, and the folder of the journal that records them."""
     with hw.connect(tmp_path / "data") as client:
         for topic in app.topics.values():
             client.log.create(topic)
@@ -87,7 +87,7 @@ def test_numbers_that_add_up_are_no_fault():
 
 @pytest.fixture(scope="module")
 def world():
-    """Four minutes of the shop at 40 events a second, on Spark, with poison."""
+    """Four minutes of the shop on Spark, at 40 events per second, with failing events."""
     with run(app, now=NOON) as world:
         programs = [
             (
@@ -106,7 +106,7 @@ def world():
                     world.send(topic, *values)
             world.advance("4 seconds")
         world.advance("1 minute")
-        for _ in range(2):  # the second time for what the first has made final
+        for _ in range(2):  # the second one processes rows that became final in the first
             world.settle()
         yield world
 

@@ -1,4 +1,4 @@
-"""What the shop's programs send: it depends on the seed alone, each event has its number, and some things go wrong."""
+"""The events of the shop's programs depend on the seed alone, have unique ids, and contain deliberate faults."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
 def ticking() -> Iterator[datetime]:
-    """A clock that goes on by ten milliseconds at each look."""
+    """Yields times that advance by ten milliseconds."""
     moment = NOON
     while True:
         yield moment
@@ -40,14 +40,14 @@ def test_every_event_has_a_number_of_its_own():
         (item.topic, next(iter(item.value.values())))
         for programs in PROGRAMS.values()
         for program in programs
-        for item in set_aside(islice(program.events(ProgramContext(program.name, 1, lambda: NOON, "a")), 3000))
+        for item in without_repeats(islice(program.events(ProgramContext(program.name, 1, lambda: NOON, "a")), 3000))
     )
     assert set(numbers.values()) == {1}
     assert {topic for topic, _ in numbers} == set(app.topics)
 
 
-def set_aside(items: Iterator[DemoEvent]) -> Iterator[DemoEvent]:
-    """All but repeated ones."""
+def without_repeats(items: Iterator[DemoEvent]) -> Iterator[DemoEvent]:
+    """Yields the events without immediate repeats."""
     last = None
     for item in items:
         if item != last:
@@ -68,7 +68,7 @@ def test_every_topic_is_read_by_a_pipeline_and_every_event_fits_its_type(tmp_pat
         for topic in app.topics.values():
             client.log.create(topic)
         for program in (till, web, cold_stores):
-            for item in set_aside(iter(sent(program, 400))):
+            for item in without_repeats(iter(sent(program, 400))):
                 client.send(item.topic, item.value)
         assert sum(client.log.counts(name)["appended"] for name in app.topics) > 1_000
 

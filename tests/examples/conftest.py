@@ -1,4 +1,4 @@
-"""How the tests of the examples run them: as a reader of the docs would."""
+"""Runs the examples as a reader of the docs would."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 @pytest.fixture
 def printed(tmp_path: Path) -> Callable[..., list[str]]:
-    """`printed("01_first_events.py")` is what the example prints, line by line; it must not complain."""
+    """`printed("01_first_events.py")` returns the output of an example as lines; stderr must be empty."""
 
     def run(name: str, longest: int = 50) -> list[str]:
         assert len((EXAMPLES / name).read_text().splitlines()) <= longest

@@ -1,4 +1,4 @@
-"""How the tests of examples 06 to 18 run them: as programs, but in this process, so that all share one Spark.
+"""Runs examples 06 to 18 as programs, but in this process, so that all share one Spark session.
 
 Expected rows come from elsewhere: DuckDB, or the example's own function over a batch DataFrame.
 """
@@ -25,7 +25,7 @@ LONGEST = 68  # lines
 
 
 class Ran(NamedTuple):
-    """An example after it was run: what it defines, and what it printed."""
+    """An example after its run: its definitions and its output."""
 
     names: dict[str, Any]
     lines: list[str]
@@ -37,7 +37,7 @@ class Ran(NamedTuple):
 
 @functools.cache
 def ran(name: str, *, main: bool = True) -> Ran:
-    """Run an example once for all tests that ask for it; without `main` only its definitions."""
+    """Run an example once for all tests; without `main`, only its definitions."""
     assert len((EXAMPLES / name).read_text().splitlines()) <= LONGEST
     with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.redirect_stderr(io.StringIO()) as wrong:
         names = runpy.run_path(str(EXAMPLES / name), run_name="__main__" if main else "example")
@@ -46,7 +46,7 @@ def ran(name: str, *, main: bool = True) -> Ran:
 
 
 def in_time(rows: Iterable[dict[str, Any]], time: str, lateness: timedelta) -> list[dict[str, Any]]:
-    """The rows of one partition that are not late: walk them, and keep the highest time so far."""
+    """Returns the rows of one partition that are not late, by a scan that keeps the max event time."""
     newest, found = None, []
     for row in rows:
         if newest is None or row[time] >= newest - lateness:
@@ -56,7 +56,7 @@ def in_time(rows: Iterable[dict[str, Any]], time: str, lateness: timedelta) -> l
 
 
 def batch(app: App, pipeline: str, **inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What a pipeline makes of these rows when Spark runs it as a batch, with the columns of the topics."""
+    """Returns the rows of a pipeline that Spark runs as a batch over these inputs."""
     spark = get_spark().session
     frames = {
         name: spark.createDataFrame(pa.Table.from_pylist(rows, schema=app.topics[name].schema))
@@ -67,12 +67,12 @@ def batch(app: App, pipeline: str, **inputs: list[dict[str, Any]]) -> list[dict[
 
 
 def ordered(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows in an order that depends on their contents alone."""
+    """Returns rows in an order that depends only on their contents."""
     return sorted(rows, key=repr)
 
 
 def duck(sql: str, **tables: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
-    """What DuckDB answers over these tables; times are UTC without a zone, as in the text of a query."""
+    """Returns the rows of a DuckDB query over these tables; times are UTC without a zone."""
     with duckdb.connect() as connection:
         for name, rows in tables.items():
             plain = [{key: _plain(value) for key, value in row.items()} for row in rows]

@@ -1,5 +1,5 @@
-"""Real servers for tests and benchmarks: on loopback, in a folder of the run, ended by their process id.
+"""Real servers for tests and benchmarks, on loopback and in temporary folders.
 
-`system_packages.py` gets what a server needs from the system, and one file per server starts it (`kafka.py`), as
-`headwater.services` does it for users.
+`system_packages.py` installs the programs of a server, and one module per server starts it, as `headwater.services`
+does for users.
 """

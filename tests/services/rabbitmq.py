@@ -1,4 +1,4 @@
-"""A real RabbitMQ: on loopback, on free ports, in a folder of the run."""
+"""A real RabbitMQ broker on free ports of loopback, in a temporary folder."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ __all__ = ["Rabbit", "rabbit_broker"]
 
 
 class Rabbit:
-    """A broker that can be ended, killed and started again.
+    """A broker that can be stopped, killed and started again.
 
     Args:
-        folder: Where its data goes; made when missing.
+        folder: The folder of its data; created if missing.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -32,39 +32,39 @@ class Rabbit:
             installed_program("rabbitmq-server", "rabbitmq-server")
         self.folder = folder
         self._launched: LaunchedServer | None = None
-        # Below the range of bind(0) and of outgoing connections: nobody else gets its ports while it is down.
+        # Below the ephemeral range, so that no other process gets its ports while it is down.
         first = random.randrange(15_000, 30_000, 3)
         self._ports: tuple[int, ...] = (first, first + 1, first + 2)
         self._started_once = False
         self.start()
 
     def start(self) -> None:
-        """Start it, on the port it had, and wait until it answers."""
+        """Start it on its previous port, and wait until it answers."""
         self._launched = launch_rabbitmq(self.folder, ports=self._ports, die_with_parent=True)
         before, self._ports = self._ports, self._launched.ports
         self._launched.wait(timeout=180)
-        # Clients would ask at the old port, in vain, for as long as a test lets them.
+        # Clients would retry on the old port until the test times out.
         assert self._started_once is False or before[0] == self._ports[0], f"{before[0]} is taken: now {self._ports}"
         self._started_once = True
         asyncio.run(self._log_in())
         self.started_at = time.monotonic()
 
     async def _log_in(self) -> None:
-        """Connect with its password, which no other server that might have the port accepts."""
+        """Connect with its password: another server on the port would refuse it."""
         await (await aio_pika.connect(self.url())).close()
 
     def check_running(self) -> None:
-        """Fails with the server's last words when it has ended."""
+        """Fail with the server's last output if it has ended."""
         assert self._launched is not None
         assert self._launched.process.poll() is None, self._launched.tail()
 
     def stop(self) -> None:
-        """End it in order."""
+        """Shut it down."""
         assert self._launched is not None
         self._launched.stop(timeout=30)
 
     def kill(self) -> None:
-        """End it as a power cut of the machine would end the process."""
+        """Kill it, as a power cut would."""
         assert self._launched is not None
         self._launched.process.kill()
         self._launched.process.wait()
@@ -74,12 +74,12 @@ class Rabbit:
         return self._ports[0]
 
     def url(self, port: int | None = None) -> str:
-        """Where it is, password included; by another port if there is a proxy before it."""
+        """Returns its URL with the password; `port` is that of a proxy."""
         password = password_file(self.folder).read_text().strip()
         return f"amqp://headwater:{password}@127.0.0.1:{port or self.port}"
 
     def ctl(self, *words: str) -> str:
-        """What `rabbitmqctl` says."""
+        """Returns the output of `rabbitmqctl`."""
         program = rabbitmq_program("rabbitmqctl")
         assert program is not None
         environment = {**os.environ, **rabbitmq_environment(self.folder, self._ports)}
@@ -92,7 +92,7 @@ class Rabbit:
 
 @contextlib.contextmanager
 def rabbit_broker(folder: Path) -> Iterator[Rabbit]:
-    """A broker that runs while the block does."""
+    """Yields a broker that runs during the block."""
     rabbit = Rabbit(folder)
     try:
         yield rabbit

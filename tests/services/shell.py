@@ -1,4 +1,4 @@
-"""The real command line, in a folder."""
+"""The installed command line, in a folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CLEAN = {name: value for name, value in os.environ.items() if not name.startswit
 
 
 class Shell:
-    """Runs `headwater` in a folder, with other words before it if given, and keeps all that it prints."""
+    """Runs `headwater` in a folder, after a prefix command if given, and collects all output."""
 
     def __init__(self, folder: Path, before: Sequence[str] = (), env: Mapping[str, str] = CLEAN) -> None:
         self.folder = folder
@@ -36,23 +36,23 @@ class Shell:
 
     @property
     def profile(self) -> Profile:
-        """What `--write` wrote."""
+        """The profile that `--write` wrote."""
         return read_profile("local", self.folder)
 
     @property
     def state(self) -> dict[str, dict[str, Any]]:
-        """The file that says what runs."""
+        """The content of services.json."""
         found: dict[str, Any] = json.loads((self.folder / ".headwater-services/services.json").read_text())
         return found
 
 
 @contextmanager
 def local_servers(folder: Path, before: Sequence[str] = ()) -> Iterator[Shell]:
-    """A folder with a profile "local", and the servers it names: Kafka, PostgreSQL, a Spark cluster of two workers.
+    """Yields a folder with the profile "local" and its servers: Kafka, PostgreSQL, a Spark cluster of two workers.
 
     Args:
         folder: The folder.
-        before: The words before the command that starts the cluster.
+        before: The prefix of the command that starts the cluster.
     """
     shell = Shell(folder)
     try:

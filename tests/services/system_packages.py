@@ -1,4 +1,4 @@
-"""Programs from the system's packages: found, installed when that is allowed, or asked for in one line."""
+"""Finds programs of system packages; installs them if the user is root, otherwise raises with the install command."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ __all__ = ["MissingProgramError", "UnavailableError", "install_package", "instal
 
 
 class UnavailableError(RuntimeError):
-    """A server cannot run on this machine; the message says what is missing and how to get it."""
+    """A server cannot run on this machine; the message says what is missing and how to install it."""
 
 
 class MissingProgramError(UnavailableError):
-    """A program is not here and could not be installed; the message holds the line that installs it."""
+    """A program is missing and could not be installed; the message has the command that installs it."""
 
     def __init__(self, program: str, package: str, detail: str = "") -> None:
         self.program = program
@@ -26,7 +26,7 @@ class MissingProgramError(UnavailableError):
 
 
 def installed_program(program: str, package: str) -> Path:
-    """Where `program` is; as root, its package is installed first when it is nowhere.
+    """Returns the path of a program; root installs its package first if it is missing.
 
     Raises:
         MissingProgramError: It is missing and this user may not install it, or the installation failed.

@@ -1,4 +1,4 @@
-"""`headwater services` and `headwater cluster`: real servers, started and ended by the real command line."""
+"""`headwater services` and `headwater cluster`: the command line starts and stops real servers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from headwater.profiles import describe
 from tests.services.kafka import create_kafka_topic
 from tests.services.shell import Shell, local_servers
 
-# They start three virtual machines for Spark, so they run where nothing else starts some.
+# These tests start three JVMs for Spark, so they run with the Spark tests.
 pytestmark = [pytest.mark.services, pytest.mark.spark]
 
 
@@ -30,7 +30,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
 
 
 def gone(pid: int) -> bool:
-    """Whether there is no such process, or only the exit code of one that nobody has asked for."""
+    """Returns whether a process has ended; it may still be a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -38,7 +38,7 @@ def gone(pid: int) -> bool:
 
 
 def arguments() -> str:
-    """What every process of this machine shows of its command."""
+    """Returns the command lines of all processes of this machine."""
     found = []
     for file in Path("/proc").glob("[0-9]*/cmdline"):
         try:

@@ -1,4 +1,4 @@
-"""`headwater services up rabbitmq`: a real broker, started and ended by the real command line."""
+"""`headwater services up rabbitmq`: the command line starts and stops a real broker."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
 
 
 def listening(ports: list[int]) -> list[int]:
-    """Those of the ports on which somebody listens."""
+    """Returns the ports on which a process listens."""
     found = []
     for port in ports:
         with socket.socket() as tried:
@@ -56,7 +56,7 @@ async def test_a_plain_client_gets_back_what_it_sent_after_a_restart(shell):
     shell("services", "down", "rabbitmq")
     assert gone(before["pid"])
     end = time.monotonic() + 20
-    # The name service of Erlang hears a moment later that the server is gone.
+    # epmd, Erlang's port mapper, exits shortly after the server.
     while listening(before["ports"]):
         assert time.monotonic() < end
         time.sleep(0.05)
@@ -93,4 +93,5 @@ def test_a_machine_without_rabbitmq_is_told_what_to_install(tmp_path, monkeypatc
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MissingProgramError) as raised:
         rabbitmq.launch_rabbitmq(tmp_path / "rabbitmq")
-    assert "apt-get install" in raised.value.fix
+    assert raised.value.data == {"program": "rabbitmq-server"}
+    assert raised.value.fix

@@ -1,4 +1,4 @@
-"""Servers in the background: told when they fail, ended only if they are the same process, found when installed."""
+"""Servers in the background: failures are reported, and only the process that was started is stopped."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); 
 
 
 def server(folder: Path, program: str = "import time; time.sleep(60)", ready: bool = True) -> LaunchedServer:
-    """A process that stands for a server."""
+    """Returns a process in place of a server."""
     output = folder / "out.log"
     process = launch([sys.executable, "-c", program], output)
     return LaunchedServer("kafka", "kafka://127.0.0.1:1", (1,), process, output, lambda: ready)
 
 
-def test_a_server_that_ends_is_told_with_its_last_words(tmp_path):
+def test_a_server_that_exits_is_reported_with_its_last_output(tmp_path):
     broken = server(tmp_path, "print('no room'); raise SystemExit(7)", ready=False)
     with pytest.raises(ServiceFailedError) as raised:
         broken.wait()
@@ -39,7 +39,7 @@ def test_a_server_that_ends_is_told_with_its_last_words(tmp_path):
     assert str(broken.output) in raised.value.fix
 
 
-def test_a_server_that_does_not_answer_is_ended(tmp_path):
+def test_a_server_that_does_not_answer_is_stopped(tmp_path):
     silent = server(tmp_path, ready=False)
     with pytest.raises(ServiceFailedError) as raised:
         silent.wait(timeout=0.2)
@@ -47,7 +47,7 @@ def test_a_server_that_does_not_answer_is_ended(tmp_path):
     assert silent.process.returncode == -signal.SIGTERM
 
 
-def test_a_long_start_is_told_after_a_second(tmp_path):
+def test_a_long_start_is_reported_after_a_second(tmp_path):
     told: list[str] = []
     silent = server(tmp_path, ready=False)
     with pytest.raises(ServiceFailedError):
@@ -76,7 +76,7 @@ def test_a_process_is_ended_by_another_program_later(tmp_path):
     assert ServerState(tmp_path).services()["kafka"].state == "ended"
 
 
-def test_a_server_that_does_not_listen_is_killed(tmp_path):
+def test_a_server_that_ignores_its_signal_is_killed(tmp_path):
     stubborn = server(tmp_path, STUBBORN)
     while "up" not in stubborn.tail():
         pass
@@ -98,7 +98,7 @@ def test_another_process_with_the_same_id_is_left_alone(tmp_path):
     running.stop()
 
 
-def test_a_damaged_state_file_is_told(tmp_path):
+def test_a_damaged_state_file_is_an_error(tmp_path):
     (tmp_path / "services.json").write_text("{")
     with pytest.raises(DataError) as raised:
         ServerState(tmp_path).services()
@@ -131,8 +131,8 @@ def test_a_machine_without_postgres_is_told_what_to_install(tmp_path, monkeypatc
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MissingProgramError) as raised:
         postgres.launch_postgres(tmp_path / "postgres")
-    assert "headwater[services]" in raised.value.fix
-    assert "apt-get install postgresql" in raised.value.fix
+    assert raised.value.data == {"program": "postgres"}
+    assert raised.value.fix
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root needs another user for PostgreSQL")

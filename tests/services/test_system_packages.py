@@ -1,4 +1,4 @@
-"""What tests say of programs that are not there."""
+"""A missing program is an error with the command that installs it."""
 
 from __future__ import annotations
 

@@ -18,13 +18,14 @@ if TYPE_CHECKING:
 __all__ = ["INTERRUPTED", "main"]
 
 INTERRUPTED: Final = 130
+# User code may need pandas, so these commands do not hide it.
 _USER_CODE_COMMANDS = frozenset(["run", "demo", "plan"])
 _OPTIONS_WITH_VALUE = frozenset(["--data", "--profile"])
 _FLAGS = frozenset(["--json", "--plain", "--trace"])
 
 
 class _PandasBlocker:
-    """Hides pandas: Arrow imports it for the first column if it is installed, which takes a second."""
+    """Hides pandas from Arrow, which imports it with the first column if it is installed; that takes a second."""
 
     @staticmethod
     def find_spec(name: str, *_: object) -> None:

@@ -84,6 +84,7 @@ def open_client(options: Options) -> Client:
     """
     from headwater.client import connect
 
+    # Only a profile leads to brokers and RabbitMQ; --data names a folder or a node.
     if options.kafka or (options.data is None and options.effective_profile.queues is not None):
         return connect(profile=options.effective_profile.name)
     if not options.remote:

@@ -1,8 +1,8 @@
 """Output of commands: tables on a terminal, tab-separated text in a pipe, JSON on request; and progress.
 
-Data goes to stdout, messages go to stderr. Progress is a bar on a terminal, a line each ten seconds
-elsewhere, or JSON. It appears after one second, or ten without a terminal. The rate is that of the last ten
-seconds; the remaining time is estimated after three seconds.
+Data goes to stdout, messages go to stderr. Progress is a bar on a terminal, a line every ten seconds
+elsewhere, or JSON. It appears after one second, or after ten without a terminal. The rate is that of the last
+ten seconds; the remaining time is estimated after three seconds.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ class Output:
         self.json = options.json
         self.plain = options.plain
         self.terminal = sys.stdout.isatty() and not options.json
-        self.colour = self.terminal and not options.plain and _wants_colour()
+        dumb = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+        self.colour = self.terminal and not options.plain and not dumb
 
     def print_rows(self, columns: Sequence[Column], rows: Iterable[Mapping[str, Any]]) -> None:
         """Print rows: as a table on a terminal, separated by tabs in a pipe, or as JSON."""
@@ -130,10 +131,6 @@ def _encode_json(row: Mapping[str, Any]) -> bytes:
     return msgspec.json.encode(row, enc_hook=format_plain)
 
 
-def _wants_colour() -> bool:
-    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-
-
 _FIRST_UPDATE: Final = 1.0  # seconds before the first output
 _MIN_SAMPLE: Final = 3.0  # seconds before the remaining time is shown
 _WINDOW: Final = 10.0  # seconds over which the rate is measured
@@ -201,12 +198,9 @@ class Progress:
         (start, before), (end, after) = self._samples[0], self._samples[-1]
         return (after - before) / (end - start) if end > start else 0.0
 
-    def _time_left(self, done: int, total: int | None) -> float | None:
-        enough = self._samples[-1][0] - self._started_at >= _MIN_SAMPLE
-        return (total - done) / self.rate if enough and total is not None and self.rate > 0 else None
-
     def _print(self, done: int, total: int | None, at: str) -> None:
-        left = self._time_left(done, total)
+        enough = self._samples[-1][0] - self._started_at >= _MIN_SAMPLE
+        left = (total - done) / self.rate if enough and total is not None and self.rate > 0 else None
         if self._json:
             facts: dict[str, Any] = {"progress": self._step, "at": at, "done": done, "total": total}
             facts |= {"rate": round(self.rate, 1), "left": None if left is None else round(left, 1)}

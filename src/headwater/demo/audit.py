@@ -138,9 +138,9 @@ class TopicFacts:
 
 @dataclass(frozen=True)
 class PipelineFacts:
-    """A pipeline: the outcome of every event, and the comparison of its rows with a batch query over the same events.
+    """A pipeline: the outcome of its events, and the comparison of its rows with a batch query over the same events.
 
-    `events` is the number of its input events; `rows` and `wrong` count its rows and those that differ. All three are
+    `events` is the number of its input events, `rows` that of its rows, `wrong` that of rows that differ. All three are
     None until `Audit.compare` sets them.
     """
 

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from headwater.app import App
 from headwater.client import Client, connect
@@ -25,19 +25,13 @@ from headwater.events import SystemClock
 from headwater.runner import EngineProcess
 from headwater.store.status import EngineStatus, read_engine_status, write_engine_status
 
-if TYPE_CHECKING:
-    from headwater.server import Node
-
-__all__ = ["SHOP", "DemoResult", "DemoRun", "DemoSettings", "serve_node"]
+__all__ = ["SHOP", "DemoResult", "DemoRun", "DemoSettings"]
 
 
-def serve_node(folder: str, port: int, control: Connection) -> None:
+def _serve_node(folder: str, port: int, control: Connection) -> None:
     """Serve a folder until a message arrives on `control`, or it closes.
 
-    Args:
-        folder: The data folder.
-        port: The port; 0 takes a free one.
-        control: Receives the node's URL once it answers, or the problem that kept it from starting.
+    Sends the node's URL on `control` once it answers, or the problem that kept it from starting.
     """
     from headwater.server import Node  # not at the top: the parent process needs no web server
 
@@ -47,14 +41,14 @@ def serve_node(folder: str, port: int, control: Connection) -> None:
     except HeadwaterError as error:
         control.send(error.problem())
         return
-    threading.Thread(target=_stop_on_message, args=(node, control), daemon=True).start()
+
+    def stop_on_message() -> None:
+        with contextlib.suppress(EOFError, OSError):
+            control.recv()
+        node.stop()
+
+    threading.Thread(target=stop_on_message, daemon=True).start()
     node.serve(lambda: control.send(node.url))
-
-
-def _stop_on_message(node: Node, control: Connection) -> None:
-    with contextlib.suppress(EOFError, OSError):
-        control.recv()
-    node.stop()
 
 
 SHOP: Final = Path(__file__).with_name("shop.py")
@@ -150,7 +144,7 @@ class DemoRun:
 
     def start(self) -> None:
         """Start the node, create the topics, start the engine, then the producers."""
-        node = self._spawn("node", serve_node, (str(self.folder), self._port))
+        node = self._spawn("node", _serve_node, (str(self.folder), self._port))
         self.app, self.missing = _load_shop()
         for topic in self.app.topics.values():
             self.client.log.create(topic)
@@ -263,7 +257,7 @@ class DemoRun:
 
 
 def _load_shop() -> tuple[App, str]:
-    """Returns the app, and what is missing to run its pipelines; the app loads also without Spark."""
+    """Returns the app, and what is missing to run its pipelines; without Spark a stub module lets the app load."""
     try:
         importlib.import_module("pyspark.sql")
         from headwater.engine.spark.java import find_java

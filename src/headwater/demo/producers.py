@@ -337,6 +337,7 @@ class _ProducerThread(threading.Thread):
 
     def _collect_receipts(self) -> None:
         """Wait for the acknowledgements of all events sent so far, count them and record them."""
+        # A journal line is written only after the acknowledgement, so that a line proves that the event is in the log.
         for topic, producer in self._producers.items():
             counts = self.counts[topic]
             for receipt in producer.flush():  # in the order of the sends

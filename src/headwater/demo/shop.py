@@ -1,4 +1,4 @@
-"""A small shop as an app: six topics and six pipelines. `headwater run shop.py` runs it; copy it and make it yours."""
+"""A small shop as an app: six topics and six pipelines. `headwater run shop.py` runs it; copy it and adapt it."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -148,6 +148,6 @@ def temperatures(sensors: DataFrame) -> DataFrame:
 
 @app.view(key="sensor_id")
 def too_warm(temperatures: DataFrame) -> DataFrame:
-    """How often each cold store was too warm; reads the final rows of another view."""
+    """How often each cold store was too warm, from the final rows of another view."""
     warm = F.count_if(F.col("celsius") > 5).alias("times")
     return temperatures.groupBy("sensor_id").agg(warm, F.max("celsius").alias("highest"), F.count("*").alias("spans"))

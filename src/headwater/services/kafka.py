@@ -103,40 +103,32 @@ _COORDINATES: Final = (
 )
 # The options of Kafka's own start script, apart from the heap.
 _JVM: Final = ("-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20", "-XX:InitiatingHeapOccupancyPercent=35")
+_HEAP: Final = "512m"
 _API_VERSIONS: Final = struct.pack(">ihhih", 10, 18, 0, 1, -1)  # length, API key, version, correlation id, no client id
 
 
 def launch_kafka(
-    folder: Path,
-    overrides: Mapping[str, object] | None = None,
-    *,
-    heap: str = "512m",
-    ports: tuple[int, ...] = (),
-    die_with_parent: bool = False,
-    on_progress: ProgressCallback | None = None,
+    folder: Path, *, ports: tuple[int, ...] = (), on_progress: ProgressCallback | None = None
 ) -> LaunchedServer:
     """Start a broker; it answers when `wait` returns. Existing data in the folder is kept.
 
     Args:
         folder: The folder of its data, settings and output; created if missing.
-        overrides: Settings of the broker, with `_` for `.`: `log_flush_interval_messages=1`.
-        heap: Maximum heap size of the JVM.
         ports: Preferred ports of the broker and the controller.
-        die_with_parent: Whether the kernel kills it when this process dies.
         on_progress: Receives progress messages.
 
     Raises:
         ServiceFailedError: The jars could not be downloaded, or the folder could not be formatted.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    command = kafka_command(folder, heap, on_progress)
+    command = kafka_command(folder, _HEAP, on_progress)
     broker, controller = free_ports(2, ports)
     settings = folder / "server.properties"
-    settings.write_text(kafka_settings(folder, broker, controller, overrides or {}))
+    settings.write_text(kafka_settings(folder, broker, controller, {}))
     output = folder / "broker.log"
     if not (folder / "data" / "meta.properties").exists():
         _format_storage(command, settings, output)
-    process = launch([*command, "kafka.Kafka", settings], output, die_with_parent=die_with_parent)
+    process = launch([*command, "kafka.Kafka", settings], output)
     url = f"kafka://127.0.0.1:{broker}"
     # The port is open before the broker is ready; a whole response header means that it is.
     return LaunchedServer(
@@ -167,7 +159,10 @@ def _format_storage(command: list[str], settings: Path, output: Path) -> None:
 
 
 def kafka_settings(folder: Path, broker: int, controller: int, overrides: Mapping[str, object]) -> str:
-    """Returns server.properties of a broker that is its own controller; `overrides` have `_` for `.`."""
+    """Returns server.properties of a broker that is its own controller.
+
+    Names in `overrides` have `_` in place of `.`: `log_flush_interval_messages`.
+    """
     settings: dict[str, object] = {
         "process.roles": "broker,controller",
         "node.id": 1,

@@ -18,8 +18,8 @@ from headwater.services.servers import LaunchedServer, free_ports, launch, proce
 __all__ = ["launch_postgres"]
 
 _SYSTEM: Final = Path("/usr/lib/postgresql")  # where Debian keeps each version's programs
-_KILL_TIMEOUT: Final = 20.0  # seconds for the processes of a server that was killed
-_USER: Final = "nobody"  # whom the server runs as when root starts it
+_KILL_TIMEOUT: Final = 20.0  # seconds for the child processes of a killed server to end
+_USER: Final = "nobody"  # the user of the server if root starts it
 
 
 def launch_postgres(folder: Path, *, ports: tuple[int, ...] = ()) -> LaunchedServer:
@@ -111,8 +111,8 @@ def _init_data(programs: Path, prefix: list[str], folder: Path, data: Path) -> N
 def _remove_stale_pid_file(data: Path) -> None:
     """Remove the pid file of a killed server, which would keep a new one from starting.
 
-    Waits until its child processes have released the shared memory. The file has to go even then: a zombie of the
-    killed server still owns the process id.
+    Waits until its child processes have released the shared memory. PostgreSQL itself does not remove the file while a
+    zombie of the killed server still has the process id.
     """
     file = data / "postmaster.pid"
     try:

@@ -113,7 +113,7 @@ def _write_settings(folder: Path) -> None:
 
 
 def _start_command(server: Path, names: int) -> list[str]:
-    """Returns the command that starts a server, with its own epmd if setpriv can tie that to the server's life."""
+    """Returns the command that starts a server; with setpriv, also an epmd of its own that ends with the server."""
     setpriv, epmd = shutil.which("setpriv"), shutil.which("epmd")
     if setpriv is None or epmd is None:
         return [str(server)]

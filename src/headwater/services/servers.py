@@ -71,11 +71,6 @@ class LaunchedServer:
     ready: Callable[[], bool]
     stop_signal: int = signal.SIGTERM
 
-    @property
-    def address(self) -> str:
-        """Host and port."""
-        return f"127.0.0.1:{self.ports[0]}"
-
     def wait(self, on_progress: ProgressCallback | None = None, timeout: float = 90.0) -> None:
         """Wait until the server answers; stop it if it does not, or if the wait is interrupted.
 
@@ -91,8 +86,10 @@ class LaunchedServer:
         try:
             while not self.ready():
                 waited = time.monotonic() - begun
-                if self.process.poll() is not None or waited > timeout:
-                    raise self._start_error(waited)
+                if (code := self.process.poll()) is not None or waited > timeout:
+                    how = f"did not answer within {waited:.0f} s" if code is None else f"exited with code {code}"
+                    what, fix = f"{self.name} {how}", f"read {self.output}"
+                    raise ServiceFailedError(what, detail=self.tail(8), fix=fix, service=self.name, returncode=code)
                 if on_progress is not None and waited > next_report:
                     on_progress(f"{self.name} is starting, {waited:.0f} s")
                     next_report = waited + _REPORT_INTERVAL
@@ -113,17 +110,6 @@ class LaunchedServer:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-
-    def _start_error(self, waited: float) -> ServiceFailedError:
-        code = self.process.returncode
-        how = f"did not answer within {waited:.0f} s" if code is None else f"exited with code {code}"
-        return ServiceFailedError(
-            f"{self.name} {how}",
-            detail=self.tail(8),
-            fix=f"read {self.output}",
-            service=self.name,
-            returncode=code,
-        )
 
 
 def launch(

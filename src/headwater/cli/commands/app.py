@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -25,7 +26,7 @@ from headwater.profiles import describe
 if TYPE_CHECKING:
     from headwater.app import App
     from headwater.plan import Plan
-    from headwater.runner import EngineProcess, WorkerProcesses
+    from headwater.runner import EngineProcess
     from headwater.server import Node
 
 __all__ = ["exit_code", "plan", "prepare", "run"]
@@ -58,22 +59,30 @@ def plan(app: str, /, *, mermaid: bool = False, spark: bool = True, options: Opt
     if mermaid:
         output.print_text(planned.mermaid())
         return 0
-    if not output.json:
-        profile = options.effective_profile
-        profile_lines = [*describe(profile, options.data), ""] if profile.location else []
-        output.print_text("\n".join(map(escape, [*profile_lines, *planned.lines()])))
+    profile = options.effective_profile
+    _print_plan(output, [*([*describe(profile, options.data), ""] if profile.location else []), *planned.lines()])
     if not options.remote:
         from headwater.inspection import inspect_app
 
-        profile, folder = options.effective_profile, local_folder(options)
-        planned = planned.with_inspection(inspect_app(profile, folder, planned.graph, kafka=options.kafka))
-        if planned.inspection and not output.json:
-            output.print_text("\n".join(map(escape, ["", *planned.inspection.lines()])))
+        inspection = inspect_app(profile, local_folder(options), planned.graph, kafka=options.kafka)
+        planned = replace(planned, inspection=inspection)
+        _print_plan(output, ["", *inspection.lines()])
     if spark and planned.graph.pipelines:
-        planned = _check_pipelines(output, planned, app, options)
+        from headwater.runner import check
+
+        if not output.json:
+            output.note("Spark is starting, to check the pipelines; --no-spark skips this")
+        planned = planned.with_checks(check(app, local_folder(options), options.profile))
+        _print_plan(output, ["", *planned.check_lines()])
     if output.json:
         output.print_record(planned.document(), [])
     return exit_code(planned)
+
+
+def _print_plan(output: Output, lines: list[str]) -> None:
+    """Print a part of the plan as soon as it is known; JSON is one document at the end."""
+    if not output.json:
+        output.print_text("\n".join(map(escape, lines)))
 
 
 def exit_code(planned: Plan) -> int:
@@ -83,18 +92,6 @@ def exit_code(planned: Plan) -> int:
     if planned.is_refused:
         return 4
     return max((error.exit_code for error in planned.inspection.errors), default=0) if planned.inspection else 0
-
-
-def _check_pipelines(output: Output, planned: Plan, app: str, options: Options) -> Plan:
-    """Check the pipelines in an engine process."""
-    from headwater.runner import check
-
-    if not output.json:
-        output.note("Spark is starting, to check the pipelines; --no-spark skips this")
-    planned = planned.with_checks(check(app, local_folder(options), options.profile))
-    if planned.checks and not output.json:
-        output.print_text("\n".join(map(escape, ["", *planned.check_lines()])))
-    return planned
 
 
 def _print_faults(output: Output, app: App, found: list[HeadwaterError]) -> int:
@@ -208,13 +205,12 @@ class _AppRunner:
 
     def __init__(self, node: Node, folder: Path, file: str | None, rebuild: tuple[str, ...], options: Options) -> None:
         self._node = node
-        self._profile = options.profile
+        self._options = options
         self._folder = folder
         self._file = file
         self._rebuild = rebuild
         self._output = Output(options)
-        self._engine: EngineProcess | None = None
-        self._workers: WorkerProcesses | None = None
+        self._processes = contextlib.ExitStack()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._load, name="headwater-app", daemon=True)
 
@@ -228,10 +224,7 @@ class _AppRunner:
         """Stop the processes; raise the error that kept the app from starting."""
         if self._thread.ident is not None:
             self._thread.join(_JOIN_TIMEOUT)
-        if self._workers is not None:
-            self._workers.stop()
-        if self._engine is not None:
-            self._engine.stop()
+        self._processes.close()
         if self._error is not None:
             raise self._error
 
@@ -240,7 +233,7 @@ class _AppRunner:
         try:
             app = None if self._file is None else self._start_app(self._file)
             self._print_ready(app)
-        except BaseException as error:  # raised again in the main thread, by `stop`
+        except BaseException as error:  # `stop` raises it again in the main thread
             self._error = error
             self._node.stop()
 
@@ -252,12 +245,7 @@ class _AppRunner:
             except HeadwaterError as error:
                 error.location = error.location or topic.location
                 raise
-        if app.pipelines:
-            from headwater.runner import EngineProcess
-
-            self._engine = EngineProcess(file, self._folder, self._rebuild, self._profile)
-            self._engine.start()
-        self._workers = _start_workers(app, file, self._folder, self._profile, self._output)
+        _start_processes(app, file, self._folder, self._rebuild, self._options, self._processes)
         return app
 
     def _print_ready(self, app: App | None) -> None:
@@ -271,7 +259,7 @@ class _AppRunner:
                 f"headwater {__version__}  {app.name if app else 'log'}   {url}",
                 f"log        ready   {plural(len(names), 'topic')}, {plural(events, 'event')} in {self._folder}",
                 *_queue_lines(app),
-                *(["spark      starting; log and web page already work"] if self._engine else []),
+                *(["spark      starting; log and web page already work"] if app and app.pipelines else []),
             ],
         )
         if self._output.terminal:
@@ -288,34 +276,24 @@ def _load_app(file: str) -> App:
 
 def _run_without_node(app: str | None, folder: Path, rebuild: tuple[str, ...], options: Options) -> int:
     """Run the pipelines and workers of an app whose log is on Kafka, until Ctrl-C or SIGTERM."""
-    from headwater.runner import EngineProcess
-
     if app is None:
         what = "there is nothing to run: the log is on Kafka, and no app is given"
         raise UsageError(what, fix=f"headwater run app.py --profile {options.effective_profile.name}")
     output = Output(options)
     loaded = _load_app(app)
-    engine = EngineProcess(app, folder, rebuild, options.profile, output.note) if loaded.pipelines else None
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
-    if engine is not None:
-        engine.start()
-    workers = _start_workers(loaded, app, folder, options.profile, output)
     where = describe(options.effective_profile, str(folder))
-    output.print_record(
-        {"app": loaded.name, "folder": str(folder), "profile": options.effective_profile.name},
-        [f"headwater {__version__}  {loaded.name}", *where, *(["spark        starting"] if engine else [])],
-    )
-    try:
+    with contextlib.ExitStack() as processes:
+        engine = _start_processes(loaded, app, folder, rebuild, options, processes)
+        output.print_record(
+            {"app": loaded.name, "folder": str(folder), "profile": options.effective_profile.name},
+            [f"headwater {__version__}  {loaded.name}", *where, *(["spark        starting"] if engine else [])],
+        )
         while not ended.wait(0.5):
             if engine is not None and engine.error:
                 raise engine.error
-    finally:
-        if workers is not None:
-            workers.stop()
-        if engine is not None:
-            engine.stop()
     return 0
 
 
@@ -335,17 +313,26 @@ def _run_until_current(app: str | None, folder: Path, rebuild: tuple[str, ...], 
     return 0
 
 
-def _start_workers(app: App, file: str, folder: Path, profile: str | None, output: Output) -> WorkerProcesses | None:
-    """Declare the app's queues and start its workers and answers, if it has any."""
-    if not app.queues and not app.answers:
-        return None
-    from headwater.runner import WorkerProcesses
-    from headwater.workers.process import plan_processes
+def _start_processes(
+    app: App, file: str, folder: Path, rebuild: tuple[str, ...], options: Options, processes: contextlib.ExitStack
+) -> EngineProcess | None:
+    """Start the engine, if the app has pipelines, and its workers and answers; `processes` stops them."""
+    from headwater.runner import EngineProcess, WorkerProcesses
 
-    _declare_queues(app, folder, profile)
-    workers = WorkerProcesses(file, folder, plan_processes(app), profile, output.note)
-    workers.start()
-    return workers
+    note = Output(options).note
+    engine: EngineProcess | None = None
+    if app.pipelines:
+        engine = EngineProcess(file, folder, rebuild, options.profile, note)
+        engine.start()
+        processes.callback(engine.stop)
+    if app.queues or app.answers:
+        from headwater.workers.process import plan_processes
+
+        _declare_queues(app, folder, options.profile)
+        workers = WorkerProcesses(file, folder, plan_processes(app), options.profile, note)
+        workers.start()
+        processes.callback(workers.stop)
+    return engine
 
 
 def _declare_queues(app: App, folder: Path, profile: str | None) -> None:

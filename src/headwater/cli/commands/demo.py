@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from headwater.demo import DemoResult, DemoRun, PipelineFacts
     from headwater.store.status import EngineStatus
 
-__all__ = ["demo", "display"]
+__all__ = ["demo"]
 
 _CATCH_UP_TIMEOUT: Final = 180.0  # seconds for the pipelines to process the remaining events
 _TOPICS = [
@@ -136,7 +136,7 @@ def _deadline(length: float | None) -> Callable[[], bool]:
 def _watch(output: Output, run: DemoRun, done: Callable[[], bool], hint: str = "Ctrl-C ends") -> None:
     """Wait until `done`; on a terminal, show live tables meanwhile."""
     if output.terminal and not output.plain:
-        display(run, done, hint)
+        _display(run, done, hint)
         return
     while not done():
         time.sleep(0.2)
@@ -196,14 +196,8 @@ class Rates:
         return {name: (after[name] - before.get(name, 0)) / past if past > 0 else 0.0 for name in after}
 
 
-def display(run: DemoRun, done: Callable[[], bool], hint: str = "Ctrl-C ends") -> None:
-    """Show rates, pipelines and Spark's state until `done`.
-
-    Args:
-        run: The running demo.
-        done: Called twice per second.
-        hint: Text after the total rate.
-    """
+def _display(run: DemoRun, done: Callable[[], bool], hint: str) -> None:
+    """Show rates, pipelines and Spark's state until `done`, which is called twice per second."""
     topics, pipelines = Rates(), Rates()
     with Live(console=Console(highlight=False), auto_refresh=False, transient=True) as live:
         while not done():

@@ -1,20 +1,18 @@
 """The command `doctor`: checks the machine, the data folder and its small files.
 
-Each check reports what it found and, on a problem, the command that fixes it. No check changes the log; the
-log rebuilds what it can when it is opened. Events themselves are checked by `headwater verify`, which takes
-longer.
+Each check reports what it found and, on a problem, the command that fixes it. No check changes the log, which
+rebuilds what it can when it is opened. `headwater verify` checks the events themselves, which takes longer.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import shutil
 import socket
-import statistics
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -25,6 +23,7 @@ import msgspec
 import pyarrow as pa
 
 from headwater.cli.commands.status import inspect_node
+from headwater.cli.commands.storage import measure_sync
 from headwater.cli.commands.topics import to_datetime
 from headwater.cli.formatting import format_bytes, format_duration, format_time, plural
 from headwater.cli.options import DEFAULTS, Options, local_folder
@@ -34,14 +33,13 @@ from headwater.errors import DamagedError, HeadwaterError
 from headwater.log import EventLog, Topic
 from headwater.log.storage import Disk, StateFile
 from headwater.log.storage.segment import FORMAT_VERSION
-from headwater.profiles import Address, Profile
+from headwater.profiles import Profile
 
-__all__ = ["Check", "CheckState", "doctor", "log_checks", "machine_checks"]
+__all__ = ["CheckState", "check_clock_skew", "doctor"]
 
-_MIN_PYTHON: Final = (3, 11)
 _LOW_SPACE: Final = 1_000_000_000  # bytes
 _MIN_SPACE: Final = 100_000_000  # bytes
-_SLOW_SYNC: Final = 0.050  # seconds
+_SLOW_SYNC: Final = 50.0  # milliseconds
 _MIN_INSTANCES: Final = 64
 _MIN_WATCHES: Final = 8_192
 _EARLIEST_TIME: Final = datetime(2025, 1, 1, tzinfo=UTC)  # an earlier time means that the clock is wrong
@@ -70,20 +68,13 @@ class Check:
 
 def machine_checks(folder: Path, port: int) -> Iterator[Check]:
     """Yields the checks that need no log."""
-    yield _check_python()
+    yield Check("python", CheckState.OK, platform.python_version())
     yield _check_folder(folder)
     yield _check_disk_space(folder)
     yield _check_sync(folder)
     yield _check_inotify()
     yield _check_clock()
     yield _check_port(folder, port)
-
-
-def _check_python() -> Check:
-    found = ".".join(map(str, sys.version_info[:3]))
-    if sys.version_info < _MIN_PYTHON:
-        return Check("python", CheckState.FAIL, f"{found} is too old", "install Python 3.11 or newer")
-    return Check("python", CheckState.OK, found)
 
 
 def _nearest_folder(folder: Path) -> Path:
@@ -117,25 +108,13 @@ def _check_disk_space(folder: Path) -> Check:
 def _check_sync(folder: Path) -> Check:
     path = _nearest_folder(folder) / f".headwater-doctor-{os.getpid()}"
     try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        took = measure_sync(path, 4096, 11)
     except OSError as error:
         return Check("sync", CheckState.FAIL, f"not measured: {error.strerror}", "see the check of the folder")
-    try:
-        took = statistics.median(_time_sync(handle) for _ in range(11))
-    finally:
-        os.close(handle)
-        path.unlink()
-    detail = f"{format_duration(took)} for one durable write"
+    detail = f"{took:.1f} ms for one durable write"
     if took > _SLOW_SYNC:
         return Check("sync", CheckState.WARN, detail, 'send in groups, or durability="fast" where that is enough')
     return Check("sync", CheckState.OK, detail)
-
-
-def _time_sync(handle: int) -> float:
-    begun = time.perf_counter()
-    os.write(handle, bytes(4096))
-    os.fsync(handle)
-    return time.perf_counter() - begun
 
 
 def _check_inotify() -> Check:
@@ -155,7 +134,7 @@ def _check_inotify() -> Check:
 def _check_clock() -> Check:
     now = datetime.now(UTC)
     if now < _EARLIEST_TIME:
-        return Check("clock", CheckState.FAIL, f"it says {format_time(now)}", "set the machine's clock")
+        return Check("clock", CheckState.FAIL, f"the clock shows {format_time(now)}", "set the machine's clock")
     return Check("clock", CheckState.OK, format_time(now))
 
 
@@ -163,7 +142,7 @@ def check_clock_skew(newest: datetime | None, now: datetime) -> Check | None:
     """Returns a warning if the newest event is in the future: the clock went back."""
     if newest is None or newest - now < timedelta(seconds=5):
         return None
-    detail = f"it is behind the newest event by {format_duration(newest - now)}"
+    detail = f"the clock is behind the newest event by {format_duration(newest - now)}"
     return Check("clock", CheckState.WARN, detail, "set the machine's clock; received_at of new events would go back")
 
 
@@ -183,22 +162,18 @@ def _check_port(folder: Path, port: int) -> Check:
 
 def server_checks(profile: Profile) -> Iterator[Check]:
     """Yields whether the brokers and the database of a profile answer; creates nothing there."""
-    if profile.kafka and profile.log is not None:
-        from headwater.backends import ping_log
+    from headwater.backends import ping_log, ping_store
 
-        yield _check_server("brokers", profile.log, ping_log)
-    if profile.store is not None:
-        from headwater.backends import ping_store
-
-        yield _check_server("database", profile.store, ping_store)
-
-
-def _check_server(name: str, address: Address, ping: Callable[[str], None]) -> Check:
-    try:
-        ping(address.resolve())
-    except HeadwaterError as error:
-        return Check(name, CheckState.FAIL, error.what, error.fix or "start it, or correct the profile")
-    return Check(name, CheckState.OK, str(address))
+    log = profile.log if profile.kafka else None
+    for name, address, ping in (("brokers", log, ping_log), ("database", profile.store, ping_store)):
+        if address is None:
+            continue
+        try:
+            ping(address.resolve())
+        except HeadwaterError as error:
+            yield Check(name, CheckState.FAIL, error.what, error.fix or "start it, or correct the profile")
+        else:
+            yield Check(name, CheckState.OK, str(address))
 
 
 _COLOURS = {CheckState.OK: "green", CheckState.WARN: "yellow", CheckState.FAIL: "red"}

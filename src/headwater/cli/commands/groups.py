@@ -88,21 +88,7 @@ def lag(
         if window and any(before):
             time.sleep(window.total_seconds())
         now = _read_lags(client, group) if window else before
-    _print_lags(output, _pipeline_rows(before[0], now[0], window), _group_rows(before[1], now[1], window))
-    return 0
-
-
-def _read_lags(client: Client, name: str | None) -> tuple[list[PipelineLag], list[Lag]]:
-    pipelines = [lag for lag in client.pipeline_lag() if name in (None, lag.pipeline)]
-    try:
-        return pipelines, client.lag(name)
-    except UnknownGroupError:
-        if not pipelines:
-            raise
-        return pipelines, []
-
-
-def _print_lags(output: Output, pipelines: list[dict[str, Any]], groups: list[dict[str, Any]]) -> None:
+    pipelines, groups = _pipeline_rows(before[0], now[0], window), _group_rows(before[1], now[1], window)
     if pipelines:
         output.print_rows(_PIPELINES, pipelines)
     if pipelines and groups and not output.json:
@@ -111,6 +97,17 @@ def _print_lags(output: Output, pipelines: list[dict[str, Any]], groups: list[di
         output.print_rows(_GROUPS, groups)
     if not groups and not pipelines:
         output.note("there are no consumer groups yet; client.consumer(topic, group=…) creates one")
+    return 0
+
+
+def _read_lags(client: Client, name: str | None) -> tuple[list[PipelineLag], list[Lag]]:
+    pipelines = [lag for lag in client.pipeline_lag() if name in (None, lag.pipeline)]
+    try:
+        return pipelines, client.lag(name)
+    except UnknownGroupError:  # no error if a pipeline has this name
+        if not pipelines:
+            raise
+        return pipelines, []
 
 
 def _pipeline_rows(before: list[PipelineLag], now: list[PipelineLag], window: timedelta) -> list[dict[str, Any]]:
@@ -215,10 +212,10 @@ def _confirm(output: Output, group: str, topic: str) -> None:
             fix="add --yes",
             group=group,
         )
-    sys.stderr.write(f"Type the group's name to set it ({group}): ")
+    sys.stderr.write(f"Type the group's name to confirm ({group}): ")
     sys.stderr.flush()
     if sys.stdin.readline().strip() != group:
-        raise RefusedError("nothing was changed", detail="the name was not confirmed", fix="type it again, or --yes")
+        raise RefusedError("nothing was changed", detail="the name does not match", fix="type it again, or add --yes")
 
 
 def _effect(move: OffsetReset) -> str:

@@ -81,6 +81,7 @@ def _resend(client: Client, to: str, name: str, where: str | None, output: Outpu
     # Several pipelines may have recorded the same event.
     once = {(row["topic"], row["partition"], row["offset"]): row for row in rows}
     progress, sent = Progress(output, "send"), 0
+    # One producer per original partition: sequence numbers of a producer only grow.
     for partition, positions in itertools.groupby(once, key=lambda position: position[:2]):
         some = [once[position] for position in positions]
         values = codec.rows(codec.decode_json([row["value"].encode() for row in some]))
@@ -135,7 +136,7 @@ def replay(
     from headwater.runner import replay as again
 
     folder = engine_folder(options)
-    file = find_app_file(app, folder)
+    file = _find_app_file(app, folder)
     output = Output(options)
     output.note("Spark is starting; then each pipeline runs again from its first offset")
     found = [
@@ -146,7 +147,7 @@ def replay(
     return 0 if all(document["verdict"] == "same" for document in found) else 1
 
 
-def find_app_file(app: str | None, folder: Path) -> Path:
+def _find_app_file(app: str | None, folder: Path) -> Path:
     """Returns the app's file as given, or the one that was last run on the folder."""
     from headwater.runner import last_app
 
@@ -171,7 +172,7 @@ def backfill(view: str, /, *, from_: str = "earliest", app: str | None = None, o
     from headwater.runner import catch_up
 
     folder = engine_folder(options)
-    file = find_app_file(app, folder)
+    file = _find_app_file(app, folder)
     output = Output(options)
     output.note("Spark is starting; then the view is rebuilt from the log")
     catch_up(file, folder, [view], from_, options.profile, output.note)

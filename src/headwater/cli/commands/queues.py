@@ -1,4 +1,4 @@
-"""The commands `queues` and `redrive`: counts and dead letters of queues; redrive dead letters, edited if needed."""
+"""The commands `queues` and `redrive`: show counts and dead letters of queues, and redrive dead letters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from headwater.errors import BadSettingError, UsageError
 if TYPE_CHECKING:
     from headwater.queues import Broker, DeadLetter, GroupCounts
 
-__all__ = ["DEAD_LETTER_COLUMNS", "dead_letter_row", "parse_rate", "queues", "redrive"]
+__all__ = ["queues", "redrive"]
 
 _COUNT_COLUMNS = [
     Column("QUEUE", "queue"),
@@ -28,7 +28,7 @@ _COUNT_COLUMNS = [
         for name in ("waiting", "delayed", "in_flight", "dead", "published", "acked", "redelivered")
     ),
 ]
-DEAD_LETTER_COLUMNS = [
+_DEAD_LETTER_COLUMNS = [
     Column("NUMBER", "number", right=True),
     Column("GROUP", "group", lambda group: group or "-"),
     Column("DIED AT", "died_at", format_time),
@@ -75,8 +75,8 @@ def queues(
             if not rows:
                 output.note("there are no queues yet; headwater run app.py creates those of an app")
             return 0
-        letters = [dead_letter_row(one, letter) for one in names for letter in client.broker.dead_letters(one, group)]
-    output.print_rows(DEAD_LETTER_COLUMNS, letters[:limit])
+        letters = [_dead_letter_row(one, letter) for one in names for letter in client.broker.dead_letters(one, group)]
+    output.print_rows(_DEAD_LETTER_COLUMNS, letters[:limit])
     if len(letters) > limit:
         output.note(f"the oldest {limit:,} of {plural(len(letters), 'dead letter')}; --limit shows more")
     elif not letters:
@@ -91,8 +91,7 @@ def _available_counts(broker: Broker, counts: GroupCounts) -> dict[str, Any]:
     return {name: value if name in known else None for name, value in found.items()}
 
 
-def dead_letter_row(queue: str, letter: DeadLetter) -> dict[str, Any]:
-    """Returns a dead letter as a row."""
+def _dead_letter_row(queue: str, letter: DeadLetter) -> dict[str, Any]:
     return {
         "queue": queue,
         "number": letter.number,
@@ -164,7 +163,7 @@ def redrive(
             raise UsageError(what, fix=f"headwater queues {queue} --dead", queue=queue, missing=missing)
         letters = [edit_message(definition, letter, edits) for letter in found]
         if dry_run:
-            output.print_rows(DEAD_LETTER_COLUMNS, [dead_letter_row(queue, letter) for letter in letters])
+            output.print_rows(_DEAD_LETTER_COLUMNS, [_dead_letter_row(queue, letter) for letter in letters])
             output.note(f"{plural(len(letters), 'dead letter')} would be redriven; nothing was changed (--dry-run)")
             return 0
         done = _redrive(client.broker, queue, letters, pause, Progress(output, "redrive"))
@@ -193,6 +192,7 @@ def _redrive(broker: Broker, queue: str, letters: list[DeadLetter], pause: float
     step, done = (1 if pause else _BATCH_SIZE), 0
     begun = time.monotonic()
     for start in range(0, len(letters), step):
+        # Each send has its time on the schedule: the duration of a send does not lower the rate.
         time.sleep(max(0.0, begun + start * pause - time.monotonic()))
         done += broker.redrive(queue, letters[start : start + step])
         progress.update(min(start + step, len(letters)), len(letters))

@@ -1,11 +1,12 @@
 """The commands `cat` and `tail`: print a range of a topic, or events as they arrive.
 
-Both resolve positions, apply a condition batch by batch, and print lines for people or NDJSON of values or
+Both resolve positions, apply a condition batch by batch, and print lines for people, or NDJSON of values or
 whole events.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
@@ -29,7 +30,29 @@ if TYPE_CHECKING:
     from headwater.log.protocol import Log
     from headwater.sql.filter import Filter
 
-__all__ = ["EventPrinter", "TopicSelection", "cat", "parse_filter", "read_batches", "tail"]
+__all__ = ["cat", "tail"]
+
+_FOLLOW_TIMEOUT = 3600.0  # seconds of one wait; then it waits again
+_TIMESTAMP = pa.timestamp("us", "UTC")
+_HEADERS = pa.map_(pa.string(), pa.string())
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class EventSelection:
+    """A selection of events, and the form in which they are printed."""
+
+    where: str | None = None
+    """Only events that meet a condition, such as "amount > 100" or "headers['tenant'] = 'a'"."""
+    partition: int | None = None
+    """Only this partition."""
+    limit: Annotated[int | None, LIMIT] = None
+    """Print at most this many events."""
+    envelope: Flag = False
+    """Print whole events as CloudEvents documents, with key, times and headers."""
+
+
+_ALL_EVENTS = EventSelection()
 
 
 def cat(
@@ -38,10 +61,7 @@ def cat(
     *,
     from_: Annotated[PositionText, Parameter(name="--from")] = "earliest",
     to: PositionText = "end",
-    where: str | None = None,
-    partition: int | None = None,
-    limit: Annotated[int | None, LIMIT] = None,
-    envelope: Flag = False,
+    selection: EventSelection = _ALL_EVENTS,
     options: Options = DEFAULTS,
 ) -> int:
     """Print a range of events of a topic.
@@ -53,16 +73,13 @@ def cat(
         topic: The topic to read.
         from_: Start position: earliest, an offset, a time with zone, or a relative time such as -10m.
         to: End position, exclusive: end, an offset or a time.
-        where: Only events that meet a condition, such as "amount > 100" or "headers['tenant'] = 'a'".
-        partition: Only this partition.
-        limit: Print at most this many events.
-        envelope: Print whole events as CloudEvents documents, with key, times and headers.
+        selection: A selection of events.
         options: Options of every command.
     """
-    chosen = TopicSelection(topic, parse_position(from_), parse_position(to), parse_filter(where), partition, limit)
+    start, stop = parse_position(from_), parse_position(to)
     with open_client(options) as client:
-        printer = EventPrinter(Output(options), envelope=envelope)
-        for batch in read_batches(client.log, chosen):
+        printer = EventPrinter(Output(options), envelope=selection.envelope)
+        for batch in read_batches(client.log, topic, start, stop, selection):
             printer.print_batch(batch)
         printer.close()
     return 0
@@ -73,32 +90,25 @@ def tail(
     /,
     *,
     from_: Annotated[PositionText, Parameter(name="--from")] = "latest",
-    where: str | None = None,
-    partition: int | None = None,
-    limit: Annotated[int | None, LIMIT] = None,
-    envelope: Flag = False,
+    selection: EventSelection = _ALL_EVENTS,
     options: Options = DEFAULTS,
 ) -> int:
     """Follow a topic and print events as they arrive.
 
-    Starts with the next event by default, and runs until Ctrl-C.
+    Starts with the next event by default, and runs until Ctrl-C or until --limit is reached.
 
     Args:
         topic: The topic to follow.
         from_: Start position: latest, earliest, an offset, a time with zone, or a relative time such as -10m.
-        where: Only events that meet a condition, such as "amount > 100".
-        partition: Only this partition.
-        limit: Stop after this many events.
-        envelope: Print whole events as CloudEvents documents, with key, times and headers.
+        selection: A selection of events.
         options: Options of every command.
     """
-    chosen = TopicSelection(topic, parse_position(from_), None, parse_filter(where), partition, limit)
-    output = Output(options)
+    output, start = Output(options), parse_position(from_)
     with open_client(options) as client:
-        printer = EventPrinter(output, envelope=envelope)
+        printer = EventPrinter(output, envelope=selection.envelope)
         if output.terminal:
             output.note(f"following {topic}; Ctrl-C ends")
-        for batch in read_batches(client.log, chosen):
+        for batch in read_batches(client.log, topic, start, None, selection):
             printer.print_batch(batch)
     return 0
 
@@ -146,66 +156,39 @@ class EventPrinter:
         return f"{self._output.style(escape(prefix), 'dim')}{self._output.style(late, 'yellow')}  {escape(text)}"
 
 
-_FOLLOW_TIMEOUT = 3600.0  # seconds of one wait; then it waits again
-_TIMESTAMP = pa.timestamp("us", "UTC")
-_HEADERS = pa.map_(pa.string(), pa.string())
-
-
-@dataclass(frozen=True)
-class TopicSelection:
-    """A selection of events of a topic.
+def read_batches(
+    log: Log, name: str, start: Start, stop: Start | None, selection: EventSelection
+) -> Iterator[LogBatch]:
+    """Yields the selected events of a topic in batches, ordered within each partition; empty batches are left out.
 
     Args:
-        topic: The topic.
+        log: The log.
+        name: The topic.
         start: Start position.
         stop: End position, exclusive; None to follow the topic.
-        where: A condition; None for all events.
-        partition: One partition; None for all.
-        limit: Maximum number of events.
-    """
-
-    topic: str
-    start: Start
-    stop: Start | None = None
-    where: Filter | None = None
-    partition: int | None = None
-    limit: int | None = None
-
-
-def parse_filter(text: str | None) -> Filter | None:
-    """Returns the condition of `--where`."""
-    if text is None:
-        return None
-    from headwater.sql.filter import Filter
-
-    return Filter(text)
-
-
-def read_batches(log: Log, selection: TopicSelection) -> Iterator[LogBatch]:
-    """Yields the selected events in batches, ordered within each partition; empty batches are left out.
+        selection: The selection.
 
     Raises:
         BadFilterError: The condition is not valid for the topic; raised before anything is read.
         BadOffsetError: The topic has no such partition or offset.
     """
-    topic = log.topic(selection.topic)
+    topic = log.topic(name)
+    where: Filter | None = None
     if selection.limit is not None and selection.limit < 1:
         raise BadSettingError(f"limit {selection.limit} is less than 1", fix="--limit 10")
     if selection.where is not None:
+        from headwater.sql.filter import Filter
+
+        where = Filter(selection.where)
         # Evaluated once over no rows: a mistake in the condition is reported even if the topic is empty.
-        selection.where.mask(pa.RecordBatch.from_pylist([], topic.schema), _empty_envelope(topic))
+        where.mask(pa.RecordBatch.from_pylist([], topic.schema), _empty_envelope(topic))
     numbers = _select_partitions(topic, selection.partition)
-    positions = {number: log.find_offset(topic.name, number, selection.start) for number in numbers}
-    stops = None
-    if selection.stop is not None:
-        stops = {number: log.find_offset(topic.name, number, selection.stop) for number in numbers}
-    reader = TopicReader(log, topic.name, positions, stops)
-    try:
+    positions = {number: log.find_offset(name, number, start) for number in numbers}
+    stops = None if stop is None else {number: log.find_offset(name, number, stop) for number in numbers}
+    with contextlib.closing(TopicReader(log, name, positions, stops)) as reader:
         # A reader without an end is followed: `next` waits for new events.
         batches = iter(reader) if stops is not None else _follow(reader)
-        yield from _limit_rows(_filter_batches(batches, selection.where), selection.limit)
-    finally:
-        reader.close()
+        yield from _limit_rows(_filter_batches(batches, where), selection.limit)
 
 
 def _select_partitions(topic: Topic, chosen: int | None) -> list[int]:

@@ -6,6 +6,7 @@ prints it.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import re
@@ -25,10 +26,11 @@ from cyclopts import Parameter
 from headwater.cli.formatting import plural
 from headwater.cli.options import DEFAULTS, Options, PositionText, open_client
 from headwater.cli.output import Output, Progress
-from headwater.errors import BadEventError, BadKeyError, BadSettingError, HeadwaterError, TooLargeError, UsageError
+from headwater.errors import BadEventError, BadKeyError, BadSettingError, TooLargeError, UsageError
 from headwater.events import Codec, JsonLimits, check_headers, check_traceparent, key_bytes
 from headwater.events.values import format_moment, preview
 from headwater.log import Topic, WriteBatch
+from headwater.log.storage.frame import ENVELOPE
 from headwater.log.write_batch import EventEncoder
 from headwater.units import micros, moment
 
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     from headwater.client import Client
     from headwater.events.envelope import Receipts
 
-__all__ = ["Chunk", "EventOverrides", "LineParser", "parse_documents", "read_chunks", "send"]
+__all__ = ["send"]
 
 _CHUNK: Final = 4 << 20  # bytes
 _PAUSE: Final = 0.05  # seconds without input, then the lines read so far are sent
@@ -106,28 +108,20 @@ def _read_blocks(stream: BinaryIO) -> Iterator[tuple[bytes, bool]]:
         while block := stream.read(_CHUNK):
             yield block, len(block) < _CHUNK
         return
-    ended = False
-    while not ended:
-        block, ended = _read_block(handle)
-        yield block, ended
-
-
-def _read_block(handle: int) -> tuple[bytes, bool]:
-    pieces: list[bytes] = []
-    size = 0
     waiting = select.poll()
     waiting.register(handle)
-    while size < _CHUNK:
-        if pieces and not waiting.poll(_PAUSE * 1000):
-            return b"".join(pieces), False
-        piece = os.read(handle, _CHUNK - size)
-        if not piece:
-            return b"".join(pieces), True
-        pieces.append(piece)
-        size += len(piece)
-    return b"".join(pieces), False
+    ended = False
+    while not ended:
+        buffer = bytearray()
+        # The first read waits as long as it takes; after it, a pause ends the block.
+        while len(buffer) < _CHUNK and not ended and (not buffer or waiting.poll(_PAUSE * 1000)):
+            piece = os.read(handle, _CHUNK - len(buffer))
+            buffer += piece
+            ended = not piece
+        yield bytes(buffer), ended
 
 
+# Errors count the rows of a chunk; the user needs the line of the input.
 _ROW_PREFIX = re.compile(r"^(?:line|row) \d+")
 
 
@@ -193,22 +187,21 @@ def _send_chunks(client: Client, topic: str, event: str | None, overrides: Event
     parser = LineParser(client.topic(topic), overrides)
     given = iter([parse_documents(event.encode())]) if event is not None else read_chunks(sys.stdin.buffer)
     done = 0
-    while (chunk := _next_chunk(given, done)) is not None:
+    while True:
         try:
-            rows = parser.parse(chunk.lines, time.time_ns() // 1000)
+            chunk = next(given, None)
+        except TooLargeError as error:
+            error.detail = _progress_text(done)
+            raise
+        if chunk is None:
+            return
+        try:
+            batches = parser.parse(chunk.lines, time.time_ns() // 1000)
         except UsageError as error:
             raise _add_line_number(error, chunk, done) from error
-        for piece in rows:
-            yield client.log.append(topic, piece)
+        for batch in batches:
+            yield client.log.append(topic, batch)
         done = chunk.numbers[-1] if chunk.numbers else done
-
-
-def _next_chunk(given: Iterator[Chunk], done: int) -> Chunk | None:
-    try:
-        return next(given, None)
-    except HeadwaterError as error:
-        error.detail = _progress_text(done)
-        raise
 
 
 def _add_line_number(error: UsageError, chunk: Chunk, done: int) -> UsageError:
@@ -229,7 +222,6 @@ def _progress_text(done: int) -> str:
     return f"lines 1 to {done} were sent; to continue, send the output of: tail -n +{done + 1}"
 
 
-_TIMESTAMP = pa.timestamp("us", "UTC")
 _Object = dict[str, msgspec.Raw]
 
 
@@ -240,11 +232,6 @@ class EventOverrides:
     key: str | None = None
     headers: dict[str, str] = field(default_factory=dict)
     time: datetime | None = None
-
-    @property
-    def is_set(self) -> bool:
-        """Whether any option is given."""
-        return self != EventOverrides()
 
 
 class _CloudEvent(msgspec.Struct):
@@ -263,18 +250,13 @@ class _CloudEvent(msgspec.Struct):
     tombstone: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass
 class _ParsedEvent:
-    """One event: its value as JSON, and its envelope."""
+    """One event: its value as JSON, its key as text, and the envelope by column name, as in `PendingEvent`."""
 
     value: bytes
     key: str | None = None
-    id: str | None = None
-    occurred_at: int | None = None
-    sent_at: int | None = None
-    headers: dict[str, str] | None = None
-    traceparent: str | None = None
-    source: str | None = None
+    envelope: dict[str, Any] = field(default_factory=dict)
     tombstone: bool = False
 
 
@@ -298,15 +280,15 @@ class LineParser:
         Raises:
             BadEventError: A line does not match the topic's type; `data` has its `row` among these lines.
         """
-        if not self._overrides.is_set and not any(b'"specversion"' in line for line in lines):
+        if self._overrides == EventOverrides() and not any(b'"specversion"' in line for line in lines):
             return [self._encoder.encode_json(lines, sent_at)] if lines else []
-        items = [self._parse_line(line, row) for row, line in enumerate(lines)]
+        items = [self._parse_line(line, row, sent_at) for row, line in enumerate(lines)]
         batches: list[WriteBatch] = []
         first = 0
         for tombstone, members in groupby(items, key=lambda item: item.tombstone):
             group = list(members)
             try:
-                batches += self._tombstone_rows(group, sent_at) if tombstone else [self._event_rows(group, sent_at)]
+                batches += self._tombstone_rows(group) if tombstone else [self._event_rows(group, sent_at)]
             except BadEventError as error:
                 if isinstance(error.data.get("row"), int):
                     error.data["row"] += first
@@ -314,20 +296,26 @@ class LineParser:
             first += len(group)
         return batches
 
-    def _parse_line(self, line: bytes, row: int) -> _ParsedEvent:
+    def _parse_line(self, line: bytes, row: int, sent_at: int) -> _ParsedEvent:
         # A topic with a field "specversion" holds plain values that only look like CloudEvents documents.
         item = self._parse_cloud_event(line, row) if self._whole_events and b'"specversion"' in line else None
         item = item or _ParsedEvent(line)
-        overrides = self._overrides
+        envelope, overrides = item.envelope, self._overrides
+        envelope.setdefault("_hw.sent_at", sent_at)
         if overrides.headers:
-            item = replace(item, headers=(item.headers or {}) | overrides.headers)
+            envelope["_hw.headers"] = list((dict(envelope.get("_hw.headers", ())) | overrides.headers).items())
         if overrides.key is not None:
-            item = replace(item, key=overrides.key)
+            item.key = overrides.key
         if overrides.time is not None:
-            item = replace(item, occurred_at=micros(overrides.time))
-        if item.tombstone:
-            return item
-        return replace(item, value=self._fill_columns(item.value, row))
+            envelope["_hw.occurred_at"] = micros(overrides.time)
+        # A key column or time column takes precedence: the value has it.
+        if item.key is not None and not self._topic.key:
+            envelope["_hw.key"] = item.key.encode()
+        if self._topic.time:
+            envelope.pop("_hw.occurred_at", None)
+        if not item.tombstone:
+            item.value = self._fill_columns(item.value, row)
+        return item
 
     def _parse_cloud_event(self, line: bytes, row: int) -> _ParsedEvent | None:
         """Returns the event of a CloudEvents document; None if the line is not one."""
@@ -340,17 +328,16 @@ class LineParser:
             raise BadEventError(what, row=row) from None
         except msgspec.DecodeError:
             return None
-        return _ParsedEvent(
-            value=bytes(document.data),
-            key=document.partitionkey,
-            id=document.id,
-            occurred_at=_parse_micros(document.time),
-            sent_at=_parse_micros(document.senttime),
-            headers=_parse_headers(document.headers, row),
-            traceparent=document.traceparent and check_traceparent(document.traceparent),
-            source=document.source,
-            tombstone=document.tombstone,
-        )
+        envelope = {
+            "_hw.id": document.id,
+            "_hw.occurred_at": _parse_micros(document.time),
+            "_hw.sent_at": _parse_micros(document.senttime),
+            "_hw.headers": _parse_headers(document.headers, row),
+            "_hw.traceparent": document.traceparent and check_traceparent(document.traceparent),
+            "_hw.source": document.source,
+        }
+        given = {name: value for name, value in envelope.items() if value is not None}
+        return _ParsedEvent(bytes(document.data), document.partitionkey, given, document.tombstone)
 
     def _fill_columns(self, value: bytes, row: int) -> bytes:
         """Returns the value with the given key and event time, if its type has columns for them."""
@@ -373,7 +360,7 @@ class LineParser:
                 raise BadKeyError(
                     f'the key {preview(text)} is not the event\'s "{name}", which is {preview(known)}',
                     detail=f'topic "{self._topic.name}" is keyed by {", ".join(self._topic.key)}',
-                    fix="leave the key out: it is taken from the event",
+                    fix="omit --key: the key is read from the event",
                     row=row,
                 )
             found[name] = part
@@ -382,8 +369,10 @@ class LineParser:
         """Returns the key as one JSON text per key column; several columns are given as a JSON array."""
         fields = [self._topic.schema.field(name) for name in self._topic.key]
         if len(fields) == 1:
-            plain = pa.types.is_integer(fields[0].type) or pa.types.is_boolean(fields[0].type)
-            return [msgspec.Raw(text.encode()) if plain and _is_json(text) else _to_raw(text)]
+            if pa.types.is_integer(fields[0].type) or pa.types.is_boolean(fields[0].type):
+                with contextlib.suppress(msgspec.DecodeError):
+                    return [msgspec.json.decode(text, type=msgspec.Raw)]
+            return [_to_raw(text)]
         try:
             parts = msgspec.json.decode(text, type=list[msgspec.Raw])
         except msgspec.DecodeError:
@@ -394,7 +383,7 @@ class LineParser:
             raise BadKeyError(what, detail=f"its key is a JSON array of {columns}", topic=self._topic.name)
         return parts
 
-    def _tombstone_rows(self, items: list[_ParsedEvent], sent_at: int) -> Iterator[WriteBatch]:
+    def _tombstone_rows(self, items: list[_ParsedEvent]) -> Iterator[WriteBatch]:
         for item in items:
             if item.key is None or not self._topic.key:
                 what = f'a tombstone of topic "{self._topic.name}" needs a key'
@@ -403,33 +392,15 @@ class LineParser:
             row = dict(zip(self._topic.key, self._parse_key(item.key), strict=True))
             codec = Codec(pa.schema(fields))
             values = codec.rows(codec.decode_json([msgspec.json.encode(row)]))[0]
-            yield self._encoder.encode_tombstone(
-                tuple(values.values()), sent_at if item.sent_at is None else item.sent_at
-            )
+            yield self._encoder.encode_tombstone(tuple(values.values()), item.envelope["_hw.sent_at"])
 
     def _event_rows(self, items: list[_ParsedEvent], sent_at: int) -> WriteBatch:
         rows = self._encoder.encode_json([item.value for item in items], sent_at)
-        times = [sent_at if item.sent_at is None else item.sent_at for item in items]
-        columns: dict[str, tuple[list[Any], Any]] = {
-            "_hw.key": ([None if item.key is None else item.key.encode() for item in items], pa.binary()),
-            "_hw.id": ([item.id for item in items], pa.string()),
-            "_hw.occurred_at": ([item.occurred_at for item in items], _TIMESTAMP),
-            "_hw.sent_at": (times, _TIMESTAMP),
-            "_hw.headers": (
-                [list(item.headers.items()) if item.headers else None for item in items],
-                pa.map_(pa.string(), pa.string()),
-            ),
-            "_hw.traceparent": ([item.traceparent for item in items], pa.string()),
-            "_hw.source": ([item.source for item in items], pa.string()),
-        }
-        if self._topic.key:
-            del columns["_hw.key"]  # the value holds it
-        if self._topic.time:
-            del columns["_hw.occurred_at"]
+        names = {name for item in items for name in item.envelope}
         envelope = {
-            name: pa.array(values, kind)
-            for name, (values, kind) in columns.items()
-            if any(value is not None for value in values)
+            column.name: pa.array([item.envelope.get(column.name) for item in items], column.type)
+            for column in ENVELOPE
+            if column.name in names
         }
         return replace(rows, envelope=envelope)
 
@@ -446,22 +417,14 @@ def _to_raw(text: str) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode(text))
 
 
-def _is_json(text: str) -> bool:
-    try:
-        msgspec.json.decode(text)
-    except msgspec.DecodeError:
-        return False
-    return True
-
-
 def _parse_micros(text: str | None) -> int | None:
     return None if text is None else micros(moment(text))
 
 
-def _parse_headers(text: str | None, row: int) -> dict[str, str] | None:
+def _parse_headers(text: str | None, row: int) -> list[tuple[str, str]] | None:
     if text is None:
         return None
     try:
-        return check_headers(msgspec.json.decode(text, type=dict[str, str]))
+        return list(check_headers(msgspec.json.decode(text, type=dict[str, str])).items()) or None
     except msgspec.DecodeError as error:
         raise BadEventError(f"row {row}: the headers are not a JSON object of text: {error}", row=row) from None

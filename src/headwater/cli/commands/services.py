@@ -16,37 +16,17 @@ from headwater.errors import BadSettingError, LockedError, UnreachableError
 from headwater.services.local_profile import profile_table, write_table
 from headwater.services.servers import LaunchedServer, ServerState, Service
 
-__all__ = [
-    "Action",
-    "cluster",
-    "print_profile",
-    "server_state",
-    "services",
-    "show_servers",
-    "start_servers",
-    "stop_servers",
-]
+__all__ = ["cluster", "services"]
 
 Action = Literal["up", "down", "status"]
 _DEFAULT_FOLDER: Final = ".headwater-services"
 _PROFILE_FILE: Final = Path("headwater.toml")
 
 
-def server_state(options: Options) -> ServerState:
-    """Returns the servers of the folder of `--data`, else of `.headwater-services` in the current folder."""
-    return ServerState(Path(options.data or _DEFAULT_FOLDER))
-
-
-def start_servers(
+def _start_servers(
     state: ServerState, launches: Mapping[str, Callable[[tuple[int, ...]], LaunchedServer]], output: Output
 ) -> None:
-    """Start the servers that are not running, in parallel, and wait until they answer.
-
-    Args:
-        state: The servers of a folder.
-        launches: Functions by name that launch a server on the ports it had before.
-        output: Receives a note when a start takes long.
-    """
+    """Start the servers that are not running, in parallel, on the ports they had before; wait until they answer."""
     known = state.services()
     launched = []
     for name, launch in launches.items():
@@ -57,7 +37,7 @@ def start_servers(
         server.wait(output.note)
 
 
-def stop_servers(state: ServerState, wanted: Callable[[str], bool], output: Output) -> int:
+def _stop_servers(state: ServerState, wanted: Callable[[str], bool], output: Output) -> int:
     """Stop the servers whose names are wanted, the last started first."""
     with state.lock():
         stopped = [service for service in state.services().values() if wanted(service.name) and service.pid]
@@ -69,7 +49,7 @@ def stop_servers(state: ServerState, wanted: Callable[[str], bool], output: Outp
     return 0
 
 
-def show_servers(state: ServerState, wanted: Callable[[str], bool], output: Output) -> int:
+def _show_servers(state: ServerState, wanted: Callable[[str], bool], output: Output) -> int:
     """Print the servers whose names are wanted; the exit code is 3 if one of them died."""
     found = [service for service in state.services().values() if wanted(service.name)]
     _print_servers(output, found)
@@ -78,7 +58,7 @@ def show_servers(state: ServerState, wanted: Callable[[str], bool], output: Outp
     return UnreachableError.exit_code if any(service.state == "died" for service in found) else 0
 
 
-def print_profile(state: ServerState, wanted: Callable[[str], bool], write: bool, output: Output) -> int:
+def _print_profile(state: ServerState, wanted: Callable[[str], bool], write: bool, output: Output) -> int:
     """Print the servers and a profile for them; with `write`, append the profile to headwater.toml."""
     _print_servers(output, [service for service in state.services().values() if wanted(service.name)])
     table = profile_table(state.folder, state.services())
@@ -120,33 +100,30 @@ def cluster(
         write: Append a profile named local for this cluster to headwater.toml.
         options: Options of every command.
     """
-    state, output = server_state(options), Output(options)
+    state, output = ServerState(Path(options.data or _DEFAULT_FOLDER)), Output(options)
     if action == "down":
-        return stop_servers(state, _is_spark, output)
+        return _stop_servers(state, _is_spark, output)
     if action == "status":
-        return show_servers(state, _is_spark, output)
+        return _show_servers(state, _is_spark, output)
     if workers < 1 or cores < 1:
         raise BadSettingError("a cluster has at least one worker with one core", fix="--workers 2 --cores 1")
+    from headwater.services.spark_cluster import launch_master, launch_worker
+
+    folder = state.folder / "spark"
     with state.lock():
-        _start_cluster(state, output, workers, cores, memory)
-    return print_profile(state, _is_spark, write, output)
+        if any(service.state == "running" for name, service in state.services().items() if _is_spark(name)):
+            raise LockedError(f"a cluster runs in {state.folder}", fix="headwater cluster down")
+        _start_servers(state, {"spark-master": lambda ports: launch_master(folder, ports=ports)}, output)
+        master = state.services()["spark-master"]
+        launch = partial(launch_worker, folder, master.url, master.ports[1], cores=cores, memory=memory)
+        numbers = range(1, workers + 1)
+        launches = {f"spark-worker-{number}": partial(launch, number=number) for number in numbers}
+        _start_servers(state, launches, output)
+    return _print_profile(state, _is_spark, write, output)
 
 
 def _is_spark(name: str) -> bool:
     return name.startswith("spark-")
-
-
-def _start_cluster(state: ServerState, output: Output, workers: int, cores: int, memory: str) -> None:
-    from headwater.services.spark_cluster import launch_master, launch_worker
-
-    if any(service.state == "running" for name, service in state.services().items() if _is_spark(name)):
-        raise LockedError(f"a cluster runs in {state.folder}", fix="headwater cluster down")
-    folder = state.folder / "spark"
-    start_servers(state, {"spark-master": lambda ports: launch_master(folder, ports=ports)}, output)
-    master = state.services()["spark-master"]
-    launch_numbered = partial(launch_worker, folder, master.url, master.ports[1], cores=cores, memory=memory)
-    launches = {f"spark-worker-{number}": partial(launch_numbered, number=number) for number in range(1, workers + 1)}
-    start_servers(state, launches, output)
 
 
 _ALL: Final = ("kafka", "postgres", "rabbitmq")
@@ -174,11 +151,11 @@ def services(
         options: Options of every command.
     """
     wanted = frozenset(names or _ALL)
-    state, output = server_state(options), Output(options)
+    state, output = ServerState(Path(options.data or _DEFAULT_FOLDER)), Output(options)
     if action == "down":
-        return stop_servers(state, wanted.__contains__, output)
+        return _stop_servers(state, wanted.__contains__, output)
     if action == "status":
-        return show_servers(state, wanted.__contains__, output)
+        return _show_servers(state, wanted.__contains__, output)
     from headwater.services.kafka import launch_kafka
     from headwater.services.postgres import launch_postgres
     from headwater.services.rabbitmq import launch_rabbitmq, rabbitmq_program
@@ -191,5 +168,5 @@ def services(
         "rabbitmq": lambda ports: launch_rabbitmq(state.folder / "rabbitmq", ports=ports),
     }
     with state.lock():
-        start_servers(state, {name: launch for name, launch in launches.items() if name in wanted}, output)
-    return print_profile(state, wanted.__contains__, write, output)
+        _start_servers(state, {name: launch for name, launch in launches.items() if name in wanted}, output)
+    return _print_profile(state, wanted.__contains__, write, output)

@@ -1,7 +1,4 @@
-"""The command `status`: the node, the log and its readers in three lines.
-
-`headwater status` also finds out whether the node of a folder runs and answers.
-"""
+"""The command `status`: whether a node runs and answers, what the log holds, and how far its readers are."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ import msgspec
 
 from headwater.cli.commands.topics import event_count
 from headwater.cli.formatting import format_duration, plural
-from headwater.cli.options import DEFAULTS, Options, data_folder, local_folder, open_client
+from headwater.cli.options import DEFAULTS, Options, engine_folder, local_folder, open_client
 from headwater.cli.output import Output
 from headwater.errors import UnreachableError
 from headwater.server import NodeInfo, find_node
@@ -92,7 +89,7 @@ def status(*, options: Options = DEFAULTS) -> int:
 
 def _find_node(options: Options) -> NodeStatus:
     if not options.remote:
-        return inspect_node(local_folder(options) if options.kafka else data_folder(options))
+        return inspect_node(engine_folder(options))
     found = fetch_health(options.target)
     if found is None:
         raise UnreachableError(f"no node answers at {options.target}", fix="headwater run app.py", url=options.target)

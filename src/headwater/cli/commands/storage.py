@@ -8,20 +8,15 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from headwater.cli.formatting import format_bytes, format_count, plural
 from headwater.cli.options import DEFAULTS, Options, data_folder, local_folder
 from headwater.cli.output import Column, Output, Progress
 from headwater.errors import DamagedError
 
-if TYPE_CHECKING:
-    from headwater.client import Client
-    from headwater.log.maintenance.verify import VerifyReport
-
-__all__ = ["bench", "verify"]
+__all__ = ["bench", "measure_sync", "verify"]
 
 _FIGURES = [
     Column("FIGURE", "figure"),
@@ -55,55 +50,53 @@ def bench(what: Literal["log"], /, *, options: Options = DEFAULTS) -> int:
 def _measurements(folder: Path) -> Iterator[tuple[str, float, str]]:
     from headwater.client import connect
 
-    yield "bare write and sync, 200 bytes, median", _measure_sync(folder), "ms"
+    yield "bare write and sync, 200 bytes, median", measure_sync(folder / "bare", 200, _SAMPLES), "ms"
     with connect(folder / "log") as client:
         for durability in ("durable", "fast"):
             client.create_topic(durability, _TYPE, key="customer_id", durability=durability)
         one = _sample_order(0)
-        yield "durable append of one event, median", _median_time(lambda: client.send("durable", one)), "ms"
+        yield "durable append of one event, median", _median_time(lambda: client.send("durable", one), _SAMPLES), "ms"
         rows = [_sample_order(number) for number in range(_BATCH_SIZE)]
         for durability in ("durable", "fast"):
-            rate = _measure_rate(partial(_send, client, durability, rows))
+            rate = _measure_rate(lambda topic: len(client.send_many(topic, rows)), durability)
             yield f"{durability} append, groups of {_BATCH_SIZE:,}", rate, "events/s"
         rate = _measure_rate(lambda: sum(batch.num_rows for batch in client.read_arrow("fast")))
         yield "read as Arrow", rate, "events/s"
         yield "read as Python events", _measure_rate(lambda: sum(1 for _ in client.read("fast"))), "events/s"
 
 
-def _send(client: Client, topic: str, rows: list[dict[str, Any]]) -> int:
-    return len(client.send_many(topic, rows))
-
-
-def _measure_sync(folder: Path) -> float:
-    handle = os.open(folder / "bare", os.O_WRONLY | os.O_CREAT)
-    data = os.urandom(200)
+def measure_sync(path: Path, size: int, samples: int) -> float:
+    """Returns the median duration of a write and its sync, in milliseconds; creates the file and removes it."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    data = os.urandom(size)
 
     def write_and_sync() -> None:
         os.write(handle, data)
         os.fdatasync(handle)
 
     try:
-        return _median_time(write_and_sync)
+        return _median_time(write_and_sync, samples)
     finally:
         os.close(handle)
+        path.unlink()
 
 
-def _median_time(work: Callable[[], Any]) -> float:
+def _median_time(work: Callable[[], Any], samples: int) -> float:
     """Returns the median duration of a call in milliseconds."""
     times = []
-    for _ in range(_SAMPLES):
+    for _ in range(samples):
         begun = time.perf_counter()
         work()
         times.append(time.perf_counter() - begun)
     return round(statistics.median(times) * 1000, 3)
 
 
-def _measure_rate(work: Callable[[], int]) -> float:
+def _measure_rate(work: Callable[..., int], *arguments: str) -> float:
     """Returns the events per second of a function that returns the number of events it processed."""
-    work()  # the first call pays for imports and open files
+    work(*arguments)  # the first call pays for imports and open files
     done, begun = 0, time.perf_counter()
     while time.perf_counter() - begun < _MIN_DURATION:
-        done += work()
+        done += work(*arguments)
     return round(done / (time.perf_counter() - begun))
 
 
@@ -145,16 +138,13 @@ def verify(*, options: Options = DEFAULTS) -> int:
     with EventLog(folder) as log:
         report = verify_log(log, progress.update)
     progress.close()
-    _print_report(output, report)
-    return 0 if report.ok else DamagedError.exit_code
-
-
-def _print_report(output: Output, report: VerifyReport) -> None:
+    code = 0 if report.ok else DamagedError.exit_code
     if output.json:
         output.print_rows([], [{"sound": report.ok} | asdict(report)])
-        return
+        return code
     if found := [*report.faults, *report.notes]:
         output.print_rows(_FAULTS, [asdict(fault) for fault in found])
     read = f"{plural(report.topics, 'topic')}, {plural(report.segments, 'segment')}, {plural(report.events, 'event')}"
     verdict = "sound" if report.ok else plural(len(report.faults), "fault")
     output.note(f"{verdict}: {read}, {format_bytes(report.bytes)} read")
+    return code

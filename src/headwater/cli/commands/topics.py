@@ -140,5 +140,5 @@ def _format_retention(retention: dict[str, Any]) -> str:
 
 
 def to_datetime(micros: int) -> datetime | None:
-    """Returns a datetime from microseconds since 1970; None for a partition without events."""
+    """Returns a datetime from microseconds since 1970; None for the values that mean "no event"."""
     return datetime.fromtimestamp(micros / 1e6, UTC) if 0 < micros < 2**58 else None

@@ -181,21 +181,20 @@ def view(name: str | None = None, /, *, selection: RowSelection = _ALL_ROWS, opt
             if not infos:
                 output.note("there are no views yet; headwater run app.py creates those of an app")
             return 0
-        query = _view_query(name, selection)
-        result = client.view_source.read(_add_key(client, query, selection.key))
+        result = client.view_source.read(_view_query(client, name, selection))
         print_view(output, result)
         if not result.table.num_rows and not output.json:
             output.note(f"no rows of {name}")
     return 0
 
 
-def _view_query(name: str, selection: RowSelection) -> ViewQuery:
-    from headwater.store.views.view_query import ViewQuery, normalize_receipts
+def _view_query(client: Client, name: str, selection: RowSelection) -> ViewQuery:
+    from headwater.store.views.view_query import ViewQuery, normalize_receipts, parse_key
     from headwater.units import duration
 
     if selection.limit is not None and selection.limit < 0:
         raise BadSettingError(f"limit {selection.limit} is less than 0", fix="--limit 10")
-    return ViewQuery(
+    query = ViewQuery(
         name,
         where=selection.where,
         order=None if selection.order is None else tuple(part.strip() for part in selection.order.split(",")),
@@ -205,15 +204,11 @@ def _view_query(name: str, selection: RowSelection) -> ViewQuery:
         timeout=duration(selection.timeout).total_seconds(),
         open=selection.open,
     )
-
-
-def _add_key(client: Client, query: ViewQuery, texts: list[str] | None) -> ViewQuery:
-    from headwater.store.views.view_query import ViewQuery, parse_key
-
-    if not texts:
+    if not selection.key:
         return query
-    definition = client.view_source.read(ViewQuery(query.name, limit=0)).definition
-    return replace(query, key=parse_key(definition, texts))
+    # The types of the key columns are known only from the view.
+    definition = client.view_source.read(ViewQuery(name, limit=0)).definition
+    return replace(query, key=parse_key(definition, selection.key))
 
 
 def _view_row(info: ViewInfo) -> dict[str, Any]:

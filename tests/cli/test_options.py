@@ -1,4 +1,4 @@
-"""`--profile`: every command takes it, and what was typed counts more than the environment."""
+"""`--data` and `--profile`: every command takes them, and options take precedence over the environment."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headwater.cli.options import Options
 
 @pytest.fixture(autouse=True)
 def profiles(tmp_path, monkeypatch, log):
-    """The profile `shop` leads to the folder of `log`, and `far` to a Kafka."""
+    """The log of the profile `shop` is the folder of `log`, that of `far` is on Kafka."""
     monkeypatch.chdir(tmp_path)
     for name in ("PROFILE", "DATA", "LOG"):
         monkeypatch.delenv(f"HEADWATER_{name}", raising=False)
@@ -29,17 +29,17 @@ def test_a_profile_of_the_environment_counts_for_every_command(call, monkeypatch
 
 
 def test_an_unknown_profile_is_wrong_usage_with_the_near_one(call):
-    done = call("topics", "--profile", "shp", where=None)
+    done = call("topics", "--profile", "shp", "--json", where=None)
     assert done.code == 2
-    assert done.err.startswith('error UNKNOWN_PROFILE: no profile "shp"')
-    assert "fix: --profile shop" in done.err
+    assert (done.problem["code"], done.problem["data"]) == ("UNKNOWN_PROFILE", {"profile": "shp"})
+    assert done.problem["fix"] == "--profile shop"
 
 
-def test_a_wrong_profile_is_told_with_its_line(call, tmp_path):
+def test_a_wrong_profile_is_reported_with_its_line(call, tmp_path):
     (tmp_path / "headwater.toml").write_text('[profiles.shop]\nlgo = "data"\n')
-    done = call("topics", "--profile", "shop", where=None)
+    done = call("topics", "--profile", "shop", "--json", where=None)
     assert done.code == 2
-    assert "headwater.toml:2" in done.err
+    assert (done.problem["code"], done.problem["location"]) == ("BAD_PROFILE", "headwater.toml:2")
 
 
 @pytest.mark.parametrize(
@@ -62,22 +62,6 @@ def test_a_folder_that_is_typed_counts_more_than_the_environment(monkeypatch):
     assert Options(data="here").target == "here"
 
 
-def test_a_command_for_the_files_of_a_log_says_that_there_are_none(call):
-    done = call("verify", "--profile", "far", where=None)
-    assert done.code == 2
-    assert "the log is on kafka://h:1" in done.err
-
-
-def test_services_that_were_never_started_are_told_so(call, tmp_path):
-    for words in (["services", "status"], ["cluster", "status"], ["services", "down"], ["cluster", "down"]):
-        done = call(*words, where=str(tmp_path / "servers"))
-        assert done.code == 0
-        assert done.err.startswith("nothing ")
-
-
-@pytest.mark.parametrize(
-    "words", [["services", "upp"], ["services", "up", "mysql"], ["cluster", "up", "--workers", "0"]]
-)
-def test_what_cannot_be_started_is_wrong_usage(call, words, tmp_path):
-    assert call(*words, where=str(tmp_path / "servers")).code == 2
-    assert not (tmp_path / "servers" / "services.json").exists()
+def test_a_command_that_reads_the_files_of_a_log_refuses_kafka(call):
+    done = call("verify", "--profile", "far", "--json", where=None)
+    assert (done.code, done.problem["code"]) == (2, "BAD_SETTING")

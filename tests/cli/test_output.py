@@ -1,4 +1,4 @@
-"""Progress: nothing before a second, no time left before three, a rate over ten; bar, lines or JSON."""
+"""Progress appears after a second, estimates the rest after three, and is a bar, lines or JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headwater.cli.output import Output, Progress
 
 
 class Stream(io.StringIO):
-    """Somewhere to print that is, or is not, a terminal."""
+    """A stream that is, or is not, a terminal."""
 
     def __init__(self, *, terminal: bool) -> None:
         super().__init__()
@@ -23,8 +23,8 @@ class Stream(io.StringIO):
         return self._terminal
 
 
-class Hand:
-    """A clock that stands still until it is moved."""
+class StoppedClock:
+    """A monotonic clock that the test moves."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -33,12 +33,12 @@ class Hand:
         return self.now
 
 
-def progress(stream: Stream, clock: Hand, *, json: bool = False) -> Progress:
+def progress(stream: Stream, clock: StoppedClock, *, json: bool = False) -> Progress:
     return Progress(Output(Options(json=json)), "verify", format_bytes, stream=stream, clock=clock)
 
 
 def test_short_work_shows_nothing():
-    stream, clock = Stream(terminal=True), Hand()
+    stream, clock = Stream(terminal=True), StoppedClock()
     shown = progress(stream, clock)
     for step in range(9):
         clock.now = 1000 + step / 10
@@ -48,7 +48,7 @@ def test_short_work_shows_nothing():
 
 
 def test_a_terminal_gets_a_bar_in_bytes_and_a_time_left_after_three_seconds():
-    stream, clock = Stream(terminal=True), Hand()
+    stream, clock = Stream(terminal=True), StoppedClock()
     shown = progress(stream, clock)
     for second in range(1, 6):
         clock.now = 1000 + second
@@ -61,7 +61,7 @@ def test_a_terminal_gets_a_bar_in_bytes_and_a_time_left_after_three_seconds():
 
 
 def test_the_bar_goes_away_at_the_end():
-    stream, clock = Stream(terminal=True), Hand()
+    stream, clock = Stream(terminal=True), StoppedClock()
     shown = progress(stream, clock)
     clock.now += 2
     shown.update(1, 2)
@@ -71,7 +71,7 @@ def test_the_bar_goes_away_at_the_end():
 
 
 def test_without_a_terminal_there_is_a_line_each_ten_seconds():
-    stream, clock = Stream(terminal=False), Hand()
+    stream, clock = Stream(terminal=False), StoppedClock()
     shown = progress(stream, clock)
     for second in range(1, 36):
         clock.now = 1000 + second
@@ -82,7 +82,7 @@ def test_without_a_terminal_there_is_a_line_each_ten_seconds():
 
 
 def test_json_progress_is_one_object_per_line():
-    stream, clock = Stream(terminal=True), Hand()
+    stream, clock = Stream(terminal=True), StoppedClock()
     shown = progress(stream, clock, json=True)
     for second in range(1, 22):
         clock.now = 1000 + second
@@ -95,7 +95,7 @@ def test_json_progress_is_one_object_per_line():
 
 
 def test_the_rate_is_that_of_the_last_ten_seconds():
-    stream, clock = Stream(terminal=False), Hand()
+    stream, clock = Stream(terminal=False), StoppedClock()
     shown = progress(stream, clock)
     done = 0
     for second in range(1, 41):
@@ -106,7 +106,7 @@ def test_the_rate_is_that_of_the_last_ten_seconds():
 
 
 def test_an_unknown_total_gives_count_and_rate_and_no_percentage():
-    stream, clock = Stream(terminal=False), Hand()
+    stream, clock = Stream(terminal=False), StoppedClock()
     shown = progress(stream, clock)
     clock.now += 20
     shown.update(5_000_000)

@@ -1,4 +1,4 @@
-"""`headwater demo`: the numbers add up, every process ends, and without Spark or Java the log still works."""
+"""`headwater demo`: its numbers add up, all processes end, and the log works without Spark or Java."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def appended(folder: Path) -> int:
 
 
 def members(session: int | None) -> list[int]:
-    """The processes of a session."""
+    """Returns the processes of a session."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -63,7 +63,7 @@ def members(session: int | None) -> list[int]:
 
 
 def hidden(environment: dict[str, str], folder: Path, *packages: str) -> dict[str, str]:
-    """An environment in which packages cannot be imported, and no Java is on the path."""
+    """Returns an environment without Java, in which these packages cannot be imported."""
     for package in packages:
         folder.mkdir(exist_ok=True)
         (folder / f"{package}.py").write_text("raise ImportError('not installed')\n")
@@ -83,7 +83,7 @@ def test_without_spark_or_java_the_log_works_and_says_what_is_missing(environmen
     assert word in lines[-1]
     rows = {row["topic"]: row for row in map(json.loads, out.splitlines())}
     assert set(rows) == set(app.topics)
-    with hw.connect(tmp_path / "data") as client:  # counted anew, by reading the log
+    with hw.connect(tmp_path / "data") as client:  # counted again, by reading the log
         for topic, row in rows.items():
             assert row["acknowledged"] == row["events"] == len(list(client.read(topic))) > 0
     assert rows["payments"]["offered"] == rows["payments"]["acknowledged"] + rows["payments"]["duplicate"]
@@ -103,7 +103,7 @@ def test_a_rate_that_cannot_be_sent_is_refused(environment, tmp_path):
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int | None]:
-    """The folder of a demo that was killed while Spark started, and the session of its engine."""
+    """The folder of a demo that was killed while Spark was starting, and the session of its engine."""
     folder = tmp_path_factory.mktemp("shop") / "data"
     with demo(folder, dict(os.environ), "--for", "1h") as process:
         until(lambda: read_engine_status(folder) and read_engine_status(folder).pid and appended(folder))
