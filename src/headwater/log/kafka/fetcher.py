@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import groupby
 from typing import Any, Final
 
-from headwater.errors import BadOffsetError, DataGoneError, UnknownTopicError, UnreachableError
+from headwater.errors import UnknownTopicError, UnreachableError
 from headwater.log.kafka.brokers import Brokers, topic_partition
 from headwater.log.kafka.topics import KafkaTopics
+from headwater.log.storage.segment import check_offset
 
 __all__ = ["ConsumerPool", "KafkaGroupWaiter", "KafkaTopicWaiter"]
 
@@ -62,19 +63,7 @@ class PooledConsumer:
         starts = self._topics.start_offsets(self.name, list(wanted))
         ends = self._topics.end_offsets(self.name, list(wanted))
         for number, at in wanted.items():
-            if at > ends[number] or at < 0:
-                what = f"offset {at} is outside partition {number}, which ends at {ends[number]}"
-                raise BadOffsetError(what, offset=at, end=ends[number], partition=number)
-            if at < starts[number]:
-                raise DataGoneError(
-                    f"offsets {at} to {starts[number] - 1} of partition {number} are gone",
-                    detail=f"retention removed them; the partition now starts at {starts[number]}",
-                    fix='start="earliest", or headwater reset GROUP --to earliest',
-                    partition=number,
-                    first=at,
-                    last=starts[number] - 1,
-                    start=starts[number],
-                )
+            check_offset(number, at, starts[number], ends[number])
 
     def poll(self, max_bytes: int, timeout: float, interrupted: Callable[[], bool]) -> dict[int, list[Any]]:
         """Return messages by partition; an empty dict after `timeout` seconds, or as soon as `interrupted()`."""
