@@ -32,7 +32,7 @@ import pyarrow as pa
 from headwater.errors import UnknownTopicError
 from headwater.events import times_column
 from headwater.log.batch import LogBatch
-from headwater.log.kafka.brokers import Brokers, topic_partition
+from headwater.log.kafka.brokers import topic_partition
 from headwater.log.kafka.records import event_times
 from headwater.log.kafka.topics import KafkaTopics
 from headwater.log.storage.frame import LOWEST_TIME, Frame, FrameKind, envelope_bits
@@ -138,13 +138,12 @@ class EventTimeIndex:
     """Reads the side topic of one topic; safe to share between threads.
 
     Args:
-        brokers: The brokers.
         topics: The topics, for start and end offsets.
         name: The name of the side topic.
     """
 
-    def __init__(self, brokers: Brokers, topics: KafkaTopics, name: str) -> None:
-        self._brokers = brokers
+    def __init__(self, topics: KafkaTopics, name: str) -> None:
+        self._brokers = topics.brokers
         self._topics = topics
         self.name = name
         self._partitions = 0  # the highest count that a record names

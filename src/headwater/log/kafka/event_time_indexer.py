@@ -71,7 +71,7 @@ class EventTimeIndexer:
         self._thread.start()
 
     def _create_producer(self) -> TransactionalProducer:
-        return TransactionalProducer(self._log.brokers, self._log.kafka_topics, self._index)
+        return TransactionalProducer(self._log.kafka_topics, self._index)
 
     # -- callers' threads ----------------------------------------------------------------------------------------
 

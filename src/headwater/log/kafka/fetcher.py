@@ -15,7 +15,7 @@ from itertools import groupby
 from typing import Any, Final
 
 from headwater.errors import UnknownTopicError, UnreachableError
-from headwater.log.kafka.brokers import Brokers, topic_partition
+from headwater.log.kafka.brokers import topic_partition
 from headwater.log.kafka.topics import KafkaTopics
 from headwater.log.storage.segment import check_offset
 
@@ -30,13 +30,13 @@ _INITIAL_MESSAGE_SIZE: Final = 200  # bytes, until messages were seen
 class PooledConsumer:
     """One consumer on partitions of one topic; used by one thread at a time."""
 
-    def __init__(self, brokers: Brokers, topics: KafkaTopics, name: str) -> None:
+    def __init__(self, topics: KafkaTopics, name: str) -> None:
         self.name = name
         self.positions: dict[int, int] = {}
-        self._brokers = brokers
         self._topics = topics
-        self._kafka = brokers.kafka
-        self._consumer = brokers.create_consumer()
+        self._brokers = topics.brokers
+        self._kafka = topics.brokers.kafka
+        self._consumer = topics.brokers.create_consumer()
         self._eof_offsets: dict[int, int] = {}
         self._message_size = _INITIAL_MESSAGE_SIZE  # estimate of the mean, in bytes
 
@@ -145,12 +145,10 @@ class ConsumerPool:
     """Lends consumers; prefers one that is already at the wanted offsets.
 
     Args:
-        brokers: The brokers to read from.
         topics: The topics, for start and end offsets.
     """
 
-    def __init__(self, brokers: Brokers, topics: KafkaTopics) -> None:
-        self._brokers = brokers
+    def __init__(self, topics: KafkaTopics) -> None:
         self._topics = topics
         self._lock = threading.Lock()  # guards _idle and _capacity, not the consumers
         self._idle: list[PooledConsumer] = []
@@ -165,7 +163,7 @@ class ConsumerPool:
             consumer = next(near, None)
             if consumer is not None:
                 self._idle.remove(consumer)
-        consumer = consumer or PooledConsumer(self._brokers, self._topics, name)
+        consumer = consumer or PooledConsumer(self._topics, name)
         try:
             consumer.seek(positions)
             yield consumer

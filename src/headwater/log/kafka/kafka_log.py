@@ -99,10 +99,10 @@ class KafkaLog:
         self.clock = clock or SystemClock()
         self._index_time = index_time
         self._timed_topics: dict[str, TimedKafkaTopic] = {}
-        self._definitions = TopicDefinitions(self.brokers, self.kafka_topics)
+        self._definitions = TopicDefinitions(self.kafka_topics)
         self.producer = IdempotentProducer(self.brokers)
-        self.named_producers = NamedProducerPool(self.brokers, self.kafka_topics)
-        self._consumers = ConsumerPool(self.brokers, self.kafka_topics)
+        self.named_producers = NamedProducerPool(self.kafka_topics)
+        self._consumers = ConsumerPool(self.kafka_topics)
         self._lock = threading.RLock()  # guards _handles and _timed_topics
         self._handles: dict[str, _TopicHandle] = {}
         self.groups = KafkaGroups(self.brokers, self)
@@ -407,9 +407,8 @@ class KafkaInspector:
 
     def __init__(self, url: str, patience: timedelta) -> None:
         self._address = KafkaAddress.parse(url)
-        brokers = Brokers(self._address, patience)
-        self._topics = KafkaTopics(brokers)
-        self._definitions = TopicDefinitions(brokers, self._topics)
+        self._topics = KafkaTopics(Brokers(self._address, patience))
+        self._definitions = TopicDefinitions(self._topics)
 
     def inspect_topic(self, name: str) -> TopicInspection:
         """Returns the definition, partitions and settings of a topic, as far as it exists.

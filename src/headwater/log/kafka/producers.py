@@ -192,17 +192,16 @@ class TransactionalProducer:
     """Writes under one transactional id; one thread at a time.
 
     Args:
-        brokers: The brokers.
         topics: The topics; creates the side topic if it is missing.
         id: The transactional id. A second process that opens it fences the first.
     """
 
-    def __init__(self, brokers: Brokers, topics: KafkaTopics, id: str) -> None:
+    def __init__(self, topics: KafkaTopics, id: str) -> None:
         self.id = id
         self.lock = threading.RLock()  # held during a transaction, and by callers that read `state` before one
-        self._brokers = brokers
         self._topics = topics
-        self._kafka = brokers.kafka
+        self._brokers = topics.brokers
+        self._kafka = topics.brokers.kafka
         self._partition = partition_of(id.encode(), _COMMITS_PARTITIONS)
         self._producer: Any = None
         self._state: dict[str, Any] = {}
@@ -316,11 +315,10 @@ class SequencedRecords:
 class NamedProducer:
     """One producer id on one topic. A second process that uses the id fences this one."""
 
-    def __init__(self, brokers: Brokers, topics: KafkaTopics, topic: str, id: str) -> None:
+    def __init__(self, topics: KafkaTopics, topic: str, id: str) -> None:
         self._topic = topic
-        self._brokers = brokers
         self._topics = topics
-        self._producer = TransactionalProducer(brokers, topics, f"headwater/{topic}/{id}")
+        self._producer = TransactionalProducer(topics, f"headwater/{topic}/{id}")
         self._known_offsets: OrderedDict[tuple[int, int], int] = OrderedDict()
 
     def last_sequences(self, partitions: int) -> list[int]:
@@ -354,7 +352,7 @@ class NamedProducer:
             deliveries: list[ProducedBatch] = []
 
             def write(producer: Any) -> None:
-                deliveries.append(ProducedBatch(self._brokers))
+                deliveries.append(ProducedBatch(self._topics.brokers))
                 for part, rows in zip(parts, fresh, strict=True):
                     partitions = np.full(len(rows.values), part.partition, np.int64)
                     deliveries[-1].produce(producer, self._topic, rows, partitions)
@@ -409,12 +407,10 @@ class NamedProducerPool:
     """The named producers of this process; the least recently used one is closed when there are too many.
 
     Args:
-        brokers: The brokers.
         topics: The topics.
     """
 
-    def __init__(self, brokers: Brokers, topics: KafkaTopics) -> None:
-        self._brokers = brokers
+    def __init__(self, topics: KafkaTopics) -> None:
         self._topics = topics
         self._lock = threading.Lock()  # guards _open, not the producers in it
         self._open: OrderedDict[tuple[str, str], NamedProducer] = OrderedDict()
@@ -422,7 +418,7 @@ class NamedProducerPool:
     def get(self, topic: str, id: str) -> NamedProducer:
         """Returns the producer of this id on this topic."""
         with self._lock:
-            found = self._open.pop((topic, id), None) or NamedProducer(self._brokers, self._topics, topic, id)
+            found = self._open.pop((topic, id), None) or NamedProducer(self._topics, topic, id)
             self._open[topic, id] = found  # last: the most recently used
             oldest = self._open.popitem(last=False)[1] if len(self._open) > _MAX_OPEN else None
         if oldest is not None:

@@ -142,7 +142,7 @@ class TimedKafkaTopic:
         self._checked_at = time.monotonic()
         index = index_topic(name, self.topic_id)
         self._indexer = EventTimeIndexer(log, name, index) if index_time else None
-        self.index = EventTimeIndex(log.brokers, log.kafka_topics, index)
+        self.index = EventTimeIndex(log.kafka_topics, index)
 
     @property
     def definition(self) -> Topic:
