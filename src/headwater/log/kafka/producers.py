@@ -48,15 +48,22 @@ COMMITS_TOPIC: Final = "__headwater.commits"
 _COMMITS_PARTITIONS: Final = 8
 _TRANSACTION_TIMEOUT_MS: Final = 30_000  # then the brokers abort the open transaction of a dead process
 _QUEUE_FULL_PAUSE: Final = 0.005  # seconds between attempts while the driver's queue is full
-_MAX_OPEN: Final = 64  # named producers
+_MAX_OPEN: Final = 64  # named producers of a process; each has connections and threads of its own
 _MAX_KNOWN_OFFSETS: Final = 20_000  # sequence numbers whose offsets are known, for receipts of repeats
 
 
 class ProducedBatch:
-    """The delivery reports of rows produced together; the driver reports a partition's rows in order."""
+    """The delivery reports of rows produced together; the driver reports a partition's rows in order.
 
-    def __init__(self, brokers: Brokers) -> None:
+    Args:
+        brokers: The brokers.
+        pause: Called with seconds while the driver's queue is full. Delivered rows leave the queue only when their
+            reports are polled, so without a thread that polls this is the driver's `poll`.
+    """
+
+    def __init__(self, brokers: Brokers, pause: Callable[[float], Any] = time.sleep) -> None:
         self._brokers = brokers
+        self._pause = pause
         self._sent: list[OffsetArray] = []
         # Two counters, so that each is written by one thread only: the caller's, and the one that polls the driver.
         self._accepted = 0
@@ -87,7 +94,7 @@ class ProducedBatch:
                 producer.produce(topic, value, key, partition, self._on_delivery, headers=headers)
                 return
             except BufferError:
-                time.sleep(_QUEUE_FULL_PAUSE)
+                self._pause(_QUEUE_FULL_PAUSE)
             except kafka.KafkaException as error:
                 fault = error.args[0]
                 if fault.code() != kafka.KafkaError._UNKNOWN_PARTITION or time.monotonic() > deadline:
@@ -145,7 +152,7 @@ class ProducedBatch:
 
 
 class IdempotentProducer:
-    """The producer that all sends without a producer id share, and the thread that polls its delivery reports."""
+    """The producer that all sends without a producer id share, with a thread that polls its delivery reports."""
 
     def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers
@@ -180,12 +187,11 @@ class IdempotentProducer:
     def close(self) -> None:
         """Send the remaining events and end the thread."""
         with self._lock:
-            if self._producer is not None:
-                self._producer.flush(self._brokers.patience)
-                self._closed.set()
-                if self._thread is not None:
-                    self._thread.join()
-                self._producer = None
+            producer, self._producer = self._producer, None
+        if producer is not None and self._thread is not None:
+            producer.flush(self._brokers.patience)
+            self._closed.set()
+            self._thread.join()  # without the lock: the thread takes it when the driver fails
 
 
 class TransactionalProducer:
@@ -313,7 +319,7 @@ class SequencedRecords:
 
 
 class NamedProducer:
-    """One producer id on one topic. A second process that uses the id fences this one."""
+    """One producer id on one topic; a second process that uses the id fences this one."""
 
     def __init__(self, topics: KafkaTopics, topic: str, id: str) -> None:
         self._topic = topic
@@ -352,7 +358,7 @@ class NamedProducer:
             deliveries: list[ProducedBatch] = []
 
             def write(producer: Any) -> None:
-                deliveries.append(ProducedBatch(self._topics.brokers))
+                deliveries.append(ProducedBatch(self._topics.brokers, producer.poll))
                 for part, rows in zip(parts, fresh, strict=True):
                     partitions = np.full(len(rows.values), part.partition, np.int64)
                     deliveries[-1].produce(producer, self._topic, rows, partitions)
@@ -384,7 +390,8 @@ class NamedProducer:
         rows, partition = part.rows, part.partition
         if not rows.per_row:
             if len(new):
-                self._remember_offset(partition, rows.sequence, int(new[0]))
+                if new[-1] - new[0] == len(new) - 1:  # other producers may write between the rows of a large batch
+                    self._remember_offset(partition, rows.sequence, int(new[0]))
                 return np.asarray(new)
             first = self._known_offsets.get((partition, rows.sequence), -1)
             return np.full(repeats, -1) if first < 0 else first + np.arange(repeats)
