@@ -7,6 +7,7 @@ decimals, by their shortest digits. Text is never cast to a number, and nothing 
 from __future__ import annotations
 
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -21,7 +22,7 @@ from headwater.events.validator import (
     field_default,
     first_out_of_range,
     first_rejected,
-    insert_nulls,
+    struct_column,
 )
 from headwater.events.values import preview
 
@@ -217,12 +218,8 @@ def _fit_struct(column: pa.Array, kind: pa.StructType) -> pa.Array:
     names = [field.name for field in column.type]
     # Required members need a value only in rows where the struct itself is not null.
     present = column.drop_null() if column.null_count else column
-    valid = column.is_valid()
-    try:
-        members = _fit_fields(names, present.flatten(), list(kind), len(present))
-    except InvalidValueError as misfit:
-        raise misfit.at_valid_row(valid) from None
-    return insert_nulls(pa.StructArray.from_arrays(members, fields=list(kind)), valid)
+    members = partial(_fit_fields, names, present.flatten(), list(kind), len(present))
+    return struct_column(kind, column.is_valid(), members)
 
 
 def _fit_map(column: pa.Array, kind: pa.MapType) -> pa.Array:

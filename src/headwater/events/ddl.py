@@ -55,6 +55,7 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
 _MAX_DEPTH = 64
 
 
@@ -196,7 +197,8 @@ class _Parser:
 
     def _type(self, depth: int) -> pa.DataType:
         token = self._take("a type", "word")
-        match token.text.upper():
+        word = token.text.upper()
+        match word:
             case "ARRAY":
                 return pa.list_(pa.field("element", self._arguments(depth, 1)[0]))
             case "MAP":
@@ -211,7 +213,11 @@ class _Parser:
                 return pa.struct(fields)
             case "DECIMAL" | "DEC" | "NUMERIC":
                 return self._decimal(token)
-        return _simple_type(token)
+        if word in _TYPES_BY_NAME:
+            return _TYPES_BY_NAME[word]
+        what = f"the type {word} is not supported" if word in _UNSUPPORTED else f"unknown type {preview(token.text)}"
+        known = f"types: {', '.join(_TYPES_BY_NAME)}, DECIMAL(p,s), ARRAY<…>, MAP<STRING, …>, STRUCT<…>"
+        raise BadTypeError(what, detail=_UNSUPPORTED.get(word, known), position=token.position, type=word)
 
     def _arguments(self, depth: int, count: int) -> list[pa.DataType]:
         self._expect("<", depth)
@@ -238,7 +244,8 @@ class _Parser:
     def _comment(self) -> str:
         token = self._take("a comment in quotes", "single", "double")
         quote = "'" if token.kind == "single" else '"'
-        return re.sub(r"\\(.)", _unescape, token.text.replace(quote * 2, quote), flags=re.DOTALL)
+        text = token.text.replace(quote * 2, quote)
+        return re.sub(r"\\(.)", lambda match: _ESCAPES.get(match[1], match[1]), text, flags=re.DOTALL)
 
     def _at_word(self, word: str) -> bool:
         return self._token.kind == "word" and self._token.text.upper() == word
@@ -261,16 +268,3 @@ class _Parser:
             detail=f"{preview(self._text)}, at {token.position}",
             position=token.position,
         )
-
-
-def _simple_type(token: _Token) -> pa.DataType:
-    word = token.text.upper()
-    if word in _TYPES_BY_NAME:
-        return _TYPES_BY_NAME[word]
-    what = f"the type {word} is not supported" if word in _UNSUPPORTED else f"unknown type {preview(token.text)}"
-    known = f"types: {', '.join(_TYPES_BY_NAME)}, DECIMAL(p,s), ARRAY<…>, MAP<STRING, …>, STRUCT<…>"
-    raise BadTypeError(what, detail=_UNSUPPORTED.get(word, known), position=token.position, type=word)
-
-
-def _unescape(match: re.Match[str]) -> str:
-    return {"n": "\n", "t": "\t", "r": "\r"}.get(match[1], match[1])

@@ -20,6 +20,7 @@ from headwater.events.values import preview, to_json_value
 __all__ = ["Event", "Receipt", "Receipts", "build_events", "check_headers", "check_traceparent"]
 
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+_SURROGATE = re.compile("[\ud800-\udfff]")  # text that has one cannot be encoded
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
@@ -209,20 +210,13 @@ def check_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
     """
     found = dict(headers or {})
     for name, value in found.items():
-        if not (_is_valid_text(name) and name and _is_valid_text(value)):
+        if not name or not all(isinstance(text, str) and not _SURROGATE.search(text) for text in (name, value)):
             raise BadEventError(
                 f"the header {preview(name)}: {preview(value)} is not text",
                 detail="header names and values are text, and names are not empty",
                 field="headers",
             )
     return found
-
-
-def _is_valid_text(text: Any) -> bool:
-    try:
-        return isinstance(text, str) and bool(text.encode() or True)
-    except UnicodeEncodeError:
-        return False
 
 
 @dataclass(frozen=True, eq=False)

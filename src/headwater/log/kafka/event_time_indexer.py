@@ -42,7 +42,7 @@ _IDLE_TIMEOUT: Final = 10.0  # seconds without events, then commit markers at th
 
 
 class EventTimeIndexer:
-    """Indexes the event time of one topic in a thread of this process.
+    """Indexes the event time of one topic, in a thread of its own.
 
     Args:
         log: The log.
@@ -58,7 +58,8 @@ class EventTimeIndexer:
         self._producer = self._create_producer()
         self._changed = threading.Condition(threading.RLock())  # guards the three fields below
         self._progress: dict[int, EventTimeEnd] = {}  # what the side topic has committed
-        self._indexed_to: dict[int, int] = {}  # offset per partition up to which event time is known
+        # Offset per partition up to which event time is known; beyond `_progress` if only commit markers follow it.
+        self._indexed_to: dict[int, int] = {}
         self._is_leader = False
         self._stopped = threading.Event()
         self._failure: HeadwaterError | None = None
@@ -91,7 +92,7 @@ class EventTimeIndexer:
             raise self._failure or UnreachableError(f'the event time of topic "{self._name}" does not advance')
 
     def append_idle_marker(self, partition: int, time_: int) -> None:
-        """Append an idle marker after all present events of a partition."""
+        """Append an idle marker after all present events of a partition, if this process is the active indexer."""
         self.await_event_time()
         with self._changed:
             if self._is_leader and partition in self._progress:
@@ -239,9 +240,9 @@ class EventTimeIndexer:
 
     def _idle_markers(self) -> list[tuple[int, OffsetRange]]:
         topic = self._log.topic(self._name)
-        # Other topics may be indexed by other processes, perhaps on other machines.
-        waits = (lambda _: True) if topic.is_table else None
-        due = self._idle_detector.due_markers(self._name, self._progress, topic.idle, width=0, table_awaited=waits)
+        # A join in any process may wait for this table: its markers always come at steady intervals.
+        awaited = (lambda _: True) if topic.is_table else None
+        due = self._idle_detector.due_markers(self._name, self._progress, topic.idle, width=0, table_awaited=awaited)
         return [self._idle_marker(number, at) for number, at in due]
 
     def _write(self, ranges: list[tuple[int, OffsetRange]]) -> None:

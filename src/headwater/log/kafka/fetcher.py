@@ -104,8 +104,11 @@ class PooledConsumer:
         except self._kafka.KafkaException as error:
             raise self._brokers.translate_error(error) from None
         taken = [] if first is None else [first, *rest]
-        if any(message.error() is not None for message in taken):
-            taken = [message for message in taken if message.error() is None or self._handle_error(message)]
+        failed = [message for message in taken if message.error() is not None]
+        for message in failed:
+            self._handle_error(message)
+        if failed:
+            taken = [message for message in taken if message.error() is None]
         found: dict[int, list[Any]] = {}
         for number, run in groupby(taken, self._kafka.Message.partition):
             messages = list(run)
@@ -122,8 +125,8 @@ class PooledConsumer:
             self._message_size = max(1, size, self._message_size // 2)
         return found
 
-    def _handle_error(self, message: Any) -> bool:
-        """Handle a message that carries an error in place of a record; always returns False."""
+    def _handle_error(self, message: Any) -> None:
+        """Handle a message that carries an error in place of a record."""
         codes = self._kafka.KafkaError
         fault, partition = message.error(), message.partition()
         if fault.code() == codes._PARTITION_EOF:
@@ -132,9 +135,8 @@ class PooledConsumer:
             self._check_offsets({partition: self.positions[partition]})
         else:
             found = self._brokers.translate_error(fault)
-            if not isinstance(found, UnreachableError):
+            if not isinstance(found, UnreachableError):  # the driver reconnects by itself
                 raise found
-        return False
 
     def close(self) -> None:
         """Close the connection."""

@@ -13,8 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from headwater.errors import HeadwaterError
-from headwater.events import Codec, Receipt, partitions_of
-from headwater.events.envelope import Receipts
+from headwater.events import Codec, Receipt, Receipts, partitions_of
 from headwater.log.append_buffer import COUNTERS, AppendBuffer, PendingAppend
 from headwater.log.kafka.producers import OffsetArray, ProducedBatch, SequencedRecords
 from headwater.log.kafka.records import EncodedRecords, encode_records
@@ -76,7 +75,7 @@ class KafkaTopicWriter:
         self._partitions = topic.partitions
 
     def append(self, batch: WriteBatch) -> Receipts:
-        """Append a batch; returns when all in-sync replicas have it."""
+        """Append a batch; return when all in-sync replicas have it."""
         return self._receipts(self.buffer.append(self._prepare(batch)))
 
     def append_one(self, event: PendingEvent) -> Receipt:
