@@ -28,6 +28,20 @@ from headwater.events.values import preview
 
 __all__ = ["fit_dataframe"]
 
+_TEXTS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+_BINARIES = (pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
+_NUMBERS = (pa.types.is_integer, pa.types.is_floating)
+# The type of a field, and the types of columns that it accepts besides its own.
+_CONVERSIONS: tuple[tuple[Any, tuple[Any, ...]], ...] = (
+    (pa.types.is_integer, (pa.types.is_integer,)),
+    (pa.types.is_floating, _NUMBERS),
+    (pa.types.is_decimal, (*_NUMBERS, pa.types.is_decimal, *_TEXTS)),
+    (pa.types.is_timestamp, (pa.types.is_timestamp, *_TEXTS)),
+    (pa.types.is_date, (pa.types.is_date, *_TEXTS)),
+    (pa.types.is_string, _TEXTS),
+    (pa.types.is_binary, _BINARIES),
+)
+
 
 def fit_dataframe(frame: Any, schema: pa.Schema) -> list[pa.Array]:
     """Returns the columns of a frame in the order, types and nullability of a schema.
@@ -170,31 +184,13 @@ def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    return any(test(kind) for test in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view))
+    return any(test(kind) for test in _TEXTS)
 
 
 def _is_convertible(source: pa.DataType, kind: pa.DataType) -> bool:
     if pa.types.is_timestamp(source) and source.tz is None:
         return False
-    for test, sources in _CONVERSIONS:
-        if test(kind):
-            return any(found(source) for found in sources) or (test in _FROM_TEXT and _is_text(source))
-    return False
-
-
-_BINARIES = (pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
-_NUMBERS = (pa.types.is_integer, pa.types.is_floating)
-# What a column of each kind may be made of, besides text where the kind is in _FROM_TEXT.
-_CONVERSIONS: tuple[tuple[Any, tuple[Any, ...]], ...] = (
-    (pa.types.is_integer, (pa.types.is_integer,)),
-    (pa.types.is_floating, _NUMBERS),
-    (pa.types.is_decimal, (*_NUMBERS, pa.types.is_decimal)),
-    (pa.types.is_timestamp, (pa.types.is_timestamp,)),
-    (pa.types.is_date, (pa.types.is_date,)),
-    (pa.types.is_string, ()),
-    (pa.types.is_binary, _BINARIES),
-)
-_FROM_TEXT = (pa.types.is_decimal, pa.types.is_timestamp, pa.types.is_date, pa.types.is_string)
+    return any(test(kind) and any(found(source) for found in sources) for test, sources in _CONVERSIONS)
 
 
 def _fit_nested(column: pa.Array, kind: pa.DataType) -> pa.Array:

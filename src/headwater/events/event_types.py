@@ -27,7 +27,7 @@ from headwater.events.ddl import decimal_type, from_ddl
 from headwater.events.validator import check_fields
 from headwater.events.values import is_pydantic_model, is_record, preview, to_json_value, to_row
 
-__all__ = ["Precision", "arrow_schema", "from_row", "to_row"]
+__all__ = ["Precision", "arrow_schema", "from_row"]
 
 _ALLOWED = (
     "allowed: bool, int, float, str, bytes, Decimal, date, datetime, time, timedelta, UUID, Enum and Literal of text "

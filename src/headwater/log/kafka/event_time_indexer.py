@@ -204,29 +204,17 @@ class EventTimeIndexer:
     def _index_batch(self, batch: LogBatch) -> tuple[int, OffsetRange]:
         progress = self._progress[batch.partition]
         annotated = EventTimeWalk(progress.max_event_time).annotate(batch)
-        frame = annotated.frame
         if self._log.batch_cache is not None:
             self._log.batch_cache.put(progress.next_offset, annotated)
         needs_read = bool(batch.tombstones.any() or batch.bad.any())
-        return batch.partition, OffsetRange(
-            progress.next_offset,
-            batch.next_offset,
-            batch.values.num_rows,
-            int(batch.values.nbytes),
-            needs_read,
-            frame.lowest,
-            frame.highest,
-            frame.max_event_time_before,
-            frame.max_event_time,
-        )
+        frame, rows, size = annotated.frame, batch.values.num_rows, int(batch.values.nbytes)
+        times = (frame.lowest, frame.highest, frame.max_event_time_before, frame.max_event_time)
+        return batch.partition, OffsetRange(progress.next_offset, batch.next_offset, rows, size, needs_read, *times)
 
     def _idle_marker(self, partition: int, time_: int) -> tuple[int, OffsetRange]:
-        progress = self._progress[partition]
-        after = max(progress.max_event_time, time_)
-        lowest = LOWEST_TIME
-        return partition, OffsetRange(
-            progress.next_offset, progress.next_offset, 0, 0, False, lowest, lowest, progress.max_event_time, after
-        )
+        at, before = self._progress[partition].next_offset, self._progress[partition].max_event_time
+        times = (LOWEST_TIME, LOWEST_TIME, before, max(before, time_))
+        return partition, OffsetRange(at, at, 0, 0, False, *times)
 
     def _commit_marker_ranges(self, ends: dict[int, int]) -> list[tuple[int, OffsetRange]]:
         """Returns commit markers after the last events as empty ranges, so that retention may remove them."""
