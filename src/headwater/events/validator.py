@@ -92,13 +92,6 @@ class _FieldSpec:
     required: bool
     default: Any
 
-    @property
-    def declaration(self) -> tuple[Any, ...]:
-        """The field for `msgspec.defstruct`. Missing fields are UNSET; `to_columns` fills in their defaults."""
-        if self.required:
-            return self.attribute, self.hint
-        return self.attribute, self.hint | UnsetType, UNSET
-
 
 class RowValidator:
     """Checks rows of a schema, or of a struct inside one, and converts them to columns.
@@ -116,7 +109,8 @@ class RowValidator:
         self._by_name = {member.field.name: member for member in self._fields}
         self.struct: Any = msgspec.defstruct(
             "Row",
-            [member.declaration for member in self._fields],
+            # A field that a row lacks is UNSET; `to_columns` fills in its default.
+            [(m.attribute, m.hint) if m.required else (m.attribute, m.hint | UnsetType, UNSET) for m in self._fields],
             rename={m.attribute: m.field.name for m in self._fields},
             forbid_unknown_fields=True,
             frozen=True,
