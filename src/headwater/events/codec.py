@@ -21,6 +21,7 @@ __all__ = ["MAX_JSON_LINE", "Codec", "storage_schema"]
 
 MAX_JSON_LINE: Final = 1 << 20
 """The default limit of one JSON line, in bytes."""
+# The end of a message of msgspec: the row in a list of rows, and the path of the value in it.
 _ERROR_PATH = re.compile(r" - at (?:`key` in )?`\$(?:\[(\d+)\])?\.?(.*)`$")
 _FIELD_ERROR = re.compile(r"^Object (?:missing required|contains unknown) field `(.*?)`")
 _WHITESPACE = b" \t\r\n"
@@ -97,7 +98,7 @@ class Codec:
             return msgspec.convert(plain, self._rows_type)
         except msgspec.ValidationError as error:
             raise self._validation_error(str(error)) from None
-        except Exception as error:  # as above
+        except Exception as error:  # attributes of users' objects may raise anything
             row = next((index for index, row in enumerate(plain) if not self._is_convertible(row)), None)
             raise self._event_error(row, "", f"reading it raised {preview(error)}") from None
 

@@ -193,9 +193,9 @@ def _unwrap(hint: Any) -> tuple[Any, tuple[Any, ...]]:
         if typing.get_origin(hint) is typing.Annotated:
             metadata = (*metadata, *hint.__metadata__)
             hint = hint.__origin__
-        elif hasattr(hint, "__supertype__"):
+        elif hasattr(hint, "__supertype__"):  # a NewType
             hint = hint.__supertype__
-        elif type(hint).__name__ == "TypeAliasType":
+        elif type(hint).__name__ == "TypeAliasType":  # a `type` statement, since Python 3.12
             hint = hint.__value__
         else:
             return hint, metadata

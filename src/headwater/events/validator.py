@@ -114,7 +114,7 @@ class RowValidator:
             rename={m.attribute: m.field.name for m in self._fields},
             forbid_unknown_fields=True,
             frozen=True,
-            gc=False,
+            gc=False,  # rows have no cycles, and the collector is slow with millions of them
             kw_only=True,  # optional fields may precede required ones
         )
 

@@ -62,7 +62,7 @@ class GroupMember:
         self._commits: queue.SimpleQueue[tuple[list[Any], Future[None]]] = queue.SimpleQueue()
         self._last_poll_at = time.monotonic()
         self._closing = False
-        self._joined = False
+        self._joined = False  # set by the first assignment; `_join_done` follows when the member id is known
         self._join_done = threading.Event()
         session_ms = int(brokers.address.settings.get("session.timeout.ms", _SESSION_TIMEOUT_MS))
         self._consumer = brokers.create_consumer(

@@ -282,6 +282,7 @@ class TransactionalProducer:
         if getattr(error.args[0], "txn_requires_abort", bool)():
             with contextlib.suppress(self._kafka.KafkaException):
                 self._producer.abort_transaction(self._brokers.patience)
+        # Whatever the driver reports, the outcome is unknown: `commit` opens the id again and reads it.
         return found if isinstance(found, UnreachableError) else UnreachableError(found.what, detail=found.detail)
 
     def _open(self) -> None:

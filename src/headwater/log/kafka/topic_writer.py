@@ -158,10 +158,11 @@ class KafkaTopicWriter:
     def _assign_partitions(self, batch: WriteBatch, records: EncodedRecords) -> OffsetArray:
         """Returns the partition of each row: as given, by key as Kafka's clients do, or round robin."""
         number, size = self._partitions, len(records.values)
+        # Sequence numbers count per partition, so a client with a producer id has chosen the partition.
         if batch.partition is not None or number == 1 or batch.producer:
             return np.full(size, batch.partition or 0, np.int64)
         keys = pa.array(records.keys, pa.binary())
-        if keys.null_count == size:
+        if keys.null_count == size:  # one partition for the whole batch: fewer requests, and its rows stay in order
             return np.full(size, next(self._round_robin) % number, np.int64)
         if not keys.null_count:
             return partitions_of(keys, number)
