@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from headwater.log.kafka.producers import IdempotentProducer, NamedProducer, ProducedBatch, SequencedRecords
+from headwater.log.kafka.producers import IdempotentProducer, NamedProducer, ProducedBatch, RecordGroup
 from headwater.log.kafka.records import EncodedRecords
 from headwater.log.write_batch import WriteBatch
 
@@ -105,8 +105,8 @@ def append_twice(topics: Any, driver: Driver) -> list[tuple[list[int], int]]:
     named = NamedProducer(topics, "orders", "till")
     named._producer = Transactions(driver)  # type: ignore[assignment]
     rows = WriteBatch(pa.record_batch({"n": [1, 2]}), 1, {}, 0, "till", 7)
-    part = SequencedRecords(rows, EncodedRecords([b"{}", b"{}"], [None, None], [[]]), 0)
-    return [(offsets.tolist(), repeats) for _ in range(2) for offsets, repeats in named.append([part])]
+    group = RecordGroup(rows, EncodedRecords([b"{}", b"{}"], [None, None], [[]]), np.array([0, 0]), [])
+    return [(offsets.tolist(), repeats) for _ in range(2) for offsets, repeats in named.append([group])]
 
 
 def test_wait_covers_rows_produced_after_earlier_ones_were_reported(brokers: Any):

@@ -5,7 +5,7 @@ events and its last sequence numbers commit in one transaction, so no number is 
 `TransactionalProducer` owns one transactional id: its writes and the record of its progress become visible
 together or not at all. The record is in a compacted side topic, with the id as its key. The next process that
 opens the id aborts the unfinished transaction, fences the previous owner, and reads the record.
-`ProducedBatch` collects the delivery reports of rows produced together.
+`RecordGroup` is a batch on its way through them; `ProducedBatch` collects the delivery reports of several.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from headwater.log.kafka.brokers import Brokers, close_quietly
 from headwater.log.kafka.records import EncodedRecords
 from headwater.log.kafka.topics import COMPACTED_CONFIG, KafkaTopics, PartitionTail
 from headwater.log.storage.frame_builder import count_duplicates
+from headwater.log.topic_writer import Run
 from headwater.log.write_batch import Origin, WriteBatch
 
 __all__ = [
@@ -38,7 +39,7 @@ __all__ = [
     "NamedProducer",
     "NamedProducerPool",
     "ProducedBatch",
-    "SequencedRecords",
+    "RecordGroup",
     "TransactionalProducer",
 ]
 
@@ -306,17 +307,24 @@ class TransactionalProducer:
 
 
 @dataclass(frozen=True)
-class SequencedRecords:
-    """Rows of a named producer for one partition."""
+class RecordGroup:
+    """A batch as Kafka records, with the partition of each row and the appends it belongs to."""
 
-    rows: WriteBatch
+    batch: WriteBatch
     records: EncodedRecords
-    partition: int
+    partitions: OffsetArray
+    run: Run
 
-    def skip(self, count: int) -> EncodedRecords:
-        """Returns the rows after the first `count`."""
-        headers = self.records.headers[count:] if len(self.records.headers) > 1 else self.records.headers
-        return EncodedRecords(self.records.values[count:], self.records.keys[count:], headers)
+    def complete(self, offsets: OffsetArray | HeadwaterError, repeats: int = 0) -> None:
+        """Set the outcome of each append: partitions, offsets, and how many of its first rows are repeats."""
+        start = 0
+        for append, _ in self.run:
+            rows = slice(start, start + append.row_count)
+            if isinstance(offsets, HeadwaterError):
+                append.error = offsets
+            else:
+                append.outcome = (self.partitions[rows], offsets[rows], max(0, min(append.row_count, repeats - start)))
+            start += append.row_count
 
 
 class NamedProducer:
@@ -333,10 +341,11 @@ class NamedProducer:
         known = self._producer.state.get("sequences", {})
         return [known.get(str(partition), -1) for partition in range(partitions)]
 
-    def append(self, parts: list[SequencedRecords]) -> list[tuple[OffsetArray, int]]:
-        """Append parts in one transaction, with the last sequence numbers and the origin of a pipeline's rows.
+    def append(self, groups: list[RecordGroup]) -> list[tuple[OffsetArray, int]]:
+        """Append groups in one transaction, with the last sequence numbers and the origin of a pipeline's rows.
 
-        Returns for each part the offsets of its rows, and how many rows at its start are repeats.
+        All rows of a group have the same partition. Returns for each group the offsets of its rows, and how many
+        rows at its start are repeats.
 
         Raises:
             FencedError: Another process, or a newer runner of the pipeline, writes under this id.
@@ -344,33 +353,31 @@ class NamedProducer:
         """
         with self._producer.lock:
             state = dict(self._producer.state)
-            for part in parts:
-                if part.rows.origin is not None:
-                    self._check_origin(part.rows.origin, state.get("origin"))
-                    state["origin"] = asdict(part.rows.origin)
             sequences = dict(state.get("sequences", {}))
             repeats = []
-            for part in parts:
-                last = sequences.get(str(part.partition), -1)
-                repeats.append(count_duplicates(part.rows, last))
-                newest = part.rows.sequence + (part.rows.values.num_rows - 1 if part.rows.per_row else 0)
-                sequences[str(part.partition)] = max(last, newest)
-            fresh = [p.skip(again) for p, again in zip(parts, repeats, strict=True)]
+            for group in groups:
+                batch, partition = group.batch, str(group.partitions[0])
+                if batch.origin is not None:
+                    self._check_origin(batch.origin, state.get("origin"))
+                    state["origin"] = asdict(batch.origin)
+                last = sequences.get(partition, -1)
+                repeats.append(count_duplicates(batch, last))
+                sequences[partition] = max(last, batch.last_sequence)
+            fresh = [group.records.skip(again) for group, again in zip(groups, repeats, strict=True)]
             deliveries: list[ProducedBatch] = []
 
             def write(producer: Any) -> None:
                 deliveries.append(ProducedBatch(self._topics.brokers, producer.poll))
-                for part, rows in zip(parts, fresh, strict=True):
-                    partitions = np.full(len(rows.values), part.partition, np.int64)
-                    deliveries[-1].produce(producer, self._topic, rows, partitions)
+                for group, rows, again in zip(groups, fresh, repeats, strict=True):
+                    deliveries[-1].produce(producer, self._topic, rows, group.partitions[again:])
 
             if any(rows.values for rows in fresh):
                 self._producer.commit(write, state | {"sequences": sequences})
                 self._topics.wait_until_visible(self._topic, deliveries[-1].last_offsets)
-            found = deliveries[-1].outcomes() if deliveries else [np.empty(0, np.int64)] * len(parts)
+            found = deliveries[-1].outcomes() if deliveries else [np.empty(0, np.int64)] * len(groups)
             return [
-                (self._resolve_offsets(part, again, new), again)
-                for part, again, new in zip(parts, repeats, found, strict=True)
+                (self._resolve_offsets(group, again, new), again)
+                for group, again, new in zip(groups, repeats, found, strict=True)
             ]
 
     def _check_origin(self, origin: Origin, last: dict[str, Any] | None) -> None:
@@ -385,10 +392,10 @@ class NamedProducer:
             what = f"batch {origin.batch} was published from offsets {last['span']}, not {origin.span}"
             raise LedgerMismatchError(what, batch=origin.batch)
 
-    def _resolve_offsets(self, part: SequencedRecords, repeats: int, new: Any) -> OffsetArray:
-        if isinstance(new, Exception):
+    def _resolve_offsets(self, group: RecordGroup, repeats: int, new: OffsetArray | HeadwaterError) -> OffsetArray:
+        if isinstance(new, HeadwaterError):
             raise new
-        rows, partition = part.rows, part.partition
+        rows, partition = group.batch, int(group.partitions[0])
         if not rows.per_row:
             if len(new):
                 if new[-1] - new[0] == len(new) - 1:  # other producers may write between the rows of a large batch

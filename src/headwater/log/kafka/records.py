@@ -157,6 +157,11 @@ class EncodedRecords:
     keys: Sequence[bytes | None]
     headers: list[list[Header]]
 
+    def skip(self, count: int) -> EncodedRecords:
+        """Returns the rows after the first `count`."""
+        headers = self.headers[count:] if len(self.headers) > 1 else self.headers
+        return EncodedRecords(self.values[count:], self.keys[count:], headers)
+
 
 def encode_records(
     topic: Topic, serializer: Serializer, rows: WriteBatch, envelope: dict[str, pa.Array]
