@@ -107,14 +107,16 @@ class EventTimeIndexer:
     # -- the thread ----------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        run = self._run_as_leader
         while not self._stopped.is_set():
             try:
-                self._run_as_leader()
+                run()
+                run = self._run_as_leader
             except FencedError:
                 logger.info("%s: another process indexes event time; standing by", self._name)
                 self._producer.close()
                 self._producer = self._create_producer()
-                self._stand_by()
+                run = self._stand_by  # also after errors: an outage does not make this process the leader
             except UnknownTopicError:
                 if self._is_deleted():
                     return
@@ -153,6 +155,7 @@ class EventTimeIndexer:
             }
             self._add_partitions(starts)
             self._is_leader = True
+            self._failure = None
         # A previous leader on this machine may have cached ranges that it did not commit.
         if self._log.batch_cache is not None:
             self._log.batch_cache.clear(self._name)
@@ -292,6 +295,7 @@ class EventTimeIndexer:
             if now != seen:
                 moved_at, seen = time.monotonic(), now
             with self._changed:
+                self._failure = None
                 self._indexed_to = {number: end.next_offset for number, end in now.items()}
                 self._changed.notify_all()
             behind = any(now[number].next_offset < end for number, end in ends.items())
