@@ -116,7 +116,7 @@ class Rude:
         raise RuntimeError
 
 
-def test_shown_is_short_for_any_value():
+def test_a_preview_is_short_for_any_value():
     deep: list[object] = []
     for _ in range(10_000):
         deep = [deep]
