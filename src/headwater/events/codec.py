@@ -126,7 +126,7 @@ class Codec:
             raise TooLargeError(what, limit=max_line, row=row, size=sizes[row])
         try:
             structs = list(map(self._decode, lines))
-        except (msgspec.DecodeError, RecursionError, ValueError, OverflowError):
+        except (msgspec.DecodeError, RecursionError, ValueError, OverflowError):  # again, to find the line
             structs = [self._decode_line(line, row) for row, line in enumerate(lines)]
         self._reject_duplicate_names(lines, structs)
         return self.batch(structs)

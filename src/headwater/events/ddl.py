@@ -45,6 +45,7 @@ _UNSUPPORTED = {
     "VOID": "a field needs a type",
     "TIME": "use STRING with ISO 8601 text",
 }
+# White space and comments match without a named group, so they are no tokens.
 _TOKEN = re.compile(
     r"""\s+ | --[^\n]* | /\*.*?\*/
     | (?P<word> [A-Za-z0-9_]+ )
@@ -56,7 +57,7 @@ _TOKEN = re.compile(
 )
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
-_MAX_DEPTH = 64
+_MAX_DEPTH = 64  # bounds the recursion of the parser
 
 
 def from_ddl(text: str) -> pa.Schema:
@@ -153,6 +154,7 @@ class _Parser:
         self._next = 0
 
     def parse(self) -> list[pa.Field]:
+        # A text that starts with `STRUCT` may also be a column of that name.
         whole = self._at_word("STRUCT") and self._tokens[1].text == "<"
         fields = list(self._type(0)) if whole else self._columns(0)
         self._take("a comma or the end", "end")

@@ -19,6 +19,7 @@ from headwater.events.values import preview, to_json_value
 
 __all__ = ["Event", "Receipt", "Receipts", "build_events", "check_headers", "check_traceparent"]
 
+# W3C Trace Context: version ff and ids of zeros only are not valid.
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _SURROGATE = re.compile("[\ud800-\udfff]")  # text that has one cannot be encoded
 

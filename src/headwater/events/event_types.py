@@ -43,11 +43,11 @@ _PLAIN: dict[Any, pa.DataType] = {
     datetime: pa.timestamp("us", "UTC"),
     Decimal: pa.decimal128(38, 18),
     time: pa.string(),
-    timedelta: pa.int64(),
+    timedelta: pa.int64(),  # microseconds
     UUID: pa.string(),
 }
 _LISTS = (list, tuple, set, frozenset, Sequence)
-_CONSTANT_FACTORIES = (list, dict, set, tuple, frozenset)
+_CONSTANT_FACTORIES = (list, dict, set, tuple, frozenset)  # each call returns the same value
 _MICROSECOND = timedelta(microseconds=1)
 _NO_DEFAULT: Any = object()
 
@@ -292,6 +292,7 @@ def _build_instance(cls: Any, row: Any) -> Any:
     return msgspec.convert(row, cls, dec_hook=_build_instance)
 
 
+# Cached, because `from_row` asks for every row; most classes have no timedelta.
 @lru_cache(maxsize=1024)
 def _has_timedelta(cls: type) -> bool:
     waiting: list[Any] = [cls]

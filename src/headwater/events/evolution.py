@@ -87,6 +87,7 @@ def _compare_fields(old: Iterable[pa.Field], new: Iterable[pa.Field], prefix: st
     for name, item in before.items():
         if name not in after:
             yield "removed", FieldChange(prefix + name, _describe_field(item), None)
+            # Only a hint for the error message: a new field of the same type may be the old one under another name.
             twin = next((other for other in fresh if other.type == item.type), None)
             if twin is not None:
                 yield "renamed", (prefix + name, prefix + twin.name)
@@ -205,6 +206,7 @@ def upgrade(batch: pa.RecordBatch, to: pa.Schema) -> pa.RecordBatch:
     if batch.schema.equals(to, check_metadata=False):
         return batch
     try:
+        # The storage schema accepts nulls in required fields, which tombstones have.
         return pa.RecordBatch.from_arrays(fit_dataframe(batch, storage_schema(to)), schema=to)
     except InvalidValueError as misfit:
         raise SchemaConflictError(

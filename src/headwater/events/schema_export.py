@@ -131,7 +131,7 @@ def _json_type(kind: pa.DataType) -> dict[str, Any]:
     if pa.types.is_integer(kind):
         half = 2 ** (kind.bit_width - 1)
         return {"type": "integer", "minimum": -half, "maximum": half - 1}
-    if pa.types.is_decimal(kind):
+    if pa.types.is_decimal(kind):  # written as text, because many JSON parsers round numbers; read as both
         about = f"decimal with {kind.precision} digits, {kind.scale} of them after the point"
         return {"type": ["string", "number"], "description": about}
     return _JSON_TYPES[kind]

@@ -66,6 +66,7 @@ def values_of(column: pa.Array, *, decimal: Callable[[str], Any] = Decimal) -> l
         return _apply_nulls(moments_of(integers_of(filled)), column)
     if pa.types.is_decimal(kind):
         texts = column.cast(pa.string())
+        # Arrow trims a whole column at once, but cannot write out exponents.
         if decimal is trim_zeros and kind.scale > 0 and not pc.any(pc.match_substring(texts, "E")).as_py():
             short: list[Any] = pc.ascii_rtrim(pc.ascii_rtrim(texts, "0"), ".").to_pylist()
             return short
@@ -195,7 +196,7 @@ def to_json_value(value: Any) -> Any:
         >>> to_json_value({"amount": Decimal("10.50"), "raw": b"hi", "day": date(2026, 1, 1)})
         {'amount': '10.5', 'raw': 'aGk=', 'day': '2026-01-01'}
     """
-    if isinstance(value, Enum):
+    if isinstance(value, Enum):  # before text and numbers, which a member may be as well
         return to_json_value(value.value)
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
