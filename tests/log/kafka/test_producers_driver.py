@@ -104,7 +104,7 @@ def append_twice(topics: Any, driver: Driver) -> list[tuple[list[int], int]]:
     """Offsets and repeats of a batch of two rows, and of the same batch again."""
     named = NamedProducer(topics, "orders", "till")
     named._producer = Transactions(driver)  # type: ignore[assignment]
-    rows = WriteBatch(pa.record_batch({"n": [1, 2]}), 1, {}, 0, "till", 7)
+    rows = WriteBatch(pa.record_batch({"n": [1, 2]}), 1, {}, 0, "till", 7, per_row=False)
     group = RecordGroup(rows, EncodedRecords([b"{}", b"{}"], [None, None], [[]]), np.array([0, 0]), [])
     return [(offsets.tolist(), repeats) for _ in range(2) for offsets, repeats in named.append([group])]
 
