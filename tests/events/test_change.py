@@ -134,7 +134,7 @@ def test_positions_are_ordered_lane_by_lane(left, right):
 
 
 @given(lanes, lanes)
-def test_a_joined_position_is_the_first_after_both(left, right):
+def test_a_merged_position_is_the_first_after_both(left, right):
     one, other = Position.of("s", left), Position.of("s", right)
     both = one.merge(other)
     assert one <= both

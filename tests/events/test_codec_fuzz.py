@@ -5,7 +5,7 @@ import random
 import pyarrow as pa
 
 from headwater.errors import HeadwaterError
-from headwater.events import Codec, JsonLimits, from_ddl
+from headwater.events import Codec, from_ddl
 
 SCHEMA = from_ddl(
     "id STRING NOT NULL, n INT, big BIGINT, d DECIMAL(12,2), at TIMESTAMP, day DATE, f DOUBLE, ok BOOLEAN, raw BINARY, "
@@ -53,7 +53,7 @@ def damaged(line: bytes, chance: random.Random) -> bytes:
 
 def outcome_of(codec: Codec, line: bytes) -> pa.RecordBatch | HeadwaterError:
     try:
-        return codec.decode_json([line], limits=JsonLimits(max_line=2_000))
+        return codec.decode_json([line], max_line=2_000)
     except HeadwaterError as error:
         return error
 

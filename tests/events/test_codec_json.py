@@ -3,7 +3,7 @@
 import pytest
 
 from headwater.errors import BadEventError, BadJsonError, TooLargeError
-from headwater.events import Codec, JsonLimits, from_ddl
+from headwater.events import Codec, from_ddl
 from tests.events.test_codec import GOOD, ORDERS
 
 
@@ -105,7 +105,7 @@ def test_a_quote_before_a_colon_inside_text_is_no_name():
 
 def test_a_line_over_the_limit_is_refused_before_it_is_parsed():
     with pytest.raises(TooLargeError) as caught:
-        Codec(ORDERS).decode_json([START + b"}", b"[" * 1001], limits=JsonLimits(max_line=1000))
+        Codec(ORDERS).decode_json([START + b"}", b"[" * 1001], max_line=1000)
     assert (caught.value.data["row"], caught.value.data["limit"]) == (1, 1000)
 
 

@@ -79,7 +79,7 @@ def test_the_cloudevents_sdk_reads_bare_events_and_tombstones():
         assert "time" not in document
 
 
-def test_events_of_equals_events_one_by_one():
+def test_events_built_from_columns_equal_events_one_by_one():
     values = [{"a": 1}, None, {"a": 3}]
     made = list(
         build_events(
@@ -87,8 +87,8 @@ def test_events_of_equals_events_one_by_one():
             1,
             range(5, 8),
             values,
-            keys=["x", "y", "z"],
-            ids=["", "mine", ""],
+            key=["x", "y", "z"],
+            id=["", "mine", ""],
             occurred_at=[AT, None, AT],
             received_at=repeat(AT),
             headers=[{}, {"h": "1"}, {}],
@@ -103,10 +103,15 @@ def test_events_of_equals_events_one_by_one():
     assert [event.id for event in made] == ["orders/1/5", "mine", "orders/1/7"]
 
 
-def test_events_of_gives_each_event_headers_of_its_own():
+def test_each_built_event_has_headers_of_its_own():
     first, second = build_events("orders", 0, [0, 1], [{}, {}])
     first.headers["x"] = "y"
     assert second.headers == {}
+
+
+def test_a_column_that_is_no_field_of_an_event_is_refused():
+    with pytest.raises(TypeError):
+        next(build_events("orders", 0, [0], [{}], colour=["red"]))
 
 
 def test_a_receipt_tells_duplicates_and_drops():

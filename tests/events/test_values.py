@@ -107,7 +107,7 @@ def test_to_row_refuses_endless_nesting():
     deep: list[object] = []
     for _ in range(sys.getrecursionlimit() * 2):
         deep = [deep]
-    with pytest.raises(BadEventError, match="deep"):
+    with pytest.raises(BadEventError):
         to_row({"a": deep})
 
 
@@ -116,7 +116,7 @@ class Rude:
         raise RuntimeError
 
 
-def test_shown_is_short_for_any_value():
+def test_a_preview_is_short_for_any_value():
     deep: list[object] = []
     for _ in range(10_000):
         deep = [deep]

@@ -15,7 +15,7 @@ from headwater.events.clock import (
     SystemClock,
     device_clock,
 )
-from headwater.events.codec import Codec, JsonLimits, storage_schema
+from headwater.events.codec import MAX_JSON_LINE, Codec, storage_schema
 from headwater.events.ddl import from_ddl, to_ddl
 from headwater.events.envelope import Event, Receipt, Receipts, build_events, check_headers, check_traceparent
 from headwater.events.event_types import Precision, arrow_schema, from_row
@@ -24,6 +24,7 @@ from headwater.events.key import key_bytes, keys_of, murmur2, partition_of, part
 from headwater.events.values import flags_column, integers_of, moments_of, times_column, to_row, values_of
 
 __all__ = [
+    "MAX_JSON_LINE",
     "UNKNOWN_TIME",
     "Change",
     "Clock",
@@ -33,7 +34,6 @@ __all__ = [
     "Difference",
     "Event",
     "FieldChange",
-    "JsonLimits",
     "ManualClock",
     "Position",
     "Precision",

@@ -105,6 +105,7 @@ def change_row_schema(schema: pa.Schema) -> pa.Schema | None:
 Row: TypeAlias = dict[str, Any]
 
 _BEFORE_KINDS = ("row", "key", "nothing")
+# SOURCE@LANE:PLACE,LANE:PLACE; a place is one or more numbers, joined by dots. The source may contain @ itself.
 _POSITION = re.compile(r"(.+)@((?:\d+:\d+(?:\.\d+)*(?:,(?!$)|$))*)")
 _BUILTIN_TYPES = (datetime, date, Decimal, bytes)
 
@@ -158,6 +159,7 @@ class Position:
     def __le__(self, other: Position) -> bool:
         self._check_source(other)
         ahead = dict(other.lanes)
+        # A lane that `other` lacks has not begun there, so any place in it is ahead.
         return all(lane in ahead and place <= ahead[lane] for lane, place in self.lanes)
 
     def __lt__(self, other: Position) -> bool:
@@ -328,5 +330,6 @@ def _row_decoder(schema: pa.Schema | None) -> Callable[[Row], Row]:
     """Returns a function that restores the types of a row's values; the row may lack columns."""
     if not schema:
         return lambda row: row
+    # Nullable and without metadata: a column that the source did not send stays absent, without a default.
     struct = RowValidator([pa.field(field.name, field.type) for field in schema]).struct
     return lambda row: msgspec.to_builtins(msgspec.convert(row, struct), builtin_types=_BUILTIN_TYPES)

@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import groupby
 from typing import Final, Protocol
 
 import numpy as np
@@ -189,15 +190,12 @@ class ClockOffsets:
 
     def _offsets(self, devices: Sequence[Hashable | None], sent: Times, received: int) -> Times:
         """Returns the estimate for each row; consecutive rows of one device with the same send time are one request."""
-        offsets = np.zeros(len(sent), np.int64)
-        start, stamps = 0, sent.tolist()
+        offsets: list[int] = []
         with self._lock:
-            for end in range(1, len(stamps) + 1):
-                same = end < len(stamps) and stamps[end] == stamps[start] and devices[end] == devices[start]
-                if not same:
-                    offsets[start:end] = self._estimate(devices[start], stamps[start], received)
-                    start = end
-        return offsets
+            for (device, stamp), request in groupby(zip(devices, sent.tolist(), strict=True)):
+                estimate = self._estimate(device, stamp, received)
+                offsets += [estimate for _ in request]
+        return np.array(offsets, np.int64)
 
     def _estimate(self, device: Hashable | None, sent: int, received: int) -> int:
         seen = () if device is None else self._seen.get(device, ())

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from types import GenericAlias
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
@@ -18,27 +17,15 @@ from headwater.events.dataframes import fit_dataframe
 from headwater.events.validator import InvalidValueError, RowValidator
 from headwater.events.values import fields_of, preview, to_row, trim_zeros, values_of
 
-__all__ = ["Codec", "JsonLimits", "storage_schema"]
+__all__ = ["MAX_JSON_LINE", "Codec", "storage_schema"]
 
+MAX_JSON_LINE: Final = 1 << 20
+"""The default limit of one JSON line, in bytes."""
+# The end of a message of msgspec: the row in a list of rows, and the path of the value in it.
 _ERROR_PATH = re.compile(r" - at (?:`key` in )?`\$(?:\[(\d+)\])?\.?(.*)`$")
 _FIELD_ERROR = re.compile(r"^Object (?:missing required|contains unknown) field `(.*?)`")
 _WHITESPACE = b" \t\r\n"
 _MAX_NAMES = 40  # field names in an error
-
-
-@dataclass(frozen=True)
-class JsonLimits:
-    """Limits of JSON input.
-
-    Attributes:
-        max_line: Bytes of one line; a longer line raises `TooLargeError` before it is parsed.
-
-    Example:
-        >>> JsonLimits(max_line=65_536).max_line
-        65536
-    """
-
-    max_line: int = 1 << 20
 
 
 def storage_schema(schema: pa.Schema) -> pa.Schema:
@@ -111,7 +98,7 @@ class Codec:
             return msgspec.convert(plain, self._rows_type)
         except msgspec.ValidationError as error:
             raise self._validation_error(str(error)) from None
-        except Exception as error:  # as above
+        except Exception as error:  # attributes of users' objects may raise anything
             row = next((index for index, row in enumerate(plain) if not self._is_convertible(row)), None)
             raise self._event_error(row, "", f"reading it raised {preview(error)}") from None
 
@@ -124,23 +111,22 @@ class Codec:
             return False
         return True
 
-    def decode_json(self, lines: Sequence[bytes], *, limits: JsonLimits | None = None) -> pa.RecordBatch:
+    def decode_json(self, lines: Sequence[bytes], *, max_line: int = MAX_JSON_LINE) -> pa.RecordBatch:
         """Decode JSON objects, one per line, into a batch.
 
         Raises:
-            TooLargeError: A line is longer than `limits.max_line`.
+            TooLargeError: A line has more than `max_line` bytes; it is not parsed.
             BadJsonError: A line is not JSON; `data` has `row`.
             BadEventError: A row does not match the type; `data` has `row`, `field` and `fields`.
         """
-        most = (limits or JsonLimits()).max_line
         sizes = list(map(len, lines))
-        if max(sizes, default=0) > most:
-            row = next(row for row, size in enumerate(sizes) if size > most)
-            what = f"line {row + 1} has {sizes[row]} bytes, more than {most}"
-            raise TooLargeError(what, limit=most, row=row, size=sizes[row])
+        if max(sizes, default=0) > max_line:
+            row = next(row for row, size in enumerate(sizes) if size > max_line)
+            what = f"line {row + 1} has {sizes[row]} bytes, more than {max_line}"
+            raise TooLargeError(what, limit=max_line, row=row, size=sizes[row])
         try:
             structs = list(map(self._decode, lines))
-        except (msgspec.DecodeError, RecursionError, ValueError, OverflowError):
+        except (msgspec.DecodeError, RecursionError, ValueError, OverflowError):  # again, to find the line
             structs = [self._decode_line(line, row) for row, line in enumerate(lines)]
         self._reject_duplicate_names(lines, structs)
         return self.batch(structs)
@@ -185,11 +171,7 @@ class Codec:
         Raises:
             BadEventError: A column is unknown, missing or of another type; `data` has `field`, and `row` if known.
         """
-        try:
-            columns = fit_dataframe(frame, self.schema)
-        except InvalidValueError as misfit:
-            raise self._invalid_value_error(misfit) from None
-        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+        return self._build_batch(lambda: fit_dataframe(frame, self.schema))
 
     def rows(self, batch: pa.RecordBatch) -> list[dict[str, Any]]:
         """Returns the rows of a batch as dicts of Python values."""
@@ -209,14 +191,14 @@ class Codec:
         Raises:
             BadEventError: A value is outside its column's range.
         """
-        try:
-            columns = self._validator.to_columns(structs)
-        except InvalidValueError as misfit:
-            raise self._invalid_value_error(misfit) from None
-        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+        return self._build_batch(lambda: self._validator.to_columns(structs))
 
-    def _invalid_value_error(self, misfit: InvalidValueError) -> BadEventError:
-        return self._event_error(misfit.row, misfit.path.replace(".[]", "[]"), misfit.reason)
+    def _build_batch(self, build_columns: Callable[[], list[pa.Array]]) -> pa.RecordBatch:
+        try:
+            columns = build_columns()
+        except InvalidValueError as misfit:
+            raise self._event_error(misfit.row, misfit.path.replace(".[]", "[]"), misfit.reason) from None
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def _validation_error(self, message: str, row: int | None = None) -> BadEventError:
         """Parse a message of msgspec, such as "Expected `int`, got `str` - at `$[3].customer_id`"."""

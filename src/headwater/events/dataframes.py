@@ -7,6 +7,7 @@ decimals, by their shortest digits. Text is never cast to a number, and nothing 
 from __future__ import annotations
 
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -21,11 +22,25 @@ from headwater.events.validator import (
     field_default,
     first_out_of_range,
     first_rejected,
-    insert_nulls,
+    struct_column,
 )
 from headwater.events.values import preview
 
 __all__ = ["fit_dataframe"]
+
+_TEXTS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+_BINARIES = (pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
+_NUMBERS = (pa.types.is_integer, pa.types.is_floating)
+# The type of a field, and the types of columns that it accepts besides its own.
+_CONVERSIONS: tuple[tuple[Any, tuple[Any, ...]], ...] = (
+    (pa.types.is_integer, (pa.types.is_integer,)),
+    (pa.types.is_floating, _NUMBERS),
+    (pa.types.is_decimal, (*_NUMBERS, pa.types.is_decimal, *_TEXTS)),
+    (pa.types.is_timestamp, (pa.types.is_timestamp, *_TEXTS)),
+    (pa.types.is_date, (pa.types.is_date, *_TEXTS)),
+    (pa.types.is_string, _TEXTS),
+    (pa.types.is_binary, _BINARIES),
+)
 
 
 def fit_dataframe(frame: Any, schema: pa.Schema) -> list[pa.Array]:
@@ -169,31 +184,13 @@ def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    return any(test(kind) for test in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view))
+    return any(test(kind) for test in _TEXTS)
 
 
 def _is_convertible(source: pa.DataType, kind: pa.DataType) -> bool:
     if pa.types.is_timestamp(source) and source.tz is None:
         return False
-    for test, sources in _CONVERSIONS:
-        if test(kind):
-            return any(found(source) for found in sources) or (test in _FROM_TEXT and _is_text(source))
-    return False
-
-
-_BINARIES = (pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
-_NUMBERS = (pa.types.is_integer, pa.types.is_floating)
-# What a column of each kind may be made of, besides text where the kind is in _FROM_TEXT.
-_CONVERSIONS: tuple[tuple[Any, tuple[Any, ...]], ...] = (
-    (pa.types.is_integer, (pa.types.is_integer,)),
-    (pa.types.is_floating, _NUMBERS),
-    (pa.types.is_decimal, (*_NUMBERS, pa.types.is_decimal)),
-    (pa.types.is_timestamp, (pa.types.is_timestamp,)),
-    (pa.types.is_date, (pa.types.is_date,)),
-    (pa.types.is_string, ()),
-    (pa.types.is_binary, _BINARIES),
-)
-_FROM_TEXT = (pa.types.is_decimal, pa.types.is_timestamp, pa.types.is_date, pa.types.is_string)
+    return any(test(kind) and any(found(source) for found in sources) for test, sources in _CONVERSIONS)
 
 
 def _fit_nested(column: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -217,12 +214,8 @@ def _fit_struct(column: pa.Array, kind: pa.StructType) -> pa.Array:
     names = [field.name for field in column.type]
     # Required members need a value only in rows where the struct itself is not null.
     present = column.drop_null() if column.null_count else column
-    valid = column.is_valid()
-    try:
-        members = _fit_fields(names, present.flatten(), list(kind), len(present))
-    except InvalidValueError as misfit:
-        raise misfit.at_valid_row(valid) from None
-    return insert_nulls(pa.StructArray.from_arrays(members, fields=list(kind)), valid)
+    members = partial(_fit_fields, names, present.flatten(), list(kind), len(present))
+    return struct_column(kind, column.is_valid(), members)
 
 
 def _fit_map(column: pa.Array, kind: pa.MapType) -> pa.Array:

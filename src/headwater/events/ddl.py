@@ -45,6 +45,7 @@ _UNSUPPORTED = {
     "VOID": "a field needs a type",
     "TIME": "use STRING with ISO 8601 text",
 }
+# White space and comments match without a named group, so they are no tokens.
 _TOKEN = re.compile(
     r"""\s+ | --[^\n]* | /\*.*?\*/
     | (?P<word> [A-Za-z0-9_]+ )
@@ -55,7 +56,8 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_MAX_DEPTH = 64
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
+_MAX_DEPTH = 64  # bounds the recursion of the parser
 
 
 def from_ddl(text: str) -> pa.Schema:
@@ -152,6 +154,7 @@ class _Parser:
         self._next = 0
 
     def parse(self) -> list[pa.Field]:
+        # A text that starts with `STRUCT` may also be a column of that name.
         whole = self._at_word("STRUCT") and self._tokens[1].text == "<"
         fields = list(self._type(0)) if whole else self._columns(0)
         self._take("a comma or the end", "end")
@@ -196,7 +199,8 @@ class _Parser:
 
     def _type(self, depth: int) -> pa.DataType:
         token = self._take("a type", "word")
-        match token.text.upper():
+        word = token.text.upper()
+        match word:
             case "ARRAY":
                 return pa.list_(pa.field("element", self._arguments(depth, 1)[0]))
             case "MAP":
@@ -211,7 +215,11 @@ class _Parser:
                 return pa.struct(fields)
             case "DECIMAL" | "DEC" | "NUMERIC":
                 return self._decimal(token)
-        return _simple_type(token)
+        if word in _TYPES_BY_NAME:
+            return _TYPES_BY_NAME[word]
+        what = f"the type {word} is not supported" if word in _UNSUPPORTED else f"unknown type {preview(token.text)}"
+        known = f"types: {', '.join(_TYPES_BY_NAME)}, DECIMAL(p,s), ARRAY<…>, MAP<STRING, …>, STRUCT<…>"
+        raise BadTypeError(what, detail=_UNSUPPORTED.get(word, known), position=token.position, type=word)
 
     def _arguments(self, depth: int, count: int) -> list[pa.DataType]:
         self._expect("<", depth)
@@ -238,7 +246,8 @@ class _Parser:
     def _comment(self) -> str:
         token = self._take("a comment in quotes", "single", "double")
         quote = "'" if token.kind == "single" else '"'
-        return re.sub(r"\\(.)", _unescape, token.text.replace(quote * 2, quote), flags=re.DOTALL)
+        text = token.text.replace(quote * 2, quote)
+        return re.sub(r"\\(.)", lambda match: _ESCAPES.get(match[1], match[1]), text, flags=re.DOTALL)
 
     def _at_word(self, word: str) -> bool:
         return self._token.kind == "word" and self._token.text.upper() == word
@@ -261,16 +270,3 @@ class _Parser:
             detail=f"{preview(self._text)}, at {token.position}",
             position=token.position,
         )
-
-
-def _simple_type(token: _Token) -> pa.DataType:
-    word = token.text.upper()
-    if word in _TYPES_BY_NAME:
-        return _TYPES_BY_NAME[word]
-    what = f"the type {word} is not supported" if word in _UNSUPPORTED else f"unknown type {preview(token.text)}"
-    known = f"types: {', '.join(_TYPES_BY_NAME)}, DECIMAL(p,s), ARRAY<…>, MAP<STRING, …>, STRUCT<…>"
-    raise BadTypeError(what, detail=_UNSUPPORTED.get(word, known), position=token.position, type=word)
-
-
-def _unescape(match: re.Match[str]) -> str:
-    return {"n": "\n", "t": "\t", "r": "\r"}.get(match[1], match[1])

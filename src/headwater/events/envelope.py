@@ -19,7 +19,9 @@ from headwater.events.values import preview, to_json_value
 
 __all__ = ["Event", "Receipt", "Receipts", "build_events", "check_headers", "check_traceparent"]
 
+# W3C Trace Context: version ff and ids of zeros only are not valid.
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+_SURROGATE = re.compile("[\ud800-\udfff]")  # text that has one cannot be encoded
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
@@ -131,51 +133,39 @@ class Receipt(msgspec.Struct, frozen=True):
     dropped: str | None = None
 
 
-def build_events(  # noqa: PLR0913  one argument per column of an event
+def build_events(
     topic: str,
     partition: int,
     offsets: Iterable[int],
     values: Iterable[dict[str, Any] | None],
-    *,
-    keys: Iterable[Any] | None = None,
-    ids: Iterable[str] | None = None,
-    occurred_at: Iterable[datetime | None] | None = None,
-    sent_at: Iterable[datetime | None] | None = None,
-    received_at: Iterable[datetime | None] | None = None,
-    headers: Iterable[dict[str, str]] | None = None,
-    traceparents: Iterable[str | None] | None = None,
-    sources: Iterable[str | None] | None = None,
-    types: Iterable[str | None] | None = None,
-    late: Iterable[bool] | None = None,
-    errors: Iterable[str | None] | None = None,
-    raws: Iterable[bytes | None] | None = None,
+    **columns: Iterable[Any] | None,
 ) -> Iterator[Event]:
     """Yields the events of one partition from their columns, without Python code per event.
 
-    A column that is left out has its default in every event. A constant column may be an `itertools.repeat`. An empty
-    id stands for the default id.
+    Args:
+        topic: The topic.
+        partition: The partition.
+        offsets: The offset of each event.
+        values: The value of each event.
+        **columns: Other fields of `Event` by name, in the order of the offsets. A field that is None or left out has
+            its default in every event; so has an empty id. A constant column may be an `itertools.repeat`.
 
     Example:
         >>> [event.id for event in build_events("orders", 0, range(5, 7), [{"a": 1}, None])]
         ['orders/0/5', 'orders/0/6']
     """
     numbers = list(offsets)
-    none: Iterable[Any] = repeat(None)
-    return map(
-        Event,
-        repeat(topic),
-        repeat(partition),
-        numbers,
-        none if keys is None else keys,
-        values,
-        map(f"{topic}/{partition}/".__add__, map(str, numbers)) if ids is None else ids,
-        *(none if column is None else column for column in (occurred_at, sent_at, received_at)),
-        ({} for _ in none) if headers is None else headers,
-        *(none if column is None else column for column in (traceparents, sources, types)),
-        repeat(False) if late is None else late,
-        none if errors is None else errors,
-        none if raws is None else raws,
-    )
+    fields: dict[str, Iterable[Any]] = dict.fromkeys(Event.__struct_fields__, repeat(None)) | {
+        "topic": repeat(topic),
+        "partition": repeat(partition),
+        "offset": numbers,
+        "value": values,
+        "id": map(f"{topic}/{partition}/".__add__, map(str, numbers)),
+        "headers": ({} for _ in numbers),
+        "late": repeat(False),
+    }
+    fields |= {name: column for name, column in columns.items() if column is not None}
+    return map(Event, *fields.values())  # in the order of the struct's fields; an unknown name is one argument too many
 
 
 def check_traceparent(text: str) -> str:
@@ -209,20 +199,13 @@ def check_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
     """
     found = dict(headers or {})
     for name, value in found.items():
-        if not (_is_valid_text(name) and name and _is_valid_text(value)):
+        if not name or not all(isinstance(text, str) and not _SURROGATE.search(text) for text in (name, value)):
             raise BadEventError(
                 f"the header {preview(name)}: {preview(value)} is not text",
                 detail="header names and values are text, and names are not empty",
                 field="headers",
             )
     return found
-
-
-def _is_valid_text(text: Any) -> bool:
-    try:
-        return isinstance(text, str) and bool(text.encode() or True)
-    except UnicodeEncodeError:
-        return False
 
 
 @dataclass(frozen=True, eq=False)

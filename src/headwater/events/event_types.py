@@ -27,7 +27,7 @@ from headwater.events.ddl import decimal_type, from_ddl
 from headwater.events.validator import check_fields
 from headwater.events.values import is_pydantic_model, is_record, preview, to_json_value, to_row
 
-__all__ = ["Precision", "arrow_schema", "from_row", "to_row"]
+__all__ = ["Precision", "arrow_schema", "from_row"]
 
 _ALLOWED = (
     "allowed: bool, int, float, str, bytes, Decimal, date, datetime, time, timedelta, UUID, Enum and Literal of text "
@@ -43,11 +43,11 @@ _PLAIN: dict[Any, pa.DataType] = {
     datetime: pa.timestamp("us", "UTC"),
     Decimal: pa.decimal128(38, 18),
     time: pa.string(),
-    timedelta: pa.int64(),
+    timedelta: pa.int64(),  # microseconds
     UUID: pa.string(),
 }
 _LISTS = (list, tuple, set, frozenset, Sequence)
-_CONSTANT_FACTORIES = (list, dict, set, tuple, frozenset)
+_CONSTANT_FACTORIES = (list, dict, set, tuple, frozenset)  # each call returns the same value
 _MICROSECOND = timedelta(microseconds=1)
 _NO_DEFAULT: Any = object()
 
@@ -193,9 +193,9 @@ def _unwrap(hint: Any) -> tuple[Any, tuple[Any, ...]]:
         if typing.get_origin(hint) is typing.Annotated:
             metadata = (*metadata, *hint.__metadata__)
             hint = hint.__origin__
-        elif hasattr(hint, "__supertype__"):
+        elif hasattr(hint, "__supertype__"):  # a NewType
             hint = hint.__supertype__
-        elif type(hint).__name__ == "TypeAliasType":
+        elif type(hint).__name__ == "TypeAliasType":  # a `type` statement, since Python 3.12
             hint = hint.__value__
         else:
             return hint, metadata
@@ -246,7 +246,8 @@ def _type_from_metadata(metadata: Sequence[Any], where: str) -> pa.DataType | No
         digits = item.digits if isinstance(item, Precision) else getattr(item, "max_digits", None)
         scale = item.scale if isinstance(item, Precision) else getattr(item, "decimal_places", None)
         if digits is not None or scale is not None:
-            return decimal_type(38 if digits is None else digits, 0 if scale is None else scale, where, field=where)
+            digits, scale = 38 if digits is None else digits, 0 if scale is None else scale
+            return decimal_type(digits, scale, where, field=where.partition(".")[2])
         nested = _type_from_metadata(getattr(item, "metadata", ()), where)
         if nested is not None:
             return nested
@@ -291,6 +292,7 @@ def _build_instance(cls: Any, row: Any) -> Any:
     return msgspec.convert(row, cls, dec_hook=_build_instance)
 
 
+# Cached, because `from_row` asks for every row; most classes have no timedelta.
 @lru_cache(maxsize=1024)
 def _has_timedelta(cls: type) -> bool:
     waiting: list[Any] = [cls]

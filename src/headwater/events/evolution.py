@@ -20,10 +20,6 @@ from headwater.events.validator import InvalidValueError, field_default
 
 __all__ = ["Difference", "FieldChange", "compare", "merge", "upgrade"]
 
-# Each family from the narrowest type to the widest.
-_INTEGERS = [pa.int8(), pa.int16(), pa.int32(), pa.int64()]
-_FLOATS = [pa.float32(), pa.float64()]
-
 
 @dataclass(frozen=True)
 class FieldChange:
@@ -91,6 +87,7 @@ def _compare_fields(old: Iterable[pa.Field], new: Iterable[pa.Field], prefix: st
     for name, item in before.items():
         if name not in after:
             yield "removed", FieldChange(prefix + name, _describe_field(item), None)
+            # Only a hint for the error message: a new field of the same type may be the old one under another name.
             twin = next((other for other in fresh if other.type == item.type), None)
             if twin is not None:
                 yield "renamed", (prefix + name, prefix + twin.name)
@@ -128,9 +125,9 @@ def _describe_field(item: pa.Field) -> str:
 
 def _is_wider(old: pa.DataType, new: pa.DataType) -> bool:
     """Returns whether the new type holds every value of the old one and belongs to the same family."""
-    for family in (_INTEGERS, _FLOATS):
-        if old in family and new in family:
-            return family.index(old) < family.index(new)
+    for in_family in (pa.types.is_signed_integer, pa.types.is_floating):
+        if in_family(old) and in_family(new):
+            return bool(old.bit_width < new.bit_width)
     if pa.types.is_decimal(old) and pa.types.is_decimal(new) and old != new:
         return bool(new.scale >= old.scale and new.precision - new.scale >= old.precision - old.scale)
     return False
@@ -209,6 +206,7 @@ def upgrade(batch: pa.RecordBatch, to: pa.Schema) -> pa.RecordBatch:
     if batch.schema.equals(to, check_metadata=False):
         return batch
     try:
+        # The storage schema accepts nulls in required fields, which tombstones have.
         return pa.RecordBatch.from_arrays(fit_dataframe(batch, storage_schema(to)), schema=to)
     except InvalidValueError as misfit:
         raise SchemaConflictError(

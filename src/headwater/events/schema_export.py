@@ -55,12 +55,13 @@ def _avro_record(fields: list[pa.Field], name: str) -> dict[str, Any]:
     return {"type": "record", "name": name, "fields": [_avro_field(field, name) for field in fields]}
 
 
-def _avro_field(field: pa.Field, inside: str) -> dict[str, Any]:
+def _avro_field(field: pa.Field, record: str) -> dict[str, Any]:
     if not _AVRO_NAME.fullmatch(field.name):
         what = f"{field.name!r} is not a valid field name in Avro"
         detail = "names consist of letters, digits and underscores, and do not start with a digit"
         raise BadTypeError(what, detail=detail, fix='rename the field, or use value_format="json"', field=field.name)
-    return {"name": field.name} | _avro_optional(field, f"{inside}_{field.name}")
+    # The name of a record inside is its path, because Avro demands a different name for each record.
+    return {"name": field.name} | _avro_optional(field, f"{record}_{field.name}")
 
 
 def _avro_optional(field: pa.Field, path: str) -> dict[str, Any]:
@@ -130,7 +131,7 @@ def _json_type(kind: pa.DataType) -> dict[str, Any]:
     if pa.types.is_integer(kind):
         half = 2 ** (kind.bit_width - 1)
         return {"type": "integer", "minimum": -half, "maximum": half - 1}
-    if pa.types.is_decimal(kind):
+    if pa.types.is_decimal(kind):  # written as text, because many JSON parsers round numbers; read as both
         about = f"decimal with {kind.precision} digits, {kind.scale} of them after the point"
         return {"type": ["string", "number"], "description": about}
     return _JSON_TYPES[kind]

@@ -33,7 +33,7 @@ __all__ = [
     "field_default",
     "first_out_of_range",
     "first_rejected",
-    "insert_nulls",
+    "struct_column",
 ]
 
 ColumnBuilder = Callable[[list[Any]], pa.Array]
@@ -80,11 +80,6 @@ class InvalidValueError(ValueError):
         """Returns the same error with the path from the enclosing column."""
         return InvalidValueError(self.reason, self.row if row is None else row, f"{name}.{self.path}".rstrip("."))
 
-    def at_valid_row(self, valid: pa.Array) -> InvalidValueError:
-        """Returns the same error, whose `row` counted valid rows only, with its row among all rows."""
-        row = None if self.row is None else int(np.flatnonzero(valid.to_pylist())[self.row])
-        return InvalidValueError(self.reason, row, self.path)
-
 
 @dataclass(frozen=True)
 class _FieldSpec:
@@ -96,13 +91,6 @@ class _FieldSpec:
     build: ColumnBuilder
     required: bool
     default: Any
-
-    @property
-    def declaration(self) -> tuple[Any, ...]:
-        """The field for `msgspec.defstruct`. Missing fields are UNSET; `to_columns` fills in their defaults."""
-        if self.required:
-            return self.attribute, self.hint
-        return self.attribute, self.hint | UnsetType, UNSET
 
 
 class RowValidator:
@@ -121,11 +109,12 @@ class RowValidator:
         self._by_name = {member.field.name: member for member in self._fields}
         self.struct: Any = msgspec.defstruct(
             "Row",
-            [member.declaration for member in self._fields],
+            # A field that a row lacks is UNSET; `to_columns` fills in its default.
+            [(m.attribute, m.hint) if m.required else (m.attribute, m.hint | UnsetType, UNSET) for m in self._fields],
             rename={m.attribute: m.field.name for m in self._fields},
             forbid_unknown_fields=True,
             frozen=True,
-            gc=False,
+            gc=False,  # rows have no cycles, and the collector is slow with millions of them
             kw_only=True,  # optional fields may precede required ones
         )
 
@@ -155,20 +144,26 @@ class RowValidator:
     def to_struct_column(self, values: list[Any], kind: pa.StructType) -> pa.Array:
         """Returns the structs as one struct column; None becomes null."""
         valid = pa.array([value is not None for value in values], pa.bool_())
-        try:
-            members = self.to_columns([value for value in values if value is not None])
-        except InvalidValueError as misfit:
-            raise misfit.at_valid_row(valid) from None
-        return insert_nulls(pa.StructArray.from_arrays(members, fields=list(kind)), valid)
+        present = [value for value in values if value is not None]
+        return struct_column(kind, valid, lambda: self.to_columns(present))
 
 
-def insert_nulls(present: pa.Array, valid: pa.Array) -> pa.Array:
-    """Returns an array of the length of `valid`: the values in order where it is true, null elsewhere.
+def struct_column(kind: pa.StructType, valid: pa.Array, build_members: Callable[[], list[pa.Array]]) -> pa.Array:
+    """Returns a struct column with null where `valid` is false; `build_members` returns the members of the other rows.
 
     Example:
-        >>> insert_nulls(pa.array([7]), pa.array([False, True])).to_pylist()
-        [None, 7]
+        >>> kind = pa.struct([pa.field("n", pa.int64())])
+        >>> struct_column(kind, pa.array([False, True]), lambda: [pa.array([7])]).to_pylist()
+        [None, {'n': 7}]
+
+    Raises:
+        InvalidValueError: A member is invalid; its row is among all rows.
     """
+    try:
+        present = pa.StructArray.from_arrays(build_members(), fields=list(kind))
+    except InvalidValueError as misfit:  # its row is among the valid ones
+        row = None if misfit.row is None else int(np.flatnonzero(valid.to_pylist())[misfit.row])
+        raise InvalidValueError(misfit.reason, row, misfit.path) from None
     if len(present) == len(valid):
         return present
     indices = pc.subtract(pc.cumulative_sum(valid.cast(pa.int64())), 1)

@@ -61,15 +61,21 @@ def values_of(column: pa.Array, *, decimal: Callable[[str], Any] = Decimal) -> l
     """
     kind = column.type
     if pa.types.is_timestamp(kind):
-        return _moments(column)
+        counts = column.cast(pa.timestamp("us", "UTC")).view(pa.int64())
+        filled = counts.fill_null(0) if counts.null_count else counts
+        return _apply_nulls(moments_of(integers_of(filled)), column)
     if pa.types.is_decimal(kind):
         texts = column.cast(pa.string())
+        # Arrow trims a whole column at once, but cannot write out exponents.
         if decimal is trim_zeros and kind.scale > 0 and not pc.any(pc.match_substring(texts, "E")).as_py():
             short: list[Any] = pc.ascii_rtrim(pc.ascii_rtrim(texts, "0"), ".").to_pylist()
             return short
         return [None if text is None else decimal(text) for text in texts.to_pylist()]
     if pa.types.is_struct(kind):
-        return _structs(column, decimal)
+        names = [field.name for field in kind]
+        members = [values_of(column.field(index), decimal=decimal) for index in range(len(names))]
+        rows = [dict(zip(names, row, strict=True)) for row in zip(*members, strict=True)]
+        return _apply_nulls(rows, column)
     if pa.types.is_map(kind):
         pairs = list(zip(column.keys.to_pylist(), values_of(column.items, decimal=decimal), strict=True))
         return [None if row is None else dict(row) for row in _split(column, pairs)]
@@ -123,19 +129,6 @@ def moments_of(micros: npt.NDArray[np.int64]) -> list[datetime]:
         '1970-01-01T00:00:00+00:00'
     """
     return list(map(_EPOCH.__add__, micros.view("timedelta64[us]").tolist()))
-
-
-def _moments(column: pa.Array) -> list[datetime | None]:
-    counts = column.cast(pa.timestamp("us", "UTC")).view(pa.int64())
-    filled = counts.fill_null(0) if counts.null_count else counts
-    return _apply_nulls(moments_of(integers_of(filled)), column)
-
-
-def _structs(column: pa.Array, decimal: Callable[[str], Any]) -> list[dict[str, Any] | None]:
-    names = [field.name for field in column.type]
-    members = [values_of(column.field(index), decimal=decimal) for index in range(len(names))]
-    rows: list[dict[str, Any] | None] = [dict(zip(names, row, strict=True)) for row in zip(*members, strict=True)]
-    return _apply_nulls(rows, column)
 
 
 def _split(column: pa.Array, values: list[Any]) -> list[Any]:
@@ -203,7 +196,7 @@ def to_json_value(value: Any) -> Any:
         >>> to_json_value({"amount": Decimal("10.50"), "raw": b"hi", "day": date(2026, 1, 1)})
         {'amount': '10.5', 'raw': 'aGk=', 'day': '2026-01-01'}
     """
-    if isinstance(value, Enum):
+    if isinstance(value, Enum):  # before text and numbers, which a member may be as well
         return to_json_value(value.value)
     if value is None or isinstance(value, (bool, int, float, str)):
         return value

@@ -17,7 +17,7 @@ from tests.client.shop import fresh
 from tests.services.kafka import Broker
 
 
-def test_a_missing_driver_is_told_with_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch):
+def test_a_missing_driver_is_reported_with_its_install_command(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "confluent_kafka", None)
     with pytest.raises(errors.MissingPackageError) as caught:
         hw.connect("kafka://127.0.0.1:9092")
@@ -54,16 +54,16 @@ def test_an_address_keeps_its_secrets():
         (KafkaError.INVALID_REPLICATION_FACTOR, errors.RefusedError),
     ],
 )
-def test_what_the_driver_says_becomes_one_of_our_errors(code: int, kind: type[errors.HeadwaterError]):
+def test_an_error_of_the_driver_becomes_one_of_ours(code: int, kind: type[errors.HeadwaterError]):
     brokers = Brokers(KafkaAddress.parse("kafka://127.0.0.1:9"), duration("1 s"))
     assert type(brokers.translate_error(KafkaError(code))) is kind
 
 
 @pytest.mark.services
-def test_asking_for_a_topic_does_not_make_it(client: hw.Client, kafka: Broker):
+def test_a_lookup_does_not_create_a_topic(client: hw.Client, kafka: Broker):
     name = fresh()
     with pytest.raises(errors.UnknownTopicError):
         client.topic(name)
     assert client.log.kafka_topics.partition_counts(name) == {}
-    client.create_topic(fresh(), "id int")  # what was to be made before is there when this is
+    client.create_topic(fresh(), "id int")  # a topic that the lookup created would exist by now
     assert name not in AdminClient({"bootstrap.servers": kafka.address}).list_topics(timeout=10).topics

@@ -1,4 +1,4 @@
-"""The event time of a Kafka topic: the same as the embedded log's, whoever keeps it, whoever dies."""
+"""Event time on Kafka equals that of the embedded log, whichever process indexes it and after restarts."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ TYPE = "id int, at timestamp"
 
 
 @pytest.fixture
-def keeper(kafka: Broker) -> Iterator[Callable[..., KafkaLog]]:
-    """Makes processes that keep time."""
+def open_log(kafka: Broker) -> Iterator[Callable[..., KafkaLog]]:
+    """Opens logs that index event time, as several processes would."""
     made: list[KafkaLog] = []
 
     def make(**options: object) -> KafkaLog:
@@ -58,14 +58,14 @@ def late(log: KafkaLog | EventLog, name: str) -> list[int]:
     ]
 
 
-def test_the_same_events_are_late_as_in_the_embedded_log(keeper: Callable[..., KafkaLog], tmp_path: Path):
+def test_the_same_events_are_late_as_in_the_embedded_log(open_log: Callable[..., KafkaLog], tmp_path: Path):
     name, sent = fresh(), rows(1, 300)
     with EventLog(tmp_path) as embedded:
         embedded.create(topic(name))
         hw.Client(embedded, embedded.clock).send_many(name, sent)
         expected = late(embedded, name)
         running_max = embedded.open_topic(name).partitions[0].state().max_event_time
-    log = keeper()
+    log = open_log()
     log.create(topic(name))
     log.open_topic(name)
     client = hw.Client(log, log.clock)
@@ -77,16 +77,16 @@ def test_the_same_events_are_late_as_in_the_embedded_log(keeper: Callable[..., K
     assert log.open_topic(name).partitions[0].state().max_event_time == running_max
 
 
-def test_stretches_follow_on_one_another_over_restarts(keeper: Callable[..., KafkaLog]):
+def test_offset_ranges_are_contiguous_over_restarts(open_log: Callable[..., KafkaLog]):
     name, sent = fresh(), rows(2, 120)
     for start in range(0, 120, 40):
-        log = keeper()
+        log = open_log()
         log.create(topic(name))
         log.open_topic(name)
         hw.Client(log, log.clock).send_many(name, sent[start : start + 40])
         log.await_event_time(name)
         log.close()
-    log = keeper()
+    log = open_log()
     (partition,) = log.open_topic(name).partitions
     frames = list(partition.frame_headers(0, 120))
     assert next(frame.base_offset for frame in frames) == 0
@@ -95,18 +95,18 @@ def test_stretches_follow_on_one_another_over_restarts(keeper: Callable[..., Kaf
     assert sum(frame.count for frame in frames) == 120
 
 
-def test_a_newer_process_takes_over_and_the_older_one_comes_back_when_it_is_gone(
-    keeper: Callable[..., KafkaLog], monkeypatch: pytest.MonkeyPatch
+def test_a_newer_process_takes_over_and_the_older_one_resumes_when_it_is_gone(
+    open_log: Callable[..., KafkaLog], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(event_time_indexer, "_TAKEOVER_TIMEOUT", 0.5)
     name = fresh()
-    older = keeper()
+    older = open_log()
     older.create(topic(name))
     client = hw.Client(older, older.clock)
     older.open_topic(name)
     client.send_many(name, rows(3, 10))
     older.await_event_time(name)
-    newer = keeper()
+    newer = open_log()
     newer.open_topic(name)
     client.send_many(name, rows(3, 10))
     newer.await_event_time(name)
@@ -119,9 +119,9 @@ def test_a_newer_process_takes_over_and_the_older_one_comes_back_when_it_is_gone
     assert partition.state().next_offset == 30
 
 
-def test_a_quiet_partition_gets_a_time_mark_and_a_clocked_topic_its_own(keeper: Callable[..., KafkaLog]):
+def test_idle_markers_advance_an_idle_partition_and_external_time(open_log: Callable[..., KafkaLog]):
     name, clock = fresh(), ManualClock("2026-01-01T00:00:00Z")
-    log = keeper(clock=clock)
+    log = open_log(clock=clock)
     log.create(topic(name, partitions=2, idle="30 seconds"))
     opened = log.open_topic(name)
     hw.Client(log, clock).send(name, {"id": 1, "at": "2026-01-01T00:00:07Z"})
@@ -133,19 +133,19 @@ def test_a_quiet_partition_gets_a_time_mark_and_a_clocked_topic_its_own(keeper: 
         assert time.monotonic() < deadline
         clock.advance("31 seconds")
         time.sleep(0.6)
-    clocked = fresh()
-    log.create(topic(clocked, external_time=True))
-    (partition,) = log.open_topic(clocked).partitions
-    hw.Client(log, clock).send(clocked, {"id": 1, "at": "2026-01-01T00:00:07Z"})
-    log.await_event_time(clocked)
+    external = fresh()
+    log.create(topic(external, external_time=True))
+    (partition,) = log.open_topic(external).partitions
+    hw.Client(log, clock).send(external, {"id": 1, "at": "2026-01-01T00:00:07Z"})
+    log.await_event_time(external)
     partition.append_idle_marker(1_000_000)
-    (partition,) = log.open_topic(clocked).partitions
+    (partition,) = log.open_topic(external).partitions
     assert (partition.state().next_offset, partition.state().max_event_time) == (1, 1_000_000)
 
 
-def test_a_new_partition_begins_with_the_lowest_time_of_the_others(keeper: Callable[..., KafkaLog]):
+def test_a_new_partition_starts_at_the_lowest_time_of_the_others(open_log: Callable[..., KafkaLog]):
     name = fresh()
-    log, reader = keeper(), keeper()
+    log, reader = open_log(), open_log()
     log.create(topic(name, partitions=2, key="id"))
     log.open_topic(name)
     client = hw.Client(log, log.clock)
@@ -157,14 +157,14 @@ def test_a_new_partition_begins_with_the_lowest_time_of_the_others(keeper: Calla
     wait_until(lambda: len(log.open_topic(name).partitions) == 3)
     produce(log.address.servers, name, *([(b"1", b'{"id": 1, "at": "2026-01-01T00:00:00Z"}')] * 2), partition=2)
     wait_until(lambda: log.open_topic(name).partitions[2].state().next_offset == 2)
-    new = reader.open_topic(name).partitions[2]  # whoever knows of later times knows of the new partition, too
+    new = reader.open_topic(name).partitions[2]  # a reader that knows later times knows the new partition, too
     assert (new.state().max_event_time, new.state().next_offset) == (lowest, 2)
     assert next(frame.max_event_time for frame in new.frame_headers(0, 2)) == lowest
     assert [list(batch.late()) for batch in reader.open_topic(name).batches(2, 1, 2)] == [[True]]
 
 
-def test_a_time_mark_counts_for_the_event_right_behind_it(keeper: Callable[..., KafkaLog]):
-    name, log = fresh(), keeper()
+def test_an_idle_marker_counts_for_the_event_after_it(open_log: Callable[..., KafkaLog]):
+    name, log = fresh(), open_log()
     log.create(topic(name, external_time=True))
     (partition,) = log.open_topic(name).partitions
     partition.append_idle_marker(2_000_000_000_000_000)
@@ -174,11 +174,11 @@ def test_a_time_mark_counts_for_the_event_right_behind_it(keeper: Callable[..., 
     assert list(batch.late()) == [True]
 
 
-def test_marks_of_commits_at_the_end_are_passed_over_in_time(
-    keeper: Callable[..., KafkaLog], monkeypatch: pytest.MonkeyPatch
+def test_commit_markers_at_the_end_are_indexed_after_the_idle_timeout(
+    open_log: Callable[..., KafkaLog], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(event_time_indexer, "_IDLE_TIMEOUT", 0.3)
-    name, log = fresh(), keeper()
+    name, log = fresh(), open_log()
     log.create(topic(name))
     opened = log.open_topic(name)
     with hw.Client(log, log.clock).producer(name, id="till") as producer:

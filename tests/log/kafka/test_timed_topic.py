@@ -1,4 +1,4 @@
-"""What the timekeeper read is decoded once: others on the machine find it, and whoever does not reads from Kafka."""
+"""Batches that the indexer decoded are cached for readers on the machine; others read from Kafka."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.services
 TYPE = "id int, note string, at timestamp"
 
 
-def told(batch: LogBatch) -> list[tuple[object, ...]]:
+def visible_rows(batch: LogBatch) -> list[tuple[object, ...]]:
     """Everything a pipeline sees of a batch."""
     ids = batch.values.column("id").to_pylist()
     notes = batch.values.column("note").to_pylist()
@@ -32,59 +32,59 @@ def told(batch: LogBatch) -> list[tuple[object, ...]]:
     return list(zip(ids, notes, *seen, strict=True))
 
 
-def everything(log: KafkaLog, name: str) -> list[tuple[object, ...]]:
+def all_rows(log: KafkaLog, name: str) -> list[tuple[object, ...]]:
     topic = log.open_topic(name)
     ends = [(part.number, part.state().next_offset) for part in topic.partitions]
-    return [row for number, end in ends for batch in topic.batches(number, 0, end) for row in told(batch)]
+    return [row for number, end in ends for batch in topic.batches(number, 0, end) for row in visible_rows(batch)]
 
 
-def test_pages_say_what_kafka_says(kafka: Broker, tmp_path: Path):
+def test_cached_batches_equal_those_from_kafka(kafka: Broker, tmp_path: Path):
     name, url = fresh(), f"kafka://{kafka.address}"
     events = [{"id": n, "note": None if n % 3 else "x", "at": f"2026-01-01T00:{n % 50:02}:00Z"} for n in range(200)]
-    with KafkaLog(url, index_time=True, cache=tmp_path) as keeper, KafkaLog(url) as plain:
-        keeper.create(Topic.declare(name, TYPE, time="at", lateness="10 minutes", partitions=2))
-        keeper.open_topic(name)
-        hw.Client(keeper, SystemClock()).send_many(name, events)
-        keeper.await_event_time(name)
-        expected = everything(plain, name)
-        with KafkaLog(keeper.url) as worker:
+    with KafkaLog(url, index_time=True, cache=tmp_path) as indexer, KafkaLog(url) as plain:
+        indexer.create(Topic.declare(name, TYPE, time="at", lateness="10 minutes", partitions=2))
+        indexer.open_topic(name)
+        hw.Client(indexer, SystemClock()).send_many(name, events)
+        indexer.await_event_time(name)
+        expected = all_rows(plain, name)
+        with KafkaLog(indexer.url) as worker:
             worker.open_topic(name)
             read: list[object] = []
             worker.fetch = lambda *given, **_: read.append(given) or []  # type: ignore[method-assign,func-returns-value]
-            assert everything(worker, name) == expected
+            assert all_rows(worker, name) == expected
         assert not read
         for path in list(tmp_path.rglob("*.arrow"))[::2]:
             path.unlink()
-        assert everything(keeper, name) == expected
+        assert all_rows(indexer, name) == expected
     assert len(expected) == 200
     assert any(row[5] for row in expected)
 
 
-def test_the_oldest_pages_go_first(kafka: Broker, tmp_path: Path):
+def test_the_oldest_cached_batches_are_removed_first(kafka: Broker, tmp_path: Path):
     name = fresh()
     with KafkaLog(f"kafka://{kafka.address}") as log:
         log.create(Topic.declare(name, TYPE, time="at", lateness="1 minute"))
         client = hw.Client(log, SystemClock())
         client.send_many(name, [{"id": n, "at": "2026-01-01T00:00:00Z"} for n in range(100)])
         (batch,) = log.fetch(name, {0: 0})
-        pages = BatchCache(tmp_path, max_bytes=3 * batch.values.nbytes)
+        cache = BatchCache(tmp_path, max_bytes=3 * batch.values.nbytes)
         for base in range(5):
-            pages.put(base, batch)
-        typed = log._topic_handle(name).codec
-        found = [base for base in range(5) if pages.get(typed, 0, base) is not None]
+            cache.put(base, batch)
+        codec = log._topic_handle(name).codec
+        found = [base for base in range(5) if cache.get(codec, 0, base) is not None]
         assert found == [2, 3, 4]
-        pages.clear(name)
-        assert pages.get(typed, 0, 4) is None
-        pages.put(9, batch)
-        assert pages.get(typed, 0, 9) is not None
-        pages.clear()
+        cache.clear(name)
+        assert cache.get(codec, 0, 4) is None
+        cache.put(9, batch)
+        assert cache.get(codec, 0, 9) is not None
+        cache.clear()
         assert not tmp_path.exists()
-        tmp_path.touch()  # a disk that takes nothing
-        pages.put(9, batch)
-        assert pages.get(typed, 0, 9) is None
+        tmp_path.touch()  # a file in place of the folder: every write fails
+        cache.put(9, batch)
+        assert cache.get(codec, 0, 9) is None
 
 
-def test_a_stretch_that_is_read_in_parts_is_counted_whole(kafka: Broker, monkeypatch: pytest.MonkeyPatch):
+def test_an_offset_range_that_is_read_in_parts_is_counted_whole(kafka: Broker, monkeypatch: pytest.MonkeyPatch):
     name, allowed = fresh(), timedelta(seconds=10)
     seconds = [30 if n % 20 == 7 and n > 100 else 60 + n // 100 for n in range(2_000)]
     with KafkaLog(f"kafka://{kafka.address}", index_time=True) as log:
@@ -97,5 +97,5 @@ def test_a_stretch_that_is_read_in_parts_is_counted_whole(kafka: Broker, monkeyp
         assert len(list(log.open_topic(name).batches(0, 0, end))) > 1
         found = account_input(log, Input(name, log.topic(name)), PlannedInput({0: 0}, {0: end}, 0), allowed, ())
     late = [n for n, s in enumerate(seconds) if s < max([0, *seconds[:n]]) - 10]
-    assert [aside.offset for aside in found.late] == late
+    assert [event.offset for event in found.late] == late
     assert (found.in_, found.ready) == (2_000, 2_000 - len(late))

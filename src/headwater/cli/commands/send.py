@@ -27,7 +27,7 @@ from headwater.cli.formatting import plural
 from headwater.cli.options import DEFAULTS, Options, PositionText, open_client
 from headwater.cli.output import Output, Progress
 from headwater.errors import BadEventError, BadKeyError, BadSettingError, TooLargeError, UsageError
-from headwater.events import Codec, JsonLimits, check_headers, check_traceparent, key_bytes
+from headwater.events import MAX_JSON_LINE, Codec, check_headers, check_traceparent, key_bytes
 from headwater.events.values import format_moment, preview
 from headwater.log import Topic, WriteBatch
 from headwater.log.storage.frame import ENVELOPE
@@ -78,7 +78,6 @@ def read_chunks(stream: BinaryIO) -> Iterator[Chunk]:
     Raises:
         TooLargeError: A line exceeds the limit; raised before more of it is read.
     """
-    most = JsonLimits().max_line
     rest, number = b"", 1
     for block, last in _read_blocks(stream):
         if last and number == 1:
@@ -89,8 +88,9 @@ def read_chunks(stream: BinaryIO) -> Iterator[Chunk]:
             lines = whole.split(b"\n")
             yield _number_lines(lines, number)
             number += len(lines)
-        if len(rest) > most:
-            raise TooLargeError(f"line {number} has more than {most} bytes", limit=most, line=number)
+        if len(rest) > MAX_JSON_LINE:
+            what = f"line {number} has more than {MAX_JSON_LINE} bytes"
+            raise TooLargeError(what, limit=MAX_JSON_LINE, line=number)
     if rest:
         yield _number_lines([rest], number)
 

@@ -177,8 +177,8 @@ class Brokers:
                 "enable.idempotence": True,
                 "acks": "all",
                 "compression.type": "lz4",
-                "message.max.bytes": 8 << 20,
-                "queue.buffering.max.messages": 0,
+                "message.max.bytes": 8 << 20,  # of a request; a topic's own limit is max.message.bytes
+                "queue.buffering.max.messages": 0,  # no limit: the queue is limited by size, to 256 MiB
                 "queue.buffering.max.kbytes": 1 << 18,
                 "delivery.timeout.ms": max(1000, int(self.patience * 1000)),
             }
@@ -190,12 +190,12 @@ class Brokers:
         return self._create_client(
             self.kafka.Consumer,
             {
-                "group.id": "headwater",
+                "group.id": "headwater",  # the driver demands one; only the members of real groups join theirs
                 "isolation.level": "read_committed",
                 "enable.auto.commit": False,
                 "enable.auto.offset.store": False,
-                "enable.partition.eof": True,
-                "auto.offset.reset": "error",
+                "enable.partition.eof": True,  # commit markers are not delivered: this event shows the end behind them
+                "auto.offset.reset": "error",  # an offset that retention removed must not become a silent gap
                 "fetch.wait.max.ms": 100,
                 "queued.max.messages.kbytes": 32 << 10,
             }
@@ -286,7 +286,7 @@ class Brokers:
         )
 
     def call_admin(self, request: Callable[..., dict[Any, Any]], *args: Any, **options: Any) -> dict[Any, Any]:
-        """Return the results of a method of `admin`, which returns one future per resource; retried like `retry`."""
+        """Call a method of `admin` that returns one future per resource, as `retry` does, and return the results."""
         return self.retry(
             lambda seconds: {
                 key: future.result() for key, future in request(*args, **options, request_timeout=seconds).items()
@@ -295,7 +295,7 @@ class Brokers:
 
 
 def close_quietly(producer: Any) -> None:
-    """Close a producer in any state; None is ignored. Closing a fenced producer raises, so errors are ignored too."""
+    """Close a producer, or nothing if it is None. Errors are ignored: closing a fenced producer raises one."""
     if producer is not None:
         with contextlib.suppress(Exception):
             producer.close(1)

@@ -62,7 +62,7 @@ class GroupMember:
         self._commits: queue.SimpleQueue[tuple[list[Any], Future[None]]] = queue.SimpleQueue()
         self._last_poll_at = time.monotonic()
         self._closing = False
-        self._joined = False
+        self._joined = False  # set by the first assignment; `_join_done` follows when the member id is known
         self._join_done = threading.Event()
         session_ms = int(brokers.address.settings.get("session.timeout.ms", _SESSION_TIMEOUT_MS))
         self._consumer = brokers.create_consumer(
@@ -121,14 +121,7 @@ class GroupMember:
 
     def fencing_error(self, why: str = "the member was expelled") -> FencedError:
         """Returns the error of a member that lost a partition or its membership."""
-        return FencedError(
-            f'group "{self.group}": {why}',
-            detail="the commit was refused",
-            fix="open a new consumer; it continues at the committed offsets",
-            group=self.group,
-            generation=self.generation,
-            member=self.id,
-        )
+        return _fencing_error(self.group, self.generation, self.id, why)
 
     def leave(self) -> None:
         """Leave the group and release the partitions."""
@@ -226,6 +219,11 @@ class GroupMember:
         self._notify()
 
 
+def _fencing_error(group: str, generation: int, member: str, why: str) -> FencedError:
+    fix = "open a new consumer; it continues at the committed offsets"
+    return FencedError(f'group "{group}": {why}', fix=fix, group=group, generation=generation, member=member)
+
+
 class KafkaGroups:
     """All consumer groups of the brokers.
 
@@ -303,13 +301,8 @@ class KafkaGroups:
     def _find_member(self, membership: Membership) -> GroupMember:
         found = self._members.get(membership.member)
         if found is None:
-            raise FencedError(
-                f'member {membership.member} of group "{membership.group}" is not in this process',
-                fix="open a new consumer; it continues at the committed offsets",
-                group=membership.group,
-                generation=membership.generation + 1,
-                member=membership.member,
-            )
+            why = f"member {membership.member} is not in this process"
+            raise _fencing_error(membership.group, membership.generation + 1, membership.member, why)
         return found
 
     # -- administration ------------------------------------------------------------------------------------------

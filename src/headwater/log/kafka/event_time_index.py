@@ -32,7 +32,7 @@ import pyarrow as pa
 from headwater.errors import UnknownTopicError
 from headwater.events import times_column
 from headwater.log.batch import LogBatch
-from headwater.log.kafka.brokers import Brokers, topic_partition
+from headwater.log.kafka.brokers import topic_partition
 from headwater.log.kafka.records import event_times
 from headwater.log.kafka.topics import KafkaTopics
 from headwater.log.storage.frame import LOWEST_TIME, Frame, FrameKind, envelope_bits
@@ -59,10 +59,11 @@ Times = npt.NDArray[np.int64]
 
 
 class OffsetRange(msgspec.Struct, frozen=True, array_like=True):
-    """Offsets `[base, next)` of a partition and their event time; an idle marker if there are none.
+    """A record of the index: offsets `[base, next)` of a partition and their event time, in microseconds.
 
-    `needs_read`: some rows are tombstones or cannot be decoded. `lowest`: see `_max_lateness`.
-    `partitions`: the topic's number of partitions when the record was written.
+    A range without events is an idle marker. `size` estimates the bytes of its rows. `needs_read`: some rows are
+    tombstones or cannot be decoded. `lowest`: see `_max_lateness`. `partitions`: the topic's number of partitions
+    when the record was written.
     """
 
     base_offset: int
@@ -112,7 +113,7 @@ def index_topic(topic: str, id: str) -> str:
 
 
 class _PartitionIndex:
-    """The offset ranges of one partition that were read, in order. The oldest are dropped."""
+    """The offset ranges of one partition that this process has read, in order; the oldest are dropped."""
 
     def __init__(self, position: int) -> None:
         self.position = position  # next offset to read in the side topic
@@ -137,13 +138,12 @@ class EventTimeIndex:
     """Reads the side topic of one topic; safe to share between threads.
 
     Args:
-        brokers: The brokers.
         topics: The topics, for start and end offsets.
         name: The name of the side topic.
     """
 
-    def __init__(self, brokers: Brokers, topics: KafkaTopics, name: str) -> None:
-        self._brokers = brokers
+    def __init__(self, topics: KafkaTopics, name: str) -> None:
+        self._brokers = topics.brokers
         self._topics = topics
         self.name = name
         self._partitions = 0  # the highest count that a record names
@@ -156,8 +156,8 @@ class EventTimeIndex:
         with self._lock:
             return self._known[partition].end if partition in self._known else EventTimeEnd()
 
-    def ranges(self, partition: int, start: int, end: int) -> list[OffsetRange]:
-        """Returns the ranges from offset `start`, at least up to `end` if the side topic has them."""
+    def frame_headers(self, partition: int, start: int, end: int) -> Iterator[Frame]:
+        """Returns the ranges that hold offsets in `[start, end)` as frame headers, with idle markers."""
         with self._lock:
             known = self._known.get(partition)
             dropped = known is not None and (not known.ranges or start < known.ranges[0].base_offset)
@@ -170,7 +170,8 @@ class EventTimeIndex:
                 self.refresh()
             elif known.end.next_offset < end:
                 self.refresh()
-            return self._known[partition].since(start)
+            found = self._known[partition].since(start)
+        return (each.frame for each in found if each.base_offset < end)
 
     def refresh(self) -> None:
         """Read the side topic to its present end.
@@ -221,7 +222,7 @@ class EventTimeIndex:
                 raise self._brokers.unreachable_error()
 
     def wait(self, timeout: float) -> bool:
-        """Returns True as soon as a new record was read."""
+        """Returns True as soon as a new record was read, False after `timeout` seconds."""
         deadline = time.monotonic() + timeout
         with self._lock:
             if not self._known:
@@ -275,11 +276,6 @@ class EventTimeIndex:
                 self._known.clear()
 
 
-def frame_headers(ranges: list[OffsetRange], end: int) -> Iterator[Frame]:
-    """Yields ranges that start before an offset, as frame headers."""
-    return (each.frame for each in ranges if each.base_offset < end)
-
-
 class EventTimeWalk:
     """Computes max event times for batches of one partition, in order.
 
@@ -318,9 +314,8 @@ class EventTimeWalk:
 def _max_lateness(occurred: Times, before: Times) -> int:
     """Returns how far the latest row is behind the max event time before it.
 
-    A range may span hours of event time and hold no late row, so its lowest time says nothing about
-    lateness. The stored lowest time of a range is therefore computed from this value: it answers whether
-    any row is late.
+    A range may span hours of event time without a late row, so its lowest event time says nothing about lateness.
+    Therefore `OffsetRange.lowest` is max event time minus this value: it shows whether any row is late.
 
     Example:
         >>> _max_lateness(np.array([10, 5, 90]), np.array([LOWEST_TIME, 10, 10]))

@@ -42,7 +42,7 @@ _IDLE_TIMEOUT: Final = 10.0  # seconds without events, then commit markers at th
 
 
 class EventTimeIndexer:
-    """Indexes the event time of one topic in a thread of this process.
+    """Indexes the event time of one topic, in a thread of its own.
 
     Args:
         log: The log.
@@ -58,7 +58,8 @@ class EventTimeIndexer:
         self._producer = self._create_producer()
         self._changed = threading.Condition(threading.RLock())  # guards the three fields below
         self._progress: dict[int, EventTimeEnd] = {}  # what the side topic has committed
-        self._indexed_to: dict[int, int] = {}  # offset per partition up to which event time is known
+        # Offset per partition up to which event time is known; beyond `_progress` if only commit markers follow it.
+        self._indexed_to: dict[int, int] = {}
         self._is_leader = False
         self._stopped = threading.Event()
         self._failure: HeadwaterError | None = None
@@ -71,7 +72,7 @@ class EventTimeIndexer:
         self._thread.start()
 
     def _create_producer(self) -> TransactionalProducer:
-        return TransactionalProducer(self._log.brokers, self._log.kafka_topics, self._index)
+        return TransactionalProducer(self._log.kafka_topics, self._index)
 
     # -- callers' threads ----------------------------------------------------------------------------------------
 
@@ -91,7 +92,7 @@ class EventTimeIndexer:
             raise self._failure or UnreachableError(f'the event time of topic "{self._name}" does not advance')
 
     def append_idle_marker(self, partition: int, time_: int) -> None:
-        """Append an idle marker after all present events of a partition."""
+        """Append an idle marker after all present events of a partition, if this process is the active indexer."""
         self.await_event_time()
         with self._changed:
             if self._is_leader and partition in self._progress:
@@ -106,14 +107,16 @@ class EventTimeIndexer:
     # -- the thread ----------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        run = self._run_as_leader
         while not self._stopped.is_set():
             try:
-                self._run_as_leader()
+                run()
+                run = self._run_as_leader
             except FencedError:
                 logger.info("%s: another process indexes event time; standing by", self._name)
                 self._producer.close()
                 self._producer = self._create_producer()
-                self._stand_by()
+                run = self._stand_by  # also after errors: an outage does not make this process the leader
             except UnknownTopicError:
                 if self._is_deleted():
                     return
@@ -152,6 +155,7 @@ class EventTimeIndexer:
             }
             self._add_partitions(starts)
             self._is_leader = True
+            self._failure = None
         # A previous leader on this machine may have cached ranges that it did not commit.
         if self._log.batch_cache is not None:
             self._log.batch_cache.clear(self._name)
@@ -203,29 +207,17 @@ class EventTimeIndexer:
     def _index_batch(self, batch: LogBatch) -> tuple[int, OffsetRange]:
         progress = self._progress[batch.partition]
         annotated = EventTimeWalk(progress.max_event_time).annotate(batch)
-        frame = annotated.frame
         if self._log.batch_cache is not None:
             self._log.batch_cache.put(progress.next_offset, annotated)
         needs_read = bool(batch.tombstones.any() or batch.bad.any())
-        return batch.partition, OffsetRange(
-            progress.next_offset,
-            batch.next_offset,
-            batch.values.num_rows,
-            int(batch.values.nbytes),
-            needs_read,
-            frame.lowest,
-            frame.highest,
-            frame.max_event_time_before,
-            frame.max_event_time,
-        )
+        frame, rows, size = annotated.frame, batch.values.num_rows, int(batch.values.nbytes)
+        times = (frame.lowest, frame.highest, frame.max_event_time_before, frame.max_event_time)
+        return batch.partition, OffsetRange(progress.next_offset, batch.next_offset, rows, size, needs_read, *times)
 
     def _idle_marker(self, partition: int, time_: int) -> tuple[int, OffsetRange]:
-        progress = self._progress[partition]
-        after = max(progress.max_event_time, time_)
-        lowest = LOWEST_TIME
-        return partition, OffsetRange(
-            progress.next_offset, progress.next_offset, 0, 0, False, lowest, lowest, progress.max_event_time, after
-        )
+        at, before = self._progress[partition].next_offset, self._progress[partition].max_event_time
+        times = (LOWEST_TIME, LOWEST_TIME, before, max(before, time_))
+        return partition, OffsetRange(at, at, 0, 0, False, *times)
 
     def _commit_marker_ranges(self, ends: dict[int, int]) -> list[tuple[int, OffsetRange]]:
         """Returns commit markers after the last events as empty ranges, so that retention may remove them."""
@@ -239,9 +231,9 @@ class EventTimeIndexer:
 
     def _idle_markers(self) -> list[tuple[int, OffsetRange]]:
         topic = self._log.topic(self._name)
-        # Other topics may be indexed by other processes, perhaps on other machines.
-        waits = (lambda _: True) if topic.is_table else None
-        due = self._idle_detector.due_markers(self._name, self._progress, topic.idle, width=0, table_awaited=waits)
+        # A join in any process may wait for this table: its markers always come at steady intervals.
+        awaited = (lambda _: True) if topic.is_table else None
+        due = self._idle_detector.due_markers(self._name, self._progress, topic.idle, width=0, table_awaited=awaited)
         return [self._idle_marker(number, at) for number, at in due]
 
     def _write(self, ranges: list[tuple[int, OffsetRange]]) -> None:
@@ -303,6 +295,7 @@ class EventTimeIndexer:
             if now != seen:
                 moved_at, seen = time.monotonic(), now
             with self._changed:
+                self._failure = None
                 self._indexed_to = {number: end.next_offset for number, end in now.items()}
                 self._changed.notify_all()
             behind = any(now[number].next_offset < end for number, end in ends.items())

@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import groupby
 from typing import Any, Final
 
-from headwater.errors import BadOffsetError, DataGoneError, UnknownTopicError, UnreachableError
-from headwater.log.kafka.brokers import Brokers, topic_partition
+from headwater.errors import UnknownTopicError, UnreachableError
+from headwater.log.kafka.brokers import topic_partition
 from headwater.log.kafka.topics import KafkaTopics
+from headwater.log.storage.segment import check_offset
 
 __all__ = ["ConsumerPool", "KafkaGroupWaiter", "KafkaTopicWaiter"]
 
@@ -29,13 +30,13 @@ _INITIAL_MESSAGE_SIZE: Final = 200  # bytes, until messages were seen
 class PooledConsumer:
     """One consumer on partitions of one topic; used by one thread at a time."""
 
-    def __init__(self, brokers: Brokers, topics: KafkaTopics, name: str) -> None:
+    def __init__(self, topics: KafkaTopics, name: str) -> None:
         self.name = name
         self.positions: dict[int, int] = {}
-        self._brokers = brokers
         self._topics = topics
-        self._kafka = brokers.kafka
-        self._consumer = brokers.create_consumer()
+        self._brokers = topics.brokers
+        self._kafka = topics.brokers.kafka
+        self._consumer = topics.brokers.create_consumer()
         self._eof_offsets: dict[int, int] = {}
         self._message_size = _INITIAL_MESSAGE_SIZE  # estimate of the mean, in bytes
 
@@ -62,19 +63,7 @@ class PooledConsumer:
         starts = self._topics.start_offsets(self.name, list(wanted))
         ends = self._topics.end_offsets(self.name, list(wanted))
         for number, at in wanted.items():
-            if at > ends[number] or at < 0:
-                what = f"offset {at} is outside partition {number}, which ends at {ends[number]}"
-                raise BadOffsetError(what, offset=at, end=ends[number], partition=number)
-            if at < starts[number]:
-                raise DataGoneError(
-                    f"offsets {at} to {starts[number] - 1} of partition {number} are gone",
-                    detail=f"retention removed them; the partition now starts at {starts[number]}",
-                    fix='start="earliest", or headwater reset GROUP --to earliest',
-                    partition=number,
-                    first=at,
-                    last=starts[number] - 1,
-                    start=starts[number],
-                )
+            check_offset(number, at, starts[number], ends[number])
 
     def poll(self, max_bytes: int, timeout: float, interrupted: Callable[[], bool]) -> dict[int, list[Any]]:
         """Return messages by partition; an empty dict after `timeout` seconds, or as soon as `interrupted()`."""
@@ -115,8 +104,11 @@ class PooledConsumer:
         except self._kafka.KafkaException as error:
             raise self._brokers.translate_error(error) from None
         taken = [] if first is None else [first, *rest]
-        if any(message.error() is not None for message in taken):
-            taken = [message for message in taken if message.error() is None or self._handle_error(message)]
+        failed = [message for message in taken if message.error() is not None]
+        for message in failed:
+            self._handle_error(message)
+        if failed:
+            taken = [message for message in taken if message.error() is None]
         found: dict[int, list[Any]] = {}
         for number, run in groupby(taken, self._kafka.Message.partition):
             messages = list(run)
@@ -133,8 +125,8 @@ class PooledConsumer:
             self._message_size = max(1, size, self._message_size // 2)
         return found
 
-    def _handle_error(self, message: Any) -> bool:
-        """Handle a message that carries an error in place of a record; always returns False."""
+    def _handle_error(self, message: Any) -> None:
+        """Handle a message that carries an error in place of a record."""
         codes = self._kafka.KafkaError
         fault, partition = message.error(), message.partition()
         if fault.code() == codes._PARTITION_EOF:
@@ -143,9 +135,8 @@ class PooledConsumer:
             self._check_offsets({partition: self.positions[partition]})
         else:
             found = self._brokers.translate_error(fault)
-            if not isinstance(found, UnreachableError):
+            if not isinstance(found, UnreachableError):  # the driver reconnects by itself
                 raise found
-        return False
 
     def close(self) -> None:
         """Close the connection."""
@@ -156,12 +147,10 @@ class ConsumerPool:
     """Lends consumers; prefers one that is already at the wanted offsets.
 
     Args:
-        brokers: The brokers to read from.
         topics: The topics, for start and end offsets.
     """
 
-    def __init__(self, brokers: Brokers, topics: KafkaTopics) -> None:
-        self._brokers = brokers
+    def __init__(self, topics: KafkaTopics) -> None:
         self._topics = topics
         self._lock = threading.Lock()  # guards _idle and _capacity, not the consumers
         self._idle: list[PooledConsumer] = []
@@ -176,7 +165,7 @@ class ConsumerPool:
             consumer = next(near, None)
             if consumer is not None:
                 self._idle.remove(consumer)
-        consumer = consumer or PooledConsumer(self._brokers, self._topics, name)
+        consumer = consumer or PooledConsumer(self._topics, name)
         try:
             consumer.seek(positions)
             yield consumer

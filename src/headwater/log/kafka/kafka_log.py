@@ -17,8 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from headwater.errors import BadOffsetError
-from headwater.events import Clock, Receipt, SystemClock
-from headwater.events.envelope import Receipts
+from headwater.events import Clock, Receipt, Receipts, SystemClock
 from headwater.log.append_buffer import PendingAppend
 from headwater.log.batch import LogBatch
 from headwater.log.event_log import PartitionRange, Start
@@ -99,10 +98,10 @@ class KafkaLog:
         self.clock = clock or SystemClock()
         self._index_time = index_time
         self._timed_topics: dict[str, TimedKafkaTopic] = {}
-        self._definitions = TopicDefinitions(self.brokers, self.kafka_topics)
+        self._definitions = TopicDefinitions(self.kafka_topics)
         self.producer = IdempotentProducer(self.brokers)
-        self.named_producers = NamedProducerPool(self.brokers, self.kafka_topics)
-        self._consumers = ConsumerPool(self.brokers, self.kafka_topics)
+        self.named_producers = NamedProducerPool(self.kafka_topics)
+        self._consumers = ConsumerPool(self.kafka_topics)
         self._lock = threading.RLock()  # guards _handles and _timed_topics
         self._handles: dict[str, _TopicHandle] = {}
         self.groups = KafkaGroups(self.brokers, self)
@@ -317,7 +316,7 @@ class KafkaLog:
         return self.batch_cache.get(self._topic_handle(name).codec, partition, base)
 
     def topic_id(self, name: str) -> str:
-        """Returns the topic id, which differs from that of a later topic of the same name."""
+        """Returns the id that Kafka assigned to the topic; a later topic of the same name has another."""
         return self.kafka_topics.describe(name)[0]
 
     def await_event_time(self, name: str) -> None:
@@ -357,7 +356,10 @@ class KafkaLog:
 
 
 def _merge_wanted(known: Topic, partitions: int, wanted: Topic) -> Topic:
-    """Returns `merge_definition` of both; accepts partitions that were added in Kafka."""
+    """Returns `merge_definition` of both, with the present number of partitions in Kafka.
+
+    After partitions were added in Kafka, the wanted definition may name the old or the present number.
+    """
     if not wanted.partitions == known.partitions <= partitions:
         known = replace(known, partitions=partitions)
     return merge_definition(known, wanted)
@@ -407,9 +409,8 @@ class KafkaInspector:
 
     def __init__(self, url: str, patience: timedelta) -> None:
         self._address = KafkaAddress.parse(url)
-        brokers = Brokers(self._address, patience)
-        self._topics = KafkaTopics(brokers)
-        self._definitions = TopicDefinitions(brokers, self._topics)
+        self._topics = KafkaTopics(Brokers(self._address, patience))
+        self._definitions = TopicDefinitions(self._topics)
 
     def inspect_topic(self, name: str) -> TopicInspection:
         """Returns the definition, partitions and settings of a topic, as far as it exists.

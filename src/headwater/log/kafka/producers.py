@@ -5,7 +5,7 @@ events and its last sequence numbers commit in one transaction, so no number is 
 `TransactionalProducer` owns one transactional id: its writes and the record of its progress become visible
 together or not at all. The record is in a compacted side topic, with the id as its key. The next process that
 opens the id aborts the unfinished transaction, fences the previous owner, and reads the record.
-`ProducedBatch` collects the delivery reports of rows produced together.
+`RecordGroup` is a batch on its way through them; `ProducedBatch` collects the delivery reports of several.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from headwater.log.kafka.brokers import Brokers, close_quietly
 from headwater.log.kafka.records import EncodedRecords
 from headwater.log.kafka.topics import COMPACTED_CONFIG, KafkaTopics, PartitionTail
 from headwater.log.storage.frame_builder import count_duplicates
+from headwater.log.topic_writer import Run
 from headwater.log.write_batch import Origin, WriteBatch
 
 __all__ = [
@@ -38,7 +39,7 @@ __all__ = [
     "NamedProducer",
     "NamedProducerPool",
     "ProducedBatch",
-    "SequencedRecords",
+    "RecordGroup",
     "TransactionalProducer",
 ]
 
@@ -48,15 +49,22 @@ COMMITS_TOPIC: Final = "__headwater.commits"
 _COMMITS_PARTITIONS: Final = 8
 _TRANSACTION_TIMEOUT_MS: Final = 30_000  # then the brokers abort the open transaction of a dead process
 _QUEUE_FULL_PAUSE: Final = 0.005  # seconds between attempts while the driver's queue is full
-_MAX_OPEN: Final = 64  # named producers
+_MAX_OPEN: Final = 64  # named producers of a process; each has connections and threads of its own
 _MAX_KNOWN_OFFSETS: Final = 20_000  # sequence numbers whose offsets are known, for receipts of repeats
 
 
 class ProducedBatch:
-    """The delivery reports of rows produced together; the driver reports a partition's rows in order."""
+    """The delivery reports of rows produced together; the driver reports a partition's rows in order.
 
-    def __init__(self, brokers: Brokers) -> None:
+    Args:
+        brokers: The brokers.
+        pause: Called with seconds while the driver's queue is full. Delivered rows leave the queue only when their
+            reports are polled, so without a thread that polls this is the driver's `poll`.
+    """
+
+    def __init__(self, brokers: Brokers, pause: Callable[[float], Any] = time.sleep) -> None:
         self._brokers = brokers
+        self._pause = pause
         self._sent: list[OffsetArray] = []
         # Two counters, so that each is written by one thread only: the caller's, and the one that polls the driver.
         self._accepted = 0
@@ -87,7 +95,7 @@ class ProducedBatch:
                 producer.produce(topic, value, key, partition, self._on_delivery, headers=headers)
                 return
             except BufferError:
-                time.sleep(_QUEUE_FULL_PAUSE)
+                self._pause(_QUEUE_FULL_PAUSE)
             except kafka.KafkaException as error:
                 fault = error.args[0]
                 if fault.code() != kafka.KafkaError._UNKNOWN_PARTITION or time.monotonic() > deadline:
@@ -145,7 +153,7 @@ class ProducedBatch:
 
 
 class IdempotentProducer:
-    """The producer that all sends without a producer id share, and the thread that polls its delivery reports."""
+    """The producer that all sends without a producer id share, with a thread that polls its delivery reports."""
 
     def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers
@@ -180,29 +188,27 @@ class IdempotentProducer:
     def close(self) -> None:
         """Send the remaining events and end the thread."""
         with self._lock:
-            if self._producer is not None:
-                self._producer.flush(self._brokers.patience)
-                self._closed.set()
-                if self._thread is not None:
-                    self._thread.join()
-                self._producer = None
+            producer, self._producer = self._producer, None
+        if producer is not None and self._thread is not None:
+            producer.flush(self._brokers.patience)
+            self._closed.set()
+            self._thread.join()  # without the lock: the thread takes it when the driver fails
 
 
 class TransactionalProducer:
     """Writes under one transactional id; one thread at a time.
 
     Args:
-        brokers: The brokers.
         topics: The topics; creates the side topic if it is missing.
         id: The transactional id. A second process that opens it fences the first.
     """
 
-    def __init__(self, brokers: Brokers, topics: KafkaTopics, id: str) -> None:
+    def __init__(self, topics: KafkaTopics, id: str) -> None:
         self.id = id
         self.lock = threading.RLock()  # held during a transaction, and by callers that read `state` before one
-        self._brokers = brokers
         self._topics = topics
-        self._kafka = brokers.kafka
+        self._brokers = topics.brokers
+        self._kafka = topics.brokers.kafka
         self._partition = partition_of(id.encode(), _COMMITS_PARTITIONS)
         self._producer: Any = None
         self._state: dict[str, Any] = {}
@@ -277,6 +283,7 @@ class TransactionalProducer:
         if getattr(error.args[0], "txn_requires_abort", bool)():
             with contextlib.suppress(self._kafka.KafkaException):
                 self._producer.abort_transaction(self._brokers.patience)
+        # Whatever the driver reports, the outcome is unknown: `commit` opens the id again and reads it.
         return found if isinstance(found, UnreachableError) else UnreachableError(found.what, detail=found.detail)
 
     def _open(self) -> None:
@@ -300,27 +307,33 @@ class TransactionalProducer:
 
 
 @dataclass(frozen=True)
-class SequencedRecords:
-    """Rows of a named producer for one partition."""
+class RecordGroup:
+    """A batch as Kafka records, with the partition of each row and the appends it belongs to."""
 
-    rows: WriteBatch
+    batch: WriteBatch
     records: EncodedRecords
-    partition: int
+    partitions: OffsetArray
+    run: Run
 
-    def skip(self, count: int) -> EncodedRecords:
-        """Returns the rows after the first `count`."""
-        headers = self.records.headers[count:] if len(self.records.headers) > 1 else self.records.headers
-        return EncodedRecords(self.records.values[count:], self.records.keys[count:], headers)
+    def complete(self, offsets: OffsetArray | HeadwaterError, repeats: int = 0) -> None:
+        """Set the outcome of each append: partitions, offsets, and how many of its first rows are repeats."""
+        start = 0
+        for append, _ in self.run:
+            rows = slice(start, start + append.row_count)
+            if isinstance(offsets, HeadwaterError):
+                append.error = offsets
+            else:
+                append.outcome = (self.partitions[rows], offsets[rows], max(0, min(append.row_count, repeats - start)))
+            start += append.row_count
 
 
 class NamedProducer:
-    """One producer id on one topic. A second process that uses the id fences this one."""
+    """One producer id on one topic; a second process that uses the id fences this one."""
 
-    def __init__(self, brokers: Brokers, topics: KafkaTopics, topic: str, id: str) -> None:
+    def __init__(self, topics: KafkaTopics, topic: str, id: str) -> None:
         self._topic = topic
-        self._brokers = brokers
         self._topics = topics
-        self._producer = TransactionalProducer(brokers, topics, f"headwater/{topic}/{id}")
+        self._producer = TransactionalProducer(topics, f"headwater/{topic}/{id}")
         self._known_offsets: OrderedDict[tuple[int, int], int] = OrderedDict()
 
     def last_sequences(self, partitions: int) -> list[int]:
@@ -328,10 +341,11 @@ class NamedProducer:
         known = self._producer.state.get("sequences", {})
         return [known.get(str(partition), -1) for partition in range(partitions)]
 
-    def append(self, parts: list[SequencedRecords]) -> list[tuple[OffsetArray, int]]:
-        """Append parts in one transaction, with the last sequence numbers and the origin of a pipeline's rows.
+    def append(self, groups: list[RecordGroup]) -> list[tuple[OffsetArray, int]]:
+        """Append groups in one transaction, with the last sequence numbers and the origin of a pipeline's rows.
 
-        Returns for each part the offsets of its rows, and how many rows at its start are repeats.
+        All rows of a group have the same partition. Returns for each group the offsets of its rows, and how many
+        rows at its start are repeats.
 
         Raises:
             FencedError: Another process, or a newer runner of the pipeline, writes under this id.
@@ -339,33 +353,31 @@ class NamedProducer:
         """
         with self._producer.lock:
             state = dict(self._producer.state)
-            for part in parts:
-                if part.rows.origin is not None:
-                    self._check_origin(part.rows.origin, state.get("origin"))
-                    state["origin"] = asdict(part.rows.origin)
             sequences = dict(state.get("sequences", {}))
             repeats = []
-            for part in parts:
-                last = sequences.get(str(part.partition), -1)
-                repeats.append(count_duplicates(part.rows, last))
-                newest = part.rows.sequence + (part.rows.values.num_rows - 1 if part.rows.per_row else 0)
-                sequences[str(part.partition)] = max(last, newest)
-            fresh = [p.skip(again) for p, again in zip(parts, repeats, strict=True)]
+            for group in groups:
+                batch, partition = group.batch, str(group.partitions[0])
+                if batch.origin is not None:
+                    self._check_origin(batch.origin, state.get("origin"))
+                    state["origin"] = asdict(batch.origin)
+                last = sequences.get(partition, -1)
+                repeats.append(count_duplicates(batch, last))
+                sequences[partition] = max(last, batch.last_sequence)
+            fresh = [group.records.skip(again) for group, again in zip(groups, repeats, strict=True)]
             deliveries: list[ProducedBatch] = []
 
             def write(producer: Any) -> None:
-                deliveries.append(ProducedBatch(self._brokers))
-                for part, rows in zip(parts, fresh, strict=True):
-                    partitions = np.full(len(rows.values), part.partition, np.int64)
-                    deliveries[-1].produce(producer, self._topic, rows, partitions)
+                deliveries.append(ProducedBatch(self._topics.brokers, producer.poll))
+                for group, rows, again in zip(groups, fresh, repeats, strict=True):
+                    deliveries[-1].produce(producer, self._topic, rows, group.partitions[again:])
 
             if any(rows.values for rows in fresh):
                 self._producer.commit(write, state | {"sequences": sequences})
                 self._topics.wait_until_visible(self._topic, deliveries[-1].last_offsets)
-            found = deliveries[-1].outcomes() if deliveries else [np.empty(0, np.int64)] * len(parts)
+            found = deliveries[-1].outcomes() if deliveries else [np.empty(0, np.int64)] * len(groups)
             return [
-                (self._resolve_offsets(part, again, new), again)
-                for part, again, new in zip(parts, repeats, found, strict=True)
+                (self._resolve_offsets(group, again, new), again)
+                for group, again, new in zip(groups, repeats, found, strict=True)
             ]
 
     def _check_origin(self, origin: Origin, last: dict[str, Any] | None) -> None:
@@ -380,13 +392,14 @@ class NamedProducer:
             what = f"batch {origin.batch} was published from offsets {last['span']}, not {origin.span}"
             raise LedgerMismatchError(what, batch=origin.batch)
 
-    def _resolve_offsets(self, part: SequencedRecords, repeats: int, new: Any) -> OffsetArray:
-        if isinstance(new, Exception):
+    def _resolve_offsets(self, group: RecordGroup, repeats: int, new: OffsetArray | HeadwaterError) -> OffsetArray:
+        if isinstance(new, HeadwaterError):
             raise new
-        rows, partition = part.rows, part.partition
+        rows, partition = group.batch, int(group.partitions[0])
         if not rows.per_row:
             if len(new):
-                self._remember_offset(partition, rows.sequence, int(new[0]))
+                if new[-1] - new[0] == len(new) - 1:  # other producers may write between the rows of a large batch
+                    self._remember_offset(partition, rows.sequence, int(new[0]))
                 return np.asarray(new)
             first = self._known_offsets.get((partition, rows.sequence), -1)
             return np.full(repeats, -1) if first < 0 else first + np.arange(repeats)
@@ -409,12 +422,10 @@ class NamedProducerPool:
     """The named producers of this process; the least recently used one is closed when there are too many.
 
     Args:
-        brokers: The brokers.
         topics: The topics.
     """
 
-    def __init__(self, brokers: Brokers, topics: KafkaTopics) -> None:
-        self._brokers = brokers
+    def __init__(self, topics: KafkaTopics) -> None:
         self._topics = topics
         self._lock = threading.Lock()  # guards _open, not the producers in it
         self._open: OrderedDict[tuple[str, str], NamedProducer] = OrderedDict()
@@ -422,7 +433,7 @@ class NamedProducerPool:
     def get(self, topic: str, id: str) -> NamedProducer:
         """Returns the producer of this id on this topic."""
         with self._lock:
-            found = self._open.pop((topic, id), None) or NamedProducer(self._brokers, self._topics, topic, id)
+            found = self._open.pop((topic, id), None) or NamedProducer(self._topics, topic, id)
             self._open[topic, id] = found  # last: the most recently used
             oldest = self._open.popitem(last=False)[1] if len(self._open) > _MAX_OPEN else None
         if oldest is not None:

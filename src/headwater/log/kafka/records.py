@@ -44,7 +44,7 @@ from headwater.log.storage.frame import LOWEST_TIME, Frame, FrameKind
 from headwater.log.topic import MAX_EVENT_BYTES, Topic, ValueFormat, too_large_error
 from headwater.log.write_batch import WriteBatch
 
-__all__ = ["EncodedRecords", "RecordCodec", "build_headers", "decode_header", "encode_records", "parse_headers"]
+__all__ = ["EncodedRecords", "RecordCodec", "encode_records", "parse_headers"]
 
 _TIMESTAMP = pa.timestamp("us", "UTC")
 _RESERVED_PREFIX: Final = "hw."
@@ -61,14 +61,10 @@ _ENVELOPE_HEADERS: Final = {
 DecodedRows = tuple[list[int], dict[str, pa.Array]]
 
 
-def build_headers(
+def _build_headers(
     rows: WriteBatch, format_headers: list[Header], envelope: dict[str, pa.Array], count: int
 ) -> list[list[Header]]:
-    """Returns one list of headers per row, or a single list that all rows share.
-
-    Raises:
-        BadEventError: A header of the sender has a reserved name.
-    """
+    """Returns one list of headers per row, or a single list that all rows share."""
     same: list[Header] = [("hw.version", b"%d" % rows.version), *format_headers]
     if "_hw.sent_at" not in envelope and rows.sent_at != LOWEST_TIME:
         same.append(("hw.sent_at", _encode_time(moments_of(np.array([rows.sent_at]))[0])))
@@ -124,10 +120,10 @@ def _parse_columns(heads: list[dict[str, bytes]]) -> tuple[dict[str, pa.Array], 
     columns: dict[str, pa.Array] = {}
     for column, name in _ENVELOPE_HEADERS.items():
         if name in names:
-            texts = [decode_header(head.get(name)) for head in heads]
+            texts = [_decode_header(head.get(name)) for head in heads]
             columns[column] = _parse_times(texts) if column.endswith("_at") else pa.array(texts, pa.string())
     if not all(map(_is_reserved, names)):
-        own = [[(n, decode_header(v) or "") for n, v in head.items() if not _is_reserved(n)] for head in heads]
+        own = [[(n, _decode_header(v) or "") for n, v in head.items() if not _is_reserved(n)] for head in heads]
         columns["_hw.headers"] = pa.array(own, pa.map_(pa.string(), pa.string()))
     sent = LOWEST_TIME
     if "_hw.sent_at" in columns and len(set(columns["_hw.sent_at"].to_pylist())) == 1:
@@ -141,7 +137,7 @@ def _is_reserved(name: str) -> bool:
     return name.startswith(_RESERVED_PREFIX) or name == _TRACEPARENT
 
 
-def decode_header(value: bytes | None) -> str | None:
+def _decode_header(value: bytes | None) -> str | None:
     """Returns a header's value as text; bytes that are not UTF-8 are replaced."""
     return None if value is None else value.decode(errors="replace")
 
@@ -160,6 +156,11 @@ class EncodedRecords:
     values: list[bytes | None]
     keys: Sequence[bytes | None]
     headers: list[list[Header]]
+
+    def skip(self, count: int) -> EncodedRecords:
+        """Returns the rows after the first `count`."""
+        headers = self.headers[count:] if len(self.headers) > 1 else self.headers
+        return EncodedRecords(self.values[count:], self.keys[count:], headers)
 
 
 def encode_records(
@@ -190,7 +191,7 @@ def encode_records(
             size = len(key or b"") + len(value or b"")
             if size > MAX_EVENT_BYTES:
                 raise too_large_error(size, row)
-    return EncodedRecords(values, keys, build_headers(rows, serializer.headers, envelope, len(values)))
+    return EncodedRecords(values, keys, _build_headers(rows, serializer.headers, envelope, len(values)))
 
 
 def _encode_values(serializer: Serializer, rows: pa.RecordBatch, deleted: pa.Array | None) -> list[bytes | None]:
@@ -214,15 +215,8 @@ class RecordCodec:
         self.topic = topic
         self.codec = Codec(topic.schema)
         self.stored_schema = storage_schema(topic.schema)
-        names = topic.key
-        fields = [topic.schema.field(name) for name in names]
-        self._key_serializer = JsonSerializer(Codec(pa.schema(fields))) if names else None
-        # The bytes of a single key are its plain text. Numbers and booleans are JSON as they are.
-        kind = fields[0].type if len(names) == 1 else None
-        self._json_key = kind is not None and (
-            pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_floating(kind)
-        )
-        self._binary_key = kind is not None and pa.types.is_binary(kind)
+        key_schema = pa.schema([topic.schema.field(name) for name in topic.key])
+        self._key_serializer = JsonSerializer(Codec(key_schema)) if topic.key else None
         self._schemas = schemas
         self._serializers = {topic.version: create_serializer(topic.value_format, self.codec, topic.name)}
         self._record_serializers: dict[tuple[str, str], Serializer] = {}
@@ -244,10 +238,10 @@ class RecordCodec:
 
     def _record_serializer(self, head: dict[str, bytes]) -> Serializer:
         """Returns the serializer that a record's headers name; the topic's own for a record without our headers."""
-        format_name = (decode_header(head.get(VALUE_FORMAT_HEADER)) or "") if head else ""
+        format_name = _decode_header(head.get(VALUE_FORMAT_HEADER)) or ""
         if not format_name and "hw.version" not in head:
             return self._serializers[self.topic.version]
-        which = (format_name or ValueFormat.JSON.value, decode_header(head.get(FINGERPRINT_HEADER)) or "")
+        which = (format_name or ValueFormat.JSON.value, _decode_header(head.get(FINGERPRINT_HEADER)) or "")
         if which not in self._record_serializers:
             self._record_serializers[which] = self._find_serializer(*which)
         return self._record_serializers[which]
@@ -308,13 +302,18 @@ class RecordCodec:
     def _decode_without_headers(self, lines: list[bytes | None]) -> pa.RecordBatch | None:
         """Returns the columns of rows that need no headers: all are JSON, and a column holds the event time."""
         time = self.topic.time
-        if self.topic.value_format is not ValueFormat.JSON or self.topic.external_time or time is None or None in lines:
+        if self.topic.value_format is not ValueFormat.JSON or self.topic.external_time or time is None:
+            return None
+        found = self._decode_all(self._serializers[self.topic.version], lines)
+        return None if found is None or found.column(time).null_count else found
+
+    def _decode_all(self, serializer: Serializer, lines: list[bytes | None]) -> pa.RecordBatch | None:
+        """Returns the columns of all rows; None if one is a tombstone or cannot be read."""
+        if None in lines:
             return None
         try:
-            found = self._serializers[self.topic.version].decode(lines)  # type: ignore[arg-type]
+            found = serializer.decode(lines)  # type: ignore[arg-type]
         except BadEventError:
-            return None
-        if found.column(time).null_count:
             return None
         return pa.RecordBatch.from_arrays(found.columns, schema=self.stored_schema)
 
@@ -325,12 +324,9 @@ class RecordCodec:
         by_serializer: dict[Serializer, list[int]] = {}
         for row, serializer in enumerate(serializers):
             by_serializer.setdefault(serializer, []).append(row)
-        if None not in lines and len(by_serializer) == 1:
-            try:
-                found = serializers[0].decode(lines)  # type: ignore[arg-type]
-                return pa.RecordBatch.from_arrays(found.columns, schema=self.stored_schema), {}
-            except BadEventError:
-                pass
+        found = self._decode_all(serializers[0], lines) if len(by_serializer) == 1 else None
+        if found is not None:
+            return found, {}
         # Tombstones have no value; their key columns are decoded from the record's key.
         gone = [row for row, line in enumerate(lines) if line is None]
         reasons: dict[int, str] = {}
@@ -353,9 +349,11 @@ class RecordCodec:
             if len(names) > 1:
                 parts = msgspec.json.decode(key, type=list[msgspec.Raw])
                 return msgspec.json.encode(dict(zip(names, parts, strict=True)))
-            if self._binary_key:
-                return msgspec.json.encode({names[0]: key})
-            return msgspec.json.encode({names[0]: msgspec.Raw(key) if self._json_key else key.decode()})
+            # The bytes of a single key are its plain text, which is JSON for numbers and booleans.
+            kind = self.topic.schema.field(names[0]).type
+            is_json = any(test(kind) for test in (pa.types.is_integer, pa.types.is_boolean, pa.types.is_floating))
+            value = key if pa.types.is_binary(kind) else msgspec.Raw(key) if is_json else key.decode()
+            return msgspec.json.encode({names[0]: value})
         except (msgspec.DecodeError, ValueError):
             return key
 

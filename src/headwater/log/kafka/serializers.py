@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol
 import pyarrow as pa
 
 from headwater.errors import BadEventError, MissingPackageError
-from headwater.events import Codec, JsonLimits
+from headwater.events import Codec
 from headwater.events.schema_export import to_avro
 from headwater.log.topic import ValueFormat
 
@@ -38,7 +38,7 @@ __all__ = [
 Header = tuple[str, bytes]
 VALUE_FORMAT_HEADER: Final = "hw.values"
 FINGERPRINT_HEADER: Final = "hw.fingerprint"
-_NO_LIMIT: Final = JsonLimits(max_line=1 << 30)
+_NO_LIMIT: Final = 1 << 30  # bytes; the brokers limit records
 _END_OF_STREAM: Final = b"\xff\xff\xff\xff\0\0\0\0"  # of an Arrow IPC stream
 
 
@@ -91,7 +91,7 @@ class JsonSerializer:
 
     def decode(self, values: Sequence[bytes]) -> pa.RecordBatch:
         """Returns the rows of these objects."""
-        return self.codec.decode_json(values, limits=_NO_LIMIT)
+        return self.codec.decode_json(values, max_line=_NO_LIMIT)
 
 
 class AvroSerializer:
@@ -127,7 +127,7 @@ class AvroSerializer:
         return values
 
     def decode(self, values: Sequence[bytes]) -> pa.RecordBatch:
-        """Returns the rows of these data."""
+        """Returns the rows of these values."""
         return self.codec.encode([self._decode_value(value) for value in values])
 
     def _decode_value(self, value: bytes) -> Any:
@@ -174,7 +174,7 @@ class UnknownSerializer:
         self._reason = reason
 
     def encode(self, rows: pa.RecordBatch) -> list[bytes]:
-        """Raise: only records of others need this serializer."""
+        """Raise: nothing is written in an unknown format."""
         raise NotImplementedError
 
     def decode(self, values: Sequence[bytes]) -> pa.RecordBatch:

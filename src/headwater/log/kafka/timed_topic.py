@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from headwater.errors import DataGoneError
 from headwater.log.batch import LogBatch
-from headwater.log.kafka.event_time_index import EventTimeEnd, EventTimeIndex, frame_headers, index_topic, walk
+from headwater.log.kafka.event_time_index import EventTimeEnd, EventTimeIndex, index_topic, walk
 from headwater.log.kafka.event_time_indexer import EventTimeIndexer
 from headwater.log.storage.frame import Frame
 from headwater.log.topic import Topic
@@ -117,7 +117,7 @@ class TimedKafkaPartition:
 
     def frame_headers(self, start: int, end: int) -> Iterator[Frame]:
         """Returns the ranges that hold offsets in `[start, end)` as frame headers, with idle markers."""
-        return frame_headers(self._index.ranges(self.number, start, end), end)
+        return self._index.frame_headers(self.number, start, end)
 
     def append_idle_marker(self, time: int) -> None:
         """Append an idle marker; only in a process that indexes event time."""
@@ -142,7 +142,7 @@ class TimedKafkaTopic:
         self._checked_at = time.monotonic()
         index = index_topic(name, self.topic_id)
         self._indexer = EventTimeIndexer(log, name, index) if index_time else None
-        self.index = EventTimeIndex(log.brokers, log.kafka_topics, index)
+        self.index = EventTimeIndex(log.kafka_topics, index)
 
     @property
     def definition(self) -> Topic:
@@ -171,7 +171,7 @@ class TimedKafkaTopic:
 
     def batches(self, partition: int, start: int, end: int) -> Iterator[LogBatch]:
         """Yields the events of offsets `[start, end)`, each with the max event time before it."""
-        headers = frame_headers(self.index.ranges(partition, start, end), end)
+        headers = self.index.frame_headers(partition, start, end)
         first = next((frame for frame in headers if frame.count), None)  # skips idle markers at the start
         if first is None:
             return

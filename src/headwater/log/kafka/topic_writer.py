@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
@@ -13,10 +12,9 @@ import numpy as np
 import pyarrow as pa
 
 from headwater.errors import HeadwaterError
-from headwater.events import Codec, Receipt, partitions_of
-from headwater.events.envelope import Receipts
+from headwater.events import Codec, Receipt, Receipts, partitions_of
 from headwater.log.append_buffer import COUNTERS, AppendBuffer, PendingAppend
-from headwater.log.kafka.producers import OffsetArray, ProducedBatch, SequencedRecords
+from headwater.log.kafka.producers import OffsetArray, ProducedBatch, RecordGroup
 from headwater.log.kafka.records import EncodedRecords, encode_records
 from headwater.log.topic import Topic, check_producer
 from headwater.log.topic_writer import Run, check_key, group_by_producer, write_run
@@ -28,27 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["KafkaTopicWriter"]
 
 _PARTITION_REFRESH: Final = 10.0  # seconds between two requests for the number of partitions
-
-
-@dataclass(frozen=True)
-class _RecordGroup:
-    """A batch as Kafka records, with the partition of each record and the appends it belongs to."""
-
-    batch: WriteBatch
-    records: EncodedRecords
-    partitions: OffsetArray
-    run: Run
-
-    def complete(self, offsets: OffsetArray | HeadwaterError, repeats: int = 0) -> None:
-        """Set the outcome of each append: partitions, offsets, and how many of its first rows are repeats."""
-        start = 0
-        for append, _ in self.run:
-            rows = slice(start, start + append.row_count)
-            if isinstance(offsets, HeadwaterError):
-                append.error = offsets
-            else:
-                append.outcome = (self.partitions[rows], offsets[rows], max(0, min(append.row_count, repeats - start)))
-            start += append.row_count
 
 
 class KafkaTopicWriter:
@@ -76,7 +53,7 @@ class KafkaTopicWriter:
         self._partitions = topic.partitions
 
     def append(self, batch: WriteBatch) -> Receipts:
-        """Append a batch; returns when all in-sync replicas have it."""
+        """Append a batch; return when all in-sync replicas have it."""
         return self._receipts(self.buffer.append(self._prepare(batch)))
 
     def append_one(self, event: PendingEvent) -> Receipt:
@@ -115,10 +92,10 @@ class KafkaTopicWriter:
         if time.monotonic() - self._refreshed_at > _PARTITION_REFRESH:
             self._refreshed_at = time.monotonic()
             self._partitions = self._log.kafka_topics.partition_count(self.definition.name) or self._partitions
-        groups: list[_RecordGroup] = []
+        groups: list[RecordGroup] = []
         for run in group_by_producer(appends):
             write_run(run, lambda run: groups.extend(self._encode(run)))
-        by_producer: dict[str, list[_RecordGroup]] = {}
+        by_producer: dict[str, list[RecordGroup]] = {}
         for group in groups:
             by_producer.setdefault(group.batch.producer, []).append(group)
         # Rows without a producer id are only queued here, so that they travel while the transactions below commit.
@@ -133,11 +110,10 @@ class KafkaTopicWriter:
             group.complete(outcome)
         self._count(appends)
 
-    def _append_named(self, id: str, groups: list[_RecordGroup]) -> None:
+    def _append_named(self, id: str, groups: list[RecordGroup]) -> None:
         """Append the rows of a producer with an id in one transaction."""
-        numbered = [SequencedRecords(group.batch, group.records, int(group.partitions[0])) for group in groups]
         try:
-            found = self._log.named_producers.get(self.definition.name, id).append(numbered)
+            found = self._log.named_producers.get(self.definition.name, id).append(groups)
         except HeadwaterError as error:
             for group in groups:
                 group.complete(error)
@@ -145,24 +121,25 @@ class KafkaTopicWriter:
         for group, (offsets, repeats) in zip(groups, found, strict=True):
             group.complete(offsets, repeats)
 
-    def _encode(self, run: Run) -> Iterator[_RecordGroup]:
+    def _encode(self, run: Run) -> Iterator[RecordGroup]:
         batch = coalesce(self._codec_of, [rows for _, rows in run])
         envelope = self._times.resolve(self.definition, batch).envelope
         records = encode_records(
             self.definition, self._log.serializer(self.definition.name, batch.version), batch, envelope
         )
         if records.values:
-            yield _RecordGroup(batch, records, self._assign_partitions(batch, records), run)
+            yield RecordGroup(batch, records, self._assign_partitions(batch, records), run)
         else:
             run[0][0].outcome = (np.empty(0, np.int64), np.empty(0, np.int64), 0)
 
     def _assign_partitions(self, batch: WriteBatch, records: EncodedRecords) -> OffsetArray:
         """Returns the partition of each row: as given, by key as Kafka's clients do, or round robin."""
         number, size = self._partitions, len(records.values)
+        # Sequence numbers count per partition, so a client with a producer id has chosen the partition.
         if batch.partition is not None or number == 1 or batch.producer:
             return np.full(size, batch.partition or 0, np.int64)
         keys = pa.array(records.keys, pa.binary())
-        if keys.null_count == size:
+        if keys.null_count == size:  # one partition for the whole batch: fewer requests, and its rows stay in order
             return np.full(size, next(self._round_robin) % number, np.int64)
         if not keys.null_count:
             return partitions_of(keys, number)

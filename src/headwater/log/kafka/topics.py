@@ -288,13 +288,12 @@ class TopicDefinitions:
     """All definitions that this process has read.
 
     Args:
-        brokers: The brokers.
         topics: The topics; creates the side topic if it is missing.
     """
 
-    def __init__(self, brokers: Brokers, topics: KafkaTopics) -> None:
-        self._brokers = brokers
+    def __init__(self, topics: KafkaTopics) -> None:
         self._topics = topics
+        self._brokers = topics.brokers
         self._lock = threading.RLock()  # held while reading and writing: one thread per consumer and producer
         self._known: dict[str, TopicDefinition] = {}
         self._tail = PartitionTail(topics, DEFINITIONS_TOPIC, 0)

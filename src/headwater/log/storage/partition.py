@@ -25,7 +25,7 @@ from headwater.log.storage.frame_builder import AppendResult, build_frames
 from headwater.log.storage.partition_state import PartitionState, StateFile
 from headwater.log.storage.producers import ProducerState, load_producers
 from headwater.log.storage.recovery import recover
-from headwater.log.storage.segment import OffsetIndex, Segment, SegmentFiles, SegmentHeader
+from headwater.log.storage.segment import OffsetIndex, Segment, SegmentFiles, SegmentHeader, check_offset
 from headwater.log.topic import Durability, Topic
 
 if TYPE_CHECKING:
@@ -301,7 +301,7 @@ class Partition:
                 self.invalidate()
 
     def _fetch(self, offset: int, max_bytes: int, state: PartitionState) -> list[tuple[Frame, memoryview]]:
-        self._index.check_in_range(offset, state)
+        check_offset(self.number, offset, state.start_offset, state.next_offset)
         found: list[tuple[Frame, memoryview]] = []
         while not found and offset < state.next_offset:
             segment, position, limit = self._index.locate(offset, state)
@@ -337,7 +337,7 @@ class Partition:
                 return
 
     def _frame_headers(self, offset: int, end: int, state: PartitionState) -> Iterator[Frame]:
-        self._index.check_in_range(offset, state)
+        check_offset(self.number, offset, state.start_offset, state.next_offset)
         while offset < min(end, state.next_offset):
             segment, position, limit = self._index.locate(offset, state)
             for frame in segment.walk(position, limit):

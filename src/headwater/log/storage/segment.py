@@ -30,6 +30,7 @@ __all__ = [
     "Segment",
     "SegmentFiles",
     "SegmentHeader",
+    "check_offset",
     "parse_base_offset",
     "segment_file_name",
 ]
@@ -344,6 +345,28 @@ class SegmentFiles:
 _MAX_CURSORS = 64
 
 
+def check_offset(partition: int, offset: int, start: int, end: int) -> None:
+    """Check that a partition with the offsets `[start, end)` holds this offset or ends there.
+
+    Raises:
+        BadOffsetError: It is outside.
+        DataGoneError: Retention has removed it.
+    """
+    if offset > end or offset < 0:
+        what = f"offset {offset} is outside partition {partition}, which ends at {end}"
+        raise BadOffsetError(what, offset=offset, end=end, partition=partition)
+    if offset < start:
+        raise DataGoneError(
+            f"offsets {offset} to {start - 1} of partition {partition} are gone",
+            detail=f"retention removed them; the partition now starts at {start}",
+            fix='start="earliest", or headwater reset GROUP --to earliest',
+            partition=partition,
+            first=offset,
+            last=start - 1,
+            start=start,
+        )
+
+
 class OffsetIndex:
     """Finds offsets in segments; caches where reads stopped, so the next read needs no search.
 
@@ -365,31 +388,6 @@ class OffsetIndex:
         with self._lock:
             self._cursors.clear()
 
-    def check_in_range(self, offset: int, state: PartitionState) -> None:
-        """Check that the partition holds this offset or ends there.
-
-        Raises:
-            BadOffsetError: It is outside.
-            DataGoneError: Retention has removed it.
-        """
-        if offset > state.next_offset or offset < 0:
-            raise BadOffsetError(
-                f"offset {offset} is outside partition {self._number}, which ends at {state.next_offset}",
-                offset=offset,
-                end=state.next_offset,
-                partition=self._number,
-            )
-        if offset < state.start_offset:
-            raise DataGoneError(
-                f"offsets {offset} to {state.start_offset - 1} of partition {self._number} are gone",
-                detail=f"retention removed them; the partition now starts at {state.start_offset}",
-                fix='start="earliest", or headwater reset GROUP --to earliest',
-                partition=self._number,
-                first=offset,
-                last=state.start_offset - 1,
-                start=state.start_offset,
-            )
-
     def locate(self, offset: int, state: PartitionState, tries: int = 3) -> tuple[Segment, int, int]:
         """Returns segment, position and readable bytes of an offset.
 
@@ -404,7 +402,7 @@ class OffsetIndex:
             self.invalidate()
             self._files.invalidate()
             fresh = self._read_state()
-            self.check_in_range(offset, fresh)
+            check_offset(self._number, offset, fresh.start_offset, fresh.next_offset)
             if not tries:
                 raise self._gap_error(offset, self._files.next_base(offset, fresh)) from None
             return self.locate(offset, fresh, tries - 1)
