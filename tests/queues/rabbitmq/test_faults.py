@@ -202,7 +202,7 @@ def test_publishing_waits_while_the_server_is_low_on_memory(harmed, broker, name
     hasty = RabbitBroker(harmed.url(), patience=timedelta(seconds=1))
     harmed.ctl("set_vm_memory_high_watermark", "0.0000001")
     try:
-        with pytest.raises(OverloadedError, match="memory"):
+        with pytest.raises(OverloadedError):
             hasty.publish(name, [OutgoingMessage(b"hasty")])
         patient = threading.Thread(target=broker.publish, args=(name, [OutgoingMessage(b"2")]))
         patient.start()
@@ -229,7 +229,7 @@ def test_asking_says_when_the_server_is_low_on_memory_and_goes_on_afterwards(har
     try:
         assert asker.request(name, 1, timeout=60).answer() == 1
         harmed.ctl("set_vm_memory_high_watermark", "0.0000001")
-        with pytest.raises(OverloadedError, match="memory"):
+        with pytest.raises(OverloadedError):
             asker.request(name, 2, timeout=3).answer()
         harmed.ctl("set_vm_memory_high_watermark", "0.4")
         assert asker.request(name, 3, timeout=60).answer() == 3
@@ -254,7 +254,7 @@ def test_a_message_that_kills_its_workers_comes_again_and_is_dead_in_the_end(har
         assert receiver.receive(timeout=0.5) == []
         assert time.monotonic() < end
     assert [(letter.why, letter.message.id) for letter in letters] == [("failed", "m-1")]
-    assert "without a word" in letters[0].attempts[-1].why
+    assert [(attempt.number, attempt.worker) for attempt in letters[0].attempts] == [(2, "")]
 
 
 @pytest.mark.parametrize("end", [Rabbit.kill, Rabbit.stop] if FULL else [Rabbit.kill])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import threading
 import time
@@ -230,8 +231,8 @@ def test_another_scheme_is_refused():
 
 def test_no_rabbitmq_at_all_is_an_error_for_both_sides(subject):
     nowhere = "amqp://guest:guest@127.0.0.1:1"
-    with RabbitRequester(nowhere) as asker, pytest.raises(UnreachableError):
-        asker.request(subject, 1, timeout=0.5).answer()
+    with contextlib.closing(RabbitRequester(nowhere)) as requester, pytest.raises(UnreachableError):
+        requester.request(subject, 1, timeout=0.5).answer()
     with pytest.raises(UnreachableError):
         RabbitResponder(
             nowhere, [Answer.from_function(lambda question: 1, subject)], patience=timedelta(milliseconds=200)

@@ -107,7 +107,7 @@ def encode_json(value: Any) -> bytes:
 
 
 class Dispatcher:
-    """Answers requests on one subject in one process; each runs in the thread that brings it.
+    """Answers requests on one subject in one process; each runs in the thread that calls `dispatch`.
 
     Args:
         answer: The declaration.
@@ -182,7 +182,10 @@ class Dispatcher:
             detail = "the function was interrupted"
             raise NoAnswerError(what, detail=detail, subject=request.subject, sent=True) from None
         except (Exception, SystemExit) as error:
-            raise _wrap_error(request.subject, error) from None
+            kind, message, stack = type(error).__name__, str(error), format_traceback(error)
+            what = f'the answer to "{request.subject}" failed: {kind}: {message}'.rstrip(": ")
+            data = {"subject": request.subject, "type": kind, "message": message, "stack": stack}
+            raise AnswerFailedError(what, detail=stack.strip(), **data) from None
 
 
 class _DeadlinePassed(Exception):
@@ -198,15 +201,3 @@ async def _await_until(deadline: float, answer: Coroutine[Any, Any, Any]) -> Any
         if limit.expired():
             raise _DeadlinePassed from None
         raise
-
-
-def _wrap_error(subject: str, error: BaseException) -> AnswerFailedError:
-    kind, message = type(error).__name__, str(error)
-    return AnswerFailedError(
-        f'the answer to "{subject}" failed: {kind}: {message}'.rstrip(": "),
-        detail=format_traceback(error).strip(),
-        subject=subject,
-        type=kind,
-        message=message,
-        stack=format_traceback(error),
-    )
