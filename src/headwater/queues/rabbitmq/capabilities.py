@@ -40,7 +40,7 @@ CAPABILITIES: Final[dict[str, tuple[str, str]]] = {
         "possible, with the same id: RabbitMQ has no transaction over two queues",
     ),
     "delay": ("exact", "up to a tenth longer, at most 49 days"),
-    "ttl": ("yes", "yes; a message behind others that live longer becomes a dead letter at the head of the queue"),
+    "ttl": ("yes", "yes; a message behind others that live longer becomes a dead letter only at the head of the queue"),
     "priority": ("yes", "refused: quorum queues of RabbitMQ 3 have none"),
     "a second message with the same id": (
         "discarded",
