@@ -1,4 +1,4 @@
-"""What every way to ask and answer does: tests that each of them runs, with the fixtures of its own `place`."""
+"""The contract of request/reply: these tests run over every transport, chosen by the fixture `place`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ answering.close()
 
 
 def begun(place: str, subject: str) -> subprocess.Popen[bytes]:
-    """A process that answers with its number, unless it is told to die."""
+    """Start a process that answers with its pid, unless it is told to die."""
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, place, subject], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -50,7 +50,7 @@ def begun(place: str, subject: str) -> subprocess.Popen[bytes]:
 
 
 class TestAnswers:
-    """Each asker gets the answer to its own question."""
+    """Each requester gets the answer to its own request."""
 
     def test_each_of_many_askers_gets_the_answer_to_its_own_question(self, client, answer, subject):
         for _ in range(3):
@@ -95,7 +95,7 @@ class TestAnswers:
 
 
 class TestErrors:
-    """An error is carried, and a question put once."""
+    """An error is returned, and a request is delivered once."""
 
     def test_an_error_is_carried_with_type_message_and_stack(self, client, answer, subject):
         def broken(question):
@@ -125,7 +125,7 @@ class TestErrors:
 
 
 class TestTime:
-    """A question ends with its time."""
+    """A request ends at its deadline."""
 
     def test_an_answer_that_comes_too_late_is_nobodys(self, client, answer, subject):
         release = threading.Event()
@@ -180,7 +180,7 @@ class TestTime:
 
 
 class TestPressure:
-    """Too many questions are refused."""
+    """Requests over the limit are refused."""
 
     def test_more_questions_than_may_wait_are_refused_at_once(self, client, answer, subject):
         release, seen = threading.Event(), []
@@ -201,7 +201,7 @@ class TestPressure:
 
 
 class TestCancelling:
-    """A question ends with whoever asks."""
+    """A request ends with its requester."""
 
     def test_a_cancelled_task_cancels_its_question(self, connected, answer, subject):
         release, seen = threading.Event(), []

@@ -1,4 +1,4 @@
-"""Queues on RabbitMQ keep the contract of all brokers; what RabbitMQ cannot do is refused."""
+"""The contract of all brokers on RabbitMQ, as far as RabbitMQ supports it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Questions and answers over sockets: the contract, and workers that come later, die, and leave addresses behind."""
+"""Request/reply over sockets: the contract, and responders that start late, die, or leave addresses behind."""
 
 from __future__ import annotations
 
