@@ -10,9 +10,9 @@ from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 
-from headwater.errors import BadNameError, OverloadedError, UsageError
+from headwater.errors import OverloadedError, UsageError
 from headwater.events import Clock, SystemClock
-from headwater.log.topic import check_name, normalize_name
+from headwater.log.topic import check_name, check_name_clash
 from headwater.queues.embedded.bridge import claim_for_topic, confirm_in_topic, publish_from
 from headwater.queues.embedded.dead_letters import PAGE_SIZE, read_dead_letters, redrive
 from headwater.queues.embedded.delivery import release_due
@@ -72,13 +72,8 @@ class EmbeddedBroker:
             self._check_open()
             file = self._find_open(queue.name)
             if file is None:
-                for other in self.queues():
-                    if other != queue.name and normalize_name(other) == normalize_name(queue.name):
-                        raise BadNameError(
-                            f"{queue.name!r} is too close to the queue {other!r}",
-                            detail="file systems may not tell names apart that differ only by case, or by . and _",
-                            name=queue.name,
-                        )
+                others = [other for other in self.queues() if other != queue.name]
+                check_name_clash(queue.name, others, what="queue")
                 file = QueueFile(self._folder / queue.name, self._clock, queue)
                 self._files[queue.name] = file
                 return file.queue
@@ -309,7 +304,7 @@ def _wait_for_room(file: QueueFile, full: QueueFull, number: int, started: float
     left = None if timeout is None else started + timeout.total_seconds() - time.monotonic()
     if number > full.limit or (left is not None and left <= 0):
         raise OverloadedError(
-            f'queue "{file.queue.name}" is full: {full.waiting:,} messages wait, and its limit is {full.limit:,}',
+            f'queue "{file.queue.name}" has no room for {number:,} messages: {full.waiting:,} of {full.limit:,} wait',
             detail="its overload policy is backpressure; nothing of this call was published",
             fix="publish fewer at a time" if number > full.limit else "publish again later",
             waiting=full.waiting,
