@@ -354,6 +354,15 @@ class TestStaleSettling:
         assert slow.ack([delivery]) == [AckResult.DONE]
 
     @needs("visibility")
+    def test_an_extension_by_zero_ends_the_visibility_timeout(self, broker):
+        name = declared(broker, visibility_timeout="1 minute")
+        publish(broker, name, 1)
+        slow, other = broker.receiver(name), broker.receiver(name)
+        [delivery] = receive(slow)
+        assert slow.extend(delivery, timedelta(0)) is AckResult.DONE
+        assert receive(other)[0].attempt == 2
+
+    @needs("visibility")
     def test_a_message_that_kills_its_receivers_becomes_a_dead_letter(self, broker, pass_time):
         name = declared(broker, visibility_timeout="1s", retry=retry(2))
         publish(broker, name, 1)

@@ -125,6 +125,15 @@ def test_groups_that_change_get_what_they_choose_now(rabbit, shared, name):
 
 
 @pytest.mark.services
+def test_a_broker_forgets_closed_receivers(rabbit, name):
+    with RabbitBroker(rabbit.url()) as broker:
+        broker.declare(Queue.declare(name))
+        for _ in range(3):
+            broker.receiver(name).close()
+        assert len(broker._receivers) == 1
+
+
+@pytest.mark.services
 def test_a_limit_that_changes_is_refused(shared, name):
     shared.declare(Queue.declare(name, limit=3))
     with pytest.raises(QueueExistsError) as raised:

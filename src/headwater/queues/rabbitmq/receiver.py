@@ -49,7 +49,7 @@ class RabbitReceiver:
     """Receives the messages of one group; safe to share between threads.
 
     Args:
-        loop: The event loop of the broker; everything but the public methods runs in it.
+        loop: The event loop of the broker, in which the coroutines run.
         connection: The connection for receiving.
         queue: The definition of the queue.
         group: The number of the group.
