@@ -106,6 +106,7 @@ class _TopicToQueue(BridgeRunner):
             logger.info("%s waits: %s", self.bridge.name, error.what)
             return 0
         copied, self._pending = len(self._pending), []
+        # Committed after the publish: after a crash in between, `publish_from` skips what is published.
         try:
             self._consumer.commit()
         except FencedError:  # another process now reads the partition; `publish_from` skips what is published

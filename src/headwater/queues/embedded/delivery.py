@@ -211,6 +211,7 @@ _SELECT_NEXT = (
     f"SELECT d.rank, d.id, d.claims, d.expires, {MESSAGE_COLUMNS} FROM delivery d CROSS JOIN message m ON m.id = d.id"
     " WHERE d.grp = ? AND d.state = ? ORDER BY d.rank, d.at, d.id LIMIT ?"
 )
+# A message that was delivered once does not expire any more: `expires` becomes NULL.
 _CLAIM = (
     "UPDATE delivery SET state = ?, rank = 0, at = ?, claims = claims + 1, expires = NULL, owner = ?"
     " WHERE grp = ? AND state = ? AND rank = ? AND at = 0 AND id = ?"
@@ -323,6 +324,7 @@ def _expire(transaction: QueueTransaction) -> int:
     rows = transaction.execute(sql, (transaction.now, _BATCH_SIZE)).fetchall()
     for at, group, id, priority, due in rows:
         transaction.execute("DELETE FROM expiry WHERE at = ? AND grp = ? AND id = ?", (at, group, id))
+        # Its row is in one of these places: `claim` deletes the `expiry` row of a message that it delivers.
         for state, rank, time in ((READY, 9 - priority, 0), (DELAYED, 0, due), (BLOCKED, 0, 0)):
             row_key = (group, state, rank, time, id)
             found = transaction.fetch_one(f"DELETE FROM delivery {_BY_PRIMARY_KEY} RETURNING key, claims", row_key)

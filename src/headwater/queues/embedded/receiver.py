@@ -73,6 +73,7 @@ class EmbeddedReceiver:
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self._closed:
+            # Read before the claim: a message published after it must end the wait below.
             generation = self._file.notifier.generation() if timeout != 0 else 0
             reserved = self._reserve(max_messages, deadline)
             if not reserved:

@@ -151,6 +151,7 @@ class QueueTransaction:
         """Count that deliveries went from one state to another; None is outside the queue."""
         if before is not None:
             self._changes[group, _STATE_COLUMNS[before]] -= number
+            # Deliveries in flight do not count towards the limit, so settling one makes no room.
             self.notify_publishers = self.notify_publishers or before != IN_FLIGHT
         if after is not None:
             self._changes[group, _STATE_COLUMNS[after]] += number

@@ -151,7 +151,7 @@ class RabbitBroker:
             now = merge_definition(before, queue) if before else replace(queue, given=None)
             check_queue(replace(now, given=None))
             await self._topology.declare(now, before)
-            if now != before:
+            if now != before:  # written last: what a stored definition names exists
                 await self._registry.write(now)
         self._cache_definition(now)
         return now

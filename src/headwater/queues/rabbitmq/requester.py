@@ -81,7 +81,7 @@ class ReplyQueue:
     async def send(self, request: OutgoingRequest, id_: str) -> bytes | NoReply:
         """Send a request and return the encoded reply; RabbitMQ drops the request when its timeout has passed."""
         future: asyncio.Future[bytes | NoReply] = asyncio.get_running_loop().create_future()
-        self._pending[id_] = future
+        self._pending[id_] = future  # before the publish: the reply may arrive before the confirm
         message = aio_pika.Message(
             encode_request(request.to_wire()),
             content_type="application/json",

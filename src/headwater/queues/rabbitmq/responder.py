@@ -138,6 +138,7 @@ class RequestConsumer:
         queue = await channel.declare_queue(
             request_queue(self._subject), durable=True, passive=self._passive, arguments=arguments
         )
+        # Consumed before the requests, so that no cancellation of a request is missed.
         cancelled = await channel.declare_queue(exclusive=True, auto_delete=True)
         await cancelled.bind(CANCEL_EXCHANGE, cancel_routing_key(self._subject))
         await cancelled.consume(self._on_cancel, no_ack=True)

@@ -265,6 +265,7 @@ class Topology:
                 for group in queue.groups:
                     await self._declare_group(channel, queue, group)
                     await self._bind(channel, queue.name, group)
+                # Old bindings go last, so that no message misses a group while its bindings change.
                 for group in before.groups if before else ():
                     now = next((each for each in queue.groups if each.name == group.name), None)
                     if now != group:

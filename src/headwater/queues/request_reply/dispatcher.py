@@ -150,7 +150,7 @@ class Dispatcher:
     def _dispatch(self, request: Request, is_wanted: Callable[[], bool]) -> Reply | None:
         deadline = time.monotonic() + request.left
         with self._lock:
-            if self._pending >= self.answer.limit + self.answer.threads:
+            if self._pending >= self.answer.limit + self.answer.threads:  # waiting and running ones
                 raise OverloadedError(f'too many requests wait on "{request.subject}"', subject=request.subject)
             self._pending += 1
         try:

@@ -133,12 +133,13 @@ class SocketResponder:
         self._server_socket.listen(_BACKLOG)
         self._thread = threading.Thread(target=self._accept, name="headwater-answers", daemon=True)
         self._thread.start()
+        # Last: from now on requesters find this process.
         self._files = [self._registry.add(subject, address) for subject in self._dispatchers]
 
     def close(self, grace: float = 10.0) -> None:
         """Accept no more requests; running ones may finish within `grace` seconds."""
         self._closed = True
-        for file in self._files:
+        for file in self._files:  # first, so that requesters do not find this process any more
             self._registry.remove(file)
         with contextlib.suppress(OSError):
             self._server_socket.shutdown(socket.SHUT_RDWR)
