@@ -141,7 +141,8 @@ class Worker:
         given = {name: value for name, value in options.items() if value is not None}
         for name in ("threads", "processes", "prefetch"):
             if not isinstance(given.get(name, 1), int) or given.get(name, 1) < 1:
-                raise BadWorkerError(f"{given[name]!r} {name} of a worker", fix=f"{name}=1 or more", location=location)
+                what = f"a worker cannot have {given[name]!r} {name}"
+                raise BadWorkerError(what, fix=f"{name}=1", detail="use 1 or more", location=location)
         arguments = inspect_arguments(function, type_, location=location)
         if inspect.iscoroutinefunction(function):
             given.setdefault("prefetch", _ASYNC_PREFETCH)
@@ -185,13 +186,13 @@ def inspect_arguments(
             continue
         hint = hints.get(parameter.name)
         if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-            what = f"a worker is called with a value and a message, not with {parameter}"
+            what = f"a worker is called with a value and a message; it cannot have the parameter {parameter}"
             raise BadWorkerError(what, fix=_FIX, location=location)
         order.append("message" if hint is Message else "value")
         if hint is not Message and isinstance(hint, type) and is_record(hint):
             as_ = hint
     if not order or len(order) != len(set(order)):
-        what = f"a worker is called with a value, a message or both, not with {len(order)} values"
+        what = f"a worker is called with a value, a message or both; this one has {len(order)} parameters"
         raise BadWorkerError(what, fix="def send(email: Email, message: hw.Message) -> None: …", location=location)
     return WorkerArguments(tuple(order), as_)
 
@@ -361,7 +362,7 @@ class DeclaredQueue:
         if group is None and len(names) == 1:
             return names[0]
         if group not in names:
-            what = f'queue "{self.name}" has no group "{group}"' if group else "the worker names no group"
+            what = f'queue "{self.name}" has no group "{group}"' if group else "the worker does not name its group"
             raise BadWorkerError(what, detail=f"groups: {', '.join(names)}", fix=f'group="{names[0]}"', queue=self.name)
         return group
 

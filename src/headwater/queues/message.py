@@ -156,7 +156,7 @@ def _find_invalid_fields(message: OutgoingMessage) -> Iterator[tuple[str, str]]:
     for name in ("delay", "ttl"):
         span = getattr(message, name)
         if span is not None and not timedelta(0) <= span <= _MAX_DURATION:
-            yield name, f"a {name} of {span}"
+            yield name, f"a {name} of {span}, which is not from 0 to 100 years"
 
 
 def _is_valid_text(text: object, field: str) -> bool:

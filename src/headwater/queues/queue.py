@@ -56,10 +56,10 @@ class Retry:
 
     def __post_init__(self) -> None:
         if not isinstance(self.attempts, int) or self.attempts < 1:
-            raise BadSettingError(f"{self.attempts!r} attempts", detail="use 1 or more")
+            raise BadSettingError(f"{self.attempts!r} is not a number of attempts", detail="use 1 or more")
         if self.factor < 1 or not 0 <= self.jitter <= 1 or self.backoff < timedelta(0):
-            what = f"a backoff of {self.backoff} by {self.factor} with jitter {self.jitter} is invalid"
-            raise BadSettingError(what, detail="the factor is 1 or more, the jitter from 0 to 1")
+            what = f"backoff {self.backoff}, factor {self.factor} or jitter {self.jitter} is out of range"
+            raise BadSettingError(what, detail="the backoff is 0 or more, the factor 1 or more, the jitter from 0 to 1")
 
     def delay(self, attempt: int, rng: random.Random | None = None) -> timedelta:
         """Returns the delay after the given attempt has failed; 1 is the first attempt.
@@ -212,17 +212,16 @@ class Queue:
         """Raises if options are invalid or contradict each other."""
         names = [each.name for each in self.groups]
         if not names or len(names) > _MAX_GROUPS or len(set(names)) < len(names):
-            raise self._setting_error(f"groups {names[:10]}", "declare 1 to 1,000 groups with different names")
+            raise self._setting_error(f"invalid groups {names[:10]}", "declare 1 to 1,000 groups with different names")
         for each in self.groups:
             if each.name:
                 check_name(each.name, what="group")
             self._check_condition(each)
         if self.limit is not None and self.limit < 1:
-            raise self._setting_error(f"a limit of {self.limit}", "use 1 or more, or None for no limit")
+            raise self._setting_error(f"a limit of {self.limit} is out of range", "use 1 or more, or None for no limit")
         if self.visibility_timeout <= timedelta(0):
-            raise self._setting_error(
-                f"a visibility timeout of {self.visibility_timeout}", 'use more than 0: visibility_timeout="30s"'
-            )
+            what = f"a visibility timeout of {self.visibility_timeout} is out of range"
+            raise self._setting_error(what, 'use more than 0: visibility_timeout="30s"')
         if self.key is not None and self.schema is not None and self.key not in self.schema.names:
             raise self._setting_error(f"no key column {self.key!r}", f"columns: {', '.join(self.schema.names)}")
 
@@ -236,7 +235,7 @@ class Queue:
                 sign in word and word != sign for word in pattern.split(".") for sign in "*#"
             ):
                 hint = "* and # stand for whole words: orders.*.eu, orders.#"
-                raise self._setting_error(f"the pattern {pattern!r}", hint)
+                raise self._setting_error(f"the routing key pattern {pattern!r} is invalid", hint)
 
     def _setting_error(self, what: str, hint: str) -> BadSettingError:
         return BadSettingError(f"queue {self.name!r}: {what}", detail=hint, location=self.location, queue=self.name)
@@ -340,7 +339,7 @@ def unknown_group_error(queue: str, group: str, known: Sequence[str]) -> Unknown
 def check_prefetch(prefetch: int) -> None:
     """Raises if a receiver cannot have this prefetch; AMQP would take 0 as no limit."""
     if prefetch < 1:
-        raise BadSettingError(f"a prefetch of {prefetch}", detail="use 1 or more")
+        raise BadSettingError(f"a prefetch of {prefetch} is out of range", detail="use 1 or more")
 
 
 def _parse_options(options: dict[str, Any]) -> dict[str, Any]:

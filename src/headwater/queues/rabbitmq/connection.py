@@ -118,14 +118,14 @@ class RabbitConnection:
 
         Raises:
             UnreachableError: No broker answered in time.
-            RefusedError: RabbitMQ does not allow it, or a queue or exchange is missing.
+            RefusedError: A queue or exchange is missing, or exists with other arguments.
         """
         end = asyncio.get_running_loop().time() + self.patience
         while True:
             try:
                 return await work()
             except (ChannelNotFoundEntity, ChannelPreconditionFailed) as error:
-                what = f"RabbitMQ at {self.redacted_url} refuses"
+                what = f"RabbitMQ at {self.redacted_url} refused the operation"
                 raise RefusedError(what, detail=str(error), fix="declare the queue again") from None
             except LOST_ERRORS as error:
                 if asyncio.get_running_loop().time() > end:

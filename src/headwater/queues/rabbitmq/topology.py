@@ -201,7 +201,7 @@ class DefinitionRegistry:
             except ChannelLockedResource:
                 if asyncio.get_running_loop().time() > end:
                     what = "another process holds the lock of queue definitions in RabbitMQ"
-                    raise LockedError(what, fix="end that process", lock=LOCK_QUEUE) from None
+                    raise LockedError(what, fix="stop that process, or try again", lock=LOCK_QUEUE) from None
                 await asyncio.sleep(_PAUSE)
 
 

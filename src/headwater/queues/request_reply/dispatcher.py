@@ -75,7 +75,8 @@ class Answer:
         given = {name: value for name, value in options.items() if value is not None}
         for name, value in given.items():
             if not isinstance(value, int) or value < 1:
-                raise BadWorkerError(f"{value!r} {name} of an answer", fix=f"{name}=1 or more", location=location)
+                what = f"an answer cannot have {value!r} {name}"
+                raise BadWorkerError(what, fix=f"{name}=1", detail="use 1 or more", location=location)
         arguments = inspect_arguments(function, location=location)
         if arguments.parameters != ("value",):
             what = "a function that answers is called with the value of the request and nothing else"
