@@ -145,7 +145,8 @@ def check_message(message: OutgoingMessage, row: int) -> None:
 
 
 def _find_invalid_fields(message: OutgoingMessage) -> Iterator[tuple[str, str]]:
-    if not isinstance(message.body, bytes):
+    body: object = message.body  # users may pass anything
+    if not isinstance(body, bytes):
         yield "body", "a body that is not bytes"
     if not isinstance(message.priority, int) or not 0 <= message.priority <= 9:
         yield "priority", f"priority {message.priority!r}, which is not from 0 to 9"

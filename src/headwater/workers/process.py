@@ -82,8 +82,8 @@ def plan_processes(app: App) -> list[dict[str, str]]:
     """
     workers = [worker for queue in app.queues.values() for worker in queue.workers]
     answers = app.answers.values()
-    dedicated = all(one.processes for one in (*workers, *answers)) and not app.bridges
-    processes: list[dict[str, str]] = [] if dedicated else [{}]
+    dedicated = all(worker.processes for worker in workers) and all(answer.processes for answer in answers)
+    processes: list[dict[str, str]] = [] if dedicated and not app.bridges else [{}]
     processes += [{"subject": answer.subject} for answer in answers for _ in range(answer.processes)]
     processes += [{"queue": one.queue, "worker": one.name} for one in workers for _ in range(one.processes)]
     return processes

@@ -135,7 +135,7 @@ class EmbeddedBroker:
         self,
         name: str,
         messages: Sequence[OutgoingMessage],
-        step: Callable[[QueueTransaction, PublishRequest], list[PublishConfirm] | QueueFull | None],
+        step: Callable[..., list[PublishConfirm] | QueueFull | None],
     ) -> list[PublishConfirm]:
         file = self._file(name)
         for row, message in enumerate(messages):
@@ -146,7 +146,7 @@ class EmbeddedBroker:
             # Read before the attempt: room made after it must end the wait below.
             generation = file.capacity_notifier.generation() if queue.limit is not None else 0
             request = PublishRequest(queue, messages, self._router(queue).route(messages))
-            outcome = file.run(lambda transaction, request=request: step(transaction, request), rows=len(messages))
+            outcome = file.run(partial(step, request=request), rows=len(messages))
             if isinstance(outcome, QueueFull):
                 _wait_for_room(file, outcome, len(messages), started, generation)
             elif outcome is not None:

@@ -183,10 +183,15 @@ class Dispatcher:
             detail = "the function was interrupted"
             raise NoAnswerError(what, detail=detail, subject=request.subject, sent=True) from None
         except (Exception, SystemExit) as error:
-            kind, message, stack = type(error).__name__, str(error), format_traceback(error)
-            what = f'the answer to "{request.subject}" failed: {kind}: {message}'.rstrip(": ")
-            data = {"subject": request.subject, "type": kind, "message": message, "stack": stack}
-            raise AnswerFailedError(what, detail=stack.strip(), **data) from None
+            subject, kind, stack = request.subject, type(error).__name__, format_traceback(error)
+            raise AnswerFailedError(
+                f'the answer to "{subject}" failed: {kind}: {error}'.rstrip(": "),
+                detail=stack.strip(),
+                subject=subject,
+                type=kind,
+                message=str(error),
+                stack=stack,
+            ) from None
 
 
 class _DeadlinePassed(Exception):
